@@ -20,8 +20,8 @@ INSTALL := KQUOTA_PURE=1 $(PIP) install --no-compile -c deploy/constraints.txt
 # What a C compiler made of the same code for another checkout is taken from ccache's directory, where there is ccache.
 CCACHE := $(if $(and $(shell command -v ccache),$(shell command -v gcc)),CC="$${CC:-ccache gcc}")
 # Modules that are compiled as they are, what tells the compiler of their types, and the one of system calls that is C throughout.
-TYPES := $(wildcard quota/*.pxd proxy/*/*.pxd)
-COMPILED := $(TYPES) $(patsubst %.pxd,%.py,$(filter-out proxy/tls/%,$(TYPES))) $(wildcard proxy/*/*.pyx)
+TYPES := $(wildcard quota/*.pxd proxy/*/*/*.pxd)
+COMPILED := $(TYPES) $(patsubst %.pxd,%.py,$(filter-out proxy/net/tls/%,$(TYPES))) $(wildcard proxy/*/*/*.pyx)
 # Tests start Python some two thousand times, with plugins that pytest rewrites: an environment that has Python keep no
 # bytecode would have every one of these starts compile all modules again, which doubles what a sidecar's start takes.
 export PYTHONDONTWRITEBYTECODE :=
@@ -137,7 +137,7 @@ docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at ea
 
 # Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
 classes: $(VENV)/.dev
-	@$(BIN)/python -m deploy.kafka.prepare
+	@$(BIN)/python -m tests.lab.kafka.prepare
 	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
@@ -222,14 +222,14 @@ sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: it
 	@$(BIN)/python -m tests.sanitize $(SANITIZE_ARGS)
 
 bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
-	@$(BIN)/python -m analysis.fleet --output $(VENV)/fleet $(FLEET_ARGS)
+	@$(BIN)/python -m tests.lab.fleet --output $(VENV)/fleet $(FLEET_ARGS)
 	@$(BIN)/python -m benchmarks.suites.analysis --fleet $(VENV)/fleet $(if $(BENCH_ARGS),$(BENCH_ARGS),--sizes 4,16,64)
 
 peer-suites: $(VENV)/.dev ## franz-go's and librdkafka's own tests, at a broker and through the sidecar, compared (Go and cargo; PEER_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m tests.peers $(PEER_ARGS)
 
-schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
-	@$(BIN)/python -m proxy.wire.generate
+schema: $(VENV)/.dev ## Generate proxy/core/wire/schema.py anew from Kafka's published message schemas
+	@$(BIN)/python -m tests.lab.wire_schema
 
 chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, its README, golden and plain renders
 	@$(BIN)/python -m deploy.kubernetes.chart
@@ -257,4 +257,4 @@ release-check: $(VENV)/.dev ## What a release would publish: built twice, read b
 	@$(BIN)/python -m tests.release_check $(if $(RELEASE_TAG),--tag $(RELEASE_TAG))
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build quota/_compiled proxy/*/_compiled
+	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build quota/_compiled proxy/*/*/_compiled

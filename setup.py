@@ -39,8 +39,8 @@ else:
 
 # What has a .pxd beside it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
 # .py beside that one does the same without). But for these, whose functions are part of those that call them.
-INCLUDED = ("proxy/wire/integers.pxd", "proxy/tls/_calls.pxd")
-TYPES = sorted([*glob.glob("quota/*.pxd"), *glob.glob("proxy/*/*.pxd")])
+INCLUDED = ("proxy/core/wire/integers.pxd", "proxy/net/tls/_calls.pxd")
+TYPES = sorted([*glob.glob("quota/*.pxd"), *glob.glob("proxy/*/*/*.pxd")])
 # Python's rules stay: bounds are checked, integers are divided as Python does, annotations do not change what a name
 # may be.
 DIRECTIVES = {
@@ -126,7 +126,7 @@ class BuildDataPath(build_ext):
     def remove(self, in_place: int) -> None:
         """What was compiled from an earlier source must not be taken for this one."""
         for root in (self.build_lib, *(["."] if in_place else [])):
-            for pattern in ("quota/_compiled/*", "proxy/*/_compiled/*"):
+            for pattern in ("quota/_compiled/*", "proxy/*/*/_compiled/*"):
                 for stale in glob.glob(os.path.join(root, pattern)):
                     os.remove(stale)
 

@@ -5,7 +5,7 @@
     - {client-id: <default>, consumer_byte_rate: null}    # the main file's limit was removed
     - {user: {name: <default>}, request_percentage: 50}   # a user whose name is <default>
 
-The sidecar writes it; this module defines its format, `deploy` does the writing.
+The sidecar writes it; this module defines its format, `proxy.app` does the writing.
 """
 
 from __future__ import annotations

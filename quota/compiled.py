@@ -52,7 +52,7 @@ def built(package: str) -> Path:
 def _why_not(asked: str) -> str:
     if asked not in ("", "0"):
         return "KQUOTA_PURE is set"
-    if asked != "0" and (ROOT / "proxy/io/calls.pyx").exists():
+    if asked != "0" and (ROOT / "proxy/net/io/calls.pyx").exists():
         return "this is a checkout, where KQUOTA_PURE=0 asks for compiled code"
     try:
         sums = (ROOT / SUMS).read_text().splitlines()

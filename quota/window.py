@@ -15,7 +15,7 @@ _LEARN: Final = 1 / 16
 """Weight of the newest response in the running mean of response sizes."""
 MAX_RENEWING_BYTES: Final = 40 * 1024 * 1024
 """What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
-login (`proxy.session.state.MAX_PASSING_BYTES`), and some more, as requests pass whole."""
+login (`proxy.core.session.state.MAX_PASSING_BYTES`), and some more, as requests pass whole."""
 MAX_RENEWING_MS: Final = 10_000
 """And no more than the limit allows in this time; the same for request time."""
 UNKNOWN_BATCH_BYTES: Final = 1_000_000

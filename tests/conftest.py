@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def share_ports(worker: int, workers: int) -> None:
     """Give this worker a part of the range of ports, so that no two choose the same one before either has bound it."""
-    from deploy.kafka.ports import RANGE, port_range
+    from tests.lab.kafka.ports import RANGE, port_range
 
     low, high = port_range()
     width = (high - low + 1) // workers
@@ -136,7 +136,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
-    """Sidecars that run inside a test set up logging (`deploy.common.logs`): the next test finds it as ever."""
+    """Sidecars that run inside a test set up logging (`proxy.app.common.logs`): the next test finds it as ever."""
     yield
     structlog.reset_defaults()
 

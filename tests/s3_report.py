@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.kafka.ports import free_ports
 from quota.record import to_line
+from tests.lab.kafka.ports import free_ports
 from tests.spark.test_analysis_cli import ROOT, kquota
 from tests.support.spark_tools import QUICK, record
 

@@ -33,8 +33,8 @@ import duckdb
 import pyspark
 from kafka import KafkaProducer
 
-from deploy.kafka import KafkaCluster
 from quota.record import Row, to_line
+from tests.lab.kafka import KafkaCluster
 from tests.support.spark_tools import T0_MS, record
 
 ROOT = Path(__file__).resolve().parents[1]

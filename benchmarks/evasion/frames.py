@@ -9,7 +9,7 @@ import struct
 
 from crc32c import crc32c
 
-from proxy.wire.primitives import uvarint
+from proxy.core.wire.primitives import uvarint
 
 PRODUCE, FETCH, METADATA, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 3, 19, 20, 32
 INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, CREATE_PARTITIONS, RENEW_DELEGATION_TOKEN, SHARE_FETCH = 22, 24, 37, 39, 78

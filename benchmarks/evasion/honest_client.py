@@ -148,7 +148,7 @@ def java(work: Work, result: Result) -> None:
     of 1.5 s for a request is not the producer's."""
     import subprocess
 
-    from deploy.kafka import start_tool
+    from tests.lab.kafka import start_tool
 
     arguments = ["--bootstrap-server", ",".join(work.bootstrap), "--topic", work.topic]
     arguments += ["--request-timeout-ms", "30000", "--max-memory-bytes", str(work.buffer_bytes)]

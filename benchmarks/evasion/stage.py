@@ -20,9 +20,9 @@ from benchmarks.evasion.rows import KERBEROS_USER, Row
 from benchmarks.evasion.wire import Address
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
 from benchmarks.rig.topics import create_topics
-from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener, run_tool, start_tool
-from deploy.kafka.jmx import JMX, _address
-from deploy.kafka.tools import QUICK_JVM
+from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener, run_tool, start_tool
+from tests.lab.kafka.jmx import JMX, _address
+from tests.lab.kafka.tools import QUICK_JVM
 from tests.support.certificates import Authority, Issued
 from tests.support.kerberos import Realm, realm
 from tests.support.raw_client import RawClient

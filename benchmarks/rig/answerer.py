@@ -17,7 +17,7 @@ from collections import deque
 from typing import Final
 
 from benchmarks.rig.rawclient import API_VERSIONS, CLIENT_ID, record_batch
-from proxy.wire.primitives import uvarint
+from proxy.core.wire.primitives import uvarint
 
 FETCH, FETCH_VERSION = 1, 15
 """The version that kquota asks brokers with, whatever newer one its clients speak; brokers since 3.5 know it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-import deploy.app.run as run
+import proxy.app.run as run
 
 EVERY_S = 0.001
 

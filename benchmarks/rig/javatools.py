@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from benchmarks.suites.plan import RECORD_BYTES
-from deploy.kafka import run_tool
+from tests.lab.kafka import run_tool
 
 TOOL_HEAP = ("-Xms256m", "-Xmx512m")
 LARGE_BATCHES = ("batch.size=131072", "linger.ms=5")

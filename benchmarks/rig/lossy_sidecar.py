@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import deploy.fleet.member
-from deploy.cli.main import main
-from deploy.fleet.exchange import Exchange
+import proxy.app.fleet.member
+from proxy.app.cli.main import main
+from proxy.app.fleet.exchange import Exchange
 
 LATE_S: Final = (1.0, 3.0)
 LOOK_EVERY_S: Final = 0.1
@@ -65,5 +65,5 @@ class LossyExchange(Exchange):
 
 
 if __name__ == "__main__":
-    setattr(deploy.fleet.member, "Exchange", LossyExchange)  # noqa: B010  (that module does not export the name)
+    setattr(proxy.app.fleet.member, "Exchange", LossyExchange)  # noqa: B010  (that module does not export the name)
     main()

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-from proxy.wire.primitives import uvarint
+from proxy.core.wire.primitives import uvarint
 
 PRODUCE, PRODUCE_VERSION = 0, 11
 API_VERSIONS = 18

@@ -24,9 +24,9 @@ from benchmarks.rig.topics import create_topics
 from benchmarks.rig.variants import Address, Ports, Running, Variant, VariantError
 from benchmarks.suites.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.suites.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
-from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, ExtraListener, KafkaCluster, find_java
-from deploy.kafka.ports import free_ports
 from quota import compiled
+from tests.lab.kafka import DEFAULT_VERSION, EmbeddedKafkaError, ExtraListener, KafkaCluster, find_java
+from tests.lab.kafka.ports import free_ports
 
 Say = Callable[[str], None]
 

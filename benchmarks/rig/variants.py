@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rig.tls import Sides, Tls
-from deploy.kafka import ExtraListener, GuardedProcess
+from tests.lab.kafka import ExtraListener, GuardedProcess
 
 START_LIMIT_S = 15.0
 STOP_LIMIT_S = 5.0
@@ -279,7 +279,7 @@ def _envoy_command(folder: Path, ports: Ports, _broker: Address, tls: Tls | None
 
 
 def _kquota_missing() -> str | None:
-    return None if importlib.util.find_spec("deploy.app.run") else "deploy/app/run.py is not there yet"
+    return None if importlib.util.find_spec("proxy.app.run") else "proxy/app/run.py is not there yet"
 
 
 def _kquota_version() -> str | None:
@@ -352,7 +352,7 @@ def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Command:
             ]
         file = folder / f"kquota-{ports.front}.yaml"
         file.write_text(json.dumps(config, indent=1), encoding="utf-8")  # JSON is YAML
-        return [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(file)]
+        return [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(file)]
 
     return command
 

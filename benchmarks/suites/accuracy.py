@@ -35,8 +35,8 @@ from benchmarks.rig.procstat import describe_machine
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
 from benchmarks.rig.topics import create_topics
 from benchmarks.suites.load import jain
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
 
 STEADY_OVER_S = 5.0
 """The rate over so long has to be right for a group to count as converged."""
@@ -220,7 +220,7 @@ class _Sidecar:
         """Started anew for each phase: no counter remembers the last one."""
         self.limit(cells, 1.0)
         with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(self._file)]
+            command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(self._file)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             self._wait_ready()

@@ -47,7 +47,7 @@ JOBS = (
     "anomalies",
 )
 FILES_PER_PART = 4
-"""As `analysis.fleet` writes them."""
+"""As `tests.lab.fleet` writes them."""
 LOOK_S = 0.25
 PRICES = "currency: EUR\nprices: {produce_gb: 0.05, fetch_gb: 0.02, burst_gb: 0.05, idle_produce_mb_s_hour: 0.01}\n"
 CANDIDATE = "quotas:\n- {user: <default>, client-id: <default>, producer_byte_rate: 4M}\n"
@@ -176,7 +176,7 @@ def run_job(name: str, source: Path, work: Path, memory: str) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "deploy.cli.main",
+        "proxy.app.cli.main",
         "report",
         name,
         "--input",
@@ -232,7 +232,7 @@ def compare(source: Path, work: Path, engines: Sequence[str], names: Sequence[st
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, store, show. 0: done; 1: something failed or results differ; 2: wrong use."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.analysis", description=__doc__)
-    parser.add_argument("--fleet", type=Path, required=True, help="what `python -m analysis.fleet --output` wrote")
+    parser.add_argument("--fleet", type=Path, required=True, help="what `python -m tests.lab.fleet --output` wrote")
     parser.add_argument(
         "--copies", type=int, default=1, help="first copy it to a fleet of so many times its sidecars, beside it (1)"
     )

@@ -2,9 +2,9 @@
 
 `python -m benchmarks.suites.analysis_month --work DIR` (docs/analysis.md has the outcome). Each day the
 files of all sidecars are made as the exporter makes them: one in `rotate_s` per sidecar, by the names and in the
-directories of :mod:`deploy.export.files`, with every field of a record. Then the day is compacted, the files that were
-read are deleted, and reports are made of the store. Files of many days that only have the right names and sizes, and no
-content, show what listing a month takes.
+directories of :mod:`proxy.app.export.files`, with every field of a record. Then the day is compacted, the files that
+were read are deleted, and reports are made of the store. Files of many days that only have the right names and sizes,
+and no content, show what listing a month takes.
 
 Compacting a month takes hours, so a longer store is filled up with copies of the last day that was compacted
 (`--filled-days`): the same files, with the times, sequence numbers and directories of other days. Reports of one, seven
@@ -32,7 +32,6 @@ import duckdb
 import numpy as np
 
 from analysis.columns import DAY_S, HOUR_S
-from analysis.fleet import LIBRARIES, MAX_CLIENTS, START_MS
 from analysis.rollups import SUMMED
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
@@ -41,6 +40,7 @@ from benchmarks.suites.analysis import measured_with_log
 from config.export import Export
 from quota.entity import Kind
 from quota.record import build, to_line
+from tests.lab.fleet import LIBRARIES, MAX_CLIENTS, START_MS
 
 ROTATE_S = Export.model_fields["rotate_s"].default // 1000
 REPORTS = ("usage", "slo", "capacity", "throttling")
@@ -69,7 +69,7 @@ class Written:
 def clients_of(sidecar: int, seed: int) -> list[str]:
     """Lines of this sidecar's clients, with places for the values of an interval.
 
-    As many as in `analysis.fleet`: six on average.
+    As many as in `tests.lab.fleet`: six on average.
     """
     dice = np.random.default_rng((seed, sidecar))
     app = int(300 * dice.random() ** 3)
@@ -295,7 +295,7 @@ def _copy_of_day(connection: duckdb.DuckDBPyConnection, file: Path, target: Path
 
 
 def _report(name: str, *more: str, memory: str) -> dict[str, Any]:
-    program = [sys.executable, "-m", "deploy.cli.main", "report", name, "--memory", memory, "--quiet"]
+    program = [sys.executable, "-m", "proxy.app.cli.main", "report", name, "--memory", memory, "--quiet"]
     with tempfile.TemporaryDirectory() as log:
         told = measured_with_log([*program, *more], Path(log))
     return {name: round(value, 1) if isinstance(value, float) else value for name, value in told.items()}

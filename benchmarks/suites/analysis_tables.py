@@ -27,14 +27,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.columns import DAY_S, cluster
-from analysis.fleet import START_MS, GeneratedFleet
-from analysis.fleet import write as write_fleet
 from analysis.iceberg import PACKAGE, IcebergRecords, session_conf
 from analysis.session import open_session
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import cpu_s, describe_machine
 from quota.record import FIELDS, IDENTITY
+from tests.lab.fleet import START_MS, GeneratedFleet
+from tests.lab.fleet import write as write_fleet
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 DELTA = "io.delta:delta-spark_2.13:4.0.0"

@@ -35,8 +35,8 @@ from benchmarks.report.measured import describe_project
 from benchmarks.rig.control_clock import pauses_ms
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rig.rawclient import api_versions_frame
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
 
 LIMIT_S = 60.0
 PROBE_EVERY_S = 0.001
@@ -123,7 +123,7 @@ def sidecar(
     file: Path, log: Path, admin: int, *, notes: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], Start]]:
     """`kquota run`, ready; and how long that took. With a clock in its event loop where `notes` says where to."""
-    command = ["deploy.cli.main", "run", "--config", str(file)]
+    command = ["proxy.app.cli.main", "run", "--config", str(file)]
     if notes is not None:
         command = ["benchmarks.rig.control_clock", str(file), str(notes)]
     with log.open("wb") as output:

@@ -18,8 +18,8 @@ import urllib.request
 from pathlib import Path
 
 from benchmarks.rig.rawclient import closed_loop
-from deploy.kafka import KafkaCluster, run_tool
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.ports import free_ports
 
 TOPIC = "flame"
 LIMIT_S = 60.0
@@ -47,7 +47,7 @@ def run(output: Path, project: Path, seconds: int, title: str, native: bool = Fa
             "quotas": [{"client-id": "<default>", "producer_byte_rate": 10**12}],
         }
         file.write_text(json.dumps(config))  # JSON is YAML
-        command = [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(file)]
+        command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(file)]
         with Path(name, "kquota.log").open("wb") as log:
             sidecar = subprocess.Popen(command, cwd=project, stdout=log, stderr=log)
         try:

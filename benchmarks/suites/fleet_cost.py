@@ -25,7 +25,7 @@ from benchmarks.rig.procstat import cpu_s
 from benchmarks.rig.rawclient import Wire, _drive, produce_frame
 from benchmarks.rig.topics import create_topics
 from benchmarks.suites.fleet_live import Sidecar
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 
 GROUPS: Final = 100
 LOW_PER_S: Final = 400.0

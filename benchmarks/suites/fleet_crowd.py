@@ -30,11 +30,11 @@ from benchmarks.rig.topics import create_topics
 from benchmarks.suites.fleet_live import KEY, Sidecar
 from config.load import load
 from config.table import to_table
-from deploy.kafka import KafkaCluster
 from quota.entity import ANONYMOUS, Kind
 from quota.fleet.record import GroupUse, Record, Seal, encode, group_hash
 from quota.fleet.timing import Timing
 from quota.ledger import Ledger
+from tests.lab.kafka import KafkaCluster
 
 INSTANCES: Final = 10_000
 GROUPS: Final = 1_000

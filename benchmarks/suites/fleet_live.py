@@ -28,8 +28,8 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.report import stored
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
 
 LIMIT: Final = 2_000_000
 KEY: Final = "the key of the fleets of benchmarks"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from deploy.metrics import Exposition, Status
-from deploy.sources.watch import ReloadState
-from proxy.telemetry.observer import Counters
+from proxy.app.metrics import Exposition, Status
+from proxy.app.sources.watch import ReloadState
+from proxy.core.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, Ledger
 from quota.rate import SampledRate

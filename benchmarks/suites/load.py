@@ -28,8 +28,8 @@ from benchmarks.report.stats import percentile
 from benchmarks.rig.crowd import READERS, WRITERS
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rig.rawclient import Address, open_loop
-from deploy.kafka import GuardedProcess, KafkaCluster, run_tool
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka import GuardedProcess, KafkaCluster, run_tool
+from tests.lab.kafka.ports import free_ports
 
 TOPIC = "load"
 PROBES = 20
@@ -132,7 +132,7 @@ def _sidecar(cluster: KafkaCluster, plan: Plan) -> Iterator[tuple[Address, str, 
         file = Path(directory, "kquota.yaml")
         file.write_text(json.dumps(config))  # JSON is YAML
         with Path(directory, "kquota.log").open("wb") as log:
-            command = [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(file)]
+            command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(file)]
             process = GuardedProcess(command, stdout=log, stderr=log)
         try:
             admin = f"http://127.0.0.1:{admin_port}"

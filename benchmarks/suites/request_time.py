@@ -31,8 +31,8 @@ from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine, wait_calm
 from benchmarks.rig.variants import PROJECT
-from deploy.kafka import DEFAULT_VERSION, KafkaCluster, run_tool
-from deploy.kafka.jmx import JMX, attributes
+from tests.lab.kafka import DEFAULT_VERSION, KafkaCluster, run_tool
+from tests.lab.kafka.jmx import JMX, attributes
 
 WINDOWS = 3601
 """The brokers' quota.window.num, of one second each: an hour, in which a comparison is done."""
@@ -287,8 +287,8 @@ TRAFFICS = (
 @contextmanager
 def measuring_cluster(brokers: int = BROKERS) -> Iterator[KafkaCluster]:
     """A cluster whose brokers measure request time and can be asked for it."""
-    from deploy.kafka.cluster import BROKER_HEAP
-    from deploy.kafka.tools import QUICK_JVM
+    from tests.lab.kafka.cluster import BROKER_HEAP
+    from tests.lab.kafka.tools import QUICK_JVM
 
     with KafkaCluster.start(
         brokers, jvm=(*QUICK_JVM, *BROKER_HEAP, *JMX), overrides={"quota.window.num": str(WINDOWS)}

@@ -27,14 +27,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from deploy.common import logs
 from deploy.kubernetes.cluster import ApiServerError, Cluster
 from deploy.kubernetes.distribution import Distribution
 from deploy.kubernetes.distributor import EVERY_S, Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
-from deploy.sources.reading import Aside, StuckError
-from proxy.tls.contexts import MAX_PEM_BYTES
+from proxy.app.common import logs
+from proxy.app.sources.reading import Aside, StuckError
+from proxy.net.tls.contexts import MAX_PEM_BYTES
 from quota.files import in_memory, read_file
 
 log = structlog.get_logger("kquota.webhook")

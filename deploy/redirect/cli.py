@@ -7,8 +7,8 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from deploy.common.text import json_text, say
 from deploy.redirect.rules import Rules, RulesError
+from proxy.app.common.text import json_text, say
 
 OK, FAILED, WRONG_USE = 0, 1, 2
 

@@ -22,9 +22,9 @@ import yaml
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.kafka import KafkaCluster  # noqa: E402
-from deploy.kafka.ports import free_ports  # noqa: E402
 from tests.corpus.job import wait_for  # noqa: E402
+from tests.lab.kafka import KafkaCluster  # noqa: E402
+from tests.lab.kafka.ports import free_ports  # noqa: E402
 from tests.support.browser import browser, resize, save_picture, text  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"

@@ -1,6 +1,6 @@
 """The picture of a report's page in docs/images: `python docs/_site/picture_reports.py` (minutes; Java 17 or 21).
 
-Of a generated fleet (`analysis.fleet`): a week of forty sidecars, in light at 1300 pixels.
+Of a generated fleet (`tests.lab.fleet`): a week of forty sidecars, in light at 1300 pixels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     """Generate, report, take."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        run(folder, sys.executable, "-m", "analysis.fleet", "--output", "usage", *FLEET)
+        run(folder, sys.executable, "-m", "tests.lab.fleet", "--output", "usage", *FLEET)
         run(folder, KQUOTA, "report", REPORT, "--input", "usage", "--output", "reports", "--quiet")
         take(folder / "reports" / REPORT / "report.html")
 

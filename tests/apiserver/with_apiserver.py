@@ -25,10 +25,10 @@ import httpx
 import pytest
 import yaml
 
-from deploy.kafka.ports import free_ports
 from deploy.kubernetes.chart import CHART
 from tests.apiserver import pods
 from tests.corpus.job import wait_for
+from tests.lab.kafka.ports import free_ports
 from tests.support.apiserver_tools import VERSION, ApiServer, api_server, crds
 from tests.support.chart_tools import (
     HELM_3,
@@ -305,7 +305,7 @@ def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
     (port,) = free_ports(1)
     _, _, own_port = api.url.rpartition(":")
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={folder}/sidecar.json",
+        [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={folder}/sidecar.json",
          "--host=127.0.0.1", f"--port={port}", f"--service-account={account}"],
         env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": own_port},
     )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.suites import accuracy
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 
 pytestmark = pytest.mark.long
 

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.browser import FLAGS, text
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -54,7 +54,7 @@ def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
     program = (
         "import socket, sys; real = socket.getaddrinfo\n"
         "socket.getaddrinfo = lambda host, *rest, **more: real('127.0.0.1', *rest, **more)\n"
-        "from deploy.cli.main import main; main()"
+        "from proxy.app.cli.main import main; main()"
     )
     command = [sys.executable, "-c", program, "top", "--once", "--admin", f"http://rebound.example:{port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message, set_brokers_quota
 from tests.support.sidecars import Sidecar, sidecar
 

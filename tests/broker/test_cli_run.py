@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka.ports import free_ports
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
 LIMIT_S = 20.0
 
@@ -87,7 +87,7 @@ def running(
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(path)],
+            [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)],
             stdout=subprocess.DEVNULL,
             stderr=out,
             env={**os.environ, **environment},
@@ -118,7 +118,7 @@ def test_readiness_and_explain_without_a_cluster(tmp_path: Path) -> None:
         status, body = run.get("/readyz")
         assert status == 503
         assert f"127.0.0.1:{run.ports[3]}" in json.loads(body)["reasons"][0]
-        command = [sys.executable, "-m", "deploy.cli.main", "explain", "--admin", run.admin, "--client-id", "c"]
+        command = [sys.executable, "-m", "proxy.app.cli.main", "explain", "--admin", run.admin, "--client-id", "c"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
         assert "1 MB/s (1000000) <- in force" in shown
         assert "not throttled: a request now would not wait" in shown
@@ -179,7 +179,7 @@ def test_a_port_in_use_is_one_clear_line_and_exit_1(tmp_path: Path, which: str) 
         taken.bind(("127.0.0.1", port))
         taken.listen()
         done = subprocess.run(
-            [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(path)],
+            [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -195,7 +195,7 @@ def test_a_port_in_use_is_one_clear_line_and_exit_1(tmp_path: Path, which: str) 
 def test_a_bad_file_is_exit_2_with_the_problems(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text("mode: magic\n")
-    command = [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(path)]
+    command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -258,7 +258,7 @@ def test_on_a_terminal_lines_are_for_people(tmp_path: Path) -> None:
     path.write_text(text_of(ports, "1M"))
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(path)], stdout=slave, stderr=slave
+        [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)], stdout=slave, stderr=slave
     )
     os.close(slave)
     shown = b""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until

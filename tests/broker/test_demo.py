@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.plan import PLANS
 from quota.record import from_line
+from tests.lab.demo.plan import PLANS
 from tests.support.precedence import precedence
 from tests.support.spark_tools import QUICK, table
 
@@ -31,7 +31,7 @@ class Demo:
         self._mark = f"KQUOTA_DEMO_TEST={uuid.uuid4().hex}"
         name, value = self._mark.split("=")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli.main", "demo", "--plain", "--seconds", str(seconds), *more],
+            [sys.executable, "-m", "proxy.app.cli.main", "demo", "--plain", "--seconds", str(seconds), *more],
             cwd=ROOT,
             env={**os.environ, name: value},
             stdout=subprocess.PIPE,
@@ -103,7 +103,7 @@ def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
     # What the demo says to do next, done.
     report = ["report", "throttling", "--input", str(tmp_path), "--output", str(tmp_path / "reports")]
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", *report, "--memory", "700m", *QUICK],
+        [sys.executable, "-m", "proxy.app.cli.main", *report, "--memory", "700m", *QUICK],
         cwd=ROOT, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli.main import app
-from deploy.kafka import KafkaCluster
+from proxy.app.cli.main import app
+from tests.lab.kafka import KafkaCluster
 from tests.support.sidecars import Sidecar, sidecar
 
 RATE = 50_000

@@ -16,15 +16,15 @@ import pytest
 import trio
 
 from config.load import load_bytes
-from deploy.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
-from deploy.export.topic import TopicSink, connector
-from deploy.export.worker import Batch, ExportError, Worker
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
+from proxy.app.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
+from proxy.app.export.topic import TopicSink, connector
+from proxy.app.export.worker import Batch, ExportError, Worker
 from quota import record
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
 from tests.support.precedence import precedence
 from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
@@ -194,7 +194,7 @@ def test_a_topic_that_takes_nothing_slows_no_client_and_gets_its_records_later(
 
 
 def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
-    from deploy.kafka import run_tool
+    from tests.lab.kafka import run_tool
 
     entity = ["--entity-type", "topics", "--entity-name", topic, "--alter", "--add-config", f"{name}={value}"]
     run_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", cluster.bootstrap[0], *entity])

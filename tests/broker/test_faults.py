@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from deploy.kafka.ports import free_ports
 from tests.corpus.job import wait_for
+from tests.lab.kafka.ports import free_ports
 from tests.support.fault_rig import Rig, between_links
 from tests.support.fault_tools import (
     VALUE_BYTES,

@@ -30,7 +30,7 @@ from tests.support.sidecars import get, sidecar
 pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
 NAME_SERVER = "127.77.0.53"
 NAME = "kafka.example"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from deploy.kafka import KafkaCluster
 from quota.fleet.record import GroupUse, Record, Seal, encode
+from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.clients import record
 from tests.support.precedence import precedence

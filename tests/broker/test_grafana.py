@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from deploy.grafana import generate
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.prometheus_tools import prometheus, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar

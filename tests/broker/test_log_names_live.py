@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, harmless
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
@@ -25,7 +25,7 @@ def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaC
             wait_for("the log", lambda: CLIENT_SHOWN in running.log.read_text(errors="surrogateescape"))
             shown = []
             for command in (["top", "--once"], ["explain"], ["explain", "--client-id", CLIENT]):
-                whole = [sys.executable, "-m", "deploy.cli.main", *command, "--admin", running.admin]
+                whole = [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", running.admin]
                 shown.append(subprocess.run(whole, capture_output=True, timeout=60, check=True).stdout.decode())
         log = running.log.read_bytes().decode()
     for text in (log, *shown):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient
 from tests.support.session_tools import request
 from tests.support.sidecars import Sidecar, sidecar

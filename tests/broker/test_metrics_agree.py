@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from deploy.kafka import KafkaCluster
-from deploy.kafka.jmx import JMX, attributes
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.jmx import JMX, attributes
 from tests.support.precedence import precedence
 from tests.support.raw_client import RawClient, decode, fetch_message, produce_message, set_brokers_quota
 from tests.support.sidecars import sample_sum, sidecar

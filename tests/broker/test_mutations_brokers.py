@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from proxy.wire import topics as wire
-from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
+from proxy.core.wire import topics as wire
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
 from tests.support.mutation_tools import (
     EXISTS,
     INVALID_REQUEST,
@@ -31,7 +31,7 @@ from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, sidecar
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
 RATE, WINDOWS = 20, 1
 BURST = RATE * WINDOWS

@@ -22,7 +22,7 @@ from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, sidecar
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
     from tests.support.brokers import JavaTool
 
 RATE = 20
@@ -180,7 +180,7 @@ def test_a_java_program_that_makes_its_topic_waits_by_itself(
 
 
 def test_the_java_admin_client_retries_by_itself(proxy: Sidecar, java_tool: JavaTool) -> None:
-    from deploy.kafka.java import find_java
+    from tests.lab.kafka.java import find_java
 
     modules = subprocess.run([str(find_java()), "--list-modules"], capture_output=True, text=True, check=True).stdout
     if "jdk.compiler" not in modules:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 from tests.support.attackers import WORK
 from tests.support.precedence import precedence
 from tests.support.raw_client import RawClient

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.prometheus_tools import prometheus, rules, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar

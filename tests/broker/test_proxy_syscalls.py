@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message

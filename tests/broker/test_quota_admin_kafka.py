@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from config.load import load_bytes
 from config.overlay import load_overlay
 from config.table import to_table
-from deploy.cli.main import app
+from proxy.app.cli.main import app
 from quota.entity import DEFAULT
 from tests.support.raw_client import ClosedByPeerError, RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from deploy.kafka import GuardedProcess, KafkaCluster
+    from tests.lab.kafka import GuardedProcess, KafkaCluster
     from tests.support.brokers import JavaTool
 
 Pairs = Sequence[tuple[str, str | None]]
@@ -392,7 +392,7 @@ def test_a_cluster_whose_acls_hide_its_quotas(java_tool: JavaTool) -> None:
     from kafka import KafkaAdminClient
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
     overrides = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.suites.request_time import TRAFFICS, compare
-from deploy.kafka import EmbeddedKafkaError, KafkaCluster
-from deploy.kafka.jmx import attributes
-from proxy.io.kernel import round_trip_ms
+from proxy.net.io.kernel import round_trip_ms
 from tests.broker.test_throttle_on_the_wire import watch_mute
+from tests.lab.kafka import EmbeddedKafkaError, KafkaCluster
+from tests.lab.kafka.jmx import attributes
 from tests.support.clients import CONSUMERS, PRODUCERS, Load
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, produce_message

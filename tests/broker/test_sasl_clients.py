@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from deploy.kafka import KafkaCluster, run_tool
-from deploy.kafka.security import MECHANISMS
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.security import MECHANISMS
 from tests.support.certificates import Authority
 from tests.support.clients import PRODUCERS, Load, Timeline
 from tests.support.precedence import precedence

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import ClosedByPeerError, RawClient
 from tests.support.sasl_tools import (
     authenticate,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deploy.kafka import KafkaCluster, run_tool
-from deploy.kafka.security import MECHANISMS
+from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.security import MECHANISMS
 from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.rig.procstat import resident_bytes
 from benchmarks.rig.rawclient import idle_connections
-from deploy.common.blocked_imports import UNUSED, blocked_imports
-from deploy.common.gc_tuning import settle
-from deploy.kafka import KafkaCluster
+from proxy.app.common.blocked_imports import UNUSED, blocked_imports
+from proxy.app.common.gc_tuning import settle
+from tests.lab.kafka import KafkaCluster
 from tests.support.sidecars import sidecar
 
 pytestmark = pytest.mark.long
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.long
 PROJECT = Path(__file__).parents[2]
 LOADED = """
 import json, sys
-from deploy.cli.main import app
-from deploy.common.blocked_imports import UNUSED, blocked_imports
+from proxy.app.cli.main import app
+from proxy.app.common.blocked_imports import UNUSED, blocked_imports
 
 with blocked_imports(*UNUSED):
-    import deploy.app.run
+    import proxy.app.run
 print(json.dumps(sorted(name for name, module in sys.modules.items() if module is not None)))
 """
 NOT_AT_START = {
@@ -34,11 +34,11 @@ NOT_AT_START = {
     "pytest",
     "kafka",  # usage records on a topic
     "cramjam",
-    "deploy.demo",
-    "deploy.kafka",
+    "tests.lab.demo",
+    "tests.lab.kafka",
     "deploy.kubernetes.webhook",
-    "deploy.cli.simulate",
-    "deploy.cli.top",
+    "proxy.app.cli.simulate",
+    "proxy.app.cli.top",
     "confluent_kafka",
     "aiokafka",
     "pyspark",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster
 from tests.support.clients import CONSUMERS, PRODUCERS, Client, Load, Timeline, in_background
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar

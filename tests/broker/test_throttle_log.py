@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from deploy.app.throttle_log import MAX_EPISODES, MAX_LINES, QUIET_MS, ThrottleLog
-from deploy.kafka import KafkaCluster
+from proxy.app.throttle_log import MAX_EPISODES, MAX_LINES, QUIET_MS, ThrottleLog
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kafka import KafkaCluster
-from proxy.wire.messages import request_header
+from proxy.core.wire.messages import request_header
+from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar

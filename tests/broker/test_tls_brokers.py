@@ -20,13 +20,13 @@ from cryptography import x509
 from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID as Oid
 
-from deploy.kafka import KafkaCluster, SecureListener
-from proxy.tls.certificates import in_pem, subject
-from proxy.tls.contexts import ClientTls, KeyPair
-from proxy.upstream.cluster import ClusterError, ask_brokers
-from proxy.wire.messages import framed, request_header
+from proxy.core.wire.messages import framed, request_header
+from proxy.net.tls.certificates import in_pem, subject
+from proxy.net.tls.contexts import ClientTls, KeyPair
+from proxy.net.upstream.cluster import ClusterError, ask_brokers
 from quota.principal import NoRuleError, PrincipalRules
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
 from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS, allow_all_but_closed, security

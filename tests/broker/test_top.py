@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.cli import top
-from deploy.kafka import KafkaCluster
+from proxy.app.cli import top
 from quota.entity import Kind
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
 
@@ -177,7 +177,7 @@ def test_a_page_tells_totals_and_what_was_left_out(admin: tuple[str, dict[str, A
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deploy.cli.main", "top", *arguments]
+    command = [sys.executable, "-m", "proxy.app.cli.main", "top", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from deploy.kafka import KafkaCluster
 from tests.corpus import ITEMS
 from tests.corpus.connections import Connection, ConnectionWatch
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import sidecar
 

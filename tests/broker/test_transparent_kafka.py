@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.kafka import KafkaCluster
 from deploy.redirect.cli import app
 from tests.broker.test_transparency_brokers import move_leader
 from tests.corpus.job import Job, wait_for
 from tests.corpus.tools import create_topic
 from tests.corpus.traffic import Traffic
+from tests.lab.kafka import KafkaCluster
 from tests.support.clients import (
     Client,
     Load,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster
 from deploy.redirect.cli import app
 from tests.corpus.job import wait_for
+from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.clients import Load, consume_confluent, in_background, produce_confluent, produce_kafka_python
 from tests.support.namespaces import Namespace

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.kafka import KafkaCluster
-from proxy.wire.messages import framed, request_header
+from proxy.core.wire.messages import framed, request_header
+from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.browser import Browse, accessible, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from proxy.wire import apis, generate, responses, schema
+from proxy.core.wire import apis, responses, schema
+from tests.lab import wire_schema
 from tests.support.wire_tools import kafka_python_frame, kafka_python_messages
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
 # Questions that change nothing; asked with kafka-python's default values.
 READ_ONLY = (
@@ -78,7 +79,7 @@ def test_flexible_versions_are_those_of_the_broker_s_own_release(
 ) -> None:
     """Each broker's own schemas, for all that it advertises."""
     release = request.node.callspec.params["cluster"]
-    messages = generate.load(generate.find_jar(release))
+    messages = wire_schema.load(wire_schema.find_jar(release))
     for api_key, (lowest, highest) in advertised(cluster).items():
         for version in range(lowest, highest + 1):
             for kind in ("request", "response"):
@@ -107,7 +108,7 @@ def test_answers_have_headers_and_throttle_fields_where_the_table_says(cluster: 
             patched = bytearray(frame)
             has = responses.patch_throttle(patched, 0, len(patched), request_class.API_KEY, version, 123_456)
             field: Any = next((f for f in response_class.json["fields"] if f["name"] == "ThrottleTimeMs"), None)
-            assert has is (field is not None and version in generate.versions(field["versions"])), version
+            assert has is (field is not None and version in wire_schema.versions(field["versions"])), version
             if has:
                 after = response_class.decode(bytes(patched), version=version, header=True, framed=True)
                 assert after.throttle_time_ms == 123_456

@@ -8,10 +8,10 @@ import subprocess
 import threading
 from typing import Any
 
-from deploy.kafka import GuardedProcess, run_tool, start_tool
 from tests.corpus.job import Job, item, wait_for
 from tests.corpus.records import Record, read_kafka_python, send_confluent
 from tests.corpus.tools import create_topic, read_from_the_start
+from tests.lab.kafka import GuardedProcess, run_tool, start_tool
 
 TOOLS = "org.apache.kafka.tools."
 PARTITIONS = 4

@@ -18,9 +18,9 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from deploy.kafka import start_tool
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import read_confluent
+from tests.lab.kafka import start_tool
 
 PAUSE_S = 0.02
 Acknowledged = Callable[[], None]

@@ -6,9 +6,9 @@ import random
 
 from kio.static.constants import EntityType
 
-from proxy.interceptors.mutations import MUTATION_APIS
-from proxy.wire import schema
-from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, METADATA
+from proxy.core.interceptors.mutations import MUTATION_APIS
+from proxy.core.wire import schema
+from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, METADATA
 from tests.support.session_tools import encode
 from tests.support.wire_tools import kio_class, kio_versions, sample
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from proxy.wire.apis import FETCH, PRODUCE
+from proxy.core.wire.apis import FETCH, PRODUCE
 from quota import compiled
 from tests.fuzz import seeds as recorded
 from tests.fuzz.targets import target
@@ -37,7 +37,7 @@ def _pure() -> Pure:
 @target(
     "connection_io",
     _scripts,
-    ("proxy.io.connection_io", "proxy.session.request_handler", "proxy.session.response_handler"),
+    ("proxy.net.io.connection_io", "proxy.core.session.request_handler", "proxy.core.session.response_handler"),
     max_bytes=3072,
 )
 def both_ways(data: bytes) -> None:

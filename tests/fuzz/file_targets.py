@@ -17,8 +17,8 @@ from config.load import load, load_bytes
 from config.overlay import load_overlay, parse_overlay
 from config.problems import ConfigError
 from config.source import parse
-from deploy.sources.static_user import StaticUser, StaticUserError
-from proxy.upstream.credentials import Credentials, LoginError
+from proxy.app.sources.static_user import StaticUser, StaticUserError
+from proxy.net.upstream.credentials import Credentials, LoginError
 from quota.files import read_file
 from tests.fuzz.targets import target
 from tests.support.hostile_files import KINDS, put, take_away

@@ -16,15 +16,15 @@ from typing import Any
 
 import trio
 
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
-from proxy.listen import connections as listen_connections
-from proxy.listen import server
-from proxy.session.session import Session
-from proxy.settings import ProxySettings
+from proxy.core.session.session import Session
+from proxy.net.listen import connections as listen_connections
+from proxy.net.listen import server
+from proxy.net.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.fuzz.seeds import RECORDED
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
 from tests.support.records import subscribed
 
 MAX_BYTES = 3000

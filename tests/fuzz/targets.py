@@ -21,18 +21,18 @@ from config.load import load_bytes, warnings_of
 from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.table import to_table
-from proxy.errors import SessionError
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait, Work
-from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
-from proxy.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
-from proxy.session.session import Session
-from proxy.settings import SizeLimits
-from proxy.telemetry.observer import Counters
-from proxy.wire import apis, requests, responses, schema
-from proxy.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE, SHARE_FETCH
-from proxy.wire.frames import WireError
-from proxy.wire.messages import framed, request_header
-from proxy.wire.software import client_software
+from proxy.core.errors import SessionError
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait, Work
+from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.core.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
+from proxy.core.session.session import Session
+from proxy.core.session.sizes import SizeLimits
+from proxy.core.telemetry.observer import Counters
+from proxy.core.wire import apis, requests, responses, schema
+from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE, SHARE_FETCH
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.software import client_software
 from quota.admin import AdminError, Changes, Quotas
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
@@ -172,7 +172,7 @@ def _requests() -> list[bytes]:
     return [each.request for each in recorded.exchanges()]
 
 
-@target("header", _requests, ("proxy.wire.requests", "proxy.wire.frames", "proxy.wire.software"))
+@target("header", _requests, ("proxy.core.wire.requests", "proxy.core.wire.frames", "proxy.core.wire.software"))
 def header(data: bytes) -> None:
     """One request's head: whole, and cut at a place that its own bytes choose."""
     buf = bytearray(data)
@@ -216,7 +216,9 @@ def _client_streams() -> list[bytes]:
     return pairs + [b"\x21" + stream.from_client[:1000] for stream in recorded.streams()]
 
 
-@target("requests", _client_streams, ("proxy.session.framing", "proxy.session.request_handler"), max_bytes=1024)
+@target(
+    "requests", _client_streams, ("proxy.core.session.framing", "proxy.core.session.request_handler"), max_bytes=1024
+)
 def client_stream(data: bytes) -> None:
     """What a client sends, whole and in pieces of a size that the first byte says: the broker gets the same."""
     if len(data) < 2:
@@ -288,12 +290,12 @@ def _scripts() -> list[bytes]:
     "session",
     _scripts,
     (
-        "proxy.session.session",
-        "proxy.session.framing",
-        "proxy.session.request_handler",
-        "proxy.session.response_handler",
-        "proxy.session.state",
-        "proxy.session.fetch",
+        "proxy.core.session.session",
+        "proxy.core.session.framing",
+        "proxy.core.session.request_handler",
+        "proxy.core.session.response_handler",
+        "proxy.core.session.state",
+        "proxy.core.session.fetch",
     ),
     max_bytes=3072,
 )
@@ -425,7 +427,7 @@ def _response_target(api_key: int) -> None:
     target(
         name,
         seeds,
-        ("proxy.wire.responses", "proxy.wire.walk", "proxy.wire.throttle", "proxy.wire.sharefetch"),
+        ("proxy.core.wire.responses", "proxy.core.wire.walk", "proxy.core.wire.throttle", "proxy.core.wire.sharefetch"),
         max_bytes=1024,
     )(run)
 
@@ -441,7 +443,9 @@ def _described_seeds() -> list[bytes]:
 
 
 @target(
-    "own_questions", _described_seeds, ("proxy.wire.responses", "proxy.wire.walk", "proxy.interceptors.quota_admin")
+    "own_questions",
+    _described_seeds,
+    ("proxy.core.wire.responses", "proxy.core.wire.walk", "proxy.core.interceptors.quota_admin"),
 )
 def own_questions(data: bytes) -> None:
     """What a broker answers to the sidecar itself: its brokers, its versions, its quotas."""
@@ -521,11 +525,11 @@ def _admin_seeds() -> list[bytes]:
     "administration",
     _admin_seeds,
     (
-        "proxy.interceptors.quota_admin",
-        "proxy.interceptors.mutations",
-        "proxy.interceptors.mutation_request",
-        "proxy.wire.topics",
-        "proxy.wire.lengths",
+        "proxy.core.interceptors.quota_admin",
+        "proxy.core.interceptors.mutations",
+        "proxy.core.interceptors.mutation_request",
+        "proxy.core.wire.topics",
+        "proxy.core.wire.lengths",
     ),
 )
 def administration(data: bytes) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ssl import SSLContext, SSLError
 from typing import Final
 
-from proxy.tls import channel
+from proxy.net.tls import channel
 from tests.fuzz.targets import target
 from tests.support.certificates import Authority
 from tests.support.tls_pairs import contexts, pair
@@ -47,7 +47,7 @@ def _scripts() -> list[bytes]:
     ]
 
 
-@target("tls", _scripts, ("proxy.tls.channel",), max_bytes=1024)
+@target("tls", _scripts, ("proxy.net.tls.channel",), max_bytes=1024)
 def records(data: bytes) -> None:
     """What is read is what was sent, or nothing more: after a byte that the peer's key has not made, no plaintext."""
     if channel.WHY_NOT:

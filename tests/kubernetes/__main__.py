@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.process import GuardedProcess
 from tests.kubernetes import workloads
 from tests.kubernetes.conftest import IMAGES
 from tests.kubernetes.node import running_node
 from tests.kubernetes.programs import NoNodeError
+from tests.lab.kafka.process import GuardedProcess
 
 FOLDER: Final = Path(__file__).parent
 ALONE: Final = FOLDER / "with_faults.py"

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, Final
 
-from deploy.kafka.cache import cache_dir, locked, oldest
-from deploy.kafka.jars import resolve
-from deploy.kafka.javalog import tool_arguments
+from tests.lab.kafka.cache import cache_dir, locked, oldest
+from tests.lab.kafka.jars import resolve
+from tests.lab.kafka.javalog import tool_arguments
 from tests.support.image_tools import ROOT, context_files
 from tests.support.kept_builds import key_of
 

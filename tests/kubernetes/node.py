@@ -26,10 +26,10 @@ from typing import Any, Final
 import httpx
 import yaml
 
-from deploy.kafka.process import GuardedProcess
 from tests.kubernetes import image_store
 from tests.kubernetes.identities import write_identities
 from tests.kubernetes.programs import NodePrograms, node_programs
+from tests.lab.kafka.process import GuardedProcess
 from tests.support.namespaces import Namespace
 from tests.support.waiting import until
 

@@ -17,13 +17,13 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from deploy.admin.app import AdminApp, AdminServer, bind
-from deploy.admin.guard import Hosts
-from deploy.app.run import now_ms
-from deploy.common import logs
-from deploy.metrics import Exposition, Status
-from deploy.sources.watch import ReloadState
-from proxy.telemetry.observer import Counters
+from proxy.app.admin.app import AdminApp, AdminServer, bind
+from proxy.app.admin.guard import Hosts
+from proxy.app.common import logs
+from proxy.app.metrics import Exposition, Status
+from proxy.app.run import now_ms
+from proxy.app.sources.watch import ReloadState
+from proxy.core.telemetry.observer import Counters
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.loopback.test_admin_http import FakeProxy

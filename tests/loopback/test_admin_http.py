@@ -16,11 +16,11 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.admin.app import AdminApp, AdminServer, bind
-from deploy.app.run import now_ms
-from deploy.metrics import Exposition, Status
-from deploy.sources.watch import ReloadState
-from proxy.telemetry.observer import ConnectionInfo, Counters
+from proxy.app.admin.app import AdminApp, AdminServer, bind
+from proxy.app.metrics import Exposition, Status
+from proxy.app.run import now_ms
+from proxy.app.sources.watch import ReloadState
+from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import pytest
 import trio
 
-from proxy.listen.server import Proxy
-from proxy.tls.contexts import KeyPair, ServerTls
-from proxy.wire import requests
+from proxy.core.wire import requests
+from proxy.net.listen.server import Proxy
+from proxy.net.tls.contexts import KeyPair, ServerTls
 from quota.entity import DEFAULT, Kind
 from quota.gate import MAX_KEPT
 from quota.ledger import Ledger

@@ -17,24 +17,24 @@ import pytest
 import structlog.testing
 import trio
 
-import deploy.sources.follow
-import deploy.sources.quota_file
-import deploy.sources.reading
+import proxy.app.sources.follow
+import proxy.app.sources.quota_file
+import proxy.app.sources.reading
 from config.fingerprint import Fingerprint, fingerprint
 from config.load import load, load_bytes
 from config.model import Config
 from config.overlay import load_overlay
 from config.problems import ConfigError
 from config.table import to_table
-from deploy.common.atomic import replace_file
 from deploy.kubernetes.webhook import Certificate, WebhookApp, of_files
-from deploy.sources.follow import MAX_UNSETTLED, Followed, Follower
-from deploy.sources.quota_file import FileSource
-from deploy.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
-from deploy.sources.security import load_security
-from deploy.sources.watch import ReloadState, Watcher
-from proxy.tls.contexts import KeyPair, ServerTls, TlsFilesError
-from proxy.upstream.credentials import Credentials, LoginError
+from proxy.app.common.atomic import replace_file
+from proxy.app.sources.follow import MAX_UNSETTLED, Followed, Follower
+from proxy.app.sources.quota_file import FileSource
+from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
+from proxy.app.sources.security import load_security
+from proxy.app.sources.watch import ReloadState, Watcher
+from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
+from proxy.net.upstream.credentials import Credentials, LoginError
 from quota import files
 from quota.entity import Kind
 from quota.files import in_memory, read_file
@@ -210,7 +210,7 @@ def test_openssl_gets_what_was_looked_at(tmp_path: Path, issued: Issued, monkeyp
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
     monkeypatch.setattr(
-        "proxy.tls.contexts.in_memory",
+        "proxy.net.tls.contexts.in_memory",
         lambda data: _after(in_memory(data), lambda: put("FIFO", key)),
     )
     assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
@@ -421,7 +421,7 @@ async def test_a_configuration_that_keeps_changing_is_told_of_once(
     with structlog.testing.capture_logs() as logs:
         async with watching(path) as running:
             put_file(path, quota(2))
-            calm = never_the_same(monkeypatch, deploy.sources.reading, path)
+            calm = never_the_same(monkeypatch, proxy.app.sources.reading, path)
             await until(lambda: running.state.failures == 1)
             assert not running.state.successful
             await trio.sleep(0.3)
@@ -466,8 +466,8 @@ async def test_an_overlay_that_keeps_changing_is_told_of_once(tmp_path: Path, mo
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
     source = overlay_source(path)
-    monkeypatch.setattr(deploy.sources.reading, "SETTLE_S", 0.001)
-    calm = never_the_same(monkeypatch, deploy.sources.reading, path)
+    monkeypatch.setattr(proxy.app.sources.reading, "SETTLE_S", 0.001)
+    calm = never_the_same(monkeypatch, proxy.app.sources.reading, path)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run)
@@ -485,7 +485,7 @@ async def test_followed_files_that_keep_changing_are_told_of_once(
     put_file(path, "1")
     followed = Followed("listen.tls", [path], lambda: None)
     follower = Follower([followed], poll_s=0.005)
-    calm = never_the_same(monkeypatch, deploy.sources.follow, path)
+    calm = never_the_same(monkeypatch, proxy.app.sources.follow, path)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follower.run)
@@ -532,7 +532,7 @@ async def test_a_configuration_on_a_file_system_that_does_not_answer(
 ) -> None:
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
-    silent = Silent(monkeypatch, deploy.sources.reading, "fingerprint", path)
+    silent = Silent(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
         async with watching(path, timeout_s=0.05) as running:
             put_file(path, quota(2))
@@ -552,7 +552,7 @@ async def test_an_overlay_on_a_file_system_that_does_not_answer(
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
     source = overlay_source(path, timeout_s=0.05)
-    silent = Silent(monkeypatch, deploy.sources.reading, "fingerprint", path)
+    silent = Silent(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run)
         await until(lambda: not source.state.overlay_successful)
@@ -569,7 +569,7 @@ async def test_an_overlay_that_cannot_be_written_for_long(tmp_path: Path, monkey
     path = tmp_path / "o.yaml"
     text = f"{UPSTREAM}quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}\n"
     source = FileSource(tmp_path / "q.yaml", load_bytes("q.yaml", text.encode()), poll_s=0.01, timeout_s=0.2)
-    silent = Silent(monkeypatch, deploy.sources.quota_file, "replace_file", path)
+    silent = Silent(monkeypatch, proxy.app.sources.quota_file, "replace_file", path)
     reasons: list[str | None] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run)
@@ -591,7 +591,7 @@ async def test_followed_files_on_a_file_system_that_does_not_answer(
     stuck = Followed("listen.tls", [path], lambda: None)
     free = Followed("identity.static", [other], lambda: None)
     follower = Follower([stuck, free], poll_s=0.01, timeout_s=0.05)
-    silent = Silent(monkeypatch, deploy.sources.follow, "fingerprint", path)
+    silent = Silent(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follower.run)

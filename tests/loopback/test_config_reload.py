@@ -15,7 +15,7 @@ import trio
 from config.fingerprint import fingerprint
 from config.load import load
 from config.model import Config
-from deploy.sources.watch import ReloadState, Watcher
+from proxy.app.sources.watch import ReloadState, Watcher
 from quota.entity import Kind
 from quota.table import QuotaTable
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.wire.apis import PRODUCE, is_flexible
-from proxy.wire.messages import framed
+from proxy.core.wire.apis import PRODUCE, is_flexible
+from proxy.core.wire.messages import framed
 from quota import compiled
 from tests.support.examples import examples
 from tests.support.pair_script import ANSWER, BROKER, CLIENT, PASS, STEP, Pure, step

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from proxy.settings import StallLimits
-from proxy.wire.primitives import uvarint
+from proxy.core.wire.primitives import uvarint
+from proxy.net.settings import StallLimits
 from tests.loopback.test_limits import ends, honest
 from tests.support.scripted_broker import answer, closed_reason, connect, frame_api, through, until
 from tests.support.session_tools import (

@@ -8,13 +8,22 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from proxy.errors import CloseReason, SessionError
-from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
-from proxy.session.in_flight import InFlightRequest, new_in_flight
-from proxy.session.session import Session
-from proxy.session.state import SessionState
-from proxy.telemetry.observer import Counters
-from proxy.wire.frames import WireError
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.interceptors.intercept import (
+    MAX_INTERCEPTED_BYTES,
+    AdminRequest,
+    Answer,
+    Ask,
+    Forward,
+    Outcome,
+    Reply,
+    Wait,
+)
+from proxy.core.session.in_flight import InFlightRequest, new_in_flight
+from proxy.core.session.session import Session
+from proxy.core.session.state import SessionState
+from proxy.core.telemetry.observer import Counters
+from proxy.core.wire.frames import WireError
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.scripted_broker import connect, read_frame, through

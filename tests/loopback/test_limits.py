@@ -13,10 +13,11 @@ from dataclasses import replace
 import pytest
 import trio
 
-from proxy.io.kernel import send_queue
-from proxy.listen.server import Proxy
-from proxy.listen.spare_fd import KEPT_FREE, SpareFd, most_connections
-from proxy.settings import SizeLimits, StallLimits
+from proxy.core.session.sizes import SizeLimits
+from proxy.net.io.kernel import send_queue
+from proxy.net.listen.server import Proxy
+from proxy.net.listen.spare_fd import KEPT_FREE, SpareFd, most_connections
+from proxy.net.settings import StallLimits
 from tests.support.scripted_broker import answer, closed_reason, connect, never_answer, read_frame, through, until
 from tests.support.session_tools import API_VERSIONS, produce, produce_response, request
 

@@ -13,10 +13,10 @@ import pytest
 import structlog
 import trio
 
-from deploy.common import logs
-from proxy.auth.identity import IdentityPolicy
-from proxy.session.session import Session
-from proxy.tls.contexts import KeyPair, ServerTls
+from proxy.app.common import logs
+from proxy.core.auth.identity import IdentityPolicy
+from proxy.core.session.session import Session
+from proxy.net.tls.contexts import KeyPair, ServerTls
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import ANONYMOUS, DEFAULT, Kind
 from quota.ledger import Ledger

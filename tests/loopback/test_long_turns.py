@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import trio
 
-from proxy.io.reactor import Reactor, take
-from proxy.telemetry.long_turns import LONG_S, LongTurns
+from proxy.core.telemetry.long_turns import LONG_S, LongTurns
+from proxy.net.io.reactor import Reactor, take
 
 
 def compute() -> None:

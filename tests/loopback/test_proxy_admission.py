@@ -14,8 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from proxy.auth.identity import IdentityPolicy
-from proxy.listen.server import Proxy
+from proxy.core.auth.identity import IdentityPolicy
+from proxy.net.listen.server import Proxy
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
@@ -169,7 +169,7 @@ async def test_descriptors_that_run_out_are_taken_from_held_connections(
         clients = [await connect(proxy) for _ in range(3)]
         await settled(proxy, 3)
         assert proxy.counters.connections_held == 2
-        monkeypatch.setattr("proxy.listen.acceptor.socket.socket.accept", accept)
+        monkeypatch.setattr("proxy.net.listen.acceptor.socket.socket.accept", accept)
         full.append(True)
         await connect(proxy)
         assert [await ended(client) for client in clients[1:]] == [True] * 2

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.session.request_handler import RequestHandler
-from proxy.session.response_handler import ResponseHandler
+from proxy.core.session.request_handler import RequestHandler
+from proxy.core.session.response_handler import ResponseHandler
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

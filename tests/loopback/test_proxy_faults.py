@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 import trio
 
-from proxy.errors import CloseReason
-from proxy.io.connection import Connection
-from proxy.listen import sweeper
-from proxy.listen.sweeper import PORTION, Sweeper
-from proxy.settings import ProxySettings
-from proxy.telemetry.close_log import CloseLogLimiter
+from proxy.core.errors import CloseReason
+from proxy.net.close_log import CloseLogLimiter
+from proxy.net.io.connection import Connection
+from proxy.net.listen import sweeper
+from proxy.net.listen.sweeper import PORTION, Sweeper
+from proxy.net.settings import ProxySettings
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
@@ -134,7 +134,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", names[host]))]
 
-    from proxy.upstream import resolver
+    from proxy.net.upstream import resolver
 
     broker = ScriptedBroker(answer)
     with trio.fail_after(LIMIT_S), pytest.MonkeyPatch.context() as patch:

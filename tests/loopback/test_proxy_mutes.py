@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from proxy.wire import requests
+from proxy.core.wire import requests
 from tests.support.scripted_broker import answer, connect, read_frame, through
 from tests.support.session_tools import produce, produce_response, request
 

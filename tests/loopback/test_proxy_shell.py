@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings
-from proxy.upstream.cluster import ClusterError, ask_brokers
+from proxy.net.listen.server import Proxy
+from proxy.net.settings import ProxySettings
+from proxy.net.upstream.cluster import ClusterError, ask_brokers
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.scripted_broker import (

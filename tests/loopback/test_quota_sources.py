@@ -14,19 +14,19 @@ import pytest
 import trio
 import yaml
 
-import deploy.sources.quota_file
+import proxy.app.sources.quota_file
 from config.load import load_bytes
 from config.model import Config
 from config.overlay import load_overlay
 from config.problems import ConfigError
 from config.table import to_table
-from deploy.admin.app import not_ready
-from deploy.common.atomic import replace_file
-from deploy.sources import quota_cluster
-from deploy.sources.quota_cluster import ClusterSource
-from deploy.sources.quota_file import MAX_WAITING, FileSource
-from deploy.sources.quota_source import QuotaSource
-from proxy.upstream.cluster import ClusterError
+from proxy.app.admin.app import not_ready
+from proxy.app.common.atomic import replace_file
+from proxy.app.sources import quota_cluster
+from proxy.app.sources.quota_cluster import ClusterSource
+from proxy.app.sources.quota_file import MAX_WAITING, FileSource
+from proxy.app.sources.quota_source import QuotaSource
+from proxy.net.upstream.cluster import ClusterError
 from quota.admin import Changes, Entity, Quotas
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
@@ -167,7 +167,7 @@ async def test_a_write_that_fails_halfway_leaves_the_old_file(path: Path) -> Non
 async def test_an_overlay_that_could_not_be_read_again_is_not_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploy.sources.quota_file, "MAX_BYTES", 1000)
+    monkeypatch.setattr(proxy.app.sources.quota_file, "MAX_BYTES", 1000)
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     async with running(source):
         many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(100)}
@@ -182,7 +182,7 @@ async def test_a_slow_disk_holds_up_administrators_only(path: Path, monkeypatch:
         assert written.wait(LIMIT_S)
         replace_file(path, data)
 
-    monkeypatch.setattr(deploy.sources.quota_file, "replace_file", slow)
+    monkeypatch.setattr(proxy.app.sources.quota_file, "replace_file", slow)
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     reasons: list[str | None] = []
     async with running(source):

@@ -15,8 +15,8 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from proxy.io.reactor import Reactor, take
-from proxy.io.rounds import AGAIN, LATE_AT_ONCE, Again, Watch
+from proxy.net.io.reactor import Reactor, take
+from proxy.net.io.rounds import AGAIN, LATE_AT_ONCE, Again, Watch
 from tests.support.scripted_broker import until
 
 LONG_S = 20.0
@@ -67,7 +67,7 @@ def nested(request: pytest.FixtureRequest) -> bool:
 def serving(nursery: trio.Nursery, *, nested: bool) -> Iterator[Reactor]:
     reactor = Reactor()
     reactor.start(nested=nested)
-    assert reactor.nested is nested, "this trio keeps its epoll elsewhere: see proxy/io/reactor.py"
+    assert reactor.nested is nested, "this trio keeps its epoll elsewhere: see proxy/net/io/reactor.py"
     nursery.start_soon(reactor.run)
     try:
         yield reactor

@@ -7,7 +7,7 @@ import time
 import pytest
 import trio
 
-from proxy.session.request_time import HANDOVER_MS
+from proxy.core.session.request_time import HANDOVER_MS
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.upstream.resolver import MAX_LOOKUPS, Resolver
+from proxy.net.upstream.resolver import MAX_LOOKUPS, Resolver
 from tests.support.scripted_broker import until
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 9092))]

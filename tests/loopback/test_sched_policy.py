@@ -12,9 +12,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from proxy.io import sched_policy
-from proxy.io.reactor import take
-from proxy.io.sched_policy import QUIET_S, SchedPolicy
+from proxy.net.io import sched_policy
+from proxy.net.io.reactor import take
+from proxy.net.io.sched_policy import QUIET_S, SchedPolicy
 from tests.loopback.test_reactor import Reader, in_trio, pair, serving
 from tests.support.scripted_broker import proxy_before
 from tests.support.session_tools import FETCH, fetch_body, produce, produce_response, request, response

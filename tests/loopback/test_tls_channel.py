@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from proxy.tls import channel
-from proxy.tls.channel import TlsSocket
+from proxy.net.tls import channel
+from proxy.net.tls.channel import TlsSocket
 from tests.support.certificates import Authority
 from tests.support.tls_pairs import Pair, contexts, over_tcp, pair
 
@@ -273,7 +273,7 @@ def test_many_records_take_few_system_calls(both: Contexts, monkeypatch: pytest.
 
 
 def test_a_python_whose_objects_are_not_known_does_it_itself(monkeypatch: pytest.MonkeyPatch, both: Contexts) -> None:
-    openssl: Any = pytest.importorskip("proxy.tls._openssl")
+    openssl: Any = pytest.importorskip("proxy.net.tls._openssl")
     monkeypatch.setattr(openssl, "LAYOUTS", {})
     reason = openssl.why_not()
     assert "layout of ssl's objects in this Python is not known" in reason
@@ -289,7 +289,7 @@ def test_a_python_whose_objects_are_not_known_does_it_itself(monkeypatch: pytest
 
 @ONLY_DIRECT
 def test_only_a_connection_can_be_taken_over(both: Contexts) -> None:
-    from proxy.tls import _openssl
+    from proxy.net.tls import _openssl
 
     with pair(both, direct=False) as made:
         made.ours.close()

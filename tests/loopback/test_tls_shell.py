@@ -17,10 +17,10 @@ import trio
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from proxy.auth.identity import IdentityPolicy
-from proxy.listen.server import Proxy
-from proxy.tls.certificates import in_pem, not_after_s, subject
-from proxy.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
+from proxy.core.auth.identity import IdentityPolicy
+from proxy.net.listen.server import Proxy
+from proxy.net.tls.certificates import in_pem, not_after_s, subject
+from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
 from quota.principal import PrincipalRules
 from tests.support.certificates import Authority, Issued
 from tests.support.scripted_broker import answer, closed_reason, never_answer, read_frame, through, until

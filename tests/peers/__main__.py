@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from deploy.kafka import KafkaCluster, run_tool
+from tests.lab.kafka import KafkaCluster, run_tool
 from tests.peers.outcomes import NEVER_BEGUN, Row, count, side_by_side, table
 from tests.peers.suites import BROKERS, PARTITIONS, RECORDS, SUITES, NoSuiteError, Suite
 from tests.support.sidecars import sidecar

@@ -26,7 +26,7 @@ LIMIT_S = 280
 
 def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "proxy.app.cli.main", *map(str, arguments)],
         capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT, env=os.environ | environment,
     )  # fmt: skip
 

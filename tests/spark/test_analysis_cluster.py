@@ -16,8 +16,8 @@ import pytest
 from analysis.java import find_java
 from config.load import load_bytes
 from config.table import to_table
-from deploy.cli.check import summary_json
-from deploy.kafka.ports import free_ports
+from proxy.app.cli.check import summary_json
+from tests.lab.kafka.ports import free_ports
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import record, table, write
 

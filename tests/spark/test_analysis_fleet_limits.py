@@ -13,7 +13,7 @@ import yaml
 from analysis.levels import CandidateQuotas, load_candidate
 from config.load import load_bytes
 from config.table import entries, to_table
-from deploy.cli.check import summary_json
+from proxy.app.cli.check import summary_json
 from tests.support.spark_tools import Make, record, table
 
 pytestmark = pytest.mark.long

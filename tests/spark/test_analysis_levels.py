@@ -13,7 +13,7 @@ from analysis.errors import WrongUseError
 from analysis.levels import CandidateQuotas, load_candidate, resolved
 from config.load import load_bytes
 from config.table import to_table
-from deploy.cli.check import summary_json
+from proxy.app.cli.check import summary_json
 from quota.entity import Kind
 
 pytestmark = pytest.mark.long

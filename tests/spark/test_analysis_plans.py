@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from analysis.fleet import START_MS, GeneratedFleet, write
 from analysis.levels import CandidateQuotas
 from analysis.prices import to_prices
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import QUERIES, differences, duckdb_asker, queries
+from tests.lab.fleet import START_MS, GeneratedFleet, write
 from tests.support.plan_tools import Watched, scans, watched
 from tests.support.spark_tools import DAY_MS, table
 

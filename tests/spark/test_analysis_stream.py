@@ -22,8 +22,8 @@ import pytest
 from analysis.errors import WrongUseError
 from analysis.stream_metrics import StreamMetrics, lag_messages, late_rows, listen_address
 from analysis.streaming import ROLLUP, StreamSettings, address, follow, read_properties, start
-from deploy.kafka.ports import free_ports
 from quota.record import to_line
+from tests.lab.kafka.ports import free_ports
 from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS
 from tests.support.spark_tools import QUICK, T0_MS, json_lines, record, write
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
     from tests.support.certificates import Authority
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # several starts of Java each
@@ -142,7 +142,7 @@ def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
         rows = [record(number, number * 60, produce_bytes=number) for number in range(first, first + 20)]
         write(source, rows, f"{first}.jsonl")
         arguments = ["--input", str(source), "--output", str(output), "--delay", "1 minute"]
-        stream = Stream(*arguments, "--trigger", "0 seconds", log=log, program=("deploy.cli.main", "report"))
+        stream = Stream(*arguments, "--trigger", "0 seconds", log=log, program=("proxy.app.cli.main", "report"))
         streams.append(stream)
         deadline = time.monotonic() + START_LIMIT_S
         while not committed(output / "rollups") or ("c", first + 15) not in minutes(spark, output):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
 LIMIT_S = 60.0
 NUMBERS = ("records", "produce_bytes", "fetch_bytes", "requests", "request_seconds")

@@ -21,7 +21,7 @@ import httpx
 import trustme
 import yaml
 
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka.ports import free_ports
 from tests.support import go_tools
 
 VERSION: Final = "1.36.3"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
     from tests.support.certificates import Authority
 
 JavaTool = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,7 +23,7 @@ JavaTool = Callable[..., subprocess.CompletedProcess[str]]
 
 @contextmanager
 def _cluster(brokers: int, version: str) -> Iterator[KafkaCluster]:
-    from deploy.kafka import KafkaCluster
+    from tests.lab.kafka import KafkaCluster
 
     # pytest captures this: it is shown only when the start fails.
     with KafkaCluster.start(brokers, version, progress=print) as cluster:
@@ -66,8 +66,8 @@ def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def java_tool() -> JavaTool:
-    """`deploy.kafka.run_tool`: Kafka's own Java programs."""
-    from deploy.kafka import run_tool
+    """`tests.lab.kafka.run_tool`: Kafka's own Java programs."""
+    from tests.lab.kafka import run_tool
 
     return run_tool
 

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from deploy.kafka.cache import cache_dir
 from deploy.kubernetes.chart import CHART
+from tests.lab.kafka.cache import cache_dir
 from tests.support.wheels import NoWheelError, fetch_wheel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from statistics import linear_regression
 from typing import Any
 
-from deploy.kafka import GuardedProcess, start_tool
+from tests.lab.kafka import GuardedProcess, start_tool
 from tests.support.raw_client import RawClient
 from tests.support.records import subscribed
 

@@ -6,22 +6,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from config.fleet import FleetSection
-from deploy.export.exporter import ExportState
-from deploy.export.worker import WorkerState
-from deploy.fleet.exchange import Exchange
-from deploy.fleet.member import Member
-from deploy.metrics import Exposition, Status
-from deploy.metrics.fleet import fleet_families
-from deploy.metrics.held import held_families
-from deploy.metrics.security import security_families
-from deploy.sources.follow import Followed, Follower
-from deploy.sources.security import Security
-from deploy.sources.watch import ReloadState
-from proxy.auth.identity import IdentityPolicy
-from proxy.interceptors.reserved_topic import ReservedTopic
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings
-from proxy.telemetry.observer import Counters
+from proxy.app.export.exporter import ExportState
+from proxy.app.export.worker import WorkerState
+from proxy.app.fleet.exchange import Exchange
+from proxy.app.fleet.member import Member
+from proxy.app.metrics import Exposition, Status
+from proxy.app.metrics.fleet import fleet_families
+from proxy.app.metrics.held import held_families
+from proxy.app.metrics.security import security_families
+from proxy.app.sources.follow import Followed, Follower
+from proxy.app.sources.security import Security
+from proxy.app.sources.watch import ReloadState
+from proxy.core.auth.identity import IdentityPolicy
+from proxy.core.interceptors.reserved_topic import ReservedTopic
+from proxy.core.telemetry.observer import Counters
+from proxy.net.listen.server import Proxy
+from proxy.net.settings import ProxySettings
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deploy.common.probe import brokers_seen_by
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
-from deploy.kafka.properties import ExtraListener
+from proxy.app.common.probe import brokers_seen_by
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
+from tests.lab.kafka.properties import ExtraListener
 from tests.support.fault_tools import Held, least_held
 from tests.support.faults import FaultyNetwork, Link
 from tests.support.sidecars import Sidecar, sidecar

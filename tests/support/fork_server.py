@@ -24,11 +24,11 @@ REQUEST_BYTES = 1 << 20
 
 def main() -> None:
     """Serve until the parent is gone; in the processes forked, run what was asked for."""
-    from deploy.cli.main import main as command_line
-    from deploy.common.blocked_imports import UNUSED, blocked_imports
+    from proxy.app.cli.main import main as command_line
+    from proxy.app.common.blocked_imports import UNUSED, blocked_imports
 
     with blocked_imports(*UNUSED):
-        import deploy.app.run  # noqa: F401
+        import proxy.app.run  # noqa: F401
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         gc.collect()
         gc.freeze()  # what is shared stays shared

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.kafka import GuardedProcess
+from tests.lab.kafka import GuardedProcess
 
 IDS_LIMIT_S: Final = 60.0
 NOT_PASSED_ON: Final = ("PYTEST_CURRENT_TEST",)
@@ -150,7 +150,7 @@ def run_kquota(
             if key not in _servers:
                 _servers[key] = _Server()
             return _servers[key].fork(arguments, out.fileno())
-        command = [*(before or ()), sys.executable, "-m", "deploy.cli.main", *arguments]
+        command = [*(before or ()), sys.executable, "-m", "proxy.app.cli.main", *arguments]
         program = shutil.which(command[0])
         assert program is not None, f"{command[0]} is missing"
         return GuardedProcess([program, *command[1:]], stdout=out, stderr=out)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.cache import cache_dir
+from tests.lab.kafka.cache import cache_dir
 from tests.support.wheels import NoWheelError, fetch_wheel
 
 MODULES: Final = Path(__file__).parents[1] / "go"

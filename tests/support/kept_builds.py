@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.cache import cache_dir, oldest
+from tests.lab.kafka.cache import cache_dir, oldest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COPIES: Final = 4

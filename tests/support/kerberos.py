@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.ports import free_ports
 from tests.corpus.job import wait_for
+from tests.lab.kafka.ports import free_ports
 from tests.support.programs import program
 
 REALM: Final = "KQUOTA.TEST"

@@ -17,9 +17,9 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Outcome
-from proxy.interceptors.mutations import MutationQuota
-from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Outcome
+from proxy.core.interceptors.mutations import MutationQuota
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.ledger import Account, Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.session_tools import finished

@@ -9,16 +9,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.errors import SessionError
-from proxy.io.connection_io import ConnectionIO, Shared, StopReason
-from proxy.io.reactor import Reactor
-from proxy.io.rounds import AGAIN, Clock, Watch
-from proxy.io.sockets import endpoint_of
-from proxy.io.splice import PipePool
-from proxy.session.in_flight import InFlightRequest
-from proxy.session.session import Session
-from proxy.telemetry.close_log import CloseLogLimiter
-from proxy.telemetry.observer import Counters
+from proxy.core.errors import SessionError
+from proxy.core.session.in_flight import InFlightRequest
+from proxy.core.session.session import Session
+from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import CloseLogLimiter
+from proxy.net.io.connection_io import ConnectionIO, Shared, StopReason
+from proxy.net.io.reactor import Reactor
+from proxy.net.io.rounds import AGAIN, Clock, Watch
+from proxy.net.io.sockets import endpoint_of
+from proxy.net.io.splice import PipePool
 from quota.counter import FetchAdmission
 from quota.ledger import Ledger
 from quota.table import QuotaTable

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import yaml
 
-from deploy.kafka.ports import free_ports
+from tests.lab.kafka.ports import free_ports
 from tests.support.programs import program
 from tests.support.sidecars import Sidecar, get
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from deploy.kafka.jars import LockedJar, fetched
+from tests.lab.kafka.jars import LockedJar, fetched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,9 +8,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.auth.sasl import Login
-from proxy.session.session import Session
-from proxy.wire.messages import framed, request_header
+from proxy.core.auth.sasl import Login
+from proxy.core.session.session import Session
+from proxy.core.wire.messages import framed, request_header
 from tests.support.session_tools import Cut, from_broker, from_client, response, whole
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36

@@ -10,13 +10,13 @@ from typing import Any
 
 import trio
 
-from deploy.kafka.ports import free_ports
-from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.net.listen.server import Proxy
+from proxy.net.settings import ProxySettings
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
+from tests.lab.kafka.ports import free_ports
 from tests.support.session_tools import METADATA, encode, kio_message, produce_response, response
 
 LIMIT_S = 20

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener
+from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import jwt
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from kio.serial import entity_reader, entity_writer
 
-from proxy.interceptors.intercept import Work
-from proxy.session.session import Session
-from proxy.telemetry.observer import Counters
-from proxy.wire.apis import is_flexible
-from proxy.wire.messages import framed, request_header
+from proxy.core.interceptors.intercept import Work
+from proxy.core.session.session import Session
+from proxy.core.telemetry.observer import Counters
+from proxy.core.wire.apis import is_flexible
+from proxy.core.wire.messages import framed, request_header
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

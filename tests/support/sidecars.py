@@ -20,8 +20,8 @@ import httpx
 import yaml
 from prometheus_client.samples import Sample
 
-from deploy.kafka import GuardedProcess
-from deploy.kafka.ports import free_port_run, free_ports
+from tests.lab.kafka import GuardedProcess
+from tests.lab.kafka.ports import free_port_run, free_ports
 from tests.support.forked import ForkedProcess, run_kquota
 from tests.support.waiting import until
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.kafka.archive import archive_path, make_once
+from tests.lab.kafka.archive import archive_path, make_once
 
 QUICK_JVM: Final = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from deploy.admin import explain
-from deploy.admin.explain import Moment, Origin, throttled_row
+from proxy.app.admin import explain
+from proxy.app.admin.explain import Moment, Origin, throttled_row
 from quota.counter import QuotaCounter
 from quota.ledger import Ledger
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from proxy.tls.channel import TlsSocket
-from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.net.tls.channel import TlsSocket
+from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
 from tests.support.certificates import Authority, Issued
 
 

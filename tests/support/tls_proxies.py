@@ -8,8 +8,8 @@ from typing import Any
 
 import trio
 
-from proxy.listen.server import Proxy
-from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.net.listen.server import Proxy
+from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
 from tests.support.certificates import Authority, Issued
 
 

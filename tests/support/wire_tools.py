@@ -21,8 +21,8 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from proxy.wire import responses
-from proxy.wire.responses import NeedMore, Rewritten, Translate
+from proxy.core.wire import responses
+from proxy.core.wire.responses import NeedMore, Rewritten, Translate
 
 THROTTLE_MS = 0x01020304
 TRAILING = bytes.fromhex("7fffffff0003000c00000007ffff8080808080")

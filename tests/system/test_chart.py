@@ -266,7 +266,7 @@ def test_imported_quotas_are_values_a_file_and_quotas_of_a_namespace(tmp_path: P
     """`kquota import` prints one form, which is all three (import kafka prints it by the same function)."""
     (users := tmp_path / "users.yaml").write_text(KAFKA_USERS)
     printed = subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", "import", "strimzi", users],
+        [sys.executable, "-m", "proxy.app.cli.main", "import", "strimzi", users],
         capture_output=True,
         text=True,
         timeout=60,
@@ -691,7 +691,7 @@ def test_what_the_hook_checks_is_what_will_run(tmp_path: Path) -> None:
         (tmp_path / "kquota.yaml").write_text(text)
         (container,) = pods[0]["spec"]["containers"]
         arguments = [one.replace("/etc/kquota", str(tmp_path)) for one in container["args"]]
-        command = [sys.executable, "-m", "deploy.cli.main", *arguments]
+        command = [sys.executable, "-m", "proxy.app.cli.main", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert checked(good).returncode == 0

@@ -12,8 +12,8 @@ import pytest
 import structlog
 from typer.testing import CliRunner, Result
 
-from deploy.cli.main import app
-from deploy.common.text import columns, safe
+from proxy.app.cli.main import app
+from proxy.app.common.text import columns, safe
 
 GOOD = """upstream: {bootstrap: ["kafka-0.kafka:9092"]}
 identity: {sources: [tls, static], static: web}
@@ -263,7 +263,7 @@ def test_simulate_reports_wrong_lines_goes_on_and_ends_with_2(good: str) -> None
 
 
 def test_simulate_answers_each_line_at_once(good: str) -> None:
-    command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", good]
+    command = [sys.executable, "-m", "proxy.app.cli.main", "simulate", "--config", good]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -276,7 +276,7 @@ def test_simulate_answers_each_line_at_once(good: str) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_stack_trace(good: str) -> None:
-    command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", good]
+    command = [sys.executable, "-m", "proxy.app.cli.main", "simulate", "--config", good]
     event = b'{"t_ms":0,"kind":"fetch","amount":1}\n'
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kafka.ports import free_ports
 from tests.broker.test_cli_run import LIMIT_S, Run, running, text_of, until
+from tests.lab.kafka.ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.hostile_files import KINDS, put, put_file
 
@@ -27,7 +27,7 @@ SUCCESS = "kquota_config_last_reload_successful"
 
 
 def kquota(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "deploy.cli.main", *arguments]
+    command = [sys.executable, "-m", "proxy.app.cli.main", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, timeout=LIMIT_S, check=False)
 
 
@@ -188,9 +188,9 @@ def stuck(path, most_bytes):
         threading.Event().wait()  # as a read() that nothing answers
     return read(path, most_bytes)
 config.fingerprint.read_file = stuck
-from deploy.sources.quota_file import FileSource
-from deploy.app.run import main
-from deploy.sources.watch import Watcher
+from proxy.app.sources.quota_file import FileSource
+from proxy.app.run import main
+from proxy.app.sources.watch import Watcher
 for one in (FileSource, Watcher):
     one.__init__.__kwdefaults__["timeout_s"] = 1.0
 sys.exit(main(Path(sys.argv[1])))

@@ -11,7 +11,7 @@ import pytest
 
 NEEDLESS = {
     "yaml", "kio", "trio", "starlette", "hypercorn", "prometheus_client", "structlog", "rich", "kafka",
-    "config.model", "proxy.session.session", "deploy.metrics",
+    "config.model", "proxy.core.session.session", "proxy.app.metrics",
 }  # fmt: skip
 LIST = "import json, sys; print(json.dumps(sorted(name for name, one in sys.modules.items() if one is not None)))"
 
@@ -21,7 +21,7 @@ LIST = "import json, sys; print(json.dumps(sorted(name for name, one in sys.modu
 )
 def test_nothing_is_imported_that_is_not_needed(arguments: list[str]) -> None:
     program = (
-        "import sys; from deploy.cli.main import main\n"
+        "import sys; from proxy.app.cli.main import main\n"
         f"sys.argv = ['kquota', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         f"print(); {LIST}"
@@ -45,4 +45,4 @@ def test_the_version_takes_little_more_than_the_command_line_library() -> None:
             took.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
         return min(took)
 
-    assert best_cpu_s("-m", "deploy.cli.main", "--version") < 3.0 * best_cpu_s("-c", "import typer")
+    assert best_cpu_s("-m", "proxy.app.cli.main", "--version") < 3.0 * best_cpu_s("-c", "import typer")

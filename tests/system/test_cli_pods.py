@@ -67,7 +67,7 @@ def port() -> Iterator[int]:
 
 
 def kquota(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deploy.cli.main", *arguments]
+    command = [sys.executable, "-m", "proxy.app.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": path})
 
 
@@ -106,7 +106,7 @@ def test_without_kubectl_the_command_is_told(tmp_path: Path) -> None:
 def test_the_real_kubectl_without_a_cluster(tmp_path: Path) -> None:
     folder = str(Path(KUBECTL or "").parent)
     before = os.environ | {"KUBECONFIG": str(tmp_path / "none")}
-    command = [sys.executable, "-m", "deploy.cli.main", "top", "--once", "--pod", "shop/orders-0"]
+    command = [sys.executable, "-m", "proxy.app.cli.main", "top", "--once", "--pod", "shop/orders-0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=before | {"PATH": folder})
     assert done.returncode == 1
     assert done.stderr.startswith("error: kubectl port-forward --namespace shop pod/orders-0 :9404: ")

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from deploy.cli.main import app
+from proxy.app.cli.main import app
 from quota import compiled
 from tests.support.programs import program
 
@@ -98,10 +98,8 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _what_runs(copied: Path) -> str:
     """Why it is not the compiled code, and what two modules are loaded from."""
-    code = "import quota.rate, proxy.io.connection_io; from quota import compiled; "
-    code += (
-        "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, proxy.io.connection_io)))"
-    )
+    code = "import quota.rate, proxy.net.io.connection_io as io; from quota import compiled; "
+    code += "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, io)))"
     environment = _environment(KQUOTA_PURE="0")
     done = subprocess.run([sys.executable, "-c", code], cwd=copied, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -123,7 +121,7 @@ def _changed(path: Path, content: bytes | None) -> Iterator[None]:
 
 @COMPILED_ONLY
 @pytest.mark.parametrize(
-    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/io/calls.pyx", "proxy/io/connection_io.py"]
+    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/net/io/calls.pyx", "proxy/net/io/connection_io.py"]
 )
 def test_an_edited_source_is_what_runs(edited: str, copied: Path) -> None:
     """All of it then: compiled modules know each other's layout."""
@@ -136,8 +134,8 @@ def test_an_edited_source_is_what_runs(edited: str, copied: Path) -> None:
 def test_what_is_compiled_runs_whole_or_not_at_all(copied: Path) -> None:
     with _changed(copied / f"quota/_compiled/rate{SUFFIX}", b"compiled for another machine"):
         assert _what_runs(copied).endswith(" py py")
-    with _changed(copied / f"proxy/io/_compiled/connection_io{SUFFIX}", None):
-        assert _what_runs(copied) == "proxy/io/connection_io.py is not compiled for this Python py py"
+    with _changed(copied / f"proxy/net/io/_compiled/connection_io{SUFFIX}", None):
+        assert _what_runs(copied) == "proxy/net/io/connection_io.py is not compiled for this Python py py"
 
 
 def test_the_version_says_which_code_runs() -> None:
@@ -150,13 +148,13 @@ def test_the_version_says_which_code_runs() -> None:
 def checkout(tmp_path: Path) -> Path:
     """What a wheel is made of, with little code: a build of it takes a second or two."""
     folder = tmp_path / "checkout"
-    packages = ("quota/__init__.py", "quota/compiled.py", "proxy/__init__.py", "proxy/io/__init__.py")
+    packages = ("quota/__init__.py", "quota/compiled.py", "proxy/__init__.py", "proxy/net/io/__init__.py")
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", *packages):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    (folder / "proxy/io/calls.pyx").write_text(SMALL.format(1))
-    (folder / "proxy/io/calls.pxd").touch()
-    (folder / "proxy/io/calls.py").write_text("NUMBER = 0\n")
+    (folder / "proxy/net/io/calls.pyx").write_text(SMALL.format(1))
+    (folder / "proxy/net/io/calls.pxd").touch()
+    (folder / "proxy/net/io/calls.py").write_text("NUMBER = 0\n")
     (folder / "quota/rate.py").write_text("class SampledRate:\n    pass\n")
     (folder / "quota/rate.pxd").write_text("cdef class SampledRate:\n    pass\n")
     return folder
@@ -190,7 +188,7 @@ def _number(wheel: Path, into: Path) -> str:
     shutil.rmtree(into, ignore_errors=True)
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(into)
-    return _alone("from proxy.io import calls; print(calls.NUMBER)", into)
+    return _alone("from proxy.net.io import calls; print(calls.NUMBER)", into)
 
 
 def _alone(code: str, into: Path) -> str:
@@ -202,7 +200,7 @@ def _alone(code: str, into: Path) -> str:
 def test_a_wheel_has_what_was_compiled_of_the_source_or_nothing(checkout: Path, tmp_path: Path) -> None:
     """Two builds in one place: what the first has left does not get into the second."""
     program("gcc", "gcc")
-    (checkout / "proxy/io/calls.pyx").write_text(SMALL.format(2))
+    (checkout / "proxy/net/io/calls.pyx").write_text(SMALL.format(2))
     wheel, said = _wheel(checkout)
     assert SAYS not in said
     (command,) = (line.split() for line in said.splitlines() if " -c " in line and "calls.c" in line)
@@ -212,19 +210,20 @@ def test_a_wheel_has_what_was_compiled_of_the_source_or_nothing(checkout: Path, 
     with zipfile.ZipFile(wheel) as opened:
         (metadata,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
         assert "Requires-Dist: Cython" not in opened.read(metadata).decode()
-        modules = sorted(name for name in opened.namelist() if name.startswith(("quota/", "proxy/io/")))
+        modules = sorted(name for name in opened.namelist() if name.startswith(("quota/", "proxy/net/io/")))
         sums = opened.read("quota/_compiled/SHA256SUMS").decode()
     parts = [
-        "proxy/io/__init__.py", f"proxy/io/_compiled/calls{SUFFIX}", "proxy/io/calls.py", "quota/__init__.py",
-        "quota/_compiled/SHA256SUMS", f"quota/_compiled/rate{SUFFIX}", "quota/compiled.py", "quota/rate.py",
+        "proxy/net/io/__init__.py", f"proxy/net/io/_compiled/calls{SUFFIX}", "proxy/net/io/calls.py",
+        "quota/__init__.py", "quota/_compiled/SHA256SUMS", f"quota/_compiled/rate{SUFFIX}",
+        "quota/compiled.py", "quota/rate.py",
     ]  # fmt: skip
     assert modules == parts, "no C code, no source of any"
-    sources = ["proxy/io/calls.pxd", "proxy/io/calls.pyx", "quota/rate.pxd", "quota/rate.py"]
+    sources = ["proxy/net/io/calls.pxd", "proxy/net/io/calls.pyx", "quota/rate.pxd", "quota/rate.py"]
     assert [line.split("  ")[1] for line in sums.splitlines()] == sources
     assert not list((checkout / "proxy").rglob("*.c")), "nor beside the sources"
     assert _number(wheel, tmp_path / "installed") == "2"
 
-    (checkout / "proxy/io/calls.pyx").write_text(SMALL.format(1))
+    (checkout / "proxy/net/io/calls.pyx").write_text(SMALL.format(1))
     wheel, said = _wheel(checkout, CC="false")
     assert f"{SAYS}command " in said
     assert _number(wheel, tmp_path / "installed") == "0"
@@ -247,12 +246,12 @@ def test_an_editable_installation_has_it_too(checkout: Path, tmp_path: Path) -> 
         return told.stdout.strip(), done.stdout + done.stderr
 
     assert install()[0] == "compiled"
-    assert (checkout / f"proxy/io/_compiled/calls{SUFFIX}").exists()
+    assert (checkout / f"proxy/net/io/_compiled/calls{SUFFIX}").exists()
     told, said = install(CC="gcc -nostdinc")
     assert SAYS in said, "a compiler without headers is as good as none"
     assert told == "pure Python: it has not been compiled", "not the one of another source"
     assert not list((checkout / "quota/_compiled").iterdir())
-    assert not list((checkout / "proxy/io/_compiled").iterdir())
+    assert not list((checkout / "proxy/net/io/_compiled").iterdir())
 
 
 def test_without_a_compiler_that_is_said(checkout: Path, tmp_path: Path) -> None:
@@ -277,7 +276,7 @@ def test_what_has_to_be_compiled_and_cannot_be_is_an_error(checkout: Path) -> No
 
 def test_a_mistake_in_the_source_is_an_error(checkout: Path) -> None:
     """Of ours, not of the machine: it is not taken for a missing compiler."""
-    (checkout / "proxy/io/calls.pyx").write_text("cdef int x = nobody_knows_this\n")
+    (checkout / "proxy/net/io/calls.pyx").write_text("cdef int x = nobody_knows_this\n")
     done = _build(checkout, "wheel", "--wheel-dir", "dist")
     assert done.returncode != 0
     assert "undeclared name not builtin: nobody_knows_this" in done.stdout + done.stderr
@@ -317,7 +316,7 @@ def test_make_compiles_a_changed_source_for_every_environment(target: str) -> No
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    changed = would_do("--what-if=proxy/io/connection_io.py")
+    changed = would_do("--what-if=proxy/net/io/connection_io.py")
     assert "setup.py --quiet build_ext --inplace" in changed
     if not would_do():
         assert "pip" not in changed, "what is installed stays so, without a network"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from deploy.export.files import FileSink, complete
-from deploy.export.worker import Batch, ExportError
+from proxy.app.export.files import FileSink, complete
+from proxy.app.export.worker import Batch, ExportError
 from quota import record
 
 HOUR = "date=2026-08-01/hour=12"

@@ -27,7 +27,7 @@ def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
         {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CONFIGURED, "amount": 9000},
         {"t_ms": 0, "kind": CLIENT, "user": "u", "client_id": CLIENT, "amount": 9000},
     ]
-    command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", str(hostile_config)]
+    command = [sys.executable, "-m", "proxy.app.cli.main", "simulate", "--config", str(hostile_config)]
     text = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events)
     done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60)
     assert done.returncode == 2
@@ -73,7 +73,9 @@ def test_an_answer_of_another_program_is_no_way_to_the_terminal(command: list[st
     for status in (200, 500):
         with hostile_admin(answer, status) as admin:
             done = subprocess.run(
-                [sys.executable, "-m", "deploy.cli.main", *command, "--admin", admin], capture_output=True, timeout=60
+                [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", admin],
+                capture_output=True,
+                timeout=60,
             )
         assert done.returncode == (0 if status == 200 else 1)
         output = (done.stdout + done.stderr).decode()

@@ -73,7 +73,7 @@ def test_a_release_is_built_installed_and_used(monkeypatch: pytest.MonkeyPatch, 
         names = {name.partition("/")[2] for name in packed.getnames()}
     assert {"setup.py", "quota/ledger.py", "quota/ledger.pxd", "LICENSE", "README.md"} <= names
     installed = zipfile.ZipFile(wheel).namelist()
-    assert {"quota/ledger.py", "deploy/cli/main.py", "deploy/admin/ui/static/index.html"} <= set(installed)
+    assert {"quota/ledger.py", "proxy/app/cli/main.py", "proxy/app/admin/ui/static/index.html"} <= set(installed)
     assert not [name for name in installed if name.startswith(("tests/", "benchmarks/", "docs/"))]
     assert [one.name.partition("-0")[0] for one in bills] == ["kquota", "kquota"]
     assert len(sums.read_text().splitlines()) == 4

@@ -186,7 +186,7 @@ def test_wrong_use(machine: Namespace, arguments: str, said: str) -> None:
 
 def test_without_the_capability_it_says_what_to_do(machine: Namespace) -> None:
     drop = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]
-    done = machine.run(*drop, sys.executable, "-m", "deploy.cli.main", "redirect", "remove", check=False)
+    done = machine.run(*drop, sys.executable, "-m", "proxy.app.cli.main", "redirect", "remove", check=False)
     assert done.returncode == 1
     assert "this needs the capability NET_ADMIN: run it in an init container" in done.stderr
     assert "Traceback" not in done.stderr

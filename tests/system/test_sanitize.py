@@ -26,11 +26,13 @@ def library() -> Path:
 def test_the_sanitizers_are_at_work(library: Path) -> None:
     """What runs below is instrumented, and a report ends it."""
     code = (
-        "from quota import compiled; from proxy.io import connection_io; "
+        "from quota import compiled; from proxy.net.io import connection_io; "
         "print(compiled.description(), connection_io.__file__)"
     )
     done = sanitize.run(library, "-c", code)
-    assert done.stdout == f"compiled {next(sanitize.TREE.glob('proxy/io/_compiled/connection_io.*.so'))}\n", done.stderr
+    assert done.stdout == f"compiled {next(sanitize.TREE.glob('proxy/net/io/_compiled/connection_io.*.so'))}\n", (
+        done.stderr
+    )
     for built in sanitize.TREE.glob("*/**/*.so"):
         symbols = built.read_bytes()
         assert b"__asan_report_load8" in symbols, built

@@ -17,13 +17,13 @@ from structlog.testing import capture_logs
 
 from config.load import load_bytes, warnings_of
 from config.problems import ConfigError
-from deploy.admin.app import not_ready
-from deploy.app.run import proxy_settings
-from deploy.cli.check import summary_text
-from deploy.sources.security import load_security
-from proxy.listen.server import Proxy
-from proxy.listen.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
-from proxy.settings import ProxySettings, TransparentSettings
+from proxy.app.admin.app import not_ready
+from proxy.app.cli.check import summary_text
+from proxy.app.run import proxy_settings
+from proxy.app.sources.security import load_security
+from proxy.net.listen.server import Proxy
+from proxy.net.listen.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
+from proxy.net.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.namespaces import Namespace
@@ -194,7 +194,7 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
     def refused(sock: socket.socket, *_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("proxy.listen.transparent.set_mark", refused)
+    monkeypatch.setattr("proxy.net.listen.transparent.set_mark", refused)
     proxy = Proxy(
         ProxySettings("127.0.0.1", 0, range(1, 2), (), transparent=TransparentSettings(mark=1)), Ledger(QuotaTable())
     )

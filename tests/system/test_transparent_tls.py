@@ -11,11 +11,11 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from proxy.io.splice import Splice, Step
-from proxy.listen import passthrough
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings, StallLimits, TransparentSettings
-from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.net.io.splice import Splice, Step
+from proxy.net.listen import passthrough
+from proxy.net.listen.server import Proxy
+from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
+from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

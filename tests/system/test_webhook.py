@@ -21,9 +21,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.kafka.ports import free_ports
 from deploy.kubernetes.cluster import CONFIGURATIONS
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
+from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text, unhooked
 from tests.support.scripted_api import scripted_api
 from tests.support.webhook_tools import (
@@ -396,7 +396,7 @@ def _started(tmp_path: Path, account: Path, api_port: str) -> Iterator[Webhook]:
         one.replace("/etc/kquota-tls", str(tmp_path)).replace("/etc/kquota", str(tmp_path)) for one in container["args"]
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}",
+        [sys.executable, "-m", "proxy.app.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}",
          f"--service-account={account}"],
         env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": api_port},
         stdout=subprocess.PIPE,
@@ -509,7 +509,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
 def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",
+        [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",
          f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key", f"--service-account={service_account(tmp_path)}"],
         env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1"},
         capture_output=True,
@@ -521,7 +521,7 @@ def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
     assert "none.crt" in done.stderr
     assert "Traceback" not in done.stderr
     outside = subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={tmp_path}/sidecar.json"],
+        [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={tmp_path}/sidecar.json"],
         env={name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")},
         capture_output=True,
         text=True,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from kio.static.constants import EntityType
 
-from proxy.wire import apis, generate, primitives, responses, schema
-from proxy.wire.frames import WireError
+from proxy.core.wire import apis, primitives, responses, schema
+from proxy.core.wire.frames import WireError
+from tests.lab import wire_schema
 from tests.support.wire_tools import (
     THROTTLE_MS,
     every_way,
@@ -31,7 +32,7 @@ NEWER_THAN_THE_TABLE = {(35, 5), (63, 2)}  # DescribeLogDirs 5 and BrokerHeartbe
 
 def test_committed_schema_is_what_the_published_schemas_give() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "proxy.wire.generate", "--check"],
+        [sys.executable, "-m", "tests.lab.wire_schema", "--check"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -43,19 +44,19 @@ def test_committed_schema_is_what_the_published_schemas_give() -> None:
 
 def test_check_fails_when_the_committed_file_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "schema.py"
-    other.write_text(Path(generate.TARGET).read_text().replace('"Produce"', '"Product"'))
-    monkeypatch.setattr(generate, "TARGET", other)
-    assert generate.main(["--check"]) == 1
-    assert generate.main([]) == 0
+    other.write_text(Path(wire_schema.TARGET).read_text().replace('"Produce"', '"Product"'))
+    monkeypatch.setattr(wire_schema, "TARGET", other)
+    assert wire_schema.main(["--check"]) == 1
+    assert wire_schema.main([]) == 0
     assert other.read_text() == Path(schema.__file__ or "").read_text()
-    assert generate.main(["--wrong"]) == 2
+    assert wire_schema.main(["--wrong"]) == 2
 
 
 def test_a_new_response_with_host_and_port_stops_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = [generate.load(generate.find_jar(release)) for release in generate.RELEASES]
-    monkeypatch.delitem(generate.NOT_ADDRESSES, "StreamsGroupHeartbeat")
-    with pytest.raises(generate.SchemaError, match="StreamsGroupHeartbeatResponse carries a host and a port"):
-        generate.render(releases)
+    releases = [wire_schema.load(wire_schema.find_jar(release)) for release in wire_schema.RELEASES]
+    monkeypatch.delitem(wire_schema.NOT_ADDRESSES, "StreamsGroupHeartbeat")
+    with pytest.raises(wire_schema.SchemaError, match="StreamsGroupHeartbeatResponse carries a host and a port"):
+        wire_schema.render(releases)
 
 
 def test_old_versions_are_covered_by_the_union() -> None:
@@ -140,7 +141,7 @@ def test_throttle_field_of_kafka_python_messages() -> None:
             if (cls.API_KEY, version) in NEWER_THAN_THE_TABLE:
                 continue
             field = fields.get("ThrottleTimeMs")
-            has = field is not None and version in generate.versions(field["versions"])
+            has = field is not None and version in wire_schema.versions(field["versions"])
             frame = kafka_python_frame(cls, version, **({"throttle_time_ms": THROTTLE_MS} if has else {}))
             position = throttle_in(frame, cls.API_KEY, version)
             assert (position is not None) is has, (cls.API_KEY, version)
@@ -210,16 +211,16 @@ def test_fetch_is_asked_for_with_a_version_without_addresses() -> None:
 
 def test_fetch_bodies_of_versions_15_to_18_differ_only_in_tagged_fields_that_consumers_do_not_send() -> None:
     """The reason why a consumer's Fetch 16-18 may be sent as 15, and the answer given back as it is."""
-    newest = generate.load(generate.find_jar(generate.RELEASES[0]))
+    newest = wire_schema.load(wire_schema.find_jar(wire_schema.RELEASES[0]))
     request, response = newest[apis.FETCH, "request"], newest[apis.FETCH, "response"]
     assert request.versions[-1] == response.versions[-1] == schema.APIS[apis.FETCH][2] == 18
     for version in (16, 17, 18):
         assert request.program(version) == request.program(15)
         assert _without_tags(response.program(version)) == _without_tags(response.program(15))
 
-    def added(fields: list[generate.Field]) -> list[generate.Field]:
+    def added(fields: list[wire_schema.Field]) -> list[wire_schema.Field]:
         inner = [field for outer in fields for field in added(outer.get("fields", []))]
-        return [field for field in fields if generate.versions(field["versions"])[0] > 15] + inner
+        return [field for field in fields if wire_schema.versions(field["versions"])[0] > 15] + inner
 
     new_in_requests = added(request.fields)
     assert [(field["name"], "taggedVersions" in field) for field in new_in_requests] == [
@@ -232,8 +233,8 @@ def test_fetch_bodies_of_versions_15_to_18_differ_only_in_tagged_fields_that_con
     assert {field["name"] for field in added(response.fields)} == {"NodeEndpoints"} | inner
     # Nothing was taken away after 15 either.
     for message in (request, response):
-        for fields in generate._all_structs(message.fields, message.structs):
-            assert all(generate.versions(field["versions"])[-1] not in (15, 16, 17) for field in fields)
+        for fields in wire_schema._all_structs(message.fields, message.structs):
+            assert all(wire_schema.versions(field["versions"])[-1] not in (15, 16, 17) for field in fields)
 
 
 def _without_tags(program: primitives.Program) -> primitives.Program:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.io.compliance import ThrottleComplianceProbe
+from proxy.net.io.compliance import ThrottleComplianceProbe
 from quota.entity import Kind
 from tests.support.session_tools import (
     API_VERSIONS,

@@ -17,7 +17,7 @@ from analysis.replay.fold import ReplayResult, Rule, fold
 from analysis.replay.intervals import events, near, ordered, places
 from analysis.replay.window import delays_ms, rates, sample_begins
 from config.load import load_bytes
-from deploy.cli.simulate import run as simulate
+from proxy.app.cli.simulate import run as simulate
 from quota.burst import WindowedBurst
 
 

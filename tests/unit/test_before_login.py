@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import CloseReason, SessionError
-from proxy.session.before_login import FREE_VERSIONS
-from proxy.wire.messages import metadata_request
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.session.before_login import FREE_VERSIONS
+from proxy.core.wire.messages import metadata_request
 from quota.entity import Kind
 from tests.support.sasl_tools import (
     PLAIN_STEPS,

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tls.certificates import CertificateError, in_pem, not_after_s, subject
+from proxy.net.tls.certificates import CertificateError, in_pem, not_after_s, subject
 from tests.support.examples import examples
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from config.load import load_bytes, warnings_of
 from config.table import to_table
-from deploy.cli.check import all_warnings
-from deploy.cli.main import app
+from proxy.app.cli.check import all_warnings
+from proxy.app.cli.main import app
 from quota.entity import DEFAULT, Kind
 from tests.support.strimzi import KAFKA_USERS
 
@@ -177,8 +177,8 @@ def test_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(admin)
         raise OSError("no server there")
 
-    monkeypatch.setattr("deploy.cli.admin_client.get_json", refuse)
-    monkeypatch.setattr("deploy.cli.top.get_json", refuse)
+    monkeypatch.setattr("proxy.app.cli.admin_client.get_json", refuse)
+    monkeypatch.setattr("proxy.app.cli.top.get_json", refuse)
     monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
     assert kquota(command).exit_code == 1
     monkeypatch.setenv("KQUOTA_ADMIN", "http://10.0.0.7:9404")
@@ -194,7 +194,7 @@ def test_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**known, **times, "utilisation": use, "mode": "enforce", "level": "client-id"}
 
     answer = {"groups": [group("a", 0.5), group("b", 1.5), group("free", 0.0, None)], "total": 3}
-    monkeypatch.setattr("deploy.cli.top.get_json", lambda *_: answer)
+    monkeypatch.setattr("proxy.app.cli.top.get_json", lambda *_: answer)
     shown = json.loads(kquota("top", "--json", "--sort", "use").stdout)
     assert (shown["admin"], shown["total"]) == ("http://127.0.0.1:9404", 3)
     assert [(row["client_id"], row["use"], row["throttled_for_ms"]) for row in shown["counters"]] == [

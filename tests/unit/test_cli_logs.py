@@ -8,7 +8,7 @@ import json
 import pytest
 import structlog
 
-from deploy.common import logs
+from proxy.app.common import logs
 
 
 class Terminal(io.StringIO):

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Outcome, Wait
-from proxy.session.session import Session
-from proxy.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
-from proxy.session.state import ClientState
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Outcome, Wait
+from proxy.core.session.session import Session
+from proxy.core.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
+from proxy.core.session.state import ClientState
 from quota.accounts import Account
 from quota.ledger import Ledger
 from tests.support.sasl_tools import handshake, handshake_response

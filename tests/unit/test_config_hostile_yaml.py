@@ -19,7 +19,7 @@ from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.scalars import MAX_NUMBER_CHARS
 from config.source import parse
-from deploy.sources.static_user import StaticUser, StaticUserError
+from proxy.app.sources.static_user import StaticUser, StaticUserError
 from tests.support.examples import examples
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'

@@ -14,7 +14,7 @@ from config.problems import ConfigError, Problem
 from config.schema import json_schema
 from config.table import entries, to_table
 from config.types import HostPort, PortRange
-from deploy.app.run import new_ledger
+from proxy.app.run import new_ledger
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
 from quota.table import CandidateLimits, Entry

@@ -18,7 +18,7 @@ from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.scalars import dump
 from config.source import parse
-from deploy.cli.imports import strimzi_entries
+from proxy.app.cli.imports import strimzi_entries
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 

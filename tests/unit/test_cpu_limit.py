@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from proxy.tls.cpu_limit import CpuLimitError, cpu_limit
+from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
 
 
 def test_a_regular_expression_is_interrupted() -> None:

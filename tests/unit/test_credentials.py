@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.upstream.credentials import MAX_SECRET_BYTES, Credentials, LoginError, login, scram_final
+from proxy.net.upstream.credentials import MAX_SECRET_BYTES, Credentials, LoginError, login, scram_final
 from tests.support.sasl_tools import authenticate_response, handshake_response
 
 

@@ -9,13 +9,13 @@ import yaml
 
 from config.load import load
 from config.table import to_table
-from deploy.demo.errors import DemoError
-from deploy.demo.meter import Track
-from deploy.demo.plan import MB, PLANS, STEADY_FROM_S, DemoClient
-from deploy.demo.sidecar import configuration
-from deploy.demo.stage import check_libraries
-from deploy.demo.verdict import compare, sentence
 from quota.entity import Kind
+from tests.lab.demo.errors import DemoError
+from tests.lab.demo.meter import Track
+from tests.lab.demo.plan import MB, PLANS, STEADY_FROM_S, DemoClient
+from tests.lab.demo.sidecar import configuration
+from tests.lab.demo.stage import check_libraries
+from tests.lab.demo.verdict import compare, sentence
 
 ORDERS, GREEDY, MODEST, REPORTS, BATCH = PLANS
 

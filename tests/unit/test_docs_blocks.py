@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.overlay import parse_overlay
-from deploy.cli.main import app
+from proxy.app.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from deploy.admin.app import _connection_json, _group_json
-from deploy.admin.explain import Moment, explanation_json, identity_of_connections
-from deploy.admin.explain_text import explanation_text, throttled_text
-from deploy.app.throttle_log import QUIET_MS, ThrottleLog
-from deploy.cli.top import chosen, page, rows
-from proxy.telemetry.observer import ConnectionInfo
+from proxy.app.admin.app import _connection_json, _group_json
+from proxy.app.admin.explain import Moment, explanation_json, identity_of_connections
+from proxy.app.admin.explain_text import explanation_text, throttled_text
+from proxy.app.cli.top import chosen, page, rows
+from proxy.app.throttle_log import QUIET_MS, ThrottleLog
+from proxy.core.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.status import counter_status

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from deploy.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
-from deploy.admin.explain_text import _clock, _span, explanation_text, throttled_text
-from proxy.telemetry.observer import ConnectionInfo
+from proxy.app.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
+from proxy.app.admin.explain_text import _clock, _span, explanation_text, throttled_text
+from proxy.core.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Kind

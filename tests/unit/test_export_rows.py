@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deploy.export.rows import FAMILY_OF, MAX_FOLDED_USERS, MAX_ROWS, Interval, Sampler
-from proxy.wire.schema import API_NAMES
+from proxy.app.export.rows import FAMILY_OF, MAX_FOLDED_USERS, MAX_ROWS, Interval, Sampler
+from proxy.core.wire.schema import API_NAMES
 from quota import record
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger

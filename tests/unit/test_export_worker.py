@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from deploy.export.worker import Batch, ExportError, Worker
+from proxy.app.export.worker import Batch, ExportError, Worker
 from tests.support.waiting import until
 
 LIMIT_S = 20.0

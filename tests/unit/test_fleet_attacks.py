@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.sources.fleet_keys import FleetKeys, FleetKeysError
+from proxy.app.sources.fleet_keys import FleetKeys, FleetKeysError
 from quota.fleet import view
 from quota.fleet.core import Fleet
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deploy.admin.history import INTERVAL_S, MAX_COUNTERS, SAMPLES, USED_WITHIN_MS, History
-from proxy.telemetry.observer import Counters
+from proxy.app.admin.history import INTERVAL_S, MAX_COUNTERS, SAMPLES, USED_WITHIN_MS, History
+from proxy.core.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

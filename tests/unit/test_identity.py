@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.auth.identity import IdentityPolicy
+from proxy.core.auth.identity import IdentityPolicy
 from quota.entity import Identity
 from tests.support.session_tools import from_broker, from_client, ledger, produce, produce_response, session
 

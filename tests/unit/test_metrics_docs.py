@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.errors import CloseReason
+from proxy.core.errors import CloseReason
 from tests.support.exposition import everything
 
 TEXT = Path(__file__, "../../../docs/metrics.md").resolve().read_text()

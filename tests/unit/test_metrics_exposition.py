@@ -10,9 +10,9 @@ import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.metrics import Exposition, Status
-from deploy.sources.watch import ReloadState
-from proxy.telemetry.observer import Counters
+from proxy.app.metrics import Exposition, Status
+from proxy.app.sources.watch import ReloadState
+from proxy.core.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

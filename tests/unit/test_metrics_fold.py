@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from deploy.common.top_k import IDLE_MS, OTHER, Labels, TopKSeries, Totals, label
+from proxy.app.common.top_k import IDLE_MS, OTHER, Labels, TopKSeries, Totals, label
 
 REST = (OTHER, OTHER)
 

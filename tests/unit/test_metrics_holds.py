@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.metrics.traffic import traffic_families
-from proxy.telemetry.observer import Counters
+from proxy.app.metrics.traffic import traffic_families
+from proxy.core.telemetry.observer import Counters
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

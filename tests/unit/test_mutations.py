@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.interceptors.intercept import AdminRequest, Forward
-from proxy.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
-from proxy.interceptors.mutations import DEFAULT_COUNT_MS
-from proxy.wire.frames import WireError
-from proxy.wire.topics import (
+from proxy.core.interceptors.intercept import AdminRequest, Forward
+from proxy.core.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
+from proxy.core.interceptors.mutations import DEFAULT_COUNT_MS
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.topics import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
-from proxy.session.session import Session
-from proxy.wire.apis import is_flexible
-from proxy.wire.topics import CREATE_TOPICS
+from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.core.session.session import Session
+from proxy.core.wire.apis import is_flexible
+from proxy.core.wire.topics import CREATE_TOPICS
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

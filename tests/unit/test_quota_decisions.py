@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.session.session import Session
-from proxy.telemetry.observer import Counters
+from proxy.core.session.session import Session
+from proxy.core.telemetry.observer import Counters
 from quota.decisions import MAX_COUNTERS, MAX_EACH, Decision, Why
 from quota.entity import DEFAULT, CounterKey, Identity, Kind
 from quota.ledger import Ledger

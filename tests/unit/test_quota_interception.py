@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from proxy.errors import CloseReason, SessionError
-from proxy.interceptors import quota_admin
-from proxy.interceptors.quota_admin import MAX_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
-from proxy.session.session import Session
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.interceptors import quota_admin
+from proxy.core.interceptors.quota_admin import MAX_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
+from proxy.core.session.session import Session
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Component, Entity, Quotas
 from tests.support.session_tools import (
     THREE_WAYS,

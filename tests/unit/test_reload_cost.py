@@ -28,10 +28,10 @@ from config.load import load
 from config.model import Config
 from config.problems import ConfigError
 from config.source import parse, plain_values
-from deploy.app.run import Sidecar
-from deploy.common import gc_tuning
-from deploy.common.gc_tuning import SWITCH_INTERVAL_S, beside_traffic, release_in_steps, share_fairly, uncollected
-from deploy.sources import watch
+from proxy.app.common import gc_tuning
+from proxy.app.common.gc_tuning import SWITCH_INTERVAL_S, beside_traffic, release_in_steps, share_fairly, uncollected
+from proxy.app.run import Sidecar
+from proxy.app.sources import watch
 from quota.entity import Kind
 from quota.overlay import from_cluster, laid_over
 from quota.table import QuotaTable

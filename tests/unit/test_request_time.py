@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.suites.request_time import main, table
-from proxy.session.request_time import (
+from proxy.core.session.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
     HANDOVER_MS,
@@ -17,7 +17,7 @@ from proxy.session.request_time import (
     RECENT,
     RequestTime,
 )
-from proxy.wire.schema import APIS
+from proxy.core.wire.schema import APIS
 
 KEYS = {known[0]: key for key, known in APIS.items()}
 PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]

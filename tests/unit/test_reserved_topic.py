@@ -21,18 +21,18 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.metadata import MetadataResponse
 
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Work
-from proxy.interceptors.mutations import MutationQuota
-from proxy.interceptors.reserved_topic import ReservedTopic
-from proxy.wire.apis import version_range
-from proxy.wire.frames import WireError
-from proxy.wire.topic_changes import (
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Work
+from proxy.core.interceptors.mutations import MutationQuota
+from proxy.core.interceptors.reserved_topic import ReservedTopic
+from proxy.core.wire.apis import version_range
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.topic_changes import (
     ALTER_CONFIGS,
     DELETE_RECORDS,
     INCREMENTAL_ALTER_CONFIGS,
     TOPIC_CHANGES,
 )
-from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 from tests.support.mutation_tools import create, delete, encoded, partitions

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.auth.sasl import Login
-from proxy.errors import CloseReason, SessionError
-from proxy.session.login import UNAUTHENTICATED, renewal_ms
-from proxy.session.session import Session
-from proxy.wire import sasl as wire
+from proxy.core.auth.sasl import Login
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.session.login import UNAUTHENTICATED, renewal_ms
+from proxy.core.session.session import Session
+from proxy.core.wire import sasl as wire
 from quota.entity import Kind
 from tests.support.sasl_tools import (
     OAUTH_STEPS,

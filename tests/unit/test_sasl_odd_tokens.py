@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.auth.sasl import Login
-from proxy.errors import CloseReason, SessionError
-from proxy.wire import sasl as wire
+from proxy.core.auth.sasl import Login
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.wire import sasl as wire
 from quota.ledger import Ledger
 from tests.support.sasl_tools import (
     HEAD,

@@ -7,7 +7,7 @@ import struct
 import pytest
 from kio.schema.errors import ErrorCode
 
-from proxy.errors import CloseReason, SessionError
+from proxy.core.errors import CloseReason, SessionError
 from tests.support.session_tools import (
     API_VERSIONS,
     FETCH,

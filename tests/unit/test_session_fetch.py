@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from proxy.session.request_handler import MAX_HELD_REQUEST_BYTES
-from proxy.session.session import Session
-from proxy.wire import fetch_heads, requests
-from proxy.wire.apis import response_header_version, version_range
+from proxy.core.session.request_handler import MAX_HELD_REQUEST_BYTES
+from proxy.core.session.session import Session
+from proxy.core.wire import fetch_heads, requests
+from proxy.core.wire.apis import response_header_version, version_range
 from quota.entity import Kind
 from quota.fetch_sizer import HEAD_BYTES
 from quota.ledger import Ledger

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from proxy.errors import CloseReason, SessionError
-from proxy.session.login import renewal_ms
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.session.login import renewal_ms
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.session_tools import (
@@ -322,7 +322,7 @@ def test_a_fetch_that_cannot_be_answered_here_waits_as_well() -> None:
 
 
 def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler() -> None:
-    from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
+    from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
     from quota.entity import DEFAULT
     from quota.table import Entry, QuotaTable
 

@@ -6,11 +6,11 @@ import struct
 
 import pytest
 
-from proxy.session.request_time import DEFAULT_BASELINE_MS, EXEMPT, HANDOVER_MS, MIN_MS, NEVER_WAIT
-from proxy.session.session import Session
-from proxy.wire import responses
-from proxy.wire.sasl import SASL_APIS
-from proxy.wire.schema import API_NAMES, APIS
+from proxy.core.session.request_time import DEFAULT_BASELINE_MS, EXEMPT, HANDOVER_MS, MIN_MS, NEVER_WAIT
+from proxy.core.session.session import Session
+from proxy.core.wire import responses
+from proxy.core.wire.sasl import SASL_APIS
+from proxy.core.wire.schema import API_NAMES, APIS
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

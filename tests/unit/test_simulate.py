@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from config.load import load_bytes
-from deploy.cli.simulate import run
+from proxy.app.cli.simulate import run
 from quota.ledger import MAX_CLIENTS
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli.main import app
+from proxy.app.cli.main import app
 
 TEXT = Path(__file__, "../../../docs/cli.md").resolve().read_text()
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from config.load import load_bytes
-from deploy.cli.main import app
-from deploy.cli.simulate import run
+from proxy.app.cli.main import app
+from proxy.app.cli.simulate import run
 
 LIMIT_500 = "quotas: [{client-id: c, producer_byte_rate: 500, consumer_byte_rate: 500}]"
 ALL = (

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.errors import CloseReason
-from proxy.listen.stalls import Stalls, TrafficSample
-from proxy.settings import StallLimits
+from proxy.core.errors import CloseReason
+from proxy.net.listen.stalls import Stalls, TrafficSample
+from proxy.net.settings import StallLimits
 
 LIMITS = StallLimits(pre_auth_timeout_s=30.0, stall_timeout_s=60.0, min_bytes_per_s=500.0)
 QUIET = TrafficSample(

@@ -12,9 +12,9 @@ import trio
 
 from config.identity import StaticIdentity
 from config.load import load_bytes
-from deploy.sources.follow import Followed, Follower
-from deploy.sources.security import load_security
-from deploy.sources.static_user import MAX_BYTES, StaticUser, StaticUserError
+from proxy.app.sources.follow import Followed, Follower
+from proxy.app.sources.security import load_security
+from proxy.app.sources.static_user import MAX_BYTES, StaticUser, StaticUserError
 
 
 def token(subject: str) -> str:

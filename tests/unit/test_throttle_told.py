@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.session.session import Session
+from proxy.core.session.session import Session
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.session_tools import (

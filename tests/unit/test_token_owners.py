@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from proxy.auth.token_owners import ASK_AGAIN_S, TokenOwners, read_owners
-from proxy.wire.frames import WireError
+from proxy.core.wire.frames import WireError
+from proxy.net.upstream.token_owners import ASK_AGAIN_S, TokenOwners, read_owners
 
 
 def text(value: str) -> bytes:

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import pytest
 
-from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
-from proxy.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
-from proxy.session.framing import FRAMES_PER_WALK, Buffer
-from proxy.session.session import Session
-from proxy.wire.messages import framed
-from proxy.wire.primitives import compact_string, uvarint
-from proxy.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
+from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
+from proxy.core.session.framing import FRAMES_PER_WALK, Buffer
+from proxy.core.session.session import Session
+from proxy.core.wire.messages import framed
+from proxy.core.wire.primitives import compact_string, uvarint
+from proxy.core.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
 from quota.admin import Changes, Entity, Quotas
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger

@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from proxy.interceptors.intercept import Work
-from proxy.session.fetch import FetchShaper
-from proxy.wire.frames import WireError
-from proxy.wire.lengths import check_lengths
-from proxy.wire.topics import CREATE_TOPICS, read_request
+from proxy.core.interceptors.intercept import Work
+from proxy.core.session.fetch import FetchShaper
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.lengths import check_lengths
+from proxy.core.wire.topics import CREATE_TOPICS, read_request
 from tests.support.session_tools import finished, kio_message
 from tests.support.wire_tools import sample
 

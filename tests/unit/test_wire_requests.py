@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
-from proxy.wire import apis, requests, schema
-from proxy.wire.frames import MAX_FRAME_BYTES, WireError, diagnose
-from proxy.wire.primitives import uvarint
-from proxy.wire.software import client_software
+from proxy.core.wire import apis, requests, schema
+from proxy.core.wire.frames import MAX_FRAME_BYTES, WireError, diagnose
+from proxy.core.wire.primitives import uvarint
+from proxy.core.wire.software import client_software
 from tests.support.examples import examples
 from tests.support.wire_tools import (
     TRAILING,

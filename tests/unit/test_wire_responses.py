@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
-from proxy.wire import apis, messages, primitives, requests, responses, schema, throttle
-from proxy.wire.frames import WireError
-from proxy.wire.responses import NeedMore, NodeAddress, Rewritten
-from proxy.wire.software import client_software
-from proxy.wire.walk import Walker
+from proxy.core.wire import apis, messages, primitives, requests, responses, schema, throttle
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten
+from proxy.core.wire.software import client_software
+from proxy.core.wire.walk import Walker
 from tests.support.examples import examples
 from tests.support.wire_tools import (
     THROTTLE_MS,

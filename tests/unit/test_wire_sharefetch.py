@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.wire import apis, generate, primitives
-from proxy.wire.frames import WireError
-from proxy.wire.sharefetch import MAX_HELD_BYTES, ShareFetchScrubber, padding
-from proxy.wire.walk import MAX_ELEMENTS
+from proxy.core.wire import apis, primitives
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.sharefetch import MAX_HELD_BYTES, ShareFetchScrubber, padding
+from proxy.core.wire.walk import MAX_ELEMENTS
+from tests.lab import wire_schema
 from tests.support.wire_tools import framed, kio_class, kio_frame, sample, with_unknown_tag
 
 
@@ -164,10 +165,10 @@ def test_wrong_use() -> None:
 def test_the_table_has_nothing_in_share_fetch_that_the_scrubber_does_not_know() -> None:
     for version in range(3):
         scrubber = ShareFetchScrubber(version)
-        assert not generate._has(
+        assert not wire_schema._has(
             scrubber._before, (primitives.HOST, primitives.VARHOST, primitives.NULLABLE, primitives.STRING)
         )
-        assert generate._has(scrubber._endpoints, (primitives.VARHOST,))
+        assert wire_schema._has(scrubber._endpoints, (primitives.VARHOST,))
 
 
 @pytest.mark.parametrize("where", ["tagged fields", "array elements", "arrays of arrays"])

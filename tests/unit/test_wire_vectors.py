@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from kio.schema.errors import ErrorCode
 
-from proxy.wire import apis, generate, requests, responses
-from proxy.wire.sharefetch import ShareFetchScrubber
+from proxy.core.wire import apis, requests, responses
+from proxy.core.wire.sharefetch import ShareFetchScrubber
+from tests.lab import wire_schema
 from tests.support.wire_tools import every_way, kafka_python_messages, kio_read, rewritten, translated
 
 
@@ -133,7 +134,7 @@ def responses_have_throttle(vector: Vector) -> bool:
         return True
     cls = next(c for c in kafka_python_messages() if vector.api_key == c.API_KEY and c.type == "response")
     fields = [field for field in cls.json["fields"] if field["name"] == "ThrottleTimeMs"]
-    return any(vector.version in generate.versions(field["versions"]) for field in fields)
+    return any(vector.version in wire_schema.versions(field["versions"]) for field in fields)
 
 
 @every_vector

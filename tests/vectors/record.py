@@ -20,9 +20,9 @@ from typing import Any
 
 from kio.static.constants import EntityType
 
-from deploy.kafka import KafkaCluster
-from proxy.wire import responses
-from proxy.wire.apis import api_name
+from proxy.core.wire import responses
+from proxy.core.wire.apis import api_name
+from tests.lab.kafka import KafkaCluster
 from tests.support.wire_tools import framed, kafka_python_frame, kafka_python_messages, kio_class, kio_frame
 
 TOPIC = "vectors"

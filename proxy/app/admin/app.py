@@ -1,0 +1,493 @@
+"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
+
+An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
+small steps, and connections are few, short and replaceable: a client that hangs, trickles or floods is cut off, and the
+next probe gets through. Hypercorn shields its sends from cancellation, so deadlines close the socket itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from operator import itemgetter
+from typing import Any, Final, Protocol, TypeVar
+
+import structlog
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from proxy.app.admin import ui
+from proxy.app.admin.explain import (
+    Moment,
+    Origin,
+    addresses_of,
+    explanation_json,
+    fleet_json,
+    identity_of_connections,
+    throttled_json,
+    throttled_row,
+)
+from proxy.app.admin.explain_text import explanation_panel, explanation_text
+from proxy.app.admin.guard import Guard, Hosts
+from proxy.app.admin.history import History
+from proxy.app.admin.largest import Largest
+from proxy.app.common.text import ascii_json
+from proxy.app.metrics import CONTENT_TYPE, Exposition
+from proxy.core.telemetry.observer import ConnectionInfo
+from quota.admin import Entity
+from quota.connections import canonical_address
+from quota.counter import QuotaCounter
+from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
+
+log = structlog.get_logger("kquota.admin")
+
+MAX_CONNECTIONS: Final = 64
+"""Connections open at once; a new one evicts the oldest."""
+LIFETIME_S: Final = 20.0
+"""For a connection without a complete request, and for each request until its answer has been read."""
+KEEP_ALIVE_S: Final = 10.0
+AFTER_EOF_S: Final = 1.0
+ROWS: Final = 1000
+MAX_ROWS: Final = 10_000
+STEP: Final = 100
+"""Objects looked at before other tasks run: less than a millisecond."""
+ROW_STEP: Final = 20
+"""Rows made of them: one takes some 30 µs, and one of /throttled a millisecond."""
+T = TypeVar("T")
+
+
+class ProxyView(Protocol):
+    """The admin port's view of the proxy."""
+
+    state: str
+
+    @property
+    def cluster_reached(self) -> bool:
+        """Whether the cluster answered when it was asked last."""
+
+    @property
+    def last_cluster_error(self) -> str | None:
+        """Why it did not."""
+
+    @property
+    def listeners_bound(self) -> bool:
+        """Whether clients can connect."""
+
+    @property
+    def full(self) -> str | None:
+        """Why there are no file descriptors for another connection; None when there are."""
+
+    @property
+    def given_user(self) -> tuple[str, str]:
+        """The user that a new connection gets, and its source."""
+
+    def each_connection(self) -> Iterator[ConnectionInfo]:
+        """All open connections, one by one; other tasks may run between two of them."""
+
+
+class QuotasView(Protocol):
+    """The admin port's view of the source of limits."""
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the sidecar should get no traffic yet; None when it may."""
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """Where one limit in force was set, in words."""
+
+
+def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
+    """Why the sidecar is not ready; empty when it is."""
+    if proxy.state in ("draining", "stopped"):
+        return [f"the sidecar is {proxy.state}"]
+    reasons = []
+    if not proxy.listeners_bound:
+        reasons.append("the listener is not bound")
+    if proxy.full is not None:
+        reasons.append(proxy.full)
+    if not proxy.cluster_reached:
+        reasons.append(f"the cluster is not reached: {proxy.last_cluster_error or 'no answer yet'}")
+    if quotas is not None and quotas.not_ready is not None:
+        reasons.append(quotas.not_ready)
+    return reasons
+
+
+class AdminApp:
+    """The HTTP endpoints."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        proxy: ProxyView,
+        metrics: Exposition,
+        clock_ms: Callable[[], float],
+        quotas: QuotasView | None = None,
+        history: History | None = None,
+        *,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """`hosts`: the hosts that requests may be for; without it addresses and localhost alone."""
+        self._ledger = ledger
+        self._history = history
+        self._proxy = proxy
+        self._metrics = metrics
+        self._source = quotas
+        self._now_ms = clock_ms
+        self._heavy = trio.Lock()  # one long list at a time
+        pages = Starlette(
+            routes=[
+                Route("/", self._index),
+                Route("/metrics", self._serve_metrics),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                Route("/quotas", self._quotas),
+                Route("/throttled", self._throttled),
+                Route("/explain", self._explain),
+                Route("/connections", self._connections),
+                Route("/libraries", self._libraries),
+                Route("/history", self._history_route),
+                *ui.ROUTES,
+            ]
+        )
+        self.asgi = Guard(pages, Hosts([]) if hosts is None else hosts)
+
+    async def _index(self, request: Request) -> Response:
+        paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
+        paths += ["/connections", "/libraries", "/history", "/ui (for people)"]
+        return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
+
+    async def _serve_metrics(self, request: Request) -> Response:
+        return Response(await self._metrics.text(self._now_ms()), headers={"content-type": CONTENT_TYPE})
+
+    async def _healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = not_ready(self._proxy, self._source)
+        return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    @property
+    def _origin(self) -> Origin | None:
+        return None if self._source is None else self._source.origin
+
+    def _moment(self) -> Moment:
+        return Moment(self._now_ms(), time.time())
+
+    async def _throttled(self, request: Request) -> Response:
+        """The counters that throttle clients now, the longest first, and the last throttles of all."""
+        async with self._heavy:
+            at = self._moment()
+            now = int(at.now_ms)
+            largest: Largest[QuotaCounter] = Largest(_limit(request))
+            async for group in self._steps("/throttled", self._ledger.groups()):
+                until = max(group.throttled_until, now + group.owed_ms(now))
+                if (until > now or group.waiting) and not group.shadow:
+                    largest.add((max(until, now + group.line(now).newcomer_ms),), group)
+            rows: list[tuple[tuple[int, int], bytes]] = []
+            async for group in self._steps("/throttled", largest.items(), 1):
+                row = throttled_row(group, self._ledger, at, self._origin)
+                rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
+            rows.reverse()
+            rows.sort(key=itemgetter(0), reverse=True)
+            rest = throttled_json(self._ledger, at) | {"total": largest.seen}
+            return _listed("throttled", [row for _, row in rows], rest)
+
+    async def _explain(self, request: Request) -> Response:
+        """One client. A user that is not given is the one that connections get."""
+        query = request.query_params
+        given = self._proxy.given_user
+        user, client_id = query.get("user") or given[0], query.get("client_id", "")
+        address = query.get("ip")
+        try:
+            addresses = [] if address is None else [canonical_address(address)]
+        except ValueError as error:
+            return _json({"error": str(error)}, status=400)
+        async with self._heavy:
+            mine = []
+            async for one in self._steps("/explain", self._proxy.each_connection()):
+                if one.user == user:
+                    mine.append(one)
+            identity = identity_of_connections(mine, user, client_id, given)
+            at = self._moment()
+            addresses = addresses or addresses_of(identity["peers"])
+            answer = explanation_json(
+                self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._origin
+            )
+        shape = query.get("format")
+        if shape == "text":
+            return PlainTextResponse(explanation_text(answer))
+        return _json(explanation_panel(answer) if shape == "panel" else answer)
+
+    async def _history_route(self, request: Request) -> Response:
+        """The last 15 minutes."""
+        if self._history is None:
+            return _json({"error": "no history is kept"}, status=404)
+        return _json(self._history.as_json(self._now_ms()))
+
+    async def _quotas(self, request: Request) -> Response:
+        """The groups with the highest utilisation first."""
+        now = int(self._now_ms())
+        async with self._heavy:
+            largest: Largest[QuotaCounter] = Largest(_limit(request))
+            async for group in self._steps("/quotas", self._ledger.groups()):
+                used = group.utilisation(now)
+                largest.add((-1.0 if used is None else used,), group)
+            rows = []
+            async for group in self._steps("/quotas", largest.items(), ROW_STEP):
+                rows.append(_row(_group_json(self._ledger, group, now)))
+            rows.reverse()
+            return _listed("groups", rows, {"total": largest.seen, "shown": len(rows)})
+
+    async def _connections(self, request: Request) -> Response:
+        """The connections that are muted or have waited longest first."""
+        async with self._heavy:
+            largest: Largest[ConnectionInfo] = Largest(_limit(request))
+            async for one in self._steps("/connections", self._proxy.each_connection()):
+                largest.add((max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes), one)
+            rows = []
+            async for one in self._steps("/connections", largest.items(), ROW_STEP):
+                rows.append(_row(_connection_json(one)))
+            rows.reverse()
+            return _listed("connections", rows, {"total": largest.seen, "shown": len(rows)})
+
+    async def _steps(self, what: str, items: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
+        """The items; other tasks run after every `step` of them."""
+        turns = self._metrics.long_turns
+        turns.begin(what, trio.current_time())
+        for count, item in enumerate(items, 1):
+            yield item
+            if count % step == 0:
+                await trio.lowlevel.checkpoint()
+                turns.begin(what, trio.current_time())
+
+    async def _libraries(self, request: Request) -> Response:
+        """Throttle compliance by client library, those that ignored throttles longest first."""
+        most = _limit(request)
+        found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
+        best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
+        rows = [{name: getattr(one, name) for name in one.__slots__} for one in best]
+        return _json({"libraries": rows, "total": len(found), "shown": len(rows)})
+
+
+def _limit(request: Request) -> int:
+    with suppress(ValueError):
+        return min(max(int(request.query_params.get("limit", ROWS)), 0), MAX_ROWS)
+    return ROWS
+
+
+def _group_json(ledger: Ledger, group: QuotaCounter, now: int) -> dict[str, Any]:
+    user, client_id = group.key
+    usage = group.usage
+    return {
+        "kind": group.kind.value,
+        "user": user,
+        "client_id": client_id,
+        "limit": group.limit,
+        "level": None if group.level is None else group.level.label,
+        "mode": None if group.entry is None else group.entry.mode,
+        "observed": group.observed(now),
+        "utilisation": group.utilisation(now),
+        "throttled_for_ms": max(group.throttled_until - now, 0),
+        "owed_ms": group.owed_ms(now),
+        "waiting": group.waiting,
+        "next_ms": group.line(now).next_ms,
+        "fleet": fleet_json(ledger, group),
+        "totals": {
+            "amount": usage.amount,
+            "charges": usage.charges,
+            "throttled": usage.throttled,
+            "throttle_ms": usage.throttle_ms,
+            "held": usage.held,
+            "held_ms": usage.held_ms,
+            "capped": group.capped,
+        },
+        "shadow": _trial_json(trial_snapshot(group, group.shadowed, now)),
+        "candidate": _trial_json(trial_snapshot(group, group.candidate, now)),
+    }
+
+
+def _trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
+    return None if trial is None else asdict(trial)
+
+
+def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "unmuted"} | {"state": one.state}
+
+
+def _text(value: Any) -> bytes:
+    # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
+    return ascii_json(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(_text(value), status, {"cache-control": "no-store"}, "application/json")
+
+
+def _row(value: Any) -> bytes:
+    return ascii_json(value, separators=(",", ":")).encode()
+
+
+def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> Response:
+    """As `_json` of `{name: rows, **rest}`."""
+    body = b'{"%b":[' % name.encode() + b",".join(rows) + b"]," + _text(rest)[1:]
+    return Response(body, 200, {"cache-control": "no-store"}, "application/json")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The admin listener. Raises OSError with a sentence that names the setting."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port} (admin): {error.strerror}") from error
+    return listener
+
+
+class AdminServer:
+    """Serves an ASGI app on few connections at a time, each with a deadline."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        app: Any,
+        *,
+        most_connections: int = MAX_CONNECTIONS,
+        lifetime_s: float = LIFETIME_S,
+        on_evict: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._listener = listener
+        self._app = app
+        self._most = most_connections
+        self._lifetime_s = lifetime_s
+        self._on_evict = on_evict
+        self._open: dict[_Client, None] = {}  # oldest first
+        self._context = WorkerContext(None)
+        self._config = HypercornConfig()
+        self._config.keep_alive_timeout = KEEP_ALIVE_S
+        self._config.h11_max_incomplete_size = 16_384
+        self._config.h2_max_concurrent_streams = 4
+        self._config.include_server_header = False
+        self._config.accesslog = None
+        self._config.errorlog = None  # errors in the app are logged below
+
+    @property
+    def open_connections(self) -> int:
+        """How many are connected now."""
+        return len(self._open)
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    try:
+                        stream = await listener.accept()
+                    except OSError as error:  # out of descriptors: traffic has priority
+                        log.warning("cannot accept on the admin port", error=str(error))
+                        await trio.sleep(0.1)
+                        continue
+                    if len(self._open) >= self._most:
+                        oldest = next(iter(self._open))
+                        del self._open[oldest]
+                        oldest.cut()
+                        self._on_evict()
+                    client = _Client(stream, self._lifetime_s)
+                    self._open[client] = None
+                    nursery.start_soon(self._serve_one, client)
+            finally:
+                for client in self._open:
+                    client.cut()
+                with trio.CancelScope(shield=True):
+                    await listener.aclose()
+
+    async def _serve_one(self, client: _Client) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.cut_in_time)
+                app = wrap_app(self._guarded(client), self._config.wsgi_max_body_size, "asgi")
+                server = TCPServer(app, self._config, self._context, ConnectionState({}), client)  # type: ignore[arg-type]
+                with client.serving:
+                    await server
+                nursery.cancel_scope.cancel()
+        except Exception as error:
+            log.debug("admin connection failed", error=repr(error))
+        finally:
+            self._open.pop(client, None)
+            client.cut()
+
+    def _guarded(self, client: _Client) -> Callable[..., Awaitable[None]]:
+        async def guarded(scope: Any, receive: Any, send: Any) -> None:
+            client.extend()
+            try:
+                await self._app(scope, receive, send)
+            except Exception as error:
+                if isinstance(error, OSError | trio.BrokenResourceError | trio.ClosedResourceError):
+                    return
+                log.exception("admin request failed", path=scope.get("path"))
+                raise
+
+        return guarded
+
+
+class _Client:
+    """A client's stream as hypercorn uses one, with a deadline; closing it ends all tasks that serve it."""
+
+    def __init__(self, stream: trio.SocketStream, lifetime_s: float) -> None:
+        self._stream = stream
+        self._lifetime_s = lifetime_s
+        self._waiting = trio.CancelScope()
+        self.serving = trio.CancelScope()
+        self.extend()
+
+    @property
+    def socket(self) -> Any:
+        """Hypercorn asks it for addresses."""
+        return self._stream.socket
+
+    async def receive_some(self, most: int) -> bytes:
+        data = await self._stream.receive_some(most)
+        if not data:  # hypercorn would wait for its keep-alive timeout now; an answer in progress needs less
+            self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + AFTER_EOF_S)
+        return bytes(data)
+
+    async def send_all(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        self.serving.cancel()
+
+    def extend(self) -> None:
+        """A request has arrived: its answer gets a new deadline."""
+        self._waiting.deadline = trio.current_time() + self._lifetime_s
+
+    async def cut_in_time(self) -> None:
+        """Close when the deadline has passed."""
+        with self._waiting:
+            await trio.sleep_forever()
+        self.cut()
+
+    def cut(self) -> None:
+        """Close at once, even while tasks wait on it, shielded or not."""
+        self._stream.socket.close()
+        self.serving.cancel()

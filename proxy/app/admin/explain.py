@@ -1,0 +1,319 @@
+"""Why a client has its limits, their state, and why it is throttled: one structure for programs and people.
+
+The same for the file (`kquota explain --config`) and for the live sidecar (`/explain`, `/throttled`);
+`proxy.app.admin.explain_text` renders it as text. Times are wall-clock time in UTC, to match other programs' logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from config.model import Config
+from proxy.app.common.text import UNITS
+from proxy.core.telemetry.observer import ConnectionInfo
+from proxy.core.wire.schema import API_NAMES
+from quota.admin import Entity, entity_of_entry
+from quota.connections import ConnectionEntry, ConnectionStatus, Refused, Scope, canonical_address
+from quota.counter import QuotaCounter
+from quota.decisions import Decision
+from quota.entity import ANONYMOUS, DEFAULT, Kind
+from quota.fleet.core import FleetStatus
+from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
+from quota.status import counter_status
+from quota.table import RATE_FIELD, Entry
+
+MAX_PEERS: Final = 10
+MAX_ADDRESSES: Final = 5
+MAX_DECISIONS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment on the ledger's clock and on the wall clock."""
+
+    now_ms: float
+    wall_s: float
+
+    def iso(self, at_ms: float | None = None) -> str:
+        """Wall-clock time of another moment of the ledger's clock (None: this one), in UTC, to the millisecond."""
+        seconds = self.wall_s + (0.0 if at_ms is None else (at_ms - self.now_ms) / 1000.0)
+        try:
+            return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        except (OverflowError, ValueError):
+            return "9999-12-31T23:59:59.999Z"  # a debt of thousands of years
+
+
+Origin = Callable[[Entity, str], str]
+"""Where the limit of this name (Kafka's) of an entity was set, in words: "in the file kquota.yaml"."""
+
+
+def explanation_json(
+    ledger: Ledger,
+    user: str,
+    client_id: str,
+    *,
+    identity: dict[str, Any],
+    at: Moment | None,
+    addresses: Iterable[str],
+    origin: Origin | None = None,
+) -> dict[str, Any]:
+    """The answer of `/explain`; `at` is None for a configuration alone, without any usage."""
+    now_ms = 0.0 if at is None else at.now_ms
+    found = ledger.explain(user, client_id, now_ms)
+    scopes = [(Scope.USER, found.user), *((Scope.IP, address) for address in addresses)]
+    account = ledger.known(found.user, client_id)
+    answer: dict[str, Any] = {
+        "at": None if at is None else at.iso(),
+        "user": found.user,
+        "client_id": found.client_id,
+        "identity": identity,
+        "kinds": [_kind_json(ledger, one, at, origin) for one in found.kinds],
+        "connections": [_connection_json(ledger, scope, name, at, origin) for scope, name in scopes],
+    }
+    if account is not None:
+        answer["broker_throttles"] = {"count": account.broker_throttled, "sum_ms": account.broker_throttle_ms}
+    return answer
+
+
+def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: Origin | None) -> dict[str, Any]:
+    winner = one.winner if one.winner is not None and one.limit is not None else None
+    level = None if winner is None else winner.level.label
+    found: dict[str, Any] = {
+        "kind": one.kind.value,
+        "unit": UNITS[one.kind],
+        "setting": RATE_FIELD[one.kind],
+        "limit": one.limit,
+        "scope": _scope(ledger, None if winner is None else winner.entry),
+        "level": level,
+        "entity": None if winner is None or winner.entry is None else _entity(winner.entry),
+        "set_in": None if winner is None else _set_in(winner.entry, one.kind, origin),
+        "mode": one.mode,
+        "candidate_limit": one.candidate_limit,
+        "group": {"user": one.group[0], "client_id": one.group[1]},
+        "observed": one.observed,
+        "throttle_ms": one.throttle_ms,
+        "levels": [
+            {"level": candidate.level.label, "limit": candidate.limit, "wins": candidate.level.label == level}
+            for candidate in one.candidates
+        ],
+    }
+    if at is not None:
+        found["now"] = None if one.counter is None else standing_json(one.counter, at, ledger)
+        found["decisions"] = [decision_json(decision, at) for decision in ledger.decisions.of(one.kind, one.key)]
+    return found
+
+
+def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, Any]:
+    """The state of one counter."""
+    now = counter_status(group, at.now_ms)
+    usage = group.usage
+    return {
+        "amount": now.amount,
+        "window_ms": now.window_ms,
+        "tokens": now.tokens,
+        "burst": now.burst,
+        "share": now.share,
+        "wait_ms": now.wait_ms,
+        "free_ms": now.free_ms,
+        "muted_ms": now.muted_ms,
+        "muted_until": at.iso(at.now_ms + now.muted_ms) if now.muted_ms else None,
+        "owed_ms": now.owed_ms,
+        "debt_ms": now.line.debt_ms,
+        "waiting": now.line.waiting,
+        "next_ms": now.line.next_ms,
+        "paced": now.paced,
+        "throttled": usage.throttled,
+        "throttle_ms": usage.throttle_ms,
+        "held": usage.held,
+        "held_ms": usage.held_ms,
+        "capped": group.capped,
+        "fleet": fleet_json(ledger, group),
+        "shadow": trial_json(trial_snapshot(group, group.shadowed, int(at.now_ms))),
+        "candidate": trial_json(trial_snapshot(group, group.candidate, int(at.now_ms))),
+    }
+
+
+def fleet_json(ledger: Ledger, group: QuotaCounter) -> dict[str, Any] | None:
+    """This instance's share of a fleet's limit, and the reason for it; None for a limit of its own."""
+    found = None if ledger.fleet is None else ledger.fleet.standing(group)
+    if found is None or group.whole is None:
+        return None
+    return _share_json(found, group.whole, group.limit)
+
+
+def _share_json(found: FleetStatus, limit: float, limit_here: float | None) -> dict[str, Any]:
+    return {
+        "limit": limit,
+        "share": found.share,
+        "limit_here": limit_here,
+        "why": found.why.value,
+        "usage": found.usage,
+        "demand": found.demand,
+        "sharing": found.instances,
+        "instances": found.known,
+    }
+
+
+def _scope(ledger: Ledger, entry: Entry | ConnectionEntry | None) -> str | None:
+    if entry is None:
+        return None
+    return "fleet" if ledger.table.of_fleet(entry) else "instance"
+
+
+def trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
+    """What a limit that is measured and not applied would have done."""
+    if trial is None:
+        return None
+    return {
+        "limit": trial.limit,
+        "share": trial.utilisation,
+        "throttled": trial.throttled,
+        "throttle_ms": trial.throttle_ms,
+    }
+
+
+def decision_json(one: Decision, at: Moment) -> dict[str, Any]:
+    """One throttle."""
+    return {
+        "at": at.iso(one.at_ms),
+        "kind": one.kind.value,
+        "user": one.identity.user,
+        "client_id": one.identity.client_id,
+        "api": None if one.api_key is None else API_NAMES.get(one.api_key, f"api {one.api_key}"),
+        "delay_ms": one.delay_ms,
+        "amount": one.amount,
+        "limit": one.limit,
+        "observed": one.observed,
+        "why": one.why.value,
+    }
+
+
+def _connection_json(
+    ledger: Ledger, scope: Scope, name: str, at: Moment | None, origin: Origin | None
+) -> dict[str, Any]:
+    one = ledger.connections.standing(scope, name, 0.0 if at is None else at.now_ms)
+    rate, cap = one.rate, one.cap
+    found: dict[str, Any] = {
+        "scope": one.scope.value,
+        "name": one.name,
+        "connection_creation_rate": None if rate is None else rate.connection_creation_rate,
+        "rate_scope": _scope(ledger, rate),
+        "rate_level": _level(rate),
+        "rate_mode": _mode(rate),
+        "rate_set_in": _connection_set_in(rate, "connection_creation_rate", origin),
+        "max_connections": None if cap is None else cap.max_connections,
+        "cap_level": _level(cap),
+        "cap_mode": _mode(cap),
+        "cap_set_in": _connection_set_in(cap, "max_connections", origin),
+    }
+    if at is not None:
+        refused = [refused_json(each, at) for each in one.refused]
+        found |= {"observed": one.observed, "wait_ms": one.delay_ms, "open": one.open, "refused": refused}
+        found["fleet"] = _rate_share_json(ledger, one)
+    return found
+
+
+def _rate_share_json(ledger: Ledger, one: ConnectionStatus) -> dict[str, Any] | None:
+    """This instance's share of a connection rate of the fleet; None for one of its own, or not used here lately."""
+    limit = None if one.rate is None else one.rate.connection_creation_rate
+    if ledger.fleet is None or one.rate is None or limit is None or not ledger.table.of_fleet(one.rate):
+        return None
+    found = ledger.fleet.standing_of_rate(one.scope, one.name)
+    return None if found is None else _share_json(found, limit, limit * ledger.fleet.share(one.rate, one.name))
+
+
+def refused_json(one: Refused, at: Moment) -> dict[str, Any]:
+    """How often a connection limit has refused one address or user."""
+    return {
+        "reason": one.last.cause.value,
+        "name": one.last.name,
+        "count": one.count,
+        "last_at": at.iso(one.at_ms),
+        "ago_ms": at.now_ms - one.at_ms,
+        "limit": one.last.limit,
+        "observed": one.last.observed,
+    }
+
+
+def _level(entry: ConnectionEntry | None) -> str | None:
+    return None if entry is None else entry.label
+
+
+def _mode(entry: ConnectionEntry | None) -> str | None:
+    return None if entry is None else entry.mode
+
+
+def _set_in(entry: Entry | None, kind: Kind, origin: Origin | None) -> str | None:
+    return None if entry is None or origin is None else origin(entity_of_entry(entry), RATE_FIELD[kind])
+
+
+def _connection_set_in(entry: ConnectionEntry | None, key: str, origin: Origin | None) -> str | None:
+    if entry is None or origin is None:
+        return None
+    return origin(((entry.scope.value, None if entry.name is DEFAULT else str(entry.name)),), key)
+
+
+def _entity(entry: Entry) -> dict[str, str]:
+    names = {"user": entry.user, "client-id": entry.client_id}
+    return {label: name if isinstance(name, str) else "<default>" for label, name in names.items() if name is not None}
+
+
+def identity_on_paper(config: Config, user: str | None) -> tuple[str, dict[str, Any]]:
+    """The user that a configuration gives to connections (or the one asked for), and its source."""
+    static = config.identity.static_user
+    given = static or ANONYMOUS
+    source = "static" if static else "anonymous"
+    user = user or given
+    return user, {"source": source if user == given else None, "given": given, "given_source": source}
+
+
+def identity_of_connections(
+    found: Iterable[ConnectionInfo], user: str, client_id: str, given: tuple[str, str]
+) -> dict[str, Any]:
+    """The source of the user of one client's open connections; `given` is what a new one would get."""
+    mine = [one for one in found if one.user == user and client_id in (one.client_ids or ("",))]
+    sources = sorted({one.user_source for one in mine})
+    source = ", ".join(sources) or (given[1] if user == given[0] else None)
+    return {
+        "source": source,
+        "given": given[0],
+        "given_source": given[1],
+        "connections": len(mine),
+        "muted": sum(one.state == "muted" for one in mine),
+        "waiting": sum(one.state == "waiting" for one in mine),
+        "peers": [one.peer for one in mine[:MAX_PEERS]],
+        "software": sorted({one.software for one in mine if one.software}),
+    }
+
+
+def addresses_of(found: Iterable[str]) -> list[str]:
+    """The addresses of some peers (`address:port`), each once, in the spelling of limits."""
+    return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MAX_ADDRESSES]
+
+
+def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origin | None = None) -> dict[str, Any]:
+    """A counter that throttles clients now."""
+    return {
+        "kind": group.kind.value,
+        "user": group.key.user,
+        "client_id": group.key.client_id,
+        "setting": RATE_FIELD[Kind(group.kind)],
+        "limit": group.limit,
+        "level": None if group.level is None else group.level.label,
+        "entity": None if group.entry is None else _entity(group.entry),
+        "set_in": _set_in(group.entry, group.kind, origin),
+        "observed": group.observed(int(at.now_ms)),
+        "now": standing_json(group, at, ledger),
+    }
+
+
+def throttled_json(ledger: Ledger, at: Moment) -> dict[str, Any]:
+    """The answer of `/throttled` beside its rows: the last decisions."""
+    return {
+        "at": at.iso(),
+        "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MAX_DECISIONS)],
+        "refused": [refused_json(one, at) for one in ledger.connections.refusals(MAX_DECISIONS)],
+    }

@@ -1,0 +1,435 @@
+"""An explanation as text: first which client is throttled, why and until when, then how that was derived."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from proxy.app.common.text import columns, readable_limit, safe
+from quota.counter_store import OVERFLOW
+from quota.entity import Kind
+from quota.readable import readable_rate as _short
+from quota.readable import readable_size, three_digits
+from quota.readable import readable_span as _span
+from quota.visible import visible
+
+NEAR: Final = 0.9
+"""From this fraction of a limit on, it gets a line at the top."""
+MAX_ROWS: Final = 30
+RECENT_MS: Final = 300_000
+"""Refused connections of the last five minutes get a line at the top."""
+_SOURCES: Final = {
+    "static": "identity.static",
+    "anonymous": "no source of identity knows one",
+    "tls": "TLS client certificate",
+    "sasl": "SASL",
+}
+_BYTES: Final = (Kind.PRODUCE, Kind.FETCH)
+
+
+def explanation_text(answer: dict[str, Any]) -> str:
+    """One client: its state, then one row per level and one column per kind, then each kind in words."""
+    panel = explanation_panel(answer)
+    parts = ["\n".join([panel["title"], *(f"  {line}" for line in panel["identity"])])]
+    if panel["verdict"]:
+        parts.append("\n".join(panel["verdict"]))
+    rows = [["level", *panel["kinds"]]]
+    for level in panel["levels"]:
+        shown = [cell["limit"] + (f" <- {cell['mark']}" if cell["mark"] else "") for cell in level["cells"]]
+        rows.append([level["level"], *shown])
+    parts.append("levels from most to least specific:\n" + columns(rows))
+    words = [
+        f"{kind if number == 0 else '':9} {line}"
+        for kind, lines in zip(panel["kinds"], panel["words"], strict=True)
+        for number, line in enumerate(lines)
+    ]
+    parts += ["\n".join(words), "\n".join(panel["connections"])]
+    if panel["decisions"]:
+        parts.append(_decisions_table(panel["decisions"]))
+    return "\n\n".join(parts)
+
+
+def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
+    """The sentences of an explanation and the place of each, for the text above and for the page of the admin port.
+
+    `title`, lines of `identity`, `verdict` and `connections`; `kinds` and for each of them a column of `levels` (the
+    limit, and a `mark` on the one that is in force) and lines of `words`; `decisions` are rows, the first is the head.
+    All of it is safe to show (`quota.visible`).
+    """
+    at, kinds = answer["at"], answer["kinds"]
+    decisions = sorted(
+        (decision for one in kinds for decision in one.get("decisions", ())), key=lambda one: one["at"], reverse=True
+    )
+    client = f"user {safe(answer['user'])}, client-id {safe(answer['client_id'])}"
+    panel: dict[str, Any] = {
+        "title": client if at is None else f"{client}, at {at}",
+        "identity": _identity(answer["identity"], answer["user"], live=at is not None),
+        "verdict": [] if at is None else _verdict(answer),
+        "kinds": [one["kind"] for one in kinds],
+        "levels": [
+            {"level": level["level"], "cells": [_level_cell(one, index) for one in kinds]}
+            for index, level in enumerate(kinds[0]["levels"])
+        ],
+        "words": [_kind_lines(one, at) for one in kinds],
+        "connections": [line for one in answer["connections"] for line in _connection_lines(one, at)],
+        "decisions": _decision_rows(decisions, at) if decisions else [],
+    }
+    return {key: _all_visible(part) for key, part in panel.items()}
+
+
+def _all_visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [_all_visible(one) for one in value]
+    return {key: _all_visible(one) for key, one in value.items()}
+
+
+def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
+    """The cell of one level and one kind."""
+    candidate = one["levels"][index]
+    shadow = " (shadow)" if one["mode"] == "shadow" else ""
+    return {
+        "limit": readable_limit(Kind(one["kind"]), candidate["limit"]),
+        "mark": f"in force{shadow}" if candidate["wins"] else "",
+    }
+
+
+def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
+    """Every client that is throttled now, and the last decisions."""
+    rows = answer["throttled"]
+    at = answer["at"]
+    if rows:
+        waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MAX_ROWS]) else []
+        head = ["quota", "user", "client-id", "limit", "now", "not read until"]
+        table = [[*head, *waits, "a request now waits", "set by"]]
+        for row in rows[:MAX_ROWS]:
+            kind, now = Kind(row["kind"]), row["now"]
+            until = "-" if not now["muted_ms"] else f"{_clock(now['muted_until'], at)} ({_span(now['muted_ms'])})"
+            table.append(
+                [
+                    row["kind"],
+                    "-" if row["user"] is None else safe(row["user"]),
+                    "-" if row["client_id"] is None else safe(row["client_id"]),
+                    readable_limit(kind, row["limit"]),
+                    _rate(kind, row["observed"], now),
+                    until,
+                    *(str(now["waiting"]) for _ in waits),
+                    _span(now["wait_ms"]),
+                    _entity(row["entity"]),
+                ]
+            )
+        more = f"\n  … and {len(rows) - MAX_ROWS} more (--json shows all)" if len(rows) > MAX_ROWS else ""
+        origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
+        more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
+        parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
+    else:
+        parts = [f"no client is throttled at {at}"]
+    if answer["decisions"]:
+        parts.append(decisions_text(answer["decisions"], at))
+    if answer["refused"]:
+        table = [["refused last at", "by", "name", "how often", "because"]]
+        for one in answer["refused"][:MAX_ROWS]:
+            because = _refused_because(one)
+            table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
+        parts.append(f"connections refused, newest first:\n{columns(table)}")
+    parts.append(f"about one client: kquota explain --admin {admin_url} --user U --client-id C")
+    return visible("\n\n".join(parts), lines=True)
+
+
+def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:
+    """The last throttles as a table."""
+    return _decisions_table(_decision_rows(decisions, at))
+
+
+def _decision_rows(decisions: list[dict[str, Any]], at: str) -> list[list[str]]:
+    rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
+    for one in decisions[:MAX_ROWS]:
+        api = "-" if one["api"] is None else one["api"]
+        names = [safe(one["user"]), safe(one["client_id"])]
+        rows.append([_clock(one["at"], at), api, *names, _span(one["delay_ms"]), one["kind"], _because(one)])
+    return rows
+
+
+def _decisions_table(rows: list[list[str]]) -> str:
+    return f"last throttles, newest first:\n{columns(rows)}"
+
+
+def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
+    name = f"{limit['scope']} {safe(limit['name'])}"
+    lines: list[str] = []
+    for one in limit["refused"]:
+        if one["ago_ms"] < RECENT_MS:
+            lines.append(
+                f"CONNECTIONS of {name} REFUSED, last at {_clock(one['last_at'], at)}: {_refused_because(one)}"
+            )
+            by_rate = one["reason"].endswith("_rate")
+            setting, which = ("connection_creation_rate", "rate") if by_rate else ("max_connections", "cap")
+            level = limit[f"{which}_level"]
+            if level is not None:
+                entity = "<default>" if level.startswith("<default") else safe(limit["name"])
+                where = f"{setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}"
+                lines.append(f"  to change it: {where}{_set_in(limit[f'{which}_set_in'])}")
+    full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]
+    if full and limit["cap_mode"] == "enforce" and not lines:
+        lines.append(
+            f"the next connection of {name} will be refused: {limit['open']} of {limit['max_connections']} open"
+        )
+    return lines
+
+
+def _set_in(origin: str | None) -> str:
+    return "" if origin is None else f", {origin}"
+
+
+def _refused_because(one: dict[str, Any]) -> str:
+    if one["reason"].endswith("_rate"):
+        return f"{three_digits(one['observed']):g}/s made, limit {one['limit']:g}/s"
+    return f"{one['observed']:g} open, limit {one['limit']:g}"
+
+
+def _because(one: dict[str, Any]) -> str:
+    kind = Kind(one["kind"])
+    if one["limit"] is None:
+        return "of a limit that is gone"
+    if one["why"] == "owed":
+        return "the rest of an earlier delay that max_mute had cut"
+    if one["why"] == "held":
+        return f"waited {_span(one['delay_ms'])} before it was forwarded: the group still owed for earlier requests"
+    if kind is Kind.MUTATION:
+        over = max(-one["observed"], 0.0)
+        return f"{over:.1f} partitions overdrawn, {readable_limit(kind, one['limit'])} come back"
+    rate = f"{_short(kind, one['observed'])} of {_short(kind, one['limit'])}"
+    if one["why"] == "paced":
+        return f"held to its pace: {rate}"
+    return rate if one["amount"] is None else f"{_amount(kind, one['amount'])} made it {rate}"
+
+
+def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
+    source, given = identity["source"], identity["given"]
+    others = f"{given} ({_source(identity['given_source'])})"
+    if not live:
+        if source is None:
+            return [f"no connection has this user: with this file every connection's is {others}"]
+        return [f"the user of every connection: {_source(source)}"]
+    count = identity["connections"]
+    if count == 0:
+        hint = "" if source is not None else f"; connections have user {others}"
+        return [f"no connection of this client is open{hint}"]
+    muted = f", {identity['muted']} of them not read now" if identity["muted"] else ""
+    if identity["waiting"]:
+        muted += f", {identity['waiting']} with a request that waits to be forwarded"
+    software = f", {', '.join(map(safe, identity['software']))}" if identity["software"] else ""
+    peers = ", ".join(identity["peers"][:3]) + (" …" if count > 3 else "")
+    named = ", ".join(_source(one) for one in source.split(", "))
+    return [f"the user comes from: {named}", f"{_count(count, 'connection')} open{muted} (from {peers}{software})"]
+
+
+def _source(name: str | None) -> str:
+    return _SOURCES.get(str(name), str(name))
+
+
+def _verdict(answer: dict[str, Any]) -> list[str]:
+    """What an engineer on call needs first: which client, why, until when, what to change."""
+    at = answer["at"]
+    lines: list[str] = []
+    used = [one for one in answer["kinds"] if one["now"] is not None and one["limit"] is not None]
+    for one in sorted(used, key=lambda one: one["now"]["muted_ms"], reverse=True):
+        kind, now = Kind(one["kind"]), one["now"]
+        where = f"{one['setting']} of {_entity(one['entity'])}"
+        if one["mode"] == "shadow":
+            if now["shadow"] is not None and now["shadow"]["throttled"]:
+                lines.append(f"shadow, not applied: {kind} {_would_have(now['shadow'])} ({where})")
+        elif now["muted_ms"] or now["wait_ms"] or now["waiting"]:
+            until = f"a request now would wait {_span(now['wait_ms'])}"
+            if now["muted_ms"]:
+                until = f"until {_clock(now['muted_until'], at)}, {_span(now['muted_ms'])} more"
+            lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
+            if now["waiting"]:
+                lines.append(f"  {_line(now)}")
+            lines.append(f"  to change it: {where}, now {readable_limit(kind, one['limit'])}{_set_in(one['set_in'])}")
+        elif (now["share"] or 0.0) >= NEAR:
+            lines.append(f"near its limit: {kind}, {_used(kind, one)} ({where})")
+    for limit in answer["connections"]:
+        lines += _refused_lines(limit, at)
+    told = answer.get("broker_throttles", {"count": 0})
+    if told["count"]:
+        lines.append(
+            f"the broker itself has delayed this client {told['count']} times, by {_span(told['sum_ms'])} in all"
+        )
+    return lines or ["not throttled: a request now would not wait"]
+
+
+def _used(kind: Kind, one: dict[str, Any]) -> str:
+    now = one["now"]
+    if kind is Kind.MUTATION:
+        left = now["tokens"]
+        state = f"{-left:.1f} partitions overdrawn" if left < 0 else f"{left:.1f} of {now['burst']:g} tokens left"
+        return f"{state}, {readable_limit(kind, one['limit'])} come back"
+    return f"{_short(kind, one['observed'])} used of {_short(kind, one['limit'])}, {100 * (now['share'] or 0.0):.0f} %"
+
+
+def _kind_lines(one: dict[str, Any], at: str | None) -> list[str]:
+    kind = Kind(one["kind"])
+    if one["limit"] is None:
+        text = "no limit"
+        if any(candidate["limit"] is not None for candidate in one["levels"]):
+            text += " (the levels above do not reach this client: see empty_client_id in docs/configuration.md)"
+        return [text]
+    shadow = ", shadow: measured, never applied" if one["mode"] == "shadow" else ""
+    whose = " of the whole fleet" if one.get("scope") == "fleet" else ""
+    lines = [f"{readable_limit(kind, one['limit'])}{whose} from {one['level']}{shadow}; {_sharers(one)}"]
+    if at is None and one["candidate_limit"] is not None:
+        lines.append(f"candidate {readable_limit(kind, one['candidate_limit'])}: measured beside it, never applied")
+    if at is not None:
+        now = one["now"]
+        lines += ["nothing was used yet"] if now is None else _now_lines(kind, one, now, at)
+    return lines
+
+
+def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) -> list[str]:
+    if kind is Kind.MUTATION:
+        used = f"tokens left: {now['tokens']:.2f} of {now['burst']:g}"
+    else:
+        window = _span(now["window_ms"])
+        used = f"now {_short(kind, one['observed'])}: {_amount(kind, now['amount'])} in the last {window}"
+    lines = [f"{used}, {100 * (now['share'] or 0.0):.0f} % used"]
+    if now.get("fleet") is not None:
+        lines.append(fleet_text(kind, now["fleet"]))
+    waits = []
+    if now["muted_ms"]:
+        waits.append(f"not read until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} more)")
+    if now["wait_ms"]:
+        waits.append(
+            f"a request now would wait {_span(now['wait_ms'])}; if none is sent, free in {_span(now['free_ms'])}"
+        )
+    if now["waiting"]:
+        waits.append(_line(now))
+    lines.append("; ".join(waits) if waits else "no client waits")
+    extra = []
+    if now["owed_ms"]:
+        extra.append(f"owes {_span(now['owed_ms'])} beyond the delays that were told; its next requests wait for that")
+    if now["paced"]:
+        extra.append("paced: held to an even rate since it was over its limit")
+    if now["throttled"]:
+        held = (
+            f"; {now['held']} of them waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
+        )
+        extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
+    if now["shadow"] is not None:
+        applied = "" if one["mode"] == "shadow" else "while it was in shadow mode it "
+        extra.append(applied + _would_have(now["shadow"]))
+    candidate = now["candidate"]
+    if candidate is not None and candidate["limit"] is not None:
+        used = f"{100 * (candidate['share'] or 0.0):.0f} % used"
+        extra.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
+    return [*lines, *extra]
+
+
+_WHY: Final = {
+    "split": "the fleet's split",
+    "floor": "not used here lately: a small share to start with",
+    "last": "no contact with the fleet: the last share stays",
+    "alone": "no contact with the fleet: limit / known instances",
+}
+
+
+def fleet_text(kind: Kind, fleet: dict[str, Any]) -> str:
+    """This instance's share of a fleet's limit."""
+    return _share_text(fleet, readable_limit(kind, fleet["limit_here"]), _short(kind, fleet["usage"]))
+
+
+def _share_text(fleet: dict[str, Any], here: str, together: str) -> str:
+    sharing = _count(fleet["sharing"], "instance")
+    return (
+        f"share here {100 * fleet['share']:.1f} % = {here} ({_WHY[fleet['why']]}); {sharing} of {fleet['instances']} "
+        f"use{'s' if fleet['sharing'] == 1 else ''} it, {together} together"
+    )
+
+
+def _line(now: dict[str, Any]) -> str:
+    """The queue of held requests."""
+    first = f"the next passes in {_span(now['next_ms'])}" if now["next_ms"] else "the next passes now"
+    owes = f"; the group owes {_span(now['debt_ms'])}" if now["debt_ms"] else ""
+    return f"{_count(now['waiting'], 'connection')} wait{'s' if now['waiting'] == 1 else ''}; {first}{owes}"
+
+
+def _would_have(trial: dict[str, Any]) -> str:
+    if not trial["throttled"]:
+        return "would have delayed no request"
+    return (
+        f"would have delayed {_count(trial['throttled'], 'request')}, held clients up for {_span(trial['throttle_ms'])}"
+    )
+
+
+def _connection_lines(one: dict[str, Any], at: str | None) -> list[str]:
+    name = f"{one['scope']} {safe(one['name'])}"
+    rate, cap = one["connection_creation_rate"], one["max_connections"]
+    live = "open" in one
+    made = "connections may be made at any rate"
+    if rate is not None:
+        whose = " by the whole fleet" if one.get("rate_scope") == "fleet" else ""
+        made = f"connections made at most {rate:g}/s{whose} ({one['rate_level']}{_shadow(one['rate_mode'])})"
+        if live:
+            made += f", now {one['observed']:.1f}/s"
+            made += f", one more would be held {_span(one['wait_ms'])} and closed" if one["wait_ms"] else ""
+    many = "any number open"
+    if cap is not None:
+        many = f"at most {cap} open ({one['cap_level']}{_shadow(one['cap_mode'])})"
+    if live:
+        many += f", now {one['open']}"
+    lines = [f"{name}: {made}; {many}"]
+    if (fleet := one.get("fleet")) is not None:
+        lines.append("  " + _share_text(fleet, f"{fleet['limit_here']:.3g}/s", f"{fleet['usage']:.3g}/s"))
+    if live and at is not None:
+        lines += [
+            f"  {_count(refused['count'], 'connection')} refused by {refused['reason']}, "
+            f"last at {_clock(refused['last_at'], at)}"
+            for refused in one["refused"]
+        ]
+    return lines
+
+
+def _shadow(mode: str) -> str:
+    return ", shadow" if mode == "shadow" else ""
+
+
+def _sharers(one: dict[str, Any]) -> str:
+    user, client_id = one["group"]["user"], one["group"]["client_id"]
+    if OVERFLOW in (user, client_id):
+        return "an overflow counter, shared by all clients under this entry that came when there was no room for more"
+    by_user = "user" in (one["level"] or "")
+    if not by_user:
+        return f"one counter for all connections with client-id {safe(client_id)}, of every user"
+    if "client-id" in one["level"]:
+        return f"one counter for all connections of user {safe(user)} with client-id {safe(client_id)}"
+    return f"one counter for all connections of user {safe(user)}, whatever their client-id"
+
+
+def _entity(entity: dict[str, str] | None) -> str:
+    """A quota entry as written in the file."""
+    if entity is None:
+        return "-"
+    names = (f"{label}: {name if name == '<default>' else safe(name)}" for label, name in entity.items())
+    return "{" + ", ".join(names) + "}"
+
+
+def _rate(kind: Kind, observed: float, now: dict[str, Any]) -> str:
+    if kind is not Kind.MUTATION:
+        return _short(kind, observed)
+    return f"{-now['tokens']:.1f} overdrawn" if now["tokens"] < 0 else f"{now['tokens']:.1f} tokens left"
+
+
+def _amount(kind: Kind, amount: float) -> str:
+    if kind in _BYTES:
+        return readable_size(amount)
+    return f"{_span(amount)} of broker time" if kind is Kind.REQUEST else f"{amount:g} partitions"
+
+
+def _clock(moment: str, now: str) -> str:
+    """The time of day, to the second; with the date unless that is today's."""
+    day, _, time = moment.partition("T")
+    return f"{time[:8]}Z" if day == now.partition("T")[0] else f"{day} {time[:8]}Z"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,127 @@
+"""The last 15 minutes, for the page on the admin port: what counters used and how long they delayed clients.
+
+A sample every few seconds, in small steps; only counters used lately are sampled, and a bounded number of them kept,
+those that used most of their limit first. Nothing is written to disk: Prometheus is for longer times.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+import trio
+
+from proxy.app.common.top_k import STEP
+from proxy.core.telemetry.observer import Counters
+from quota.counter import QuotaCounter
+from quota.entity import CounterKey, Kind
+from quota.ledger import Ledger
+
+INTERVAL_S: Final = 5.0
+SAMPLES: Final = 180
+"""15 minutes."""
+MAX_COUNTERS: Final = 50
+USED_WITHIN_MS: Final = 15_000
+"""A counter that was not used for longer than its window has nothing new to report."""
+
+Place = tuple[Kind, CounterKey]
+
+
+class _Series:
+    """One counter."""
+
+    __slots__ = ("held", "imposed_ms", "use")
+
+    def __init__(self, looks: int, imposed_ms: int) -> None:
+        self.use: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
+        """Used fraction of the limit."""
+        self.held: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
+        """Seconds of delay per second."""
+        self.imposed_ms = imposed_ms
+
+
+class History:
+    """Samples the ledger periodically, and reports the samples."""
+
+    def __init__(self, ledger: Ledger, counters: Counters) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self._at_ms: deque[float] = deque(maxlen=SAMPLES)
+        self._muted: deque[int] = deque(maxlen=SAMPLES)
+        self._waiting: deque[int] = deque(maxlen=SAMPLES)
+        self._open: deque[int] = deque(maxlen=SAMPLES)
+        self._series: dict[Place, _Series] = {}
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            for _ in self.look(trio.current_time() * 1000.0):
+                await trio.lowlevel.checkpoint()
+            await trio.sleep(INTERVAL_S)
+
+    def look(self, now_ms: float) -> Iterator[None]:
+        """Take one sample, step by step."""
+        now = int(now_ms)
+        found: list[tuple[float, int, QuotaCounter]] = []
+        for index, group in enumerate(self._ledger.groups()):
+            if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
+                found.append((group.utilisation(now) or 0.0, index, group))
+            if index % STEP == 0:
+                yield
+        elapsed_s = (now_ms - self._at_ms[-1]) / 1000.0 if self._at_ms else INTERVAL_S
+        looks = len(self._at_ms)
+        self._at_ms.append(now_ms)
+        self._muted.append(self._counters.connections_muted)
+        self._waiting.append(self._counters.connections_waiting)
+        self._open.append(self._counters.connections_open)
+        largest = heapq.nlargest(MAX_COUNTERS, found)
+        yield
+        seen = {(group.kind, group.key): (use, group) for use, _, group in found}
+        yield
+        for use, _, group in largest:
+            place = (group.kind, group.key)
+            if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
+                self._series[place] = _Series(looks, group.usage.throttle_ms)
+        for place, series in list(self._series.items()):
+            now_seen = seen.get(place)
+            if now_seen is None:
+                series.use.append(0.0)
+                series.held.append(0.0)
+                if not any(series.use):
+                    del self._series[place]
+                continue
+            use, group = now_seen
+            imposed_ms = group.usage.throttle_ms
+            series.use.append(use)
+            series.held.append(max(imposed_ms - series.imposed_ms, 0) / 1000.0 / max(elapsed_s, 0.001))
+            series.imposed_ms = imposed_ms
+
+    def as_json(self, now_ms: float) -> dict[str, Any]:
+        """Everything remembered; times are seconds before now, oldest first."""
+        return {
+            "interval_s": INTERVAL_S,
+            "age_s": [round((now_ms - at_ms) / 1000.0, 1) for at_ms in self._at_ms],
+            "connections": {"open": list(self._open), "muted": list(self._muted), "waiting": list(self._waiting)},
+            "counters": [
+                {
+                    "kind": kind.value,
+                    "user": key.user,
+                    "client_id": key.client_id,
+                    "use": [None if one is None else round(one, 4) for one in series.use],
+                    "held": [None if one is None else round(one, 4) for one in series.held],
+                }
+                for (kind, key), series in self._series.items()
+            ],
+        }
+
+    def _forget_one(self, use: float) -> bool:
+        """Make room for a counter that uses more than the least used remembered one ever did."""
+        place, series = min(
+            self._series.items(), key=lambda item: max((one or 0.0 for one in item[1].use), default=0.0)
+        )
+        if max((one or 0.0 for one in series.use), default=0.0) >= use:
+            return False
+        del self._series[place]
+        return True

@@ -1,0 +1,241 @@
+"""`kquota check`: what a configuration means, in the reader's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from config.load import warnings_of
+from config.model import Config
+from config.overlay import load_overlay
+from config.problems import Problem
+from config.types import HostPort
+from config.units import readable_ms
+from proxy.app.cli.surroundings import warnings_of_surroundings
+from proxy.app.common.text import columns, readable_limit, readable_name, safe
+from quota.connections import ConnectionEntry
+from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
+from quota.readable import readable_bytes
+from quota.table import RATE_FIELD, Entry, QuotaTable
+
+MAX_ROWS = 60
+
+
+def level_of(entry: Entry) -> Level:
+    """Which of the eight levels an entry has."""
+    kinds = {
+        (True, True): Level.USER_CLIENT,
+        (True, False): Level.USER_DEFAULT_CLIENT,
+        (False, True): Level.DEFAULT_USER_CLIENT,
+        (False, False): Level.DEFAULT_USER_DEFAULT_CLIENT,
+    }
+    user_named, client_named = entry.user is not DEFAULT, entry.client_id is not DEFAULT
+    if entry.user is None:
+        return Level.CLIENT if client_named else Level.DEFAULT_CLIENT
+    if entry.client_id is None:
+        return Level.USER if user_named else Level.DEFAULT_USER
+    return kinds[user_named, client_named]
+
+
+def overlay_text(config: Config) -> str:
+    """The overlay of a configuration that has one, and whether its file exists yet. Raises ConfigError."""
+    path = config.quota_settings.overlay
+    assert path is not None
+    if not Path(path).exists():
+        return f"overlay {path}, which does not exist yet"
+    count = len(load_overlay(path))
+    return f"overlay {path}, which has {count} {'entity' if count == 1 else 'entities'}"
+
+
+def all_warnings(config: Config) -> list[Problem]:
+    """What is valid but probably unintended, in the order of the file."""
+    found = [*warnings_of(config), *warnings_of_surroundings(config)]
+    return sorted(found, key=lambda warning: (warning.line or 0, warning.column or 0))
+
+
+def _administration(config: Config) -> list[list[str]]:
+    quotas = config.quota_settings
+    if quotas.source == "cluster":
+        source = f"the cluster's own, asked for every {readable_ms(quotas.poll_interval_s)}"
+    else:
+        source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
+    names = ", ".join(safe(name) for name in quotas.alter_principals)
+    rules = {"deny": "refused", "forward": "passed to the broker", "apply": f"applied here, for {names}"}
+    return [["quotas from", source], ["altering quotas", rules[quotas.alter]]]
+
+
+def _listeners(config: Config) -> str:
+    listen, ports = config.listen, config.listen.broker_ports
+    if config.mode == "rewrite":
+        return f"{listen.host}:{listen.port}, brokers on ports {ports.first}-{ports.last}"
+    allowed = [*config.transparent.networks]
+    if config.transparent.ports:
+        spans = (str(first) if first == last else f"{first}-{last}" for first, last in config.transparent.ports)
+        allowed.append(f"ports {', '.join(spans)}")
+    here = HostPort(listen.host, listen.port)
+    return f"{here}, redirected connections to {', '.join(allowed) or 'anywhere'}"
+
+
+def summary_text(file: str, config: Config, table: QuotaTable) -> str:
+    """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
+    up = config.upstream
+    capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
+    cap = f"at most {readable_ms(config.max_mute)}" if capped else "without a cap"
+    identity, listen_tls = config.identity, config.listen.tls
+    if identity.static_elsewhere and identity.static is not None:
+        user = f"as {identity.static.file or identity.static.directory} says"
+    else:
+        user = safe(identity.static_user or ANONYMOUS)
+    asked = "tls" in identity.sources and listen_tls is not None and listen_tls.client_auth != "none"
+    secured = [name for name, side in (("clients", listen_tls), ("brokers", up.tls)) if side is not None]
+    rows = [
+        ["mode", config.mode],
+        ["listen", _listeners(config)],
+        ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
+        *([["TLS", ", ".join(secured)]] if secured else []),
+        ["user", f"{user} for every connection" + (" without a certificate" if asked else "")],
+        [
+            "window",
+            f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
+            f"one throttle holds a client {cap}",
+        ],
+        [
+            "mutation window",
+            f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s, "
+            f"{config.controller_mutation_algorithm}",
+        ],
+        ["limits are", _scope(config, table)],
+        ["empty client-id", config.empty_client_id],
+        ["largest request", readable_bytes(config.limits.max_frame_bytes)],
+        *_administration(config),
+        ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],
+    ]
+    parts = [f"{file}: ok\n{columns(rows)}"]
+    quotas, connections = list(table.entries), list(table.connections.entries)
+    if quotas or not connections:
+        no_quotas = "quotas are the cluster's own" if config.quota_settings.source == "cluster" else "no quotas"
+        parts.append(quota_table(quotas) if quotas else no_quotas)
+    if connections:
+        parts.append(connection_table(connections))
+    return "\n\n".join(parts)
+
+
+def _scope(config: Config, table: QuotaTable) -> str:
+    """Whose the limits are: each instance's or the fleet's."""
+    own = "of each sidecar: n of them can use up to n times a limit"
+    rates = [one for one in table.connections.entries if one.connection_creation_rate is not None]
+    shared = [*map(table.of_fleet, table.entries), *map(table.of_fleet, rates)]
+    if config.fleet is None:
+        return own
+    fleet = f"of all sidecars of the fleet {config.fleet.id} together (topic {config.fleet.topic})"
+    if all(shared) and (shared or table.default_reach == "fleet"):
+        return fleet
+    return f"{fleet} where their scope is fleet: {sum(shared)} of {len(shared)}; else {own}" if any(shared) else own
+
+
+def quota_table(quotas: list[Entry]) -> str:
+    """All entries, most specific level first."""
+    shown = sorted(quotas, key=lambda entry: (level_of(entry), _sortable(entry.user), _sortable(entry.client_id)))
+    rows = [["level", "user", "client-id", "produce", "fetch", "request time", "partition mutations", "mode"]]
+    rows += [
+        [
+            level_of(entry).label,
+            readable_name(entry.user),
+            readable_name(entry.client_id),
+            *(_limit_cell(entry, kind) for kind in Kind),
+            entry.mode,
+        ]
+        for entry in shown[:MAX_ROWS]
+    ]
+    used = [0, 1, 2, *(index for index in range(3, 7) if any(row[index] != "-" for row in rows[1:])), 7]
+    more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
+    return (
+        f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
+        + columns([[row[i] for i in used] for row in rows])
+        + more
+    )
+
+
+def connection_table(limits: list[ConnectionEntry]) -> str:
+    """All connection limits, addresses first, defaults last."""
+    shown = sorted(limits, key=lambda one: (one.scope, one.name is DEFAULT, str(one.name)))
+    rows = [["by", "name", "connections made", "connections open", "mode"]]
+    for one in shown[:MAX_ROWS]:
+        rate = "-" if one.connection_creation_rate is None else f"{one.connection_creation_rate:g}/s"
+        cap = "-" if one.max_connections is None else f"at most {one.max_connections}"
+        rows.append([str(one.scope), readable_name(one.name), rate, cap, one.mode])
+    more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
+    return f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n{columns(rows)}{more}"
+
+
+def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "file": file,
+        "ok": True,
+        "problems": [],
+        "source": config.quota_settings.source,
+        "alter": config.quota_settings.alter,
+        "overlay": config.quota_settings.overlay,
+        "warnings": [warning.as_json() for warning in all_warnings(config)],
+        "quotas": [
+            entry_json(entry)
+            | {"scope": "fleet" if table.of_fleet(entry) else "instance", "level": level_of(entry).label}
+            for entry in table.entries
+        ],
+        "connection_limits": [connection_entry_json(entry) for entry in table.connections.entries],
+        "windows": {
+            "num": config.window_num,
+            "size_seconds": config.window_size_seconds,
+            "controller_num": config.controller_window_num,
+            "controller_size_seconds": config.controller_window_size_seconds,
+            "controller_algorithm": config.controller_mutation_algorithm,
+            "empty_client_id": config.empty_client_id,
+        },
+    }
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """A quota entry as written in the file, without the names that the entry does not have."""
+    names = {"user": entry.user, "client-id": entry.client_id}
+    limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
+    candidates = {RATE_FIELD[kind]: entry.candidate_limit(kind) for kind in Kind}
+    on_trial = {name: _short(limit) for name, limit in candidates.items() if limit is not None}
+    return {
+        **{label: _written(name) for label, name in names.items() if name is not None},
+        **{name: _short(limit) for name, limit in limits.items() if limit is not None},
+        "mode": entry.mode,
+        **({"candidate": on_trial} if on_trial else {}),
+    }
+
+
+def _limit_cell(entry: Entry, kind: Kind) -> str:
+    text = readable_limit(kind, entry.limit(kind))
+    candidate = entry.candidate_limit(kind)
+    return text if candidate is None else f"{text} (candidate {readable_limit(kind, candidate)})"
+
+
+def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:
+    """A connection limit as written in the file."""
+    rate = entry.connection_creation_rate
+    limits = {
+        "connection_creation_rate": None if rate is None else _short(rate),
+        "max_connections": entry.max_connections,
+    }
+    return {
+        entry.scope.value: _written(entry.name),
+        **{name: limit for name, limit in limits.items() if limit is not None},
+        "mode": entry.mode,
+    }
+
+
+def _short(limit: float) -> float:
+    return int(limit) if limit == int(limit) else limit
+
+
+def _written(name: Name) -> str:
+    return "<default>" if name is DEFAULT else str(name)
+
+
+def _sortable(name: Name) -> str:
+    return "" if name is None else _written(name)

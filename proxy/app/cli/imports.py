@@ -1,0 +1,162 @@
+"""`kquota import`: quotas that are written elsewhere, as entries of a kquota file or of the chart's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from config.problems import ConfigError, Place
+from proxy.app.common.text import json_text, say
+from quota.files import read_file
+
+if TYPE_CHECKING:
+    from config.source import Source
+
+FAILED, WRONG_USE = 1, 2
+
+app = typer.Typer(
+    help="Take quotas over from elsewhere: entries for the file, or for the chart's values (the words are the same).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_LIMITS = {
+    "producerByteRate": "producer_byte_rate",
+    "consumerByteRate": "consumer_byte_rate",
+    "requestPercentage": "request_percentage",
+    "controllerMutationRate": "controller_mutation_rate",
+}
+"""KafkaUser's spec.quotas, and Kafka's own names."""
+_BY_CERTIFICATE = ("tls", "tls-external")
+
+
+def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
+    """Quota entries of the KafkaUser resources in a file, or in lists as `kubectl get kafkausers -o yaml` prints them.
+
+    Raises ConfigError for text that is not YAML and for quotas that are not numbers above 0.
+    """
+    from config.source import parse_documents  # not needed to show the command's help
+
+    for source in parse_documents(file, data):
+        users = list(_users(source.values))
+        if users and source.problems:
+            raise ConfigError(source.problems)
+        for place, resource in users:
+            if entry := _entry(source, place, resource):
+                yield entry
+
+
+def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The KafkaUser resources of a document, with their places in it."""
+    items = document.get("items") if isinstance(document, dict) else None
+    found = [((), document)] if not isinstance(items, list) else [(("items", at), one) for at, one in enumerate(items)]
+    for place, resource in found:
+        if isinstance(resource, dict) and resource.get("kind") == "KafkaUser":
+            yield place, resource
+
+
+def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, Any]:
+    """The entry for a KafkaUser, empty if it has no quotas. Raises ConfigError."""
+    from config.scalars import number  # not needed to show the command's help
+
+    def section(values: dict[str, Any], *path: str) -> dict[str, Any]:
+        value = values.get(path[-1])
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError([source.problem((*place, *path), "expected a mapping", value)])
+        return value or {}
+
+    spec = section(resource, "spec")
+    quotas = section(spec, "spec", "quotas")
+    limits: dict[str, Any] = {}
+    for theirs, ours in _LIMITS.items():
+        value = quotas.get(theirs)
+        if value is None:
+            continue
+        found = number(value)
+        if found is None or found <= 0:
+            raise ConfigError([source.problem((*place, "spec", "quotas", theirs), "expected a number above 0", value)])
+        limits[ours] = found
+    if not limits:
+        return {}
+    name = section(resource, "metadata").get("name")
+    if not isinstance(name, str):
+        raise ConfigError([source.problem((*place, "metadata", "name"), "expected the user's name as text", name)])
+    by_certificate = section(spec, "spec", "authentication").get("type") in _BY_CERTIFICATE
+    return {"user": f"CN={name}" if by_certificate else name} | limits
+
+
+def entries_text(entries: list[dict[str, Any]]) -> str:
+    """The entries as in a configuration file and in the chart's values."""
+    from config.scalars import dump
+
+    return dump({"quotas": entries}).rstrip("\n")
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command(short_help="Quotas that a cluster has.")
+def kafka(
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="A kquota file: its upstream is asked."
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
+) -> None:
+    """Ask a cluster for its client quotas (what kafka-configs --describe shows) and print them as quota entries.
+
+    The file says where the cluster is, and how to log in; it needs no quotas of its own.
+    """
+    from proxy.app.cli.imports_cluster import entries_of_cluster  # trio and TLS: not needed by the other commands
+
+    try:
+        found, left = entries_of_cluster(config)
+    except ConfigError as error:
+        for problem in error.problems:
+            say(f"error: {problem}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+    for reason in left:
+        say(f"warning: left out: {reason}", err=True)
+    if not found:
+        say("error: the cluster has no client quotas that an entry can say", err=True)
+        raise typer.Exit(FAILED)
+    say(json_text({"quotas": found}) if as_json else entries_text(found))
+
+
+@app.command(short_help="Quotas of Strimzi's KafkaUser resources.")
+def strimzi(
+    # Hidden in the list of options, because typer writes <list[Path]> there; the usage and the text below have it.
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", hidden=True)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
+) -> None:
+    """Turn KafkaUser spec.quotas into quota entries. Users that log in by certificate are CN=NAME, all others NAME.
+
+    Each FILE has manifests, or what kubectl get kafkausers -o yaml prints.
+    """
+    from config.bounds import MAX_FILE_BYTES
+
+    found: list[dict[str, Any]] = []
+    try:
+        for path in files:
+            found += strimzi_entries(str(path), read_file(path, MAX_FILE_BYTES))
+    except ConfigError as error:
+        for problem in error.problems:
+            say(f"error: {problem}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(f"error: {error.filename or ''}: {error.strerror or error}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    if not found:
+        say("error: no KafkaUser with spec.quotas in these files", err=True)
+        raise typer.Exit(FAILED)
+    say(json_text({"quotas": found}) if as_json else entries_text(found))

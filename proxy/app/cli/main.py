@@ -1,0 +1,479 @@
+"""The `kquota` command. Exit codes: 0 ok, 1 failed, 2 wrong use or configuration."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from config.problems import ConfigError, Problem
+from deploy.redirect import cli as redirect_cli
+from proxy.app.cli import imports
+from proxy.app.common.blocked_imports import UNUSED, blocked_imports
+from proxy.app.common.text import ascii_json, json_text, say
+
+if TYPE_CHECKING:
+    from config.model import Config
+    from quota.table import QuotaTable
+
+OK, FAILED, WRONG_USE = 0, 1, 2
+ADMIN_VARIABLE = "KQUOTA_ADMIN"
+MAX_PROBLEMS = 50
+
+app = typer.Typer(
+    name="kquota",
+    help="Kafka client quotas, enforced by a sidecar in front of any cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
+app.add_typer(imports.app, name="import", short_help="Take quotas over from elsewhere.")
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
+]
+PodName = Annotated[
+    str | None,
+    typer.Option(
+        "--pod",
+        metavar="NAMESPACE/NAME",
+        help="Ask the sidecar of this pod, through kubectl port-forward; append :PORT if its admin port is not 9404.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Pacing(StrEnum):
+    """How simulated requests are delayed."""
+
+    KAFKA = "kafka"
+    SMOOTH = "smooth"
+
+
+def _load_on_paper(path: Path) -> Config:
+    """Load a configuration, or say what is wrong on stderr and exit with 2."""
+    from config.load import load
+
+    try:
+        return load(path, on_paper=True)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+
+
+def _table_in_force(config: Config) -> QuotaTable:
+    """The limits of a configuration with its overlay; says on stderr if they do not come from it alone."""
+    from config.overlay import table_in_force
+    from proxy.app.cli.check import overlay_text
+
+    try:
+        table = table_in_force(config)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    if config.quota_settings.source == "cluster":
+        text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
+        say(text, err=True)
+    elif config.quota_settings.overlay is not None:
+        say(f"note: with {overlay_text(config)}", err=True)
+    return table
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    for problem in problems[:MAX_PROBLEMS]:
+        say(f"error: {problem}", err=True)
+    if len(problems) > MAX_PROBLEMS:
+        say(f"error: … and {len(problems) - MAX_PROBLEMS} more problems", err=True)
+
+
+def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
+    """The admin port to ask: as given, or a pod's while the command runs, or KQUOTA_ADMIN, or that of a sidecar on this
+    machine."""
+    from config.model import Admin
+
+    if pod is not None:
+        if explicit is not None:
+            raise typer.BadParameter("--admin and --pod say both which sidecar to ask: give one of them")
+        from proxy.app.cli.port_forward import forwarded
+
+        try:
+            url: str = context.with_resource(forwarded(pod))
+            return url
+        except OSError as error:
+            say(f"error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+    return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
+
+
+def _print_json(value: Any) -> None:
+    say(json_text(value))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from proxy.app.common.version import kquota_version
+        from quota import compiled
+
+        say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {compiled.description()}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _any(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it is compiled."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(short_help="Run the sidecar.")
+def run(config: ConfigFile) -> None:
+    """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
+    with blocked_imports(*UNUSED):
+        from proxy.app.run import main as run_main  # trio and hypercorn: not needed by the other commands
+
+    try:
+        code = run_main(config)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    raise typer.Exit(code)
+
+
+@app.command(short_help="Check a configuration file.")
+def check(
+    config: ConfigFile,
+    as_json: AsJson = False,
+    on_paper: Annotated[
+        bool, typer.Option("--on-paper", help="The file may leave out upstream, such as values with quotas only.")
+    ] = False,
+) -> None:
+    """Check a configuration and print what it means; every problem is named with its place."""
+    from config.load import load
+    from config.overlay import table_in_force
+    from proxy.app.cli.check import all_warnings, summary_json, summary_text
+
+    try:
+        loaded = load(config, on_paper=on_paper)
+        table = table_in_force(loaded)
+    except ConfigError as error:
+        if as_json:
+            problems = [problem.as_json() for problem in error.problems]
+            _print_json({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []})
+        else:
+            _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    if as_json:
+        _print_json(summary_json(str(config), loaded, table))
+        return
+    say(summary_text(str(config), loaded, table))
+    sys.stdout.flush()  # the summary first, also when both go to the same pipe
+    for warning in all_warnings(loaded):
+        say(f"warning: {warning}", err=True)
+
+
+@app.command(short_help="Say which limits a client has, how it stands, and why it waits.")
+def explain(
+    context: typer.Context,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="U", help="User (principal name); left out: the one that connections get."),
+    ] = None,
+    client_id: Annotated[
+        str | None, typer.Option("--client-id", metavar="C", help="Client-id; left out or empty: none.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--ip", metavar="A", help="Limits of connections from this address, too.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            "--admin",
+            metavar="URL",
+            help="Ask a running sidecar instead of a file. Without --config and --admin: KQUOTA_ADMIN, else "
+            "http://127.0.0.1:9404.",
+        ),
+    ] = None,
+    pod: PodName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which limits a client has and why: all eight levels, the one in force, which clients share the counter.
+
+    From a running sidecar also how the counters stand, what a request would wait now, and the last throttles; without
+    a user, client-id and address: which clients are throttled now.
+    """
+    from proxy.app.admin.explain_text import explanation_text, throttled_text
+
+    if admin is None and pod is None and config is not None:
+        answer = _explain_on_paper(config, user, client_id or "", address)
+        text = explanation_text(answer)
+    else:
+        admin = _admin_of(context, admin, pod)
+        answer = _ask(admin, user, client_id, address)
+        text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
+    if as_json:
+        _print_json(answer)
+    else:
+        say(text)
+
+
+def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
+    from proxy.app.cli.admin_client import get_json
+
+    given = {"user": user, "client_id": client_id, "ip": address}
+    query = {name: value for name, value in given.items() if value is not None}
+    try:
+        if query:
+            return get_json(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
+        return get_json(admin, "/throttled", {}, {"at", "throttled", "decisions"})
+    except OSError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+
+
+def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
+    from proxy.app.admin.explain import explanation_json, identity_on_paper
+    from quota.connections import canonical_address
+    from quota.ledger import Ledger
+
+    loaded = _load_on_paper(config)
+    name, identity = identity_on_paper(loaded, user)
+    try:
+        addresses = [] if address is None else [canonical_address(address)]
+    except ValueError as error:
+        raise typer.BadParameter(f"--ip: {error}") from None
+    ledger = Ledger(_table_in_force(loaded))
+    return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
+
+
+@app.command(short_help="Try quotas on paper.")
+def simulate(
+    config: ConfigFile,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Beside each mutation, what either controller_mutation_algorithm decides."),
+    ] = False,
+    pacing: Annotated[
+        Pacing,
+        typer.Option(
+            "--pacing",
+            metavar="WAY",
+            help="kafka: Kafka's arithmetic alone; smooth: as the sidecar, with requests that wait.",
+        ),
+    ] = Pacing.KAFKA,
+) -> None:
+    """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
+    from proxy.app.cli.simulate import run as run_simulation
+
+    smooth = pacing is Pacing.SMOOTH
+    if smooth and compare:
+        raise typer.BadParameter("--compare is about Kafka's arithmetic: not together with --pacing smooth")
+    failed = False
+    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare, smooth=smooth):
+        failed |= not good
+        stream = sys.stdout if good else sys.stderr
+        stream.write(ascii_json(line) + "\n")
+        stream.flush()  # so that a program can converse over two pipes
+    if failed:
+        raise typer.Exit(WRONG_USE)
+
+
+@app.command(short_help="Watch how much of which quota each client uses.")
+def top(
+    context: typer.Context,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            "--admin",
+            metavar="URL",
+            help="Admin port of a running sidecar. Left out: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
+        ),
+    ] = None,
+    pod: PodName = None,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between refreshes, at least 0.2.")
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and exit; the default if stdout is not a terminal.")
+    ] = False,
+    text: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="Show only rows whose user, client-id or kind contains it.")
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="ORDER", help="Order of the rows: use, throttled, rate or name.")
+    ] = "use",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")] = False,
+) -> None:
+    """Show the counters of a running sidecar: the limit, how much of it is used, and how long it is throttled."""
+    from proxy.app.cli.top import SORTS, look_json, watch
+
+    if sort not in SORTS:
+        raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
+    admin = _admin_of(context, admin, pod)
+    if as_json:
+        try:
+            _print_json(look_json(admin, text, sort))
+        except OSError as error:
+            say(f"error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+        return
+    raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort))
+
+
+@app.command(short_help="Write a configuration file to begin with.")
+def init(
+    bootstrap: Annotated[
+        list[str], typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker of the cluster; repeatable.")
+    ],
+    produce: Annotated[
+        str | None, typer.Option("--produce", metavar="BYTES", help="Limit of each client-id, per second, such as 2M.")
+    ] = None,
+    fetch: Annotated[
+        str | None, typer.Option("--fetch", metavar="BYTES", help="The same for consumers, such as 4M.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="The user where no login says one.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Where clients connect.")
+    ] = 9092,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, delay no client.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; left out: standard output.")
+    ] = None,
+) -> None:
+    """Write a small configuration file with comments. An existing file is never overwritten."""
+    from proxy.app.cli.init import config_text
+
+    if produce is None and fetch is None:
+        produce, fetch = "2M", "4M"
+    try:
+        text = config_text(bootstrap, port=port, user=user, produce=produce, fetch=fetch, shadow=shadow)
+        if output is None:
+            say(text.rstrip("\n"))
+            return
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(
+            f"error: {output}: {'it is there already' if isinstance(error, FileExistsError) else error.strerror}",
+            err=True,
+        )
+        raise typer.Exit(FAILED) from None
+    say(f"{output} is written; next: kquota check --config {output}")
+
+
+@app.command(short_help="Print the configuration's JSON schema.")
+def schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    from config.schema import json_schema
+
+    _print_json(json_schema())
+
+
+@app.command(short_help="Put sidecars into pods (Kubernetes).")
+def webhook(
+    template: Annotated[Path, typer.Option("--template", metavar="FILE", help="What the Helm chart renders for it.")],
+    cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--cert", metavar="FILE", help="TLS certificate (PEM). Without it the webhook makes and renews its own."
+        ),
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port to listen on.")] = 8443,
+    service_account: Annotated[
+        Path,
+        typer.Option("--service-account", metavar="DIRECTORY", help="Where its token and ca.crt are mounted."),
+    ] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+) -> None:
+    """Serve a mutating admission webhook until SIGTERM, and bring the configuration to the namespaces that take part;
+    the Helm chart sets it up (docs/kubernetes.md)."""
+    if (cert is None) != (key is None):
+        say("error: --cert and --key belong together: give both or neither", err=True)
+        raise typer.Exit(WRONG_USE)
+    try:
+        from deploy.kubernetes.webhook import main as webhook_main
+    except ModuleNotFoundError as error:
+        say(f"error: the webhook needs its extra packages ({error.name}): pip install 'kquota[webhook]'", err=True)
+        raise typer.Exit(FAILED) from None
+
+    files = None if cert is None or key is None else (cert, key)
+    raise typer.Exit(webhook_main(template, files, host, port, service_account))
+
+
+@app.command(short_help="Watch quotas at work on a real broker.")
+def demo(
+    seconds: Annotated[
+        int, typer.Option("--seconds", min=1, metavar="SECONDS", help="How long the clients work.")
+    ] = 30,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
+    usage: Annotated[
+        Path | None, typer.Option("--usage", metavar="DIRECTORY", help="Directory that gets usage records.")
+    ] = None,
+) -> None:
+    """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "tests/lab/demo").is_dir():
+        say("error: the demo runs in a checkout only: make demo", err=True)
+        raise typer.Exit(FAILED)
+    arguments = [
+        "--seconds",
+        str(seconds),
+        *(["--plain"] if plain else []),
+        *(["--usage", str(usage)] if usage else []),
+    ]
+    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "tests.lab.demo", *arguments]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})  # Ctrl-C reaches it directly
+
+
+@app.command(
+    short_help="Spark reports over usage records.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def report(context: typer.Context) -> None:
+    """Make a report from usage records with Spark; `kquota report --help` names the reports and their options."""
+    from proxy.app.cli.report import PYTHON_VARIABLE
+    from proxy.app.cli.report import run as run_report
+
+    try:
+        code = run_report(context.args)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(f"error: {PYTHON_VARIABLE}: {error}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the `kquota` script."""
+    try:
+        app()
+    except BrokenPipeError:  # `kquota … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,403 @@
+"""`kquota simulate`: quotas without traffic. Events in, decisions of the real ledger out, on a simulated clock.
+
+Kafka's own arithmetic, with no pacing and no cap on one delay, whatever the file says about the running sidecar; or
+with `smooth` as in the sidecar, where requests wait (`proxy.app.cli.simulate_smooth`). docs/cli.md describes events.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import sys
+import typing
+import urllib.parse
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from config.load import load_limits
+from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config
+from config.problems import ConfigError, value_text
+from config.table import to_table
+from config.types import DEFAULT_WORD
+from proxy.app.cli.check import connection_entry_json, entry_json
+from proxy.app.cli.simulate_smooth import LATEST_MS, Request, Waiting
+from quota.connections import Refusal, Scope, Ticket, canonical_address
+from quota.counter import MutationAlgorithm
+from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
+from quota.ledger import Account, Ledger
+from quota.table import QuotaTable
+
+_CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
+_SMOOTH_KEYS = (*_CHARGE_KEYS, "connection")
+_RESULT_KEYS = ("kind", "user", "client_id", "accepted", "throttle_ms", "limit", "observed", "group")
+_CONNECTION = "connection"
+_CONNECTION_KEYS = ("t_ms", "kind", "user", "ip", "close")
+_ENTITY_KEYS = ("user", "client-id", "ip")
+_HERE = "127.0.0.1"
+_MOST = 2**63  # Kafka's largest quota; sums of much larger ones would not be finite
+
+
+class EventError(Exception):
+    """An event that cannot be applied; the message says what was expected."""
+
+
+class Simulation:
+    """A ledger on a simulated clock; with `compare`, two of them, one per algorithm of the mutation quota."""
+
+    def __init__(self, config: Config, *, compare: bool = False, smooth: bool = False) -> None:
+        self._config = config
+        self._smooth = smooth
+        algorithms = typing.get_args(MutationAlgorithm) if compare else (config.controller_mutation_algorithm,)
+        self._ledgers = {name: self._new_ledger(name) for name in algorithms}
+        self._ledger = self._ledgers[config.controller_mutation_algorithm]
+        self._now_ms: float = 0
+        self._open: dict[tuple[str, str], list[Ticket]] = {}
+        """Admitted connections, by address and user."""
+        self._waiting = Waiting(self._ledger, self._forward)
+
+    def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
+        config = self._config
+        return Ledger(
+            to_table(config),
+            num_samples=config.window_num,
+            window_ms=config.window_size_seconds * 1000,
+            max_throttle_ms=(config.max_mute or None) if self._smooth else None,
+            smooth=self._smooth,
+            mutation_num_samples=config.controller_window_num,
+            mutation_window_ms=config.controller_window_size_seconds * 1000,
+            mutation_algorithm=algorithm,
+            max_clients=sys.maxsize,  # there are no attackers here: each client keeps its own counter to the end
+        )
+
+    def apply(self, event: Any) -> dict[str, Any]:
+        """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""
+        return self._apply(*self._checked(event))
+
+    def apply_smooth(self, event: Any, line: int) -> Iterator[tuple[bool, dict[str, Any]]]:
+        """The requests that are forwarded up to the event's time, and then the result of the event, unless it is a
+        request that waits. Of an invalid event only its time is used."""
+        change, event, now_ms = self._checked(event)
+        request = None
+        if change == "charge" and not _flag(event, "refund", default=False):
+            request = self._request(event, now_ms, line)
+        self._now_ms = now_ms
+        yield from self._until(now_ms)
+        if request is None:
+            yield True, self._apply(change, event, now_ms)
+        else:
+            self._waiting.add(request)
+            yield from self._until(now_ms)
+
+    def end(self) -> Iterator[tuple[bool, dict[str, Any]]]:
+        """There are no more events: the requests that still wait."""
+        yield from self._until(math.inf)
+
+    def _checked(self, event: Any) -> tuple[str, dict[str, Any], float]:
+        """The type of an event (set, remove, connection, charge), with valid keys, and its time."""
+        if not isinstance(event, dict):
+            raise EventError(f"expected an object, got {value_text(event)}")
+        change = next((name for name in ("set", "remove") if name in event), None)
+        connection = change is None and event.get("kind") == _CONNECTION
+        charge_keys = _SMOOTH_KEYS if self._smooth else _CHARGE_KEYS
+        known = ("t_ms", change) if change else _CONNECTION_KEYS if connection else charge_keys
+        event = _renamed(event, "client-id", "client_id") if change is None else event
+        for key in event:
+            if key not in known:
+                raise EventError(_unknown(key, (*known, "set", "remove")))
+        now_ms = _number(event, "t_ms", most=LATEST_MS)
+        if now_ms < self._now_ms:
+            raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already: time only goes forward")
+        return change or (_CONNECTION if connection else "charge"), event, now_ms
+
+    def _apply(self, change: str, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
+        if change == "set":
+            result = self._set(event["set"])
+        elif change == "remove":
+            result = self._remove(event["remove"])
+        elif change == _CONNECTION:
+            result = self._connect(event, now_ms)
+        else:
+            result = self._charge(event, now_ms)
+        self._now_ms = now_ms
+        return {"t_ms": now_ms, **result}
+
+    def _until(self, t_ms: float) -> Iterator[tuple[bool, dict[str, Any]]]:
+        for request, at_ms, result in self._waiting.until(t_ms):
+            if result is None:
+                yield (
+                    False,
+                    {"line": request.line, "error": f"it would wait until after {LATEST_MS} ms, its group owes"},
+                )
+                continue
+            assert request.taken_ms is not None
+            waits = {"held_ms": _plain(at_ms - request.taken_ms), "forwarded_ms": _plain(at_ms)}
+            yield True, {"t_ms": request.t_ms, **result, **waits}
+
+    def _request(self, event: dict[str, Any], now_ms: float, line: int) -> Request:
+        kind, user, client_id, amount, strict = _charged(event)
+        account = self._ledger.account(user, client_id)
+        connection = (user, client_id, _text(event, "connection"))
+        return Request(line, now_ms, account, kind, amount, strict, connection)
+
+    def _forward(self, request: Request, at_ms: float) -> dict[str, Any]:
+        """The request need not wait any more: charge it."""
+        ledger, account, kind = self._ledger, request.account, request.kind
+        if request.admission is None:
+            decision = _decision(ledger, account, kind, request.amount, request.strict, False, at_ms)
+        else:  # its quota was asked before; its response is charged when it comes
+            ledger.settle(account, kind, request.admission, request.amount, at_ms)
+            decision = {"accepted": True, "throttle_ms": 0, "observed": _plain(ledger.observed(account, kind, at_ms))}
+        return self._result(kind, *account.identity, decision)
+
+    def _charge(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
+        kind, user, client_id, amount, strict = _charged(event)
+        refund = _flag(event, "refund", default=False)
+        decisions = {
+            name: _decision(ledger, ledger.account(user, client_id), kind, amount, strict, refund, now_ms)
+            for name, ledger in self._ledgers.items()
+        }
+        result = self._result(kind, user, client_id, decisions[self._config.controller_mutation_algorithm])
+        if len(decisions) > 1 and kind is Kind.MUTATION:
+            limit = self._ledger.table.resolve(kind, user, client_id).limit
+            result["algorithms"] = {name: self._with_rate(one, limit) for name, one in decisions.items()}
+        return result
+
+    def _result(self, kind: Kind, user: str, client_id: str, decision: dict[str, Any]) -> dict[str, Any]:
+        resolution = self._ledger.table.resolve(kind, user, client_id)
+        result: dict[str, Any] = {"kind": kind.value, "user": user, "client_id": client_id} | decision
+        result |= {"limit": _plain(resolution.limit), "group": group_name(*resolution.group)}
+        return {key: result[key] for key in _RESULT_KEYS}
+
+    def _with_rate(self, decision: dict[str, Any], limit: float | None) -> dict[str, Any]:
+        """With R beside the tokens: tokens = (limit - R) * S * W."""
+        if limit is None:
+            return decision | {"rate": None}
+        seconds = self._config.controller_window_num * self._config.controller_window_size_seconds
+        return decision | {"rate": _plain(round(limit - decision["observed"] / seconds, 9))}
+
+    def _swap(self, table: QuotaTable) -> None:
+        for ledger in self._ledgers.values():
+            ledger.swap(table)
+
+    def _connect(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
+        """A connection is created, or an admitted one ends."""
+        user = _text(event, "user") or ANONYMOUS
+        address = _address(event) or _HERE
+        gate = self._ledger.connections
+        result: dict[str, Any] = {"kind": _CONNECTION, "ip": address, "user": user}
+        tickets = self._open.setdefault((address, user), [])
+        if _flag(event, "close", default=False):
+            if not tickets:
+                raise EventError("close: no connection of this ip and user is open")
+            gate.leave(tickets.pop())
+            result["closed"] = True
+        else:
+            decision = gate.admit(address, user, now_ms)
+            refused = decision if isinstance(decision, Refusal) else None
+            if isinstance(decision, Ticket):
+                tickets.append(decision)
+            result |= {
+                "accepted": refused is None,
+                "throttle_ms": 0 if refused is None else refused.delay_ms,
+                "reason": None if refused is None else refused.cause.value,
+                "limit": None if refused is None else _plain(refused.limit),
+                "observed": None if refused is None else _plain(refused.observed),
+            }
+        names = {Scope.IP: address, Scope.USER: user}
+        standings = {scope.value: gate.standing(scope, name, now_ms) for scope, name in names.items()}
+        result["rate"] = {scope: _plain(one.observed) for scope, one in standings.items()}
+        result["open"] = {scope: one.open for scope, one in standings.items()}
+        return result
+
+    def _set(self, value: Any) -> dict[str, Any]:
+        """Kafka's AlterClientQuotas: the limits given are set (null: removed), the entity's others stay."""
+        if not isinstance(value, dict):
+            raise EventError(f"set: expected a quota entry, got {value_text(value)}")
+        value = _renamed(value, "client_id", "client-id")
+        before = self._written(value)
+        merged = {key: inner for key, inner in (before | value).items() if inner is not None}
+        if before and not any(name in merged for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES)):
+            return self._remove({key: value[key] for key in _ENTITY_KEYS if key in value})
+        try:
+            entry, connections = load_limits(merged, "set")
+        except ConfigError as error:
+            texts = (
+                f"{one.place}: {f'got {one.value}, ' if one.value else ''}{one.expected}" for one in error.problems
+            )
+            raise EventError("set: " + "; ".join(texts)) from None
+        table = self._without(value)
+        if entry is not None:
+            table = table.with_entry(entry)
+        if connections is not None:
+            table = table.with_connections(table.connections.with_entry(connections))
+        self._swap(table)
+        return {"set": self._written(value)}
+
+    def _remove(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise EventError(f"remove: expected user and/or client-id, or ip, got {value_text(value)}")
+        value = _renamed(value, "client_id", "client-id")
+        for key in value:
+            if key not in _ENTITY_KEYS:
+                raise EventError("remove: " + _unknown(key, _ENTITY_KEYS))
+        if all(value.get(key) is None for key in _ENTITY_KEYS):
+            raise EventError("remove: expected user, client-id or both; or ip")
+        removed = bool(self._written(value))
+        if removed:
+            self._swap(self._without(value))
+        return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
+
+    def _written(self, entity: dict[str, Any]) -> dict[str, Any]:
+        """Everything in force for exactly this entity, as one entry of the file; empty for nothing."""
+        table = self._ledger.table
+        found: dict[str, Any] = {}
+        scoped = _scoped(entity)
+        connections = None if scoped is None else table.connections.get(*scoped)
+        if connections is not None:
+            found |= connection_entry_json(connections)
+        entry = None if entity.get("ip") is not None else table.get(_name(entity, "user"), _name(entity, "client-id"))
+        return found if entry is None else found | entry_json(entry)
+
+    def _without(self, entity: dict[str, Any]) -> QuotaTable:
+        """The table without exactly this entity."""
+        table = self._ledger.table
+        if entity.get("ip") is None:
+            table = table.without(_name(entity, "user"), _name(entity, "client-id"))
+        scoped = _scoped(entity)
+        return table if scoped is None else table.with_connections(table.connections.without(*scoped))
+
+
+def _scoped(entity: dict[str, Any]) -> tuple[Scope, str | Default] | None:
+    """The entity in the terms of connection limits; None if it has none there."""
+    user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity)
+    if address:
+        return Scope.IP, DEFAULT if address == DEFAULT_WORD else address
+    return None if user is None or client_id is not None else (Scope.USER, user)
+
+
+def _address(value: dict[str, Any]) -> str:
+    text = _text(value, "ip")
+    if text in ("", DEFAULT_WORD):
+        return text
+    try:
+        return canonical_address(text)
+    except ValueError:
+        raise EventError(f"ip: got {value_text(text)}, expected an IP address") from None
+
+
+def _charged(event: dict[str, Any]) -> tuple[Kind, str, str, float, bool]:
+    """Kind, user, client-id, amount, strict."""
+    kind = _kind(event)
+    user = _text(event, "user") or ANONYMOUS
+    client_id = _text(event, "client_id")
+    amount = _number(event, "amount", most=_MOST)
+    strict = _flag(event, "strict", default=True)
+    if "strict" in event and kind is not Kind.MUTATION:
+        raise EventError("strict: expected only with kind mutation")
+    return kind, user, client_id, amount, strict
+
+
+def _decision(
+    ledger: Ledger, account: Account, kind: Kind, amount: float, strict: bool, refund: bool, now_ms: float
+) -> dict[str, Any]:
+    accepted, throttle_ms = True, 0
+    if refund:
+        ledger.refund(account, kind, amount, now_ms)
+    elif kind is Kind.MUTATION:
+        accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
+    else:
+        throttle_ms = ledger.charge(account, kind, amount, now_ms)
+    observed = _plain(ledger.observed(account, kind, now_ms))
+    return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
+
+
+def run(
+    config: Config, lines: Iterable[bytes], *, compare: bool = False, smooth: bool = False
+) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """(True, result) per event and (False, {"line", "error"}) per invalid line; invalid lines change nothing.
+
+    `compare` adds to each mutation the decision of each algorithm of the mutation quota. `smooth`: as in the sidecar; a
+    request's result comes when it is forwarded.
+    """
+    simulation = Simulation(config, compare=compare, smooth=smooth)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if smooth:
+                yield from simulation.apply_smooth(json.loads(line), number)
+            else:
+                yield True, simulation.apply(json.loads(line))
+        except EventError as error:
+            yield False, {"line": number, "error": str(error)}
+        except (ValueError, RecursionError) as error:
+            yield False, {"line": number, "error": f"expected one JSON object: {error}"}
+    yield from simulation.end()
+
+
+def group_name(user_tag: str, client_tag: str) -> str:
+    """The counter's name as Kafka builds it from its tags: sanitised user, colon, client-id (`Sanitizer.java`)."""
+    sanitised = urllib.parse.quote(user_tag, safe="", errors="surrogatepass").replace("~", "%7E")
+    return f"{sanitised}:{client_tag}"
+
+
+def _renamed(value: dict[str, Any], other: str, right: str) -> dict[str, Any]:
+    """Both spellings of client-id are accepted: events are for programs, entries use Kafka's words."""
+    if other in value and right not in value:
+        return {right if key == other else key: inner for key, inner in value.items()}
+    return value
+
+
+def _unknown(key: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(dict.fromkeys(known))}"
+    return f"{key}: unknown key, {hint}"
+
+
+def _kind(event: dict[str, Any]) -> Kind:
+    value = event.get("kind")
+    kinds = [*(kind.value for kind in Kind), _CONNECTION]
+    if not isinstance(value, str) or value not in kinds:
+        got = "nothing" if "kind" not in event else value_text(value)
+        raise EventError(f"kind: got {got}, expected one of {', '.join(kinds)}")
+    return Kind(value)
+
+
+def _number(event: dict[str, Any], key: str, most: float = math.inf) -> float:
+    value = event.get(key)
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf and value <= most
+    if not fine:
+        got = "nothing" if key not in event else value_text(value)
+        upper = "" if most == math.inf else f" and at most {most}"
+        raise EventError(f"{key}: got {got}, expected a number of at least 0{upper}")
+    assert isinstance(value, int | float)
+    return value
+
+
+def _text(event: dict[str, Any], key: str) -> str:
+    value = event.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise EventError(f"{key}: got {value_text(value)}, expected text or null")
+    return value
+
+
+def _flag(event: dict[str, Any], key: str, *, default: bool) -> bool:
+    value = event.get(key, default)
+    if not isinstance(value, bool):
+        raise EventError(f"{key}: got {value_text(value)}, expected true or false")
+    return value
+
+
+def _name(value: dict[str, Any], key: str) -> Name:
+    name = value.get(key)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise EventError(f"{key}: got {value_text(name)}, expected a name or {DEFAULT_WORD}")
+    return DEFAULT if name == DEFAULT_WORD else name
+
+
+def _plain(value: float | None) -> float | None:
+    """Integers without a trailing .0, everything else unchanged."""
+    return int(value) if value is not None and math.isfinite(value) and value == int(value) else value

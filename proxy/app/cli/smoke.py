@@ -1,0 +1,96 @@
+"""Does a sidecar serve Kafka clients? `python -m proxy.app.cli.smoke`, which `helm test` runs inside the cluster.
+
+Asks the bootstrap port for the cluster's brokers, as every client does first, and then every address that came back:
+each must be one of the sidecar's own ports and answer as a broker. An address of a real broker among them would let
+clients go around their quotas. Before that, /readyz and /metrics on the admin port, if it is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+from proxy.app.common.probe import ProbeError, brokers_seen_by
+from proxy.app.common.text import say
+
+ATTEMPT_TIMEOUT_S = 5.0
+PAUSE_S = 1.0
+
+
+class SmokeError(Exception):
+    """What is wrong, for people."""
+
+
+def check_brokers(bootstrap: str, ports: range) -> str:
+    """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        brokers = brokers_seen_by(host, int(port), timeout_s=ATTEMPT_TIMEOUT_S)
+        strangers = [broker for broker in brokers if broker.port not in ports]
+        if strangers:
+            shown = ", ".join(f"{broker.host}:{broker.port}" for broker in strangers)
+            raise SmokeError(f"clients are sent around the sidecar: to {shown}, expected ports {ports[0]}-{ports[-1]}")
+        for broker in brokers:
+            brokers_seen_by(broker.host, broker.port, timeout_s=ATTEMPT_TIMEOUT_S)
+    except ProbeError as error:
+        raise SmokeError(str(error)) from error
+    if not brokers:
+        raise SmokeError(f"{bootstrap} knows no brokers")
+    return f"{len(brokers)} brokers, each behind a port of the sidecar"
+
+
+def check_admin(url: str) -> str:
+    """The sidecar is ready and serves its metrics. Raises SmokeError."""
+    try:
+        _get(f"{url}/readyz")
+        if "kquota_" not in _get(f"{url}/metrics"):
+            raise SmokeError(f"{url}/metrics: no metric of kquota among them")
+    except OSError as error:
+        detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+        raise SmokeError(f"{url}: {error} {detail}".strip()) from error
+    return f"ready, with metrics at {url}/metrics"
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=ATTEMPT_TIMEOUT_S) as answer:
+        return str(answer.read().decode())
+
+
+def insist(check: Callable[[], str], limit_s: float) -> str:
+    """Try until it works or the time is over; then raise the last error."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return check()
+        except SmokeError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(PAUSE_S)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 0 on success, otherwise 1 with the reason on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m proxy.app.cli.smoke", description=__doc__)
+    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="where clients connect")
+    parser.add_argument("--broker-ports", required=True, metavar="FIRST-LAST", help="the sidecar's ports for brokers")
+    parser.add_argument("--admin", metavar="URL", help="the admin port, looked at first")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="give up after this time")
+    given = parser.parse_args(arguments)
+    first, _, last = given.broker_ports.partition("-")
+    ports = range(int(first), int(last) + 1)
+    try:
+        if given.admin is not None:
+            say(insist(lambda: check_admin(given.admin), given.limit_s))
+        say(insist(lambda: check_brokers(given.bootstrap, ports), given.limit_s))
+    except SmokeError as error:
+        say(f"error: {error}", err=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, like top(1).
+
+The data comes from `/quotas` and `/connections` of a sidecar's admin port. Rows and texts are made here from those
+answers and the previous ones; only `watch` uses the clock and the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from proxy.app.cli.admin_client import get_json
+from proxy.app.common.text import safe, say
+from quota.entity import Kind
+from quota.readable import readable_size
+from quota.visible import visible
+
+SORTS = ("use", "throttled", "rate", "name")
+NEAR = 0.9
+"""From this fraction of its limit on a group is shown as near it."""
+BAR_COLUMNS = 10
+HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "held", "state", "limit from")
+NAMES = {"user", "client-id", "limit from"}
+FIGURES = {"limit", "now", "held"}
+SHORTEST_NAME = 9
+"""Columns that a name keeps where room is short."""
+UNCUT = 1000
+"""The width without a terminal: nothing is cut, so that the output can be piped."""
+WIDE = 100
+"""From this many columns on there is room for bars and for the level that a limit comes from."""
+GROUPS_ASKED = 10_000
+
+Key = tuple[str, str | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One counter: a group of clients and one kind of quota."""
+
+    kind: Kind
+    user: str | None
+    """None: the counter is shared by all users."""
+    client_id: str | None
+    """None: shared by all client-ids."""
+    limit: float
+    now: float
+    """The value that the limit applies to; tokens left for mutations."""
+    use: float
+    """Fraction of the limit."""
+    shadow: bool
+    level: str
+    waits_ms: int
+    """Until the latest delay of the group ends."""
+    owed_ms: int
+    waiting: int
+    """Connections with a held request."""
+    delayed: float | None
+    """Seconds of delay per second, since the last refresh: 1 is one client delayed all the time; None: first
+    refresh."""
+
+    @property
+    def throttled(self) -> bool:
+        """Whether it throttles any client."""
+        return not self.shadow and bool(self.waits_ms or self.owed_ms or self.waiting)
+
+    @property
+    def state(self) -> str:
+        """One word, and how long."""
+        if self.shadow:
+            return "shadow"
+        waiting = [f"{self.waiting} waiting"] if self.waiting else []
+        if self.owed_ms:
+            return ", ".join([f"owes {seconds(self.owed_ms)}", *waiting])
+        if self.waits_ms:
+            return ", ".join([f"throttled {seconds(self.waits_ms)}", *waiting])
+        if self.waiting:
+            return waiting[0]
+        return "near" if self.use >= NEAR else "ok"
+
+
+def seconds(milliseconds: float) -> str:
+    """``340 ms``, ``1.2 s``, ``3 min``."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else f"{milliseconds / 60_000:.0f} min"
+
+
+def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: float) -> list[Row]:
+    """The counters that have a limit. `before`: delay (ms) by counter at the last refresh, `elapsed_s` ago."""
+    found = []
+    for group in groups:
+        if group["limit"] is None:
+            continue
+        imposed_ms = _imposed_ms(group)
+        known = before.get(_key(group))
+        found.append(
+            Row(
+                kind=Kind(group["kind"]),
+                user=group["user"],
+                client_id=group["client_id"],
+                limit=group["limit"],
+                now=group["observed"],
+                use=group["utilisation"] or 0.0,
+                shadow=group["mode"] == "shadow",
+                level=(group["level"] or "-") + _of_fleet(group.get("fleet")),
+                waits_ms=group["throttled_for_ms"],
+                owed_ms=group["owed_ms"],
+                waiting=group.get("waiting", 0),  # missing from older sidecars
+                delayed=None if known is None or elapsed_s <= 0 else max(imposed_ms - known, 0) / 1000 / elapsed_s,
+            )
+        )
+    return found
+
+
+def _of_fleet(fleet: dict[str, Any] | None) -> str:
+    """This instance's share of a fleet's limit, after the limit's origin."""
+    if fleet is None:
+        return ""
+    unheard = ", fleet not heard" if fleet["why"] in ("last", "alone") else ""
+    return f", {100 * fleet['share']:.0f} % of the fleet's{unheard}"
+
+
+def imposed(groups: Sequence[dict[str, Any]]) -> dict[Key, int]:
+    """The argument `before` of the next call of `rows`."""
+    return {_key(group): _imposed_ms(group) for group in groups}
+
+
+def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
+    """The rows whose user, client-id or kind contains `text`, in the order asked for."""
+    wanted = text.casefold()
+    kept = [row for row in found if wanted in f"{row.kind} {row.user or ''} {row.client_id or ''}".casefold()]
+    orders: dict[str, Callable[[Row], Any]] = {
+        "use": lambda row: -row.use,
+        "throttled": lambda row: (-max(row.owed_ms, row.waits_ms), -row.waiting, -(row.delayed or 0.0), -row.use),
+        "rate": lambda row: -row.now,
+        "name": lambda row: (row.user or "", row.client_id or "", row.kind),
+    }
+    return sorted(kept, key=orders[sort])
+
+
+def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
+    """A rate or a limit with its unit; for mutations what is left in the bucket."""
+    if kind in (Kind.PRODUCE, Kind.FETCH):
+        return f"{readable_size(value)}/s"
+    if kind is Kind.REQUEST:
+        return f"{value:.3g} %"
+    return f"{value:g}/s" if limit else f"{value:.1f} left"
+
+
+def table(found: Sequence[Row], most: int, width: int) -> Table:
+    """The rows as a table of at most `most` rows for a terminal of `width` columns: names are cut, figures are not."""
+    lines = [_cells(row, BAR_COLUMNS if width >= WIDE else 0) for row in found[:most]]
+    headings = HEADINGS if width >= WIDE else HEADINGS[:-1]
+    widths = {
+        heading: max([len(heading), *(len(cells[index]) for cells in lines)]) for index, heading in enumerate(headings)
+    }
+    excess = sum(widths.values()) + 2 * len(headings) - width
+    for name in sorted(NAMES & widths.keys(), key=lambda name: -widths[name]):  # the longest is cut first
+        cut = min(max(excess, 0), max(widths[name] - SHORTEST_NAME, 0))
+        widths[name] -= cut
+        excess -= cut
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in headings:
+        shown.add_column(
+            heading,
+            no_wrap=True,
+            overflow="ellipsis",
+            justify="right" if heading in FIGURES else "left",
+            width=widths[heading],
+            style="dim" if heading == "limit from" else None,
+        )
+    for cells in lines:
+        shown.add_row(*cells[: len(headings)])
+    return shown
+
+
+def _cells(row: Row, bar_columns: int) -> list[Text]:
+    full = min(round(row.use * bar_columns), bar_columns)
+    bar = "█" * full + "░" * (bar_columns - full) + " " * bool(bar_columns)
+    return [
+        Text(_name(row.user)),
+        Text(_name(row.client_id)),
+        Text(row.kind.value),
+        Text(amount(row.kind, row.limit, limit=True)),
+        Text(amount(row.kind, row.now)),
+        Text(f"{bar}{row.use:4.0%}", style="red" if row.use > 1 else ""),
+        Text("-" if row.delayed is None else f"{row.delayed:.0%}"),
+        Text(row.state, style=_style(row)),
+        Text(visible(row.level)),
+    ]
+
+
+def page(
+    admin: str, quotas: dict[str, Any], connections: dict[str, Any], found: Sequence[Row], height: int, width: int
+) -> RenderableType:
+    """Everything on one screen."""
+    muted = sum(1 for one in connections["connections"] if one["muted_for_ms"] > 0)
+    waiting = sum(1 for one in connections["connections"] if one.get("waiting_for") is not None)
+    throttled = sum(1 for row in found if row.throttled)
+    waits = f", {waiting} waiting" if waiting else ""
+    head = (
+        f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted{waits})   "
+        f"counters {quotas['total']} ({throttled} throttled)"
+    )
+    parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
+    if not found:
+        text = "No counter with a limit has been used yet." if not quotas["total"] else "Nothing here has a limit."
+        return Group(*parts, Text(text, style="dim"))
+    most = max(height - 4, 1)
+    parts.append(table(found, most, width))
+    if len(found) > most:
+        parts.append(Text(f"… and {len(found) - most} more", style="dim"))
+    return Group(*parts)
+
+
+class Look:
+    """Queries one sidecar repeatedly."""
+
+    def __init__(self, admin: str, text: str, sort: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._admin = admin
+        self._text = text
+        self._sort = sort
+        self._clock = clock
+        self._before: dict[Key, int] = {}
+        self._looked_s = clock()
+
+    def page(self, height: int, width: int) -> RenderableType:
+        """Query and render. Raises OSError with one readable sentence."""
+        most = {"limit": str(GROUPS_ASKED)}
+        quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
+        connections = get_json(self._admin, "/connections", most, ("connections", "total"))
+        now_s = self._clock()
+        found = chosen(rows(quotas["groups"], self._before, now_s - self._looked_s), self._text, self._sort)
+        self._before, self._looked_s = imposed(quotas["groups"]), now_s
+        return page(self._admin, quotas, connections, found, height, width)
+
+
+def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
+    """One refresh for programs: the admin port's answer, with the rows that match `text` in the order of `sort`.
+
+    Raises OSError with one readable sentence.
+    """
+    quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
+    found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
+    counters = [
+        {
+            "kind": str(row.kind),
+            "user": row.user,
+            "client_id": row.client_id,
+            "limit": row.limit,
+            "now": row.now,
+            "use": row.use,
+            "shadow": row.shadow,
+            "level": row.level,
+            "throttled": row.throttled,
+            "throttled_for_ms": row.waits_ms,
+            "owed_ms": row.owed_ms,
+            "waiting": row.waiting,
+        }
+        for row in found
+    ]
+    return {"admin": admin, "total": quotas["total"], "counters": counters}
+
+
+def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, console: Console | None = None) -> int:
+    """Show until Ctrl-C, or once. 0: shown; 1: the sidecar does not answer (live: a line says so, and it goes on)."""
+    console = console or (Console() if sys.stdout.isatty() else Console(width=UNCUT))
+    look = Look(admin, text, sort)
+    if once or not console.is_terminal:
+        try:
+            console.print(look.page(1_000_000, console.width))
+        except OSError as error:
+            say(f"error: {error}", err=True)
+            return 1
+        return 0
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    shown = look.page(console.height, console.width)
+                except OSError as error:
+                    again = f"Asking again every {interval_s:g} s; Ctrl-C ends this."
+                    shown = Text(f"{visible(str(error))}\n{again}", style="red")
+                live.update(shown, refresh=True)
+                time.sleep(interval_s)
+        except KeyboardInterrupt:
+            return 0
+
+
+def _key(group: dict[str, Any]) -> Key:
+    return group["kind"], group["user"], group["client_id"]
+
+
+def _imposed_ms(group: dict[str, Any]) -> int:
+    return int(group["totals"]["throttle_ms"])
+
+
+def _name(name: str | None) -> str:
+    return "(all)" if name is None else safe(name)
+
+
+def _style(row: Row) -> str:
+    if row.shadow:
+        return "cyan"
+    if row.throttled:
+        return "bold red"
+    return "yellow" if row.use >= NEAR else "green"

@@ -1,0 +1,187 @@
+"""Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload.
+
+Names come from clients: whatever they contain, a line stays one line, controls no terminal, and is not misleading.
+Lines come from clients, too, as many as they like to cause: values are cut, and each message has a budget of bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import MutableMapping
+from io import StringIO
+from typing import Any, Final, TextIO
+
+import structlog
+
+from proxy.app.common.text import ascii_json, safe
+from quota.visible import visible
+
+LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
+"""Environment variable that overrides the file's `log.level`."""
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+INTERVAL_S: Final = 10.0
+MAX_MESSAGE_BYTES: Final = 256 * 1024
+"""Log lines with one message in an interval; further ones are counted in `left_out` of the next one that is written."""
+MAX_VALUE_CHARACTERS: Final = 2000
+MAX_TRACEBACK_CHARACTERS: Final = 8000
+
+
+def effective_level(configured: str) -> tuple[str, str | None]:
+    """(level, problem): the environment's level if it is valid, else the configured one and what was wrong."""
+    wanted = os.environ.get(LEVEL_VARIABLE, "").strip().lower()
+    if not wanted:
+        return configured, None
+    if wanted not in LEVELS:
+        return configured, f"{LEVEL_VARIABLE}={wanted!r} is none of {', '.join(LEVELS)}; using {configured}"
+    return wanted, None
+
+
+def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> None:
+    """Set up logging for the process; called again when a reload changes it. Raises KeyError for an unknown level."""
+    stream = stream or sys.stderr
+    console = style == "console" or (style == "auto" and stream.isatty())
+    render: list[Any]
+    if console:
+        stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
+        render = [
+            _short_values,
+            _visible_values,
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=_visible_traceback, sort_keys=False
+            ),
+        ]
+    else:
+        stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+        # Python's own text, without local variables: they may hold client data, passwords and tokens included.
+        render = [
+            structlog.processors.format_exc_info,
+            _short_values,
+            _in_reading_order,
+            structlog.processors.JSONRenderer(ascii_json, default=str),
+        ]
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            stamp,
+            structlog.processors.StackInfoRenderer(),
+            _Budget(render),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=_Factory(stream),
+        cache_logger_on_first_use=False,  # a reload may change the level
+    )
+
+
+class _Budget:
+    """The last processor: renders a line, or drops it if its message has used up the interval's bytes."""
+
+    def __init__(self, render: list[Any]) -> None:
+        self._render = render
+        self._until_s = 0.0
+        self._used: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        now_s, message = time.monotonic(), str(event["event"])
+        if now_s >= self._until_s:
+            self._until_s = now_s + INTERVAL_S
+            self._used.clear()
+        if self._used[message] >= MAX_MESSAGE_BYTES:
+            self._left_out[message] += 1
+            raise structlog.DropEvent
+        if left_out := self._left_out.pop(message, 0):
+            event["left_out"] = left_out
+        line: Any = event
+        for step in self._render:
+            line = step(logger, method, line)
+        self._used[message] += len(line)
+        return line
+
+
+def _short_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = _short(value, MAX_TRACEBACK_CHARACTERS if key == "exception" else MAX_VALUE_CHARACTERS)
+    return event
+
+
+def _short(text: str, most: int) -> str:
+    """The text, or its beginning and its end: of an error's chain, the last one was raised last."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[: most // 2]} [{left_out} characters left out] {text[-(most // 2) :]}"
+
+
+def _in_reading_order(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Time, level, logger, event; then the details."""
+    first = {key: event.pop(key) for key in ("timestamp", "level")}
+    return {**first, "logger": logger.name, "message": event.pop("event"), **event}
+
+
+class _Shown:
+    """A value as the console should show it: the renderer uses the `repr` of anything that is not text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+_QUOTED = frozenset(" ='\"")
+"""A value with one of these is quoted, so that its end is visible."""
+
+
+def _visible_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Before the console renderer adds colours: nothing else in the line may control the terminal."""
+    shown: dict[str, Any] = {}
+    for key, value in event.items():
+        if key == "exc_info":
+            shown[key] = value  # _visible_traceback's
+        elif key in ("event", "level", "timestamp"):
+            shown[key] = visible(str(value))
+        elif key in ("stack", "exception"):
+            shown[key] = _indented(str(value))
+        else:
+            shown[visible(key)] = _Shown(_value(value))
+    return shown
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, str):
+        return visible(repr(value))
+    text = safe(value)
+    return repr(text) if text == value and _QUOTED.intersection(text) else text
+
+
+def _visible_traceback(out: TextIO, exc_info: Any) -> None:
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    out.write("\n" + _indented(_short(plain.getvalue().strip("\n"), MAX_TRACEBACK_CHARACTERS)))
+
+
+def _indented(text: str) -> str:
+    """Lines that cannot be mistaken for log lines: messages of exceptions may contain names with line breaks."""
+    return "\n".join("  " + line for line in visible(text, lines=True).split("\n"))
+
+
+class _Logger(structlog.WriteLogger):
+    """Writes lines and knows its name."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        super().__init__(stream)
+        self.name = name
+
+
+class _Factory:
+    """Makes loggers for one stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, *names: Any) -> _Logger:
+        return _Logger(self._stream, str(names[0]) if names else "kquota")

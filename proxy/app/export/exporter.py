@@ -1,0 +1,255 @@
+"""The exporter of usage records: intervals aligned to the wall clock, sampled every second, passed to the sinks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from config.export import Export
+from config.model import Config
+from proxy.app.export.files import FileSink
+from proxy.app.export.rows import Interval, Sampler
+from proxy.app.export.topic import TopicSink, connector
+from proxy.app.export.worker import Batch, Worker, WorkerState
+from quota.ledger import Ledger
+from quota.record import to_line
+
+log = structlog.get_logger("kquota.export")
+
+TICK_S: Final = 1.0
+STEP_S: Final = 0.001
+"""Work in one piece before traffic is served."""
+BATCH_BYTES: Final = 1_000_000
+"""Records of one interval are passed on in batches of about this size."""
+JITTER_MS: Final = 100
+"""Wall clock and monotonic clock may differ by this much over an interval without the clock having been set."""
+END_S: Final = 5.0
+"""On a drain, how long the sinks have for what is queued."""
+
+VARIABLES: Final[Mapping[str, str]] = {
+    "cluster_id": "KQUOTA_CLUSTER_ID",
+    "namespace": "KQUOTA_POD_NAMESPACE",
+    "pod": "KQUOTA_POD_NAME",
+}
+"""Environment variables that replace settings not in the file (Kubernetes' downward API)."""
+
+
+@dataclass(slots=True)
+class ExportState:
+    """For /metrics."""
+
+    sinks: dict[str, WorkerState]
+    files_deleted: int
+    folded: int
+    """Clients, over all intervals, that had no record of their own."""
+    failures: int
+    """Intervals that could not be assembled: a bug of ours."""
+
+
+@dataclass(slots=True)
+class Clocks:
+    """The two clocks; tests set their own."""
+
+    monotonic_s: Callable[[], float] = trio.current_time
+    wall_s: Callable[[], float] = time.time
+
+
+class Exporter:
+    """Writes the usage records of one sidecar. Create it at the start: its totals begin with the ledger's."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        workers: list[Worker],
+        interval_s: float,
+        constants: Mapping[str, str | None],
+        *,
+        clocks: Clocks | None = None,
+        files: FileSink | None = None,
+    ) -> None:
+        self._clocks = clocks or Clocks()
+        self._workers = workers
+        self._interval_s = interval_s
+        self._files = files
+        self._sampler = Sampler(ledger, constants, self._now_ms())
+        self._start_s = self._clocks.monotonic_s()
+        self._end_ms = round(self._clocks.wall_s() * 1000)
+        self._sequence = 1
+        self._failures = 0
+        self._stop = trio.Event()
+        self._stopped = trio.Event()
+
+    def state(self) -> ExportState:
+        """Its state."""
+        return ExportState(
+            sinks={worker.name: worker.state() for worker in self._workers},
+            files_deleted=0 if self._files is None else self._files.deleted,
+            folded=self._sampler.folded,
+            failures=self._failures,
+        )
+
+    async def run(self) -> None:
+        """Sample and write until `finish` is called."""
+        for worker in self._workers:
+            worker.start()
+        try:
+            ending_s = self._end_of_interval()
+            while not self._stop.is_set():
+                await self._wait(ending_s)
+                if await self._work(self._sampler.tick, self._now_ms()) is None:
+                    continue
+                if self._stop.is_set() or self._clocks.monotonic_s() >= ending_s:
+                    await self._work(self._close)
+                    ending_s = self._end_of_interval()
+        except Exception:  # a bug of ours ends the export, never the traffic
+            self._failures += 1
+            log.exception("usage records are no longer made")
+        finally:
+            for worker in self._workers:
+                worker.end(END_S)
+            self._stopped.set()
+
+    async def finish(self) -> None:
+        """Write the interval that has begun, and wait until the sinks have delivered everything (at most 6 s)."""
+        self._stop.set()
+        await self._stopped.wait()
+        limit_s = time.monotonic() + END_S + 1.0
+        while not all(worker.done.is_set() for worker in self._workers):
+            if time.monotonic() >= limit_s:
+                log.error("usage records were not all written in time", state=str(self.state().sinks))
+                return
+            await trio.sleep(0.01)
+        dropped = sum(state.dropped for state in self.state().sinks.values())
+        if dropped:
+            log.warning("usage records were lost", records=dropped)
+
+    # ---- intervals --------------------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> float:
+        return self._clocks.monotonic_s() * 1000.0
+
+    def _end_of_interval(self) -> float:
+        """When the interval that begins now ends: at a multiple of its length on the wall clock, so that the intervals
+        of all sidecars coincide. The first one may be up to half as long again."""
+        left_s = self._interval_s - self._clocks.wall_s() % self._interval_s
+        if left_s < self._interval_s / 2:
+            left_s += self._interval_s
+        return self._start_s + left_s
+
+    async def _wait(self, ending_s: float) -> None:
+        """Wait for the next tick. The last one ends the interval, and so takes half a second to one and a half
+        seconds."""
+        now_s = self._clocks.monotonic_s()
+        left_s = max(ending_s - now_s, 0.0)  # past it if the loop was blocked
+        with trio.move_on_after(left_s if left_s < 1.5 * TICK_S else TICK_S):
+            await self._stop.wait()
+
+    def _close(self) -> Iterator[None]:
+        """End the interval: pass its records, in batches, to the sinks."""
+        now_s, end_ms = self._clocks.monotonic_s(), round(self._clocks.wall_s() * 1000)
+        duration_s = now_s - self._start_s
+        start_ms = end_ms - round(duration_s * 1000)
+        if abs(start_ms - self._end_ms) <= JITTER_MS:
+            start_ms = min(self._end_ms, end_ms)  # the clock was not set: intervals follow without a gap
+        self._start_s, self._end_ms = now_s, end_ms
+        partition = partition_of((start_ms + end_ms) / 2)
+        lines: list[bytes] = []
+        size = 0
+        for row in self._sampler.close(Interval(start_ms, end_ms, duration_s)):
+            if row is not None:
+                line = to_line(row)
+                lines.append(line)
+                size += len(line)
+                if size >= BATCH_BYTES:
+                    self._hand_over(lines, end_ms, partition)
+                    lines, size = [], 0
+            yield
+        if lines:
+            self._hand_over(lines, end_ms, partition)
+
+    def _hand_over(self, lines: list[bytes], end_ms: int, partition: str) -> None:
+        for worker in self._workers:
+            worker.offer(Batch(list(lines), self._sequence, end_ms, partition))
+        self._sequence += len(lines)
+
+    async def _work(self, make: Callable[..., Iterator[None]], *args: float) -> bool | None:
+        """Run a generator to its end; other tasks run about every millisecond. None: it failed, which was logged."""
+        try:
+            began_s = time.perf_counter()
+            for _ in make(*args):
+                if time.perf_counter() - began_s >= STEP_S:
+                    await trio.lowlevel.checkpoint()
+                    began_s = time.perf_counter()
+        except Exception:  # the export must not end the traffic
+            self._failures += 1
+            log.exception("usage of an interval could not be put together")
+            await trio.sleep(TICK_S)
+            return None
+        return True
+
+
+def partition_of(wall_ms: float) -> str:
+    """The directories of records at this time: ``date=YYYY-MM-DD/hour=HH``, UTC."""
+    return datetime.fromtimestamp(wall_ms / 1000.0, UTC).strftime("date=%Y-%m-%d/hour=%H")
+
+
+@dataclass(slots=True)
+class Origin:
+    """Identifies the sidecar in its records."""
+
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def constants(self, settings: Export, version: str) -> dict[str, str | None]:
+        """The fields that are the same in all records."""
+        named = {name: getattr(settings, name) or self.environment.get(VARIABLES[name]) or None for name in VARIABLES}
+        return {
+            "instance": self.instance,
+            "kquota_version": version,
+            **named,
+            "pod": named["pod"] or socket.gethostname(),
+        }
+
+
+def new_exporter(
+    config: Config,
+    ledger: Ledger,
+    version: str,
+    origin: Origin | None = None,
+    security: Callable[[], Mapping[str, Any]] = dict,
+) -> Exporter | None:
+    """The exporter of a sidecar with this configuration; None if it has none.
+
+    `security()` returns what kafka-python's producer needs to connect to the brokers.
+    """
+    settings = config.export
+    if settings is None:
+        return None
+    origin = origin or Origin()
+    workers = []
+    files = None
+    if settings.directory is not None:
+        files = FileSink(
+            Path(settings.directory),
+            origin.instance,
+            rotate_s=settings.rotate_s / 1000,
+            rotate_bytes=settings.rotate_bytes,
+            keep_bytes=settings.keep_bytes,
+        )
+        workers.append(Worker("files", files, settings.buffer_bytes))
+    if settings.kafka_topic is not None:
+        bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
+        topic = TopicSink(settings.kafka_topic, origin.instance, connector(bootstrap, security))
+        workers.append(Worker("topic", topic, settings.buffer_bytes))
+    constants = origin.constants(settings, version)
+    return Exporter(ledger, workers, settings.interval_s / 1000, constants, files=files)

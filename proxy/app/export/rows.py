@@ -1,0 +1,433 @@
+"""From the ledger's running totals to usage records: sampled once a second, one row per client and interval.
+
+Clients can invent names, so the rows of an interval are bounded. What other clients have used is added up by user, in
+rows with the client id `other`: every total is in one row.
+
+Nothing is done per request. A tick visits the clients that were active since the previous one, in steps between which
+traffic goes on. What a client does between two steps is counted with the next; what is charged to it while it waits for
+a slow answer, when it is active again. Totals are differences of running totals, so over time nothing is counted twice
+or lost.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from typing import Any, Final
+
+from proxy.app.common.top_k import OTHER, label
+from proxy.core.wire.schema import API_NAMES
+from quota.counter import QuotaCounter
+from quota.entity import Identity, Kind
+from quota.ledger import Account, Ledger
+from quota.record import CAUSES, FAMILIES, Row, empty
+
+STEP: Final = 64
+"""Clients visited in one step; an active one takes about 5 µs, its row 40 µs."""
+MAX_ROWS: Final = 1000
+"""Clients with a row of their own in an interval: a row has some 3.6 kB."""
+MAX_FOLDED_USERS: Final = 100
+"""Users with a row for their other clients; those of any further users are added up in one row."""
+SHORTEST_SAMPLE_MS: Final = 250.0
+"""A shorter time gives no rate (a drain may end right after a tick)."""
+_PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
+"""From an amount per second to the kind's rate: 1 ms of busy time per second is 0.1 percent of a thread."""
+_ZEROS: Final = (0.0,) * len(Kind)
+_NOTHING: Final = (0,) * (2 * len(CAUSES) + 3 + 2 * len(Kind))
+
+_NAMES_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "produce": ("Produce",),
+    "fetch": ("Fetch", "ShareFetch"),
+    "metadata": (
+        *("Metadata", "ListOffsets", "FindCoordinator", "OffsetForLeaderEpoch"),
+        *("DescribeCluster", "DescribeTopicPartitions"),
+    ),
+    "group": (
+        *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "OffsetFetch"),
+        *("ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "ShareAcknowledge"),
+    ),
+    "transaction": (
+        *("InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"),
+        *("DescribeTransactions", "ListTransactions", "DescribeProducers"),
+    ),
+    "connection": (
+        *("ApiVersions", "SaslHandshake", "SaslAuthenticate", "GetTelemetrySubscriptions", "PushTelemetry"),
+        *("CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
+    ),
+    "other": (
+        *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "WriteTxnMarkers", "Envelope"),
+        *("Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "AlterPartition", "FetchSnapshot", "AllocateProducerIds"),
+        *("BrokerRegistration", "BrokerHeartbeat", "ControllerRegistration", "AssignReplicasToDirs"),
+        *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState"),
+        *("ReadShareGroupStateSummary",),
+    ),
+}
+FAMILY_OF: Final[Mapping[int, str]] = {
+    key: next((family for family, names in _NAMES_OF.items() if name in names), "admin")
+    for key, name in API_NAMES.items()
+} | {-1: "other"}
+"""API key -> family; unlisted ones are administration."""
+
+_Trials = tuple[int, int, int, int]
+"""Requests and milliseconds of a group's shadow limit, and of its candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What all rows of an interval share."""
+
+    start_ms: int
+    end_ms: int
+    duration_s: float
+
+
+class _Seen:
+    """A client's totals at its last visit, and its rates in this interval.
+
+    Has no reference to the account, so that the ledger can evict it. Made of objects that the garbage collector does
+    not have to visit: there are as many of these as clients.
+    """
+
+    __slots__ = ("amounts", "has_row", "interval", "rates", "requests", "ticked", "totals")
+
+    def __init__(self) -> None:
+        self.interval = -1
+        """The last interval in which it was active."""
+        self.ticked = array("d", _ZEROS)
+        """Amounts at the last tick."""
+        self.rates: dict[int, array[float]] | None = None
+        """One-second rates above 0, by the number of the kind."""
+        self.amounts: tuple[float, ...] = _ZEROS
+        """Amounts at the end of the last interval that has a row."""
+        self.requests: dict[int, int] = {}
+        self.totals = _NOTHING
+        self.has_row = False
+        """It had a row of its own in an earlier interval."""
+
+
+class Sampler:
+    """Watches a ledger. `constants` are the fields that are the same in all rows of this sidecar."""
+
+    def __init__(self, ledger: Ledger, constants: Mapping[str, Any], now_ms: float) -> None:
+        self._ledger = ledger
+        self._empty = empty() | dict(constants)
+        self._sequence = 0
+        self._tick_ms = now_ms
+        self._interval = 0
+        self._samples = 0
+        # By name, not by account: a reference to an account would prevent its eviction.
+        self._active: dict[Identity, None] = {}
+        self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
+        self._peaks: dict[QuotaCounter, float] = {}
+        self._trials: dict[QuotaCounter, _Trials] = {}
+        self._folded = _Folded()
+        self.folded = 0
+        """Clients without a row of their own, over all intervals."""
+        ledger.awake = {}
+        ledger.on_forget.append(self._forget_client)
+        ledger.counters.on_forget.append(self._forget_group)
+
+    def tick(self, now_ms: float) -> Iterator[None]:
+        """Sample the clients that were active since the last tick. A generator: other tasks may run at each step."""
+        elapsed_s, since = (now_ms - self._tick_ms) / 1000.0, int(self._tick_ms)
+        counts = now_ms - self._tick_ms >= SHORTEST_SAMPLE_MS
+        self._tick_ms = now_ms
+        self._samples += counts
+        factors = [_PER_SECOND[kind] / elapsed_s for kind in Kind] if counts else [0.0] * len(Kind)
+        groups: set[QuotaCounter] = set()
+        awake, self._ledger.awake = self._ledger.awake or {}, {}
+        watched, self._watched = self._watched, {}
+        newly = (identity for identity in awake if identity not in watched)
+        for index, identity in enumerate(chain(watched, newly), 1):
+            account = self._ledger.known(*identity)
+            if account is not None and (account.touched or account.last_ms >= since):
+                account.touched = False
+                self._sample(account, factors, groups)
+                self._watched[identity] = None  # a response may be charged when no more requests come
+            account = None  # no reference while other tasks run
+            if index % STEP == 0:
+                yield
+        now = int(now_ms)
+        for index, group in enumerate(groups, 1):
+            used = group.utilisation(now) or 0.0
+            if used > self._peaks.get(group, -1.0):
+                self._peaks[group] = used
+            if index % STEP == 0:
+                yield
+
+    def _sample(self, account: Account, factors: list[float], groups: set[QuotaCounter]) -> None:
+        seen: _Seen | None = account.sampled
+        if seen is None:
+            seen = account.sampled = _Seen()
+        if seen.interval != self._interval:
+            seen.interval = self._interval
+            self._active[account.identity] = None
+        ticked = seen.ticked
+        for index, meter in enumerate(account.meters.values()):
+            gain = meter.amount - ticked[index]
+            if gain:
+                ticked[index] = meter.amount
+                if gain > 0 and factors[index]:
+                    if seen.rates is None:
+                        seen.rates = {}
+                    seen.rates.setdefault(index, array("d")).append(gain * factors[index])
+                group = meter.group
+                if group is not None and group.limit is not None:
+                    groups.add(group)
+
+    def close(self, interval: Interval) -> Iterator[Row | None]:
+        """The rows of the interval that ends now, after its last tick; None at every step. The next one begins."""
+        news: dict[QuotaCounter, _Trials] = {}
+        yield from self._look_at_trials(news)
+        common = self._empty | {
+            "start_ms": interval.start_ms,
+            "end_ms": interval.end_ms,
+            "duration_s": round(interval.duration_s, 3),
+            "samples": self._samples,
+        }
+        active, self._active = self._active, {}
+        folded, self._folded = self._folded, _Folded()
+        peaks, self._peaks = self._peaks, {}
+        samples, self._samples = self._samples, 0
+        self._interval += 1
+        chosen = yield from self._choose(active)
+        for identity in chosen:
+            account = self._ledger.known(*identity)
+            if account is not None and account.sampled is not None:
+                row = self._row(account, common, samples, peaks, news)
+                account = None  # no reference while other tasks run
+                yield row
+        for index, identity in enumerate(active, 1):
+            account = None if identity in chosen else self._ledger.known(*identity)
+            if account is not None and account.sampled is not None:
+                folded.add(account, account.sampled)
+                account.connections_peak = account.connections
+                account.sampled.rates = None
+                _Use.told(account, account.sampled)
+            account = None
+            if index % STEP == 0:
+                yield None
+        self.folded += folded.clients
+        for user, use in folded.by_user.items():
+            if use:
+                self._sequence += 1
+                names = {"sequence": self._sequence, "user": OTHER if user is None else label(user)}
+                yield use.put(common | names | {"client_id": OTHER})
+
+    def _choose(self, active: dict[Identity, None]) -> Generator[None, None, dict[Identity, None]]:
+        """The clients that get a row: of each user in turn one more, those first that had one before. A user who
+        invents client ids takes no rows from the clients of others, nor from those that it had before."""
+        if len(active) <= MAX_ROWS:
+            return active
+        queues: dict[str, list[Identity]] = {}
+        for had_row in (True, False):
+            for index, identity in enumerate(active, 1):
+                account = self._ledger.known(*identity)
+                if account is not None and account.sampled is not None and account.sampled.has_row is had_row:
+                    queues.setdefault(identity[0], []).append(identity)
+                account = None
+                if index % STEP == 0:
+                    yield
+        turns = chain.from_iterable(zip_longest(*queues.values()))
+        return dict.fromkeys(islice((one for one in turns if one is not None), MAX_ROWS))
+
+    def _look_at_trials(self, news: dict[QuotaCounter, _Trials]) -> Iterator[None]:
+        """What limits on trial would have done since their last report; drops evicted groups."""
+        known: dict[QuotaCounter, _Trials] = {}
+        for index, group in enumerate(self._ledger.groups(), 1):
+            shadow, candidate = group.shadowed, group.candidate
+            if shadow is not None or candidate is not None:
+                now = (
+                    *((0, 0) if shadow is None else (shadow.throttled, shadow.throttle_ms)),
+                    *((0, 0) if candidate is None else (candidate.throttled, candidate.throttle_ms)),
+                )
+                before = self._trials.get(group, (0, 0, 0, 0))
+                known[group] = before
+                if now != before:
+                    news[group] = now
+            if index % (16 * STEP) == 0:
+                yield
+        self._trials = known
+
+    def _row(
+        self,
+        account: Account,
+        common: Row,
+        samples: int,
+        peaks: Mapping[QuotaCounter, float],
+        news: dict[QuotaCounter, _Trials],
+    ) -> Row | None:
+        """The client's row; None if there is nothing to report."""
+        seen: _Seen = account.sampled
+        use = _Use()
+        use.add(account, seen)
+        peak, account.connections_peak = account.connections_peak, account.connections
+        # A connection peak without anything else is not activity: idle connections make no rows.
+        if not use:
+            return None
+        self._sequence += 1
+        seen.has_row = True
+        row = use.put(dict(common))
+        user, client_id = account.identity
+        library, _, version = (account.software or "").partition("/")
+        row["sequence"] = self._sequence
+        row["user"], row["client_id"] = label(user), label(client_id)
+        row["client_library"], row["client_library_version"] = library or None, version or None
+        row["connections_peak"] = peak
+        for index, (kind, meter) in enumerate(account.meters.items()):
+            if seen.rates is not None and index in seen.rates:
+                _put_rates(row, kind, seen.rates[index], samples)
+            if meter.group is not None:
+                self._put_group(row, kind, meter.group, peaks, news)
+        seen.rates = None
+        use.told(account, seen)
+        return row
+
+    def _forget_client(self, account: Account) -> None:
+        """The ledger evicts a client: what no row has reported yet goes into the row of its user's other clients."""
+        for names in (self._active, self._watched, self._ledger.awake or {}):
+            names.pop(account.identity, None)
+        self._folded.add(account, account.sampled or _Seen())
+
+    def _forget_group(self, group: QuotaCounter) -> None:
+        self._peaks.pop(group, None)
+        self._trials.pop(group, None)
+
+    def _put_group(
+        self,
+        row: Row,
+        kind: Kind,
+        group: QuotaCounter,
+        peaks: Mapping[QuotaCounter, float],
+        news: dict[QuotaCounter, _Trials],
+    ) -> None:
+        row[f"{kind}_group_user"] = None if group.key.user is None else label(group.key.user)
+        row[f"{kind}_group_client_id"] = None if group.key.client_id is None else label(group.key.client_id)
+        if group.limit is not None:
+            row[f"{kind}_limit"] = group.limit
+            row[f"{kind}_limit_mode"] = "shadow" if group.shadow else "enforce"
+            row[f"{kind}_limit_level"] = None if group.level is None else group.level.label
+            if group.fleet:
+                row[f"{kind}_fleet_limit"] = group.whole
+                row[f"{kind}_fleet_share"] = round(group.share, 6)
+            row[f"{kind}_group_utilisation_peak"] = round(peaks.get(group, 0.0), 4)
+        if group.candidate is not None:
+            row[f"{kind}_candidate_limit"] = group.candidate.limit
+        told = news.pop(group, None)
+        if told is None:
+            return
+        # Once per group, in the row of its first client: the sum over its clients is right.
+        before = self._trials[group]
+        self._trials[group] = told
+        row[f"{kind}_group_shadow_count"] = told[0] - before[0]
+        row[f"{kind}_group_shadow_seconds"] = (told[1] - before[1]) / 1000.0
+        row[f"{kind}_group_candidate_count"] = told[2] - before[2]
+        row[f"{kind}_group_candidate_seconds"] = (told[3] - before[3]) / 1000.0
+
+
+class _Use:
+    """Usage of clients since their last row, added up."""
+
+    __slots__ = ("amounts", "requests", "totals")
+
+    def __init__(self) -> None:
+        self.amounts = [0.0] * len(Kind)
+        self.requests: dict[int, int] = {}
+        self.totals = [0] * len(_NOTHING)
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or any(self.totals) or any(self.amounts))
+
+    def add(self, account: Account, seen: _Seen) -> None:
+        """Add the client's changes since it was `seen`."""
+        for index, meter in enumerate(account.meters.values()):
+            self.amounts[index] += meter.amount - seen.amounts[index]
+        for index, total in enumerate(_totals(account)):
+            self.totals[index] += total - seen.totals[index]
+        for key, count in account.requests.items():
+            gain = count - seen.requests.get(key, 0)
+            if gain:
+                self.requests[key] = self.requests.get(key, 0) + gain
+
+    @staticmethod
+    def told(account: Account, seen: _Seen) -> None:
+        """Everything is in a row now."""
+        seen.amounts = tuple(meter.amount for meter in account.meters.values())
+        seen.totals = _totals(account)
+        seen.requests = account.requests
+
+    def put(self, row: Row) -> Row:
+        """Put it into a row."""
+        produce, fetch, busy_ms, mutations = self.amounts
+        row["produce_bytes"], row["fetch_bytes"] = round(produce), round(fetch)
+        row["request_seconds"], row["mutations"] = round(busy_ms / 1000.0, 6), round(float(mutations), 6)
+        row["requests"] = sum(self.requests.values())
+        for key, count in self.requests.items():
+            row[_COLUMN_OF[key]] += count
+        throttles, rest = self.totals[: 2 * len(CAUSES)], self.totals[2 * len(CAUSES) :]
+        row["mutes"], row["mutes_ignored"], row["connections_opened"], *held = rest
+        for index, cause in enumerate(CAUSES):
+            row[f"throttle_{cause}_count"] = throttles[2 * index]
+            row[f"throttle_{cause}_seconds"] = throttles[2 * index + 1] / 1000.0
+        for index, kind in enumerate(Kind):
+            row[f"throttle_{kind}_held_count"] = held[2 * index]
+            row[f"throttle_{kind}_held_seconds"] = held[2 * index + 1] / 1000.0
+        return row
+
+
+class _Folded:
+    """Usage of clients without a row of their own, by user; None: of all further users."""
+
+    __slots__ = ("by_user", "clients")
+
+    def __init__(self) -> None:
+        self.by_user: dict[str | None, _Use] = {}
+        self.clients = 0
+
+    def add(self, account: Account, seen: _Seen) -> None:
+        """Add the client's changes since it was `seen`."""
+        use = _Use()
+        use.add(account, seen)
+        if not use:
+            return
+        self.clients += 1
+        user: str | None = account.identity[0]
+        if user not in self.by_user and len(self.by_user) >= MAX_FOLDED_USERS:
+            user = None
+        self.by_user.setdefault(user, _Use()).add(account, seen)
+
+
+def _totals(account: Account) -> tuple[int, ...]:
+    """Throttles as (count, ms) in the order of the record's causes; mutes, ignored ones, connections opened; of the
+    throttles those of held requests, as (count, ms) by kind."""
+    counts: list[int] = []
+    held: list[int] = []
+    for meter in account.meters.values():
+        counts += (meter.throttled, meter.throttle_ms)
+        held += (meter.held, meter.held_ms)
+    return (
+        *counts,
+        account.broker_throttled,
+        account.broker_throttle_ms,
+        account.mutes,
+        account.mutes_ignored,
+        account.connections_opened,
+        *held,
+    )
+
+
+def _put_rates(row: Row, kind: Kind, unsorted: Iterable[float], samples: int) -> None:
+    """Percentiles by nearest rank: of n samples, idle ones included, the ceil(p * n / 100)-th smallest."""
+    rates = sorted(unsorted)
+    idle = max(samples - len(rates), 0)
+    for percent in _PERCENTS:
+        rank = -(-percent * samples // 100) - idle
+        row[f"{kind}_rate_p{percent}"] = round(rates[min(rank, len(rates)) - 1], 3) if rank > 0 else 0.0
+    row[f"{kind}_rate_max"] = round(rates[-1], 3)
+
+
+_COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
+_PERCENTS: Final = (50, 95, 99)
+assert set(FAMILY_OF.values()) == set(FAMILIES)

@@ -1,0 +1,105 @@
+"""Usage records on a Kafka topic: the same lines as in the files, keyed by instance, so that each keeps its order.
+
+kafka-python's producer, driven from the exporter's own thread (ADR 0013). It connects to the brokers directly, not
+through the sidecar: exporting usage is not usage.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from proxy.app.export.worker import Batch, ExportError
+
+CLIENT_ID: Final = "kquota-export"
+DELIVERY_S: Final = 15.0
+"""How long the brokers may take to confirm records before they count as not delivered."""
+PORTION: Final = 20
+"""Records passed on before the event loop's thread gets the GIL (about 0.5 ms)."""
+_PAUSE_S: Final = 0.0005
+
+Connect = Callable[[], Any]
+"""Makes a KafkaProducer. Raises what kafka-python raises."""
+
+
+def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict) -> Connect:
+    """Producers for this cluster; `security()` returns what they need to connect, as of now.
+
+    Imports kafka-python now: its imports take a third of a second.
+    """
+    from kafka import KafkaProducer
+
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception
+
+    def connect() -> Any:
+        return KafkaProducer(
+            bootstrap_servers=list(bootstrap),
+            client_id=CLIENT_ID,
+            acks="all",
+            enable_idempotence=False,  # needs a permission that producers usually lack; duplicates have their id
+            retries=3,
+            linger_ms=50,
+            batch_size=262_144,
+            request_timeout_ms=10_000,
+            delivery_timeout_ms=int(DELIVERY_S * 1000),
+            max_block_ms=5_000,
+            bootstrap_timeout_ms=5_000,
+            reconnect_backoff_max_ms=5_000,
+            metrics_enabled=False,
+            **security(),
+        )
+
+    return connect
+
+
+class TopicSink:
+    """Produces records to `topic`. At least once: what is not confirmed in time is sent again."""
+
+    def __init__(self, topic: str, instance: str, connect: Connect) -> None:
+        self._topic = topic
+        self._key = instance.encode()
+        self._connect = connect
+        self._producer: Any = None
+
+    def write(self, batch: Batch) -> None:
+        """See :class:`proxy.app.export.worker.Sink`."""
+        sent: list[tuple[bytes, Any]] = []
+        failure: BaseException | None = None
+        try:
+            if self._producer is None:
+                self._producer = self._connect()
+            for count, line in enumerate(batch.lines, 1):
+                sent.append((line, self._producer.send(self._topic, value=line[:-1], key=self._key)))
+                if count % PORTION == 0:
+                    time.sleep(_PAUSE_S)
+        except Exception as error:  # mostly KafkaError; no error of the library may end the export
+            failure = error
+        delivered: set[bytes] = set()
+        end_s = time.monotonic() + DELIVERY_S
+        for line, future in sent:
+            try:
+                future.get(timeout=max(end_s - time.monotonic(), 0.0))
+                delivered.add(line)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            batch.lines = [line for line in batch.lines if line not in delivered]
+            self._close_producer()
+            raise ExportError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
+
+    def tick(self) -> None:
+        """Nothing to do: the producer works by itself."""
+
+    def close(self) -> None:
+        """Everything written has been confirmed: close the connection."""
+        self._close_producer()
+
+    def _close_producer(self) -> None:
+        """Do not reuse a producer that failed: its queue would still hold the records."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(Exception):
+                producer.close(timeout=0.5)

@@ -1,0 +1,231 @@
+"""Metrics by client and by quota, with bounded labels (:mod:`proxy.app.common.top_k`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from proxy.app.common.top_k import Labels, TopKSeries, Totals, label
+from proxy.app.metrics.families import gauge
+from quota.counter import QuotaCounter
+from quota.entity import Identity, Kind
+from quota.ledger import Account, Ledger
+from quota.trial import Trial
+
+BYTES = (Kind.PRODUCE, Kind.FETCH)
+KINDS = tuple(Kind)
+SERIES_STEP = 10
+"""Series for which samples are made before other tasks run: one has some 20 samples."""
+EACH = 5
+"""Totals of a client for each kind: amount, throttled requests and their delay, and those of held ones."""
+
+
+class ClientSeries:
+    """The clients and counters that have series of their own, at most `most` of each, and the totals of all others."""
+
+    def __init__(self, ledger: Ledger, most: int) -> None:
+        self._ledger = ledger
+        self._clients: TopKSeries[Identity] = TopKSeries(most, EACH * len(KINDS) + 2, _client_weight)
+        self._groups: dict[Kind, TopKSeries[QuotaCounter]] = {
+            kind: TopKSeries(most, 5, _group_weight) for kind in KINDS
+        }
+        self._capped = dict.fromkeys(KINDS, 0)
+        self._capped_seen: dict[QuotaCounter, int] = {}
+        ledger.on_forget.append(self._forget_client)
+        ledger.counters.on_forget.append(self._forget_group)
+
+    def look(self, now_ms: float) -> Iterator[None]:
+        """Take over the ledger's totals, step by step."""
+        # Nothing is listed in advance: an object evicted between two steps was counted then, and is not seen here.
+        yield from self._clients.look(map(_client_totals, self._ledger.accounts()), now_ms)
+        for kind, fold in self._groups.items():
+            yield from fold.look(map(self._look_at, self._ledger.groups(kind)), now_ms)
+
+    def _look_at(self, group: QuotaCounter) -> tuple[QuotaCounter, Labels, Totals]:
+        self._count_capped(group)
+        return _group_totals(group)
+
+    def families(self, now_ms: float) -> Iterator[Metric | None]:
+        """The totals as of the last refresh; limits as they are now. None: other tasks may run."""
+        yield from self._client_families()
+        yield from self._group_families(int(now_ms))
+        yield gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
+
+    def _forget_client(self, account: Account) -> None:
+        self._clients.forget(*_client_totals(account))
+
+    def _forget_group(self, group: QuotaCounter) -> None:
+        self._groups[group.kind].forget(*_group_totals(group))
+        self._count_capped(group)
+        self._capped_seen.pop(group, None)
+
+    def _count_capped(self, group: QuotaCounter) -> None:
+        if group.capped:
+            self._capped[group.kind] += group.capped - self._capped_seen.get(group, 0)
+            self._capped_seen[group] = group.capped
+
+    def _client_families(self) -> Iterator[Metric | None]:
+        names = ["user", "client_id"]
+        moved = CounterMetricFamily("kquota_bytes", "Bytes produced and fetched.", labels=["kind", *names])
+        throttled = CounterMetricFamily(
+            "kquota_throttled_requests", "Requests delayed, by the quota that caused it.", labels=["cause", *names]
+        )
+        seconds = CounterMetricFamily(
+            "kquota_throttle_seconds", "Delay imposed, by the quota that caused it.", labels=["cause", *names]
+        )
+        held = CounterMetricFamily(
+            "kquota_held_requests",
+            "Of the delayed requests, those that waited before they were forwarded, by the quota that caused it.",
+            labels=["cause", *names],
+        )
+        held_seconds = CounterMetricFamily(
+            "kquota_held_seconds",
+            "Of the delay, what requests waited before they were forwarded, by the quota that caused it.",
+            labels=["cause", *names],
+        )
+        busy = CounterMetricFamily("kquota_request_seconds", "Broker time used.", labels=names)
+        mutations = CounterMetricFamily("kquota_mutations", "Partitions created or deleted.", labels=names)
+        told = CounterMetricFamily(
+            "kquota_broker_throttled_requests", "Responses in which the broker itself said to wait.", labels=names
+        )
+        waits = CounterMetricFamily(
+            "kquota_broker_throttle_seconds", "Delay that brokers imposed by quotas of their own.", labels=names
+        )
+        for number, (labels, totals) in enumerate(list(self._clients.series()), 1):
+            if number % SERIES_STEP == 0:
+                yield None
+            count, delay_ms = totals[-2:]
+            if count:
+                told.add_metric(labels, count)
+                waits.add_metric(labels, delay_ms / 1000)
+            for index, kind in enumerate(KINDS):
+                amount, count, delay_ms, held_count, held_ms = totals[EACH * index : EACH * index + EACH]
+                if kind in BYTES:
+                    moved.add_metric([kind.value, *labels], amount)
+                elif amount:
+                    (busy if kind is Kind.REQUEST else mutations).add_metric(
+                        labels, amount / 1000 if kind is Kind.REQUEST else amount
+                    )
+                if kind in BYTES or count:
+                    throttled.add_metric([kind.value, *labels], count)
+                    seconds.add_metric([kind.value, *labels], delay_ms / 1000)
+                if count:  # a client is throttled before it is held: rates see the first hold
+                    held.add_metric([kind.value, *labels], held_count)
+                    held_seconds.add_metric([kind.value, *labels], held_ms / 1000)
+        yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, told, waits)
+
+    def _group_families(self, now: int) -> Iterator[Metric | None]:
+        names = ["kind", "user", "client_id"]
+        limit = GaugeMetricFamily(
+            "kquota_quota_limit",
+            "The limit: bytes/s (produce, fetch), percent of a thread (request), partitions/s (mutation).",
+            labels=[*names, "mode"],
+        )
+        observed = GaugeMetricFamily(
+            "kquota_quota_observed", "What the limit is compared with, in the same unit.", labels=[*names, "mode"]
+        )
+        tokens = GaugeMetricFamily("kquota_quota_tokens", "Mutation tokens left.", labels=[*names, "mode"])
+        used = GaugeMetricFamily(
+            "kquota_quota_utilisation_ratio", "Used share of the limit; above 1: over it.", labels=[*names, "mode"]
+        )
+        left = GaugeMetricFamily(
+            "kquota_throttle_remaining_seconds", "Until the latest delay of the group ends.", labels=names
+        )
+        owed = GaugeMetricFamily(
+            "kquota_throttle_owed_seconds",
+            "What a group owes beyond the throttles that were told; its next requests wait for it.",
+            labels=names,
+        )
+        waiting = GaugeMetricFamily(
+            "kquota_quota_waiting_connections",
+            "Connections whose next request waits until the group has paid what it owes.",
+            labels=names,
+        )
+        limited = list(self._limited_groups())
+        yield None
+        for number, (kind, labels, group) in enumerate(limited, 1):
+            if number % SERIES_STEP == 0:
+                yield None
+            mode = [kind.value, *labels, "shadow" if group.shadow else "enforce"]
+            limit.add_metric(mode, group.limit or 0.0)
+            (tokens if kind is Kind.MUTATION else observed).add_metric(mode, group.observed(now))
+            used.add_metric(mode, group.utilisation(now) or 0.0)
+            trial = group.candidate
+            if trial is not None and trial.limit is not None:
+                mode = [kind.value, *labels, "candidate"]
+                limit.add_metric(mode, trial.limit)
+                used.add_metric(mode, group.trial_utilisation(trial, now) or 0.0)
+            left.add_metric([kind.value, *labels], max(group.throttled_until - now, 0) / 1000)
+            owed.add_metric([kind.value, *labels], group.owed_ms(now) / 1000)
+            waiting.add_metric([kind.value, *labels], group.waiting)
+        yield from (limit, observed, tokens, used, left, owed, waiting)
+        yield from self._trial_families(names)
+        capped = CounterMetricFamily(
+            "kquota_throttle_capped",
+            "Delays cut to max_mute; for the rest the group's next requests wait before they are forwarded.",
+            labels=["cause"],
+        )
+        for kind in KINDS:
+            capped.add_metric([kind.value], self._capped[kind])
+        yield capped
+
+    def _trial_families(self, names: list[str]) -> Iterator[Metric | None]:
+        """Limits that are measured, not applied."""
+        requests = CounterMetricFamily(
+            "kquota_would_throttle_requests",
+            "Requests that a limit on trial would have delayed or refused.",
+            labels=[*names, "limit"],
+        )
+        seconds = CounterMetricFamily(
+            "kquota_would_throttle_seconds",
+            "Time that a limit on trial would have held the group up.",
+            labels=[*names, "limit"],
+        )
+        for kind, fold in self._groups.items():
+            yield None
+            for labels, (_, *totals) in list(fold.series()):
+                for name, (count, delay_ms) in zip(("shadow", "candidate"), (totals[:2], totals[2:]), strict=True):
+                    if count:
+                        requests.add_metric([kind.value, *labels, name], count)
+                        seconds.add_metric([kind.value, *labels, name], delay_ms / 1000)
+        yield from (requests, seconds)
+
+    def _limited_groups(self) -> Iterator[tuple[Kind, Labels, QuotaCounter]]:
+        for kind, fold in self._groups.items():
+            for labels, group in fold.shown():
+                if group.limit is not None:
+                    yield kind, labels, group
+
+
+def _labels(user: str, client_id: str) -> Labels:
+    return (label(user), label(client_id))
+
+
+def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
+    meters = account.meters
+    totals: list[float] = []
+    for kind in KINDS:
+        meter = meters[kind]
+        totals += (meter.amount, meter.throttled, meter.throttle_ms, meter.held, meter.held_ms)
+    totals += (account.broker_throttled, account.broker_throttle_ms)
+    return account.identity, _labels(*account.identity), tuple(totals)
+
+
+def _group_totals(group: QuotaCounter) -> tuple[QuotaCounter, Labels, Totals]:
+    active = group.usage.charges if group.limit is not None else 0  # without a limit there is nothing to show
+    totals = (float(active), *_trial_totals(group.shadowed), *_trial_totals(group.candidate))
+    return group, _labels(*group.key.tags), totals
+
+
+def _trial_totals(trial: Trial | None) -> tuple[float, float]:
+    return (0.0, 0.0) if trial is None else (float(trial.throttled), float(trial.throttle_ms))
+
+
+def _client_weight(gain: Totals) -> tuple[float, ...]:
+    """Throttled clients first, then by bytes."""
+    return (sum(gain[2 : EACH * len(KINDS) : EACH]), gain[0] + gain[EACH])
+
+
+def _group_weight(gain: Totals) -> tuple[float, ...]:
+    return (gain[2] + gain[4], gain[0])

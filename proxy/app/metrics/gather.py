@@ -1,0 +1,124 @@
+"""Gathers all metrics at each scrape: step by step, letting traffic through in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import trio
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+
+from proxy.app.export.exporter import ExportState
+from proxy.app.metrics.clients import ClientSeries
+from proxy.app.metrics.families import counter, written
+from proxy.app.metrics.libraries import LibrarySeries
+from proxy.app.metrics.own import Status, export_families, own_families, source_families
+from proxy.app.metrics.traffic import traffic_families
+from proxy.app.sources.quota_source import SourceState
+from proxy.app.sources.watch import ReloadState
+from proxy.core.telemetry.observer import Counters
+from quota.ledger import Ledger
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The format that every Prometheus reads; our names need nothing newer."""
+SHORTEST_INTERVAL_MS = 1000.0
+
+
+class Exposition:
+    """Everything under /metrics."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        reloads: ReloadState,
+        status: Callable[[], Status],
+        *,
+        max_groups: int,
+        source: SourceState | None = None,
+        alterations: Mapping[str, int] | None = None,
+        export: Callable[[], ExportState] | None = None,
+        held: Callable[[], Iterable[Metric]] = tuple,
+        security: Callable[[], Iterable[Metric]] = tuple,
+        fleet: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
+        """`alterations` are AlterClientQuotas requests by outcome; `export` returns the state of usage records, if
+        any."""
+        self._export = export
+        self._held = held
+        self._security = security
+        self._fleet = fleet
+        self._ledger = ledger
+        self._counters = counters
+        self._source = source or SourceState("file")
+        self._alterations: Mapping[str, int] = {} if alterations is None else alterations
+        self._reloads = reloads
+        self._status = status
+        self._max_groups = max_groups
+        self._clients = ClientSeries(ledger, max_groups)
+        self.libraries = counters.libraries
+        """Throttle compliance by client library; read only."""
+        self.long_turns = counters.long_turns
+        """Turns of the event loop that took too long."""
+        self._libraries = LibrarySeries(counters.libraries)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._lock = trio.Lock()
+        self._text: bytes | None = None
+        self._text_ms = 0.0
+        self.admin_evicted = 0
+        """Admin connections closed because too many were open."""
+
+    async def text(self, now_ms: float) -> bytes:
+        """The exposition. One gathering at a time; an answer younger than a second is reused."""
+        async with self._lock:
+            if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
+                await self._look(now_ms)
+                parts = []
+                for family in self._families(now_ms):
+                    for part in () if family is None else written(family):
+                        parts.append(part)
+                        await self._others()
+                    await self._others()
+                parts.append(generate_latest(self._process))
+                self._text, self._text_ms = b"".join(parts), now_ms
+            return self._text
+
+    async def expire(self, now_ms: float) -> int:
+        """Evict what is idle from the ledger, in steps; other tasks run in between."""
+        forgotten = 0
+        for count in self._ledger.sweep(now_ms):
+            forgotten += count
+            await self._others("sweep")
+        return forgotten
+
+    async def _look(self, now_ms: float) -> None:
+        for _ in self.look(now_ms):
+            await self._others()
+
+    async def _others(self, what: str = "metrics") -> None:
+        """Let other tasks run before the next step."""
+        await trio.lowlevel.checkpoint()
+        self.long_turns.begin(what, trio.current_time())
+
+    def look(self, now_ms: float) -> Iterator[None]:
+        """Take over the ledger's totals, step by step."""
+        yield from self._clients.look(now_ms)
+        yield from self._libraries.look(now_ms)
+
+    def families(self, now_ms: float) -> Iterator[Metric]:
+        """Every metric as of the last refresh."""
+        return (family for family in self._families(now_ms) if family is not None)
+
+    def _families(self, now_ms: float) -> Iterator[Metric | None]:
+        yield from self._clients.families(now_ms)
+        yield from self._libraries.families()
+        yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
+        yield from source_families(self._source, self._alterations)
+        if self._export is not None:
+            yield from export_families(self._export())
+        yield from self._held()
+        yield from self._security()
+        yield from self._fleet()
+        yield from own_families(self._status(), self._reloads, self._ledger)
+        yield counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)

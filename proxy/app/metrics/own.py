@@ -1,0 +1,124 @@
+"""Metrics of the sidecar itself: its health, what is in force, where limits come from, what it remembers."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from proxy.app.common.version import kquota_version
+from proxy.app.export.exporter import ExportState
+from proxy.app.metrics.families import by, counter, gauge
+from proxy.app.sources.quota_source import SourceState
+from proxy.app.sources.watch import ReloadState
+from quota import compiled
+from quota.connections import Scope
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """State that only the running proxy knows."""
+
+    ready: bool
+    cluster_reached: bool
+    draining: bool
+
+
+def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterator[Metric]:
+    """The process, its configuration, and how much it remembers."""
+    yield gauge("kquota_ready", "1 when /readyz says ready.", status.ready)
+    yield gauge("kquota_cluster_reached", "1 when a broker answered the last time.", status.cluster_reached)
+    yield gauge("kquota_draining", "1 while shutting down.", status.draining)
+    yield counter("kquota_config_reloads", "Configurations put in force after the first.", reloads.reloads)
+    yield counter("kquota_config_reload_failures", "Changed configurations that were refused.", reloads.failures)
+    yield gauge(
+        "kquota_config_last_reload_successful", "0 while a refused configuration is on disk.", reloads.successful
+    )
+    yield gauge(
+        "kquota_config_last_reload_success_timestamp_seconds",
+        "When the configuration in force was loaded.",
+        reloads.success_at_s,
+    )
+    yield gauge(
+        "kquota_config_restart_required",
+        "1 when the file changed settings that only a restart applies.",
+        bool(reloads.restart_settings),
+    )
+    table = ledger.table
+    alone = (one for one in table.connections.entries if one.scope is Scope.IP or table.get(one.name, None) is None)
+    quotas = len(table.entries) + sum(1 for _ in alone)
+    yield gauge("kquota_config_quotas", "Quota entries in force.", quotas)
+    yield gauge("kquota_clients_known", "Clients that the ledger remembers.", ledger.clients)
+    counters = GaugeMetricFamily("kquota_counters", "Counters kept, by kind of quota.", labels=["kind"])
+    overflowed = CounterMetricFamily(
+        "kquota_clients_overflowed",
+        "Clients led to a shared counter because there was no room for one of their own.",
+        labels=["kind"],
+    )
+    for kind in Kind:
+        counters.add_metric([kind.value], ledger.counters.count(kind))
+        overflowed.add_metric([kind.value], ledger.counters.overflowed[kind])
+    yield from (counters, overflowed)
+    build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python", "data_path"])
+    data_path = "pure" if compiled.WHY_NOT else "compiled"
+    build.add_metric([kquota_version(), platform.python_version(), data_path], 1)
+    yield build
+
+
+def source_families(state: SourceState, alterations: Mapping[str, int]) -> Iterator[Metric]:
+    """Where the limits come from, and alterations of them by outcome."""
+    yield by("kquota_quota_alterations", "AlterClientQuotas requests.", "outcome", alterations)
+    yield gauge(
+        "kquota_quota_overlay_entities", "Users, client-ids and addresses in the overlay.", state.overlay_entities
+    )
+    yield gauge(
+        "kquota_quota_overlay_last_load_successful",
+        "0 while a refused overlay file is on disk.",
+        state.overlay_successful,
+    )
+    yield counter("kquota_quota_source_polls", "Times that the cluster was asked for its quotas.", state.polls)
+    yield counter(
+        "kquota_quota_source_poll_failures",
+        "Failed attempts to read the cluster's quotas.",
+        state.poll_failures,
+    )
+    yield counter(
+        "kquota_quota_source_changes",
+        "Times that the cluster's quotas had changed when they were read.",
+        state.changes,
+    )
+    yield gauge(
+        "kquota_quota_source_last_poll_successful", "0 while the cluster's quotas cannot be read.", state.successful
+    )
+    yield gauge("kquota_quota_source_last_success_timestamp_seconds", "When quotas were last read.", state.success_at_s)
+    yield gauge("kquota_quota_source_unusable", "Limits of the cluster that are not enforced.", state.unusable)
+
+
+def export_families(state: ExportState) -> Iterator[Metric]:
+    """Usage records and their sinks."""
+    now_s = time.time()
+    told = [
+        (CounterMetricFamily, "records", "Usage records delivered."),
+        (CounterMetricFamily, "errors", "Failed attempts to deliver usage records."),
+        (CounterMetricFamily, "dropped", "Usage records lost because the buffer was full."),
+        (GaugeMetricFamily, "pending_bytes", "Size of the usage records that are waiting to be delivered."),
+        (GaugeMetricFamily, "last_success_timestamp_seconds", "When usage records were last delivered; 0: never."),
+        (GaugeMetricFamily, "lag_seconds", "Age of the oldest usage record that is waiting to be delivered."),
+    ]
+    for family, name, text in told:
+        metric = family(f"kquota_export_{name}", text, labels=["sink"])
+        for sink, worker in state.sinks.items():
+            metric.add_metric([sink], worker.lag_s(now_s) if name == "lag_seconds" else getattr(worker, name))
+        yield metric
+    yield counter("kquota_export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
+    yield counter(
+        "kquota_export_folded_clients",
+        "Clients whose usage of an interval was added up under other, over all intervals.",
+        state.folded,
+    )
+    yield counter("kquota_export_failures", "Failures to put an interval together.", state.failures)

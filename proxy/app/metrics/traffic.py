@@ -1,0 +1,122 @@
+"""Metrics of the traffic as a whole: connections, their limits, brokers, fetches."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from operator import itemgetter
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from proxy.app.common.top_k import OTHER, label
+from proxy.app.metrics.families import by, counter, gauge
+from proxy.core.telemetry.observer import LATENCY_BUCKETS_S, Counters
+from proxy.core.wire.schema import API_NAMES
+from quota.connections import Cause, ConnectionGate, Scope
+
+
+def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Iterator[Metric]:
+    """The whole traffic; at most `most` users and addresses with open connections get a series."""
+    yield gauge("kquota_connections_open", "Client connections open now.", counters.connections_open)
+    yield gauge(
+        "kquota_connections_muted",
+        "Client connections not read now because of a throttle.",
+        counters.connections_muted,
+    )
+    yield gauge(
+        "kquota_connections_waiting",
+        "Client connections not read now because the next request waits until its group has paid what it owes.",
+        counters.connections_waiting,
+    )
+    yield gauge(
+        "kquota_connections_held", "Refused connections held until their delay is over.", counters.connections_held
+    )
+    yield counter(
+        "kquota_connections_not_held",
+        "Refused connections closed at once because too many were held.",
+        counters.connections_not_held,
+    )
+    yield from _connection_limits(gate, most)
+    yield counter("kquota_connections_opened", "Client connections accepted.", counters.connections_opened)
+    yield by("kquota_connections_closed", "Client connections closed.", "reason", counters.connections_closed)
+    yield by(
+        "kquota_parse_errors", "Connections closed over bytes that are not Kafka's.", "kind", counters.parse_errors
+    )
+    requests = counters.requests
+    apis = {API_NAMES.get(key, "unknown"): 0 for key in requests}
+    for key, count in requests.items():
+        apis[API_NAMES.get(key, "unknown")] += count
+    yield by("kquota_requests", "Requests received, by API.", "api", apis)
+    yield counter("kquota_upstream_connects", "Connections made to brokers.", counters.upstream_connects)
+    yield counter(
+        "kquota_upstream_connect_failures",
+        "Connections to brokers that failed.",
+        counters.upstream_connect_failures,
+    )
+    latency = counters.upstream_latency
+    sums = list(accumulate(latency.counts))
+    bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
+    histogram = HistogramMetricFamily(
+        "kquota_upstream_latency_seconds", "Request forwarded until its response began; waiting requests left out."
+    )
+    histogram.add_metric([], list(zip(bounds, sums, strict=True)), latency.sum_s)
+    yield histogram
+    yield counter(
+        "kquota_throttles_told", "Responses that carry a throttle time of the sidecar's.", counters.throttles_told
+    )
+    yield counter(
+        "kquota_fetches_answered", "Fetches over quota, answered empty by the sidecar.", counters.fetches_answered
+    )
+    yield counter("kquota_fetches_shaped", "Fetches forwarded with a lowered max_bytes.", counters.fetches_shaped)
+    yield counter("kquota_addresses_rewritten", "Broker addresses replaced in responses.", counters.addresses_rewritten)
+    yield gauge(
+        "kquota_passthrough_connections", "Connections with TLS passed through unread.", counters.passthrough_open
+    )
+    yield counter(
+        "kquota_passthrough_connections_opened",
+        "Connections with TLS passed through unread, all so far.",
+        counters.passthrough_opened,
+    )
+    passed = {kind: counters.passthrough_bytes[kind] for kind in ("produce", "fetch")}
+    yield by("kquota_passthrough_bytes", "Bytes of TLS passed through unread.", "kind", passed)
+    turns = counters.long_turns
+    yield by("kquota_long_turns", "Turns of the event loop that used the CPU for more than 5 ms.", "what", turns.counts)
+    yield gauge("kquota_longest_turn_seconds", "CPU time of the longest of these.", turns.longest_cpu_s)
+    yield counter("kquota_accept_failures", "Connections the system could not accept.", counters.accept_failures)
+
+
+def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
+    refused = CounterMetricFamily(
+        "kquota_connections_refused", "Connections over a limit of connections.", labels=["reason", "mode"]
+    )
+    for mode, counts in (("enforce", gate.refused), ("shadow", gate.shadow_refused)):
+        for cause in Cause:
+            refused.add_metric([cause.value, mode], counts[cause])
+    yield refused
+    for scope, text in ((Scope.USER, "user"), (Scope.IP, "address")):
+        family = GaugeMetricFamily(
+            f"kquota_{scope}_connections", f"Client connections open now, by {text}.", labels=[scope.value]
+        )
+        for name, count in _most_open(gate.open(scope), most):
+            family.add_metric([name], count)
+        yield family
+    rates = GaugeMetricFamily(
+        "kquota_connection_rates_tracked", "Addresses and users whose creation rate is kept.", labels=["scope"]
+    )
+    for scope in Scope:
+        rates.add_metric([scope.value], gate.tracked(scope))
+    yield rates
+
+
+def _most_open(counts: Mapping[str, int], limit: int) -> Iterator[tuple[str, int]]:
+    """Those with the most connections, and the rest as `other`: gauges need not remember which clients had a series."""
+    most = heapq.nlargest(limit, counts.items(), key=itemgetter(1))
+    rest = sum(counts.values()) - sum(count for _, count in most)
+    by_label: Counter[str] = Counter()
+    for name, count in most:
+        by_label[label(name)] += count
+    if rest:
+        by_label[OTHER] += rest
+    yield from by_label.items()

@@ -1,0 +1,393 @@
+"""`kquota run`: the parts put together, started in order and stopped in order."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from config.fingerprint import Fingerprint, fingerprint
+from config.load import load_bytes, warnings_of
+from config.model import Config
+from config.problems import ConfigError, Problem
+from proxy.app.admin.app import AdminApp, AdminServer, bind, not_ready
+from proxy.app.admin.guard import Hosts
+from proxy.app.admin.history import History
+from proxy.app.common import logs
+from proxy.app.common.gc_tuning import is_computing, release_in_steps, settle, share_fairly, uncollected
+from proxy.app.common.version import kquota_version
+from proxy.app.export.exporter import new_exporter
+from proxy.app.fleet.member import Member, new_member
+from proxy.app.metrics import Exposition, Status
+from proxy.app.metrics.fleet import fleet_families
+from proxy.app.metrics.held import held_families
+from proxy.app.metrics.security import security_families
+from proxy.app.sources.quota_cluster import ClusterSource
+from proxy.app.sources.quota_file import FileSource
+from proxy.app.sources.quota_source import QuotaSource
+from proxy.app.sources.security import Security, load_security
+from proxy.app.sources.watch import ReloadState, Watcher
+from proxy.app.throttle_log import ThrottleLog
+from proxy.core.interceptors.intercept import Interceptors
+from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.core.interceptors.quota_admin import QuotaAdmin
+from proxy.core.interceptors.reserved_topic import ReservedTopic
+from proxy.core.session.sizes import SizeLimits
+from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from proxy.net.listen.server import Proxy
+from proxy.net.listen.spare_fd import raise_limit
+from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
+from quota import compiled
+from quota.entity import Kind
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+
+log = structlog.get_logger("kquota")
+
+EXPIRE_INTERVAL_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
+"""The same warning is not repeated more often than this."""
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def proxy_settings(config: Config, security: Security) -> ProxySettings:
+    """The data path's settings, from a configuration and the files that it names."""
+    ports, limits = config.listen.broker_ports, config.limits
+    return ProxySettings(
+        listen_host=config.listen.host,
+        listen_port=config.listen.port,
+        broker_ports=range(ports.first, ports.last + 1),
+        bootstrap=tuple((address.host, address.port) for address in config.upstream.bootstrap),
+        advertised_host=config.listen.advertised_host,
+        identity=security.identity,
+        listen_tls=security.listen_tls,
+        upstream_tls=security.upstream_tls,
+        credentials=security.credentials,
+        token_owners=config.identity.sasl.token_owners,
+        oauth_claim=config.identity.sasl.oauthbearer_claim,
+        connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
+        sizes=SizeLimits(
+            max_frame_bytes=limits.max_frame_bytes,
+            max_response_bytes=limits.max_response_bytes,
+            max_header_bytes=limits.max_header_bytes,
+            pre_auth_max_bytes=limits.pre_auth_max_bytes,
+        ),
+        stalls=StallLimits(
+            pre_auth_timeout_s=limits.pre_auth_timeout_ms / 1000,
+            stall_timeout_s=limits.stall_timeout_ms / 1000,
+            min_bytes_per_s=limits.min_bytes_per_s,
+        ),
+        max_in_flight=limits.max_in_flight,
+        max_connections=limits.max_connections,
+        max_held_connections=limits.max_held_connections,
+        drain_timeout_s=config.drain_timeout_s / 1000,
+        max_idle_s=config.connections_max_idle_ms / 1000,
+        metadata_refresh_s=config.upstream.metadata_refresh_ms / 1000,
+        transparent=_transparent(config) if config.mode == "transparent" else None,
+    )
+
+
+def _transparent(config: Config) -> TransparentSettings:
+    settings = config.transparent
+    ports = tuple(range(ports.first, ports.last + 1) for ports in settings.ports)
+    return TransparentSettings(settings.mark, tuple(settings.networks), ports, settings.tls_passthrough)
+
+
+def new_ledger(config: Config, table: QuotaTable) -> Ledger:
+    """The ledger of a sidecar with this configuration."""
+    smooth = config.pacing == "smooth"
+    return Ledger(
+        table,
+        num_samples=config.window_num,
+        window_ms=config.window_size_seconds * 1000,
+        # A capped mute needs the gate behind it; with Kafka's exact behaviour there is neither.
+        max_throttle_ms=(config.max_mute or None) if smooth else None,
+        smooth=smooth,
+        mutation_num_samples=config.controller_window_num,
+        mutation_window_ms=config.controller_window_size_seconds * 1000,
+        mutation_algorithm=config.controller_mutation_algorithm,
+        max_clients=config.limits.max_clients,
+    )
+
+
+def read(path: Path) -> tuple[Config, Fingerprint]:
+    """The configuration and its file's fingerprint. Raises ConfigError."""
+    found = fingerprint(path)
+    if found.data is None:
+        raise ConfigError([Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {found.error}")])
+    return load_bytes(str(path), found.data), found
+
+
+def now_ms() -> float:
+    """The data path's clock: monotonic milliseconds."""
+    return trio.current_time() * 1000.0
+
+
+class Sidecar:
+    """The parts of one running sidecar, for code that inspects it: tests, the demo."""
+
+    def __init__(self, path: Path, config: Config, found: Fingerprint) -> None:
+        self.path = path
+        self.config = config
+        self.security = load_security(config)
+        self.source = self._source_of(path, config)
+        self.ledger = new_ledger(config, self.source.table)
+        self.source.attach(self.ledger.swap)
+        self.ledger.counters.on_overflow = self._overflowed
+        self.member: Member | None = None
+        """The fleet's member, while the sidecar runs; created in `serve`, inside the event loop, for its clock."""
+        self._overflow_said_s = -math.inf
+        quota_admin = QuotaAdmin(self.source)
+        interceptors: Interceptors = {
+            DESCRIBE_CLIENT_QUOTAS: quota_admin,
+            ALTER_CLIENT_QUOTAS: quota_admin,
+            **dict.fromkeys(MUTATION_APIS, MutationQuota(self.ledger)),
+        }
+        reserved = None if config.fleet is None else ReservedTopic(config.fleet.topic, interceptors)
+        self.proxy = Proxy(
+            proxy_settings(config, self.security),
+            self.ledger,
+            interceptors=interceptors if reserved is None else reserved.interceptors,
+        )
+        self.history = History(self.ledger, self.proxy.counters)
+        self.reloads = ReloadState()
+        self.exporter = new_exporter(config, self.ledger, kquota_version(), security=self.security.producer_settings)
+        self.metrics = Exposition(
+            self.ledger,
+            self.proxy.counters,
+            self.reloads,
+            self._status,
+            max_groups=config.metrics.max_groups,
+            source=self.source.state,
+            alterations=quota_admin.requests,
+            export=None if self.exporter is None else self.exporter.state,
+            held=lambda: held_families(self.proxy, self.ledger),
+            security=lambda: security_families(self.security, self.proxy.counters),
+            fleet=lambda: fleet_families(self.member, reserved, config.metrics.max_groups),
+        )
+        self.watcher = Watcher(path, config, found, self.reloads, self._apply)
+        self.admin_port: int | None = None
+        """The real port of the admin listener; None when it is off."""
+        self.interrupted = False
+        """A second signal ended the drain early."""
+
+    def _source_of(self, path: Path, config: Config) -> QuotaSource:
+        if config.quota_settings.source == "file":
+            return FileSource(path.absolute(), config)
+        bootstrap = [(address.host, address.port) for address in config.upstream.bootstrap]
+        return ClusterSource(
+            config,
+            lambda: [*bootstrap, *((host, port) for _, host, port, _ in self.proxy.brokers())],
+            self.security.upstream_tls,
+        )
+
+    @property
+    def port(self) -> int:
+        """The real bootstrap port."""
+        return self.proxy.port
+
+    def drain(self) -> None:
+        """Stop accepting, let requests in flight finish, then end."""
+        if self.member is not None:
+            self.member.leave()
+        self.proxy.drain()
+
+    def _status(self) -> Status:
+        return Status(
+            not not_ready(self.proxy, self.source), self.proxy.cluster_reached, self.proxy.state == "draining"
+        )
+
+    async def _apply(self, config: Config, table: QuotaTable) -> None:
+        old = [self.source.table]
+        parts = old[0].parts()
+        await self.source.reload(config, table)
+        configure_logs(config)
+        await trio.to_thread.run_sync(release_in_steps, old, parts)
+
+    async def serve(
+        self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run until drained. Raises OSError (perhaps inside exception groups) when a port cannot be bound."""
+        config = self.config
+        scope: AbstractContextManager[AsyncIterator[int] | None]
+        scope = trio.open_signal_receiver(*SIGNALS) if handle_signals else nullcontext()
+        with scope as signals:
+            async with trio.open_nursery() as nursery:
+                if config.admin is not None:
+                    listener = bind(config.admin.host, config.admin.port)
+                    self.admin_port = int(listener.getsockname()[1])
+                    own = (socket.gethostname(), os.environ.get("KQUOTA_POD_NAME", ""), config.admin.host)
+                    hosts = Hosts(config.admin.allowed_hosts, own)
+                    app = AdminApp(
+                        self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts=hosts
+                    )
+                    server = AdminServer(listener, app.asgi, on_evict=self._evicted)
+                    nursery.start_soon(server.serve)
+                if signals is not None:
+                    nursery.start_soon(self._obey, signals, nursery.cancel_scope)
+                nursery.start_soon(self._work, nursery.cancel_scope, task_status)
+
+    async def _work(self, scope: trio.CancelScope, task_status: trio.TaskStatus[Sidecar]) -> None:
+        """The proxy and its helpers; the admin port outlives them, so that probes see the drain."""
+        async with trio.open_nursery() as nursery:
+            proxy_done = trio.Event()
+            self.member = new_member(self.config, self.ledger, self.security, now_ms)
+
+            async def serve_proxy(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+                await self.proxy.serve(task_status=task_status)
+                proxy_done.set()
+
+            await nursery.start(serve_proxy)
+            nursery.start_soon(self.watcher.run)
+            nursery.start_soon(self.security.follower.run)
+            if self.exporter is not None:
+                nursery.start_soon(self.exporter.run)
+            if self.member is not None:
+                nursery.start_soon(self.member.run)
+            nursery.start_soon(self.source.run)
+            nursery.start_soon(self._expire)
+            nursery.start_soon(ThrottleLog(self.ledger).run)
+            if self.config.admin is not None:
+                nursery.start_soon(self.history.run)
+            admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
+            log.info(
+                "kquota is up",
+                version=kquota_version(),
+                data_path=compiled.description(),
+                port=self.port,
+                admin=admin,
+                config=str(self.path),
+            )
+            task_status.started(self)
+            await proxy_done.wait()
+            if self.exporter is not None:
+                await self.exporter.finish()
+            if self.member is not None:
+                await self.member.finish()
+            nursery.cancel_scope.cancel()
+        log.info("stopped")
+        scope.cancel()
+
+    async def _expire(self) -> None:
+        while True:
+            await trio.sleep(EXPIRE_INTERVAL_S)
+            try:
+                forgotten = await self.metrics.expire(now_ms())
+            except Exception:  # housekeeping must not end the traffic
+                log.exception("cannot forget idle clients")
+                continue
+            if forgotten:
+                log.debug("forgot idle clients and groups", count=forgotten)
+
+    async def _obey(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        drained = False
+        async for number in signals:
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP:
+                log.info("reloading", signal=name)
+                self.watcher.force()
+            elif not drained:
+                drained = True
+                log.info("shutting down, requests in flight may finish", signal=name)
+                self.drain()
+            else:
+                log.warning("shutting down at once", signal=name)
+                self.interrupted = True
+                scope.cancel()
+
+    def _overflowed(self, kind: Kind) -> None:
+        now_s = trio.current_time()
+        if now_s - self._overflow_said_s >= WARN_INTERVAL_S:
+            self._overflow_said_s = now_s
+            log.warning(
+                "more clients than limits.max_clients: newcomers share one counter per quota entry",
+                kind=kind.value,
+                max_clients=self.config.limits.max_clients,
+            )
+
+    def _evicted(self) -> None:
+        self.metrics.admin_evicted += 1
+
+
+def configure_logs(config: Config) -> None:
+    """Log as the configuration and the environment say."""
+    level, complaint = logs.effective_level(config.log.level)
+    logs.configure(level, config.log.format)
+    if complaint:
+        log.warning(complaint)
+
+
+async def run_sidecar(
+    config_path: Path | str,
+    *,
+    handle_signals: bool = False,
+    loaded: tuple[Config, Fingerprint] | None = None,
+    task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
+) -> Sidecar:
+    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is the result of
+    `read`, if that was called before.
+
+    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or a
+    file that the configuration names cannot be used.
+    """
+    config, found = loaded or read(Path(config_path))
+    sidecar = Sidecar(Path(config_path), config, found)
+    for warning in warnings_of(config):
+        log.warning("configuration", warning=str(warning))
+    config.forget_source()
+    config.forget_entries()
+    await sidecar.serve(handle_signals=handle_signals, task_status=task_status)
+    return sidecar
+
+
+class _SettleWhenUp:
+    """Tunes the garbage collector when the ports are bound and the start is over."""
+
+    def started(self, value: Sidecar | None = None) -> None:
+        settle()
+
+
+def main(path: Path) -> int:
+    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run. Raises ConfigError."""
+    share_fairly()
+    with uncollected():
+        loaded = read(path)
+    configure_logs(loaded[0])
+    if raised := raise_limit():
+        log.info("limit of open files raised", soft=raised[0], now=raised[1])
+
+    async def go() -> Sidecar:
+        return await run_sidecar(path, handle_signals=True, loaded=loaded, task_status=_SettleWhenUp())
+
+    try:
+        sidecar = trio.run(go)
+    except (OSError, BaseExceptionGroup) as error:
+        reasons = list(_os_errors(error))
+        if not reasons:
+            raise
+        for reason in reasons:
+            log.error("cannot run", error=reason)
+        return 1
+    code = 1 if sidecar.interrupted else 0
+    if is_computing():  # a file is being loaded, and its values are no longer needed
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _os_errors(error: BaseException) -> Iterable[str]:
+    """The messages of OSErrors in an error; nothing if it contains any other error, which is a bug and must be seen."""
+    if isinstance(error, BaseExceptionGroup):
+        parts = [list(_os_errors(inner)) for inner in error.exceptions]
+        return [text for part in parts for text in part] if all(parts) else []
+    return [error.strerror or str(error)] if isinstance(error, OSError) else []

@@ -1,0 +1,206 @@
+"""Limits from the configuration file, with the overlay that AlterClientQuotas writes (`quotas.source: file`)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from config.fingerprint import Fingerprint, fingerprint
+from config.model import Config
+from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay, unreadable
+from config.problems import ConfigError
+from config.table import to_table
+from proxy.app.common.atomic import replace_file
+from proxy.app.common.gc_tuning import beside_traffic, pauses
+from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
+from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError
+from proxy.app.sources.watch import POLL_S
+from quota.admin import Changes, Entity, entity_text
+from quota.overlay import Overlay, altered, laid_over
+from quota.table import QuotaTable
+
+log = structlog.get_logger("kquota.quotas")
+
+MAX_WAITING: Final = 100
+"""Alterations queued behind the one being written; further ones are refused."""
+_ABSENT: Final = os.strerror(errno.ENOENT)
+
+
+class _Job(NamedTuple):
+    user: str
+    changes: Changes
+    done: Callable[[str | None], None]
+
+
+class FileSource(QuotaSource):
+    """The file's limits, overridden by the overlay's.
+
+    A separate task carries out alterations one after the other. It waits for the disk in a worker thread, so that a
+    slow one delays administrators only. Raises ConfigError for an invalid overlay.
+    """
+
+    def __init__(
+        self, path: Path, config: Config, *, poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        """`path` is the configuration file's. `timeout_s`: how long a file system may take to answer."""
+        self._file = path
+        self._path = None if config.quota_settings.overlay is None else Path(config.quota_settings.overlay)
+        self._seen = Fingerprint(None) if self._path is None else fingerprint(self._path)
+        self._overlay: Overlay = {} if self._path is None else _parsed(self._path, self._seen)
+        self._in_file = to_table(config)
+        self._poll_s = poll_s
+        self._timeout_s = timeout_s
+        self._writing = Aside(timeout_s)
+        self._changing = trio.Lock()
+        """Held while the overlay is altered or the file's limits are reloaded."""
+        self._jobs, self._next_job = trio.open_memory_channel[_Job](MAX_WAITING)
+        super().__init__(config, laid_over(self._in_file, self._overlay))
+        self.state.overlay_entities = len(self._overlay)
+
+    async def run(self) -> None:
+        """Carry out alterations, and detect edits of the overlay file, until cancelled."""
+        if self._path is None:
+            await trio.sleep_forever()
+        reader = FileReader(self._path, self._timeout_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, reader)
+            if self.rule == "apply":
+                nursery.start_soon(self._try_directory, self._path)
+            async for job in self._next_job:
+                reason: str | None = "internal error of the sidecar, see its log"
+                try:
+                    async with self._changing:
+                        reason = await self._alter(reader, job)
+                except Exception:  # a bug of ours must not end the traffic
+                    log.exception("quotas cannot be altered")
+                finally:
+                    job.done(reason)
+
+    async def _reload(self, table: QuotaTable) -> None:
+        async with self._changing:
+            self._in_file = table
+            await self._use(self._overlay)
+
+    # ---- QuotaAuthority ---------------------------------------------------------------------------------------------
+
+    @property
+    def managed(self) -> str:
+        """In a file, which is named."""
+        return f"in the file {self._file}"
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """In the file, or in the overlay, which takes precedence."""
+        if self._overlay.get(entity, {}).get(key) is None:
+            return self.managed
+        return f"in the overlay {self._path}, by AlterClientQuotas"
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        """Queue it; see :meth:`QuotaAuthority.apply`."""
+        if self._path is None:
+            done("a change of quotas.overlay needs a restart of the sidecar")
+            return
+        try:
+            self._jobs.send_nowait(_Job(user, changes, done))
+        except trio.WouldBlock:
+            done(f"{MAX_WAITING} alterations are waiting already")
+
+    def altered_at_the_broker(self) -> None:
+        """The broker's quotas are not ours."""
+
+    # ---- overlay ----------------------------------------------------------------------------------------------------
+
+    async def _alter(self, reader: FileReader, job: _Job) -> str | None:
+        """Carry out one alteration; returns why it failed, if it did."""
+        path = reader.path
+        mistakes = await self._look(reader)
+        if mistakes is not None:
+            return f"{path} was edited and is broken: {mistakes}"
+        overlay = altered(self._overlay, self._in_file, job.changes)
+        if overlay != self._overlay:
+            data = await trio.to_thread.run_sync(overlay_bytes, overlay)
+            if len(data) > MAX_BYTES:
+                return f"{path} would become larger than {MAX_BYTES} bytes"
+            try:
+                # An abandoned writer (no answer, or shutdown) leaves the old file or the new one, whole. If it is the
+                # new one after all, the next check finds it.
+                await self._writing.run(replace_file, path, data)
+            except OSError as error:
+                log.error("quotas not altered, the overlay cannot be written", file=str(path), error=str(error))
+                return f"{path} cannot be written: {error.strerror or error}"
+            self._seen = Fingerprint(hashlib.sha256(data).hexdigest())
+            await self._use(overlay)
+        changes = [_said(entity_text(entity), values) for entity, values in list(job.changes.items())[:MAX_LOGGED]]
+        log.info("quotas altered", user=job.user, entities=len(job.changes), changes=changes)
+        return None
+
+    async def _try_directory(self, path: Path) -> None:
+        with suppress(StuckError):  # which everything else will report
+            if not await self._writing.run(os.access, path.parent, os.W_OK | os.X_OK):
+                log.warning(
+                    "the directory of the overlay cannot be written to: quotas cannot be altered", file=str(path)
+                )
+
+    async def _watch(self, reader: FileReader) -> None:
+        while True:
+            await trio.sleep(self._poll_s)
+            async with self._changing:
+                await self._look(reader)
+
+    async def _look(self, reader: FileReader) -> str | None:
+        """Read the overlay file if another program has changed it. Returns what is wrong with it."""
+        path = reader.path
+        found = await reader.read()
+        if not self._seen_already(found):
+            found = await reader.settled(found)
+        if self._seen_already(found):  # perhaps a file that keeps changing, which has been reported once
+            return None if self.state.overlay_successful else "see the log"
+        self._seen = found
+        try:
+            overlay = await beside_traffic(_parsed, path, found)
+        except ConfigError as error:
+            self.state.overlay_successful = False
+            problems = [str(problem) for problem in error.problems[:MAX_LOGGED]]
+            log.error("overlay refused, the last good one stays in force", file=str(path), problems=problems)
+            return problems[0]
+        if found.error == _ABSENT:
+            log.warning("the overlay file is gone, and with it its limits", file=str(path))
+        self.state.overlay_successful = True
+        if overlay != self._overlay:
+            await self._use(overlay)
+            log.info("overlay read", file=str(path), entities=len(overlay))
+        return None
+
+    def _seen_already(self, found: Fingerprint) -> bool:
+        return (found.digest, found.error) == (self._seen.digest, self._seen.error)
+
+    async def _use(self, overlay: Overlay) -> None:
+        """Put the file's limits in force with this overlay; building a table of 10 000 takes 0.1 s, so in a thread."""
+        table = await beside_traffic(laid_over, self._in_file, overlay, pauses())
+        self._overlay = overlay
+        self.state.overlay_entities = len(overlay)
+        self._put_in_force(table)
+
+
+def _said(entity: str, values: Mapping[str, float | None]) -> str:
+    said = ", ".join(f"{key} {'removed' if value is None else _number(value)}" for key, value in values.items())
+    return f"{entity}: {said}"
+
+
+def _number(value: float) -> str:
+    return str(int(value) if value.is_integer() else value)
+
+
+def _parsed(path: Path, found: Fingerprint) -> Overlay:
+    if found.data is not None:
+        return parse_overlay(str(path), found.data)
+    if found.error == _ABSENT:
+        return {}
+    raise ConfigError([unreadable(path, found.error or "no reason is known")])

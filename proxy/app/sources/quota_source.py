@@ -1,0 +1,122 @@
+"""Where the limits in force come from, and how they are altered: what both sources share."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from config.model import Config
+from proxy.core.interceptors.quota_admin import AlterRule
+from quota.admin import Changes, Enforced, Entity, Quotas
+from quota.table import QuotaTable
+
+MAX_LOGGED: Final = 20
+"""Entities and mistakes named in one log line."""
+
+
+@dataclass(slots=True)
+class SourceState:
+    """What metrics and /readyz say about the source."""
+
+    source: str
+    """file or cluster"""
+    overlay_entities: int = 0
+    """Users, client-ids and addresses that the overlay names."""
+    overlay_successful: bool = True
+    """False while the overlay file on disk is not in force because it is invalid."""
+    polls: int = 0
+    poll_failures: int = 0
+    changes: int = 0
+    """Polls that found other quotas than the previous one."""
+    unusable: int = 0
+    """Limits of the cluster that cannot be enforced here."""
+    successful: bool = True
+    """Whether the last poll worked."""
+    success_at_s: float = field(default_factory=time.time)
+    """When quotas were read last: wall clock."""
+
+
+class QuotaSource(ABC):
+    """The limits in force; the `QuotaAuthority` of the data path."""
+
+    def __init__(self, config: Config, table: QuotaTable) -> None:
+        self._settings = config.quota_settings
+        self._table = table
+        self._shown: Quotas | None = None
+        self._swap: Callable[[QuotaTable], None] | None = None
+        self.state = SourceState(config.quota_settings.source)
+
+    @property
+    def table(self) -> QuotaTable:
+        """The limits in force."""
+        return self._table
+
+    def attach(self, swap: Callable[[QuotaTable], None]) -> None:
+        """`swap(table)` is called with each table to put in force from now on."""
+        self._swap = swap
+
+    async def reload(self, config: Config, table: QuotaTable) -> None:
+        """The configuration file has changed; `table` are its limits. They are in force when this returns.
+
+        Another source takes a restart, as the watcher says; until then the quotas stay unchanged.
+        """
+        if config.quota_settings.source != self.state.source:
+            return
+        self._settings = config.quota_settings
+        await self._reload(table)
+
+    @abstractmethod
+    async def _reload(self, table: QuotaTable) -> None:
+        """Put these limits of the file in force, with this source's own."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Work until cancelled."""
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the sidecar should get no traffic yet; None when it may."""
+        return None
+
+    def _put_in_force(self, table: QuotaTable) -> None:
+        self._table = table
+        self._shown = None
+        if self._swap is not None:
+            self._swap(table)
+
+    # ---- QuotaAuthority ---------------------------------------------------------------------------------------------
+
+    @property
+    def rule(self) -> AlterRule:
+        """What AlterClientQuotas does, by the configuration file as it is now."""
+        return self._settings.alter
+
+    @property
+    @abstractmethod
+    def managed(self) -> str:
+        """Where quotas are managed; completes the sentence "quotas are managed …"."""
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """Where one limit in force was set, worded as `managed`."""
+        return self.managed
+
+    def quotas(self) -> Quotas:
+        """The limits in force, as DescribeClientQuotas shows them."""
+        if self._shown is None:
+            self._shown = Enforced(self._table)
+        return self._shown
+
+    def may_alter(self, user: str) -> bool:
+        """Whether the configuration file, as it is now, lets this user alter quotas."""
+        return user in self._settings.alter_principals
+
+    @abstractmethod
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        """As `QuotaAuthority.apply`."""
+
+    @abstractmethod
+    def altered_at_the_broker(self) -> None:
+        """As `QuotaAuthority.altered_at_the_broker`."""

@@ -1,0 +1,151 @@
+"""Hot reload: a changed file is loaded beside the traffic; an invalid one changes nothing, and is reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import trio
+
+from config.fingerprint import Fingerprint
+from config.load import load_bytes, warnings_of
+from config.model import Config
+from config.problems import ConfigError
+from config.table import to_table
+from proxy.app.common.gc_tuning import beside_traffic, pauses
+from proxy.app.sources.reading import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
+from quota.table import QuotaTable
+
+log = structlog.get_logger("kquota.config")
+
+POLL_S = 1.0
+MAX_LOGGED = 10
+
+
+@dataclass(slots=True)
+class ReloadState:
+    """What metrics and /readyz say about the configuration."""
+
+    reloads: int = 0
+    """Configurations put in force after the first one."""
+    failures: int = 0
+    successful: bool = True
+    """False while the file on disk is not in force because it is invalid."""
+    success_at_s: float = field(default_factory=time.time)
+    """Wall clock."""
+    restart_settings: tuple[str, ...] = ()
+    """Settings that differ from the running ones and need a restart."""
+
+
+class Watcher:
+    """Watches one file and applies its changes."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        seen: Fingerprint,
+        state: ReloadState,
+        apply: Callable[[Config, QuotaTable], Awaitable[None]],
+        *,
+        poll_s: float = POLL_S,
+        settle_s: float = SETTLE_S,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
+        """`config` is what runs, read when the file had the fingerprint `seen`; `apply` puts another one in force."""
+        self._path = path
+        self._reader = FileReader(path, timeout_s)
+        self._running = config.restart_settings()
+        self._seen = seen
+        self._state = state
+        self._apply = apply
+        self._poll_s = poll_s
+        self._settle_s = settle_s
+        self._forced = trio.Event()
+
+    def force(self) -> None:
+        """Load the file now, changed or not (SIGHUP)."""
+        self._forced.set()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            with trio.move_on_after(self._poll_s):
+                await self._forced.wait()
+            forced = self._forced.is_set()
+            self._forced = trio.Event()
+            found = await self._reader.read()
+            if not forced and self._seen_already(found):
+                continue
+            found = await self._reader.settled(found, self._settle_s)
+            if forced or not self._seen_already(found):  # a file that keeps changing has been reported once
+                await self._reload(found)
+
+    def _seen_already(self, found: Fingerprint) -> bool:
+        return (found.digest, found.error) == (self._seen.digest, self._seen.error)
+
+    async def _reload(self, found: Fingerprint) -> None:
+        unchanged = found.digest is not None and found.digest == self._seen.digest
+        self._seen = Fingerprint(found.digest, found.error)
+        if found.data is None:
+            self._refused([f"{self._path}: cannot be read: {found.error}"])
+            return
+        began_s = time.monotonic()
+        try:
+            config, table, warnings = await beside_traffic(_load, str(self._path), found.data)
+        except ConfigError as error:
+            self._refused([str(problem) for problem in error.problems])
+            return
+        except Exception as error:  # a bug of ours must not end the traffic either
+            log.exception("configuration cannot be loaded")
+            self._refused([f"{self._path}: cannot be loaded: {error!r}"])
+            return
+        await self._apply(config, table)
+        state = self._state
+        state.reloads += 1
+        state.successful = True
+        state.success_at_s = time.time()
+        log.info(
+            "configuration reloaded",
+            file=str(self._path),
+            quotas=len(table.entries),
+            changed=not unchanged,
+            took_ms=round((time.monotonic() - began_s) * 1000, 1),
+        )
+        for warning in warnings:
+            log.warning("configuration", warning=warning)
+        wanted = config.restart_settings()
+        changed = tuple(sorted(name for name in wanted | self._running if wanted.get(name) != self._running.get(name)))
+        state.restart_settings = changed
+        if changed:
+            log.warning(
+                "these settings changed but need a restart; changed quotas are already in force", settings=list(changed)
+            )
+
+    def _refused(self, problems: list[str]) -> None:
+        self._state.failures += 1
+        self._state.successful = False
+        more = {"more": len(problems) - MAX_LOGGED} if len(problems) > MAX_LOGGED else {}
+        log.error(
+            "configuration refused, the last good one stays in force",
+            file=str(self._path),
+            problems=problems[:MAX_LOGGED],
+            **more,
+        )
+
+
+def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
+    """A file's configuration, its limits, and warnings. In a thread beside the traffic: all work that grows with the
+    number of entries is done here."""
+    pause = pauses()
+    config = load_bytes(file, data, pause=pause)
+    pause()
+    table = to_table(config, pause)
+    pause()
+    warnings = [str(warning) for warning in warnings_of(config)]
+    config.forget_source()
+    config.forget_entries()
+    return config, table, warnings

@@ -1,0 +1,1 @@
+"""The sans-IO core: Kafka's bytes, sessions, logins, interceptors. No sockets, no clock of its own."""

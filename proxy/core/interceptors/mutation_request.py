@@ -1,0 +1,308 @@
+"""One request that creates or deletes partitions, until it is decided: what each topic costs, and its outcome."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Forward, Reply, Work
+from proxy.core.wire import topics as wire
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.lengths import SLICE, Slices, portions
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, Described, NamedTopic, TopicResult
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+RECENT_TOPICS: Final = 1000
+"""How many of our own changes are remembered. A broker answers CreateTopics when the controller has done it, and learns
+of the topic itself later: mostly within milliseconds, on a busy machine after seconds."""
+
+_NONE, _UNKNOWN_SERVER_ERROR, _UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _UNKNOWN_TOPIC_ID = 0, -1, 3, 5, 7, 100
+EXISTS: Final = frozenset({_NONE, _LEADER_NOT_AVAILABLE})
+"""Errors in Metadata of topics that exist."""
+_UNKNOWN: Final = frozenset({_UNKNOWN_TOPIC, _UNKNOWN_TOPIC_ID})
+_MAYBE_DONE: Final = frozenset({_TIMED_OUT, _UNKNOWN_SERVER_ERROR})
+"""Errors after which the change may have happened, or will happen, all the same: the charge stays, as in Kafka. So it
+does after an error that is newer than we are."""
+
+TopicKey: TypeAlias = str | uuid.UUID
+
+
+class Recent(NamedTuple):
+    """What a broker reported about a topic that was changed through this sidecar."""
+
+    partitions: int
+    topic_id: uuid.UUID | None
+
+
+class RecentChanges:
+    """Topics that were changed through this sidecar, by name and by id, until the broker says that they are gone."""
+
+    def __init__(self) -> None:
+        self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
+
+    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int) -> None:
+        """The topic has this many partitions from now on."""
+        if topic_id is None and name is not None and name in self._topics:
+            topic_id = self._topics[name].topic_id
+        for key in (name, topic_id):
+            if key:
+                self._topics.pop(key, None)
+                self._topics[key] = Recent(partitions, topic_id)
+        while len(self._topics) > RECENT_TOPICS:
+            self._topics.popitem(last=False)
+
+    def forget(self, *keys: TopicKey | None) -> None:
+        """The topic has been deleted."""
+        for key in keys:
+            if key:
+                self._topics.pop(key, None)
+
+    def get(self, key: TopicKey | None) -> Recent | None:
+        """A topic by name or id; None if nothing is remembered."""
+        return self._topics.get(key) if key else None
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+
+class Knowledge(Protocol):
+    """What is kept from one request to the next."""
+
+    ledger: Ledger
+    recent: RecentChanges
+
+    def learn_default(self, partitions: int, now_ms: float) -> None:
+        """A new topic that left the count to the broker has got this many partitions."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One topic of a request."""
+
+    name: str | None
+    topic_id: uuid.UUID | None = None
+    said: int | None = None
+    """The count in the request: a new topic's, or the one a topic is to grow to; None where it gives none."""
+    cost: int | None = None
+    """Partitions to be created or deleted; None: not known (yet)."""
+    counts: bool = True
+    """False: the broker will refuse it (unknown, repeated, already exists) and should say so itself. Not charged."""
+    charged: int = 0
+    """Tokens charged."""
+    refused: bool = False
+    exempt: bool = False
+    """A shadow quota would have refused it: no tokens were charged, so nothing is corrected later."""
+
+    @property
+    def key(self) -> TopicKey | None:
+        """The name or id that the request uses."""
+        return self.topic_id if self.name is None else self.name
+
+
+class MutationRequest:
+    """A CreateTopics, DeleteTopics or CreatePartitions request whose body has been read (`read`)."""
+
+    def __init__(self, knowledge: Knowledge, request: AdminRequest, topics: wire.Topics) -> None:
+        self._knowledge = knowledge
+        self.request = request
+        self._topics = topics
+        self.wanted: list[Wanted] = []
+        """Empty before `prepare`."""
+        self._refused: list[bytes] = []
+        """The refused topics, as elements of the response."""
+
+    def prepare(self, now_ms: float) -> Slices[float]:
+        """Make the list of what is wanted. Returns the time."""
+        creates = self.request.api_key == CREATE_TOPICS
+        repeated: Counter[TopicKey | None] = Counter()
+        for part in portions(self._topics.found):
+            for one in part:
+                topic = Wanted(one.name, one.topic_id, one.partitions, one.partitions if creates else None)
+                self.wanted.append(topic)
+                repeated[topic.key] += 1
+            if len(part) == SLICE:
+                now_ms = yield
+        for parts in portions(self.wanted):
+            for topic in parts:
+                topic.counts = repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
+                if creates and topic.said is not None and topic.said <= 0:
+                    topic.counts = False
+            if len(parts) == SLICE:
+                now_ms = yield
+        return now_ms
+
+    @property
+    def strict(self) -> bool:
+        """Whether the client understands a refusal."""
+        return wire.is_strict(self.request.api_key, self.request.api_version)
+
+    @property
+    def is_free(self) -> bool:
+        """No change results, whatever the broker answers."""
+        return self._topics.validate_only or not self.wanted
+
+    @property
+    def too_many(self) -> Answer | None:
+        """The answer to a request with more topics than are judged, as a KRaft controller refuses it."""
+        refused = self._topics.refusals
+        return Answer(wire.only_refusals(self.request.api_key, self.request.api_version, refused)) if refused else None
+
+    def names(self) -> list[str]:
+        """The topics given by name, each once."""
+        return list(dict.fromkeys(topic.name for topic in self.wanted if topic.name is not None))
+
+    def ids(self) -> list[uuid.UUID]:
+        """The topics given by id, each once."""
+        return list(dict.fromkeys(t.topic_id for t in self.wanted if t.name is None and t.topic_id is not None))
+
+    def look_up(self, described: Sequence[Described], now_ms: float) -> Slices[float]:
+        """Take over what a broker reports: names, ids, and partitions as the cost. Unknown topics do not count.
+        Returns the time."""
+        found: dict[TopicKey | None, Described] = {}
+        for part in portions(described):
+            for one in part:
+                found[one.name] = found[one.topic_id] = one
+            if len(part) == SLICE:
+                now_ms = yield
+        extends = self.request.api_key == CREATE_PARTITIONS
+        repeated: Counter[uuid.UUID | None] = Counter()
+        for parts in portions(self.wanted):
+            for topic in parts:
+                self._look_at(topic, found.get(topic.key))
+                repeated[topic.topic_id] += 1
+                if extends and topic.cost is not None:
+                    topic.cost = (topic.said or 0) - topic.cost
+                    topic.counts = topic.counts and topic.cost > 0
+            if len(parts) == SLICE:
+                now_ms = yield
+        for parts in () if extends else portions(self.wanted):
+            for topic in parts:  # by name, and once more by id
+                topic.counts = topic.counts and (topic.topic_id is None or repeated[topic.topic_id] == 1)
+            if len(parts) == SLICE:
+                now_ms = yield
+        return now_ms
+
+    def _look_at(self, topic: Wanted, known: Described | None) -> None:
+        recent = self._knowledge.recent.get(topic.key)
+        if known is not None and known.error in EXISTS:
+            topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
+            topic.cost = known.partitions
+            if recent is not None and recent.topic_id is not None and recent.topic_id == known.topic_id:
+                topic.cost = max(topic.cost, recent.partitions)  # the same topic, and topics only grow
+        elif known is not None and known.error in _UNKNOWN and recent is not None:
+            topic.cost = recent.partitions
+        else:
+            topic.cost, topic.counts = None, False
+
+    def may_refuse(self, now_ms: float) -> bool:
+        """Whether there are too few tokens to accept every topic: they must not be below zero before the last one."""
+        costs = [topic.cost or 0 for topic in self.wanted if topic.counts]
+        return self._knowledge.ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
+
+    def decide(self, now_ms: float) -> Slices[Forward | Answer]:
+        """Charge what is known, and refuse topics where the tokens do not suffice."""
+        ledger, account = self._knowledge.ledger, self.request.account
+        countable = [topic for topic in self.wanted if topic.counts and topic.cost]
+        if not self.strict:
+            for topic in countable:
+                topic.charged = topic.cost or 0
+            total = sum(topic.charged for topic in countable)
+            if total:
+                ledger.charge_no_throttle(account, Kind.MUTATION, total, now_ms)
+            return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
+        delay_ms = 0
+        for part in portions(countable):
+            for topic in part:
+                if delay_ms > 0:  # what follows is refused as well, as if no time had passed
+                    topic.refused = True
+                    continue
+                overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
+                outcome = ledger.charge_mutation(account, topic.cost or 0, True, now_ms)
+                if outcome.accepted:
+                    topic.exempt = overdrawn
+                    topic.charged = 0 if overdrawn else topic.cost or 0
+                else:
+                    topic.refused = True
+                    delay_ms = outcome.throttle_ms
+            if len(part) == SLICE:
+                now_ms = yield
+        key, version = self.request.api_key, self.request.api_version
+        if not delay_ms:
+            return Forward(None, self.settle)
+        self._refused = yield from self._refusals()
+        kept = [not topic.refused for topic in self.wanted]
+        if not any(kept):
+            return Answer(wire.only_refusals(key, version, self._refused), delay_ms)
+        return Forward(wire.keep_topics(self.request.body, self._topics, kept), self.settle, delay_ms)
+
+    def settle(self, body: bytes, now_ms: float) -> Work[Reply]:
+        """The broker has answered: correct the charges, insert the refused topics, compute old clients' delay."""
+        return Work(self._settle(body, now_ms))
+
+    def _settle(self, body: bytes, now_ms: float) -> Slices[Reply]:
+        ledger, request, refused = self._knowledge.ledger, self.request, self._refused
+        try:
+            results, end, now_ms = yield from wire.read_results(request.api_key, request.api_version, body, now_ms)
+        except WireError:
+            if refused:
+                raise
+            results, end = [], 0  # the client may understand it, and the charge stays
+        by_key: dict[TopicKey | None, Wanted] = {}
+        for part in portions(self.wanted):
+            for topic in part:  # of repeated ones the first counts, should a broker accept it
+                by_key.setdefault(topic.name, topic)
+                by_key.setdefault(topic.topic_id, topic)
+            if len(part) == SLICE:
+                now_ms = yield
+        by_key.pop(None, None)
+        for parts in portions(results):
+            for result in parts:
+                found = by_key.get(result.topic_id) or by_key.get(result.name)
+                if found is not None and not found.refused and not found.exempt:
+                    self._put_right(found, result, now_ms)
+            if len(parts) == SLICE:
+                now_ms = yield
+        delay_ms = 0
+        if not self.strict and any(topic.charged for topic in self.wanted):
+            delay_ms = ledger.check(request.account, Kind.MUTATION, now_ms)
+        return Reply(wire.with_refusals(body, end, refused) if refused else None, delay_ms)
+
+    def _refusals(self) -> Slices[list[bytes]]:
+        found: list[bytes] = []
+        for part in portions(self.wanted):
+            topics = [NamedTopic(topic.name, topic.topic_id) for topic in part if topic.refused]
+            found += wire.refusals(self.request.api_key, self.request.api_version, topics)
+            if len(part) == SLICE:
+                yield
+        return found
+
+    def _put_right(self, topic: Wanted, result: TopicResult, now_ms: float) -> None:
+        ledger, account = self._knowledge.ledger, self.request.account
+        actual = 0
+        if result.error == _NONE:
+            actual = result.partitions or max(topic.cost or 0, 1)  # at least one, or there was nothing to do
+            self._remember(topic, result, actual, now_ms)
+        elif result.error in _UNKNOWN:
+            self._knowledge.recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)
+        elif result.error in _MAYBE_DONE or not wire.is_known_error(result.error):
+            actual = topic.charged
+        if actual > topic.charged:
+            ledger.charge_no_throttle(account, Kind.MUTATION, actual - topic.charged, now_ms)
+        elif actual < topic.charged:
+            ledger.refund(account, Kind.MUTATION, topic.charged - actual, now_ms)
+        topic.charged = actual
+
+    def _remember(self, topic: Wanted, result: TopicResult, partitions: int, now_ms: float) -> None:
+        recent = self._knowledge.recent
+        if self.request.api_key == CREATE_TOPICS:
+            recent.put(result.name, result.topic_id, partitions)
+            if topic.said is None and result.partitions:
+                self._knowledge.learn_default(result.partitions, now_ms)
+        elif self.request.api_key == CREATE_PARTITIONS:
+            recent.put(result.name, None, topic.said or 0)
+        else:
+            recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)

@@ -1,0 +1,139 @@
+"""The partition-mutation quota (KIP-599) on the wire: CreateTopics, DeleteTopics and CreatePartitions.
+
+Each topic costs the partitions that are created or deleted. For clients that understand THROTTLING_QUOTA_EXCEEDED (see
+`topics.STRICT_FROM`), topics are refused one by one and in order while the tokens are below zero: they are removed from
+the request and added with that error to the broker's answer. Older clients get everything, and a delay.
+
+What a request does not say is asked on the same connection just before it is forwarded, and the broker's answer to the
+request itself then corrects the charge. Why not a cache: docs/adr/0008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from proxy.core.interceptors.intercept import AdminRequest, Ask, Decision, Forward, Outcome, Work
+from proxy.core.interceptors.mutation_request import EXISTS, MutationRequest, RecentChanges
+from proxy.core.wire import topics as wire
+from proxy.core.wire.apis import METADATA
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.lengths import SLICE, Slices, portions
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
+DEFAULT_COUNT_MS: Final = 60_000
+"""How long a broker's default partition count is believed; every new topic created with it renews it."""
+MAX_ASKED: Final = 10
+"""Topics named when asking for the default count: one that may be created is enough."""
+
+
+class MutationQuota:
+    """Inspects the three requests (an `intercept.Interceptor`). One for all connections to a cluster."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.recent = RecentChanges()
+        self.default_count: int | None = None
+        """The brokers' default partition count, as last seen."""
+        self._default_since_ms = 0.0
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""
+        return Work(self._judge(request, now_ms))
+
+    def learn_default(self, partitions: int, now_ms: float) -> None:
+        """A new topic that left the count to the broker has got this many partitions."""
+        self.default_count, self._default_since_ms = partitions, now_ms
+
+    def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        limited = self.ledger.table.resolve(Kind.MUTATION, *request.account.identity).limit is not None
+        try:
+            topics, now_ms = yield from wire.read_request(request.api_key, request.api_version, request.body, now_ms)
+        except WireError:
+            if limited:
+                raise
+            return Forward()  # the broker may refuse it
+        work = MutationRequest(self, request, topics)
+        now_ms = yield from work.prepare(now_ms)
+        if not limited:
+            self._count(work, now_ms)
+            return Forward()
+        if work.too_many is not None:
+            return work.too_many
+        if work.is_free:
+            return Forward()
+        if request.api_key == CREATE_TOPICS:
+            return (yield from self._create(work, now_ms))
+        return (yield from self._look_up(work, now_ms))
+
+    def _count(self, work: MutationRequest, now_ms: float) -> None:
+        """Without a limit, the totals count what the request itself says, and 1 for each count that it does not
+        give."""
+        if not work.is_free:
+            fallback = self.default_count or 1 if work.request.api_key == CREATE_TOPICS else 1
+            total = sum(topic.cost or fallback for topic in work.wanted if topic.counts)
+            self.ledger.charge_no_throttle(work.request.account, Kind.MUTATION, total, now_ms)
+
+    def _create(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
+        unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.counts]
+        fresh = self.default_count is not None and now_ms - self._default_since_ms <= DEFAULT_COUNT_MS
+        if not unsaid or fresh:
+            return (yield from self._create_counted(work, now_ms))
+
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            with suppress(WireError):  # the answer to the request itself will tell
+                results, _, now_ms = yield from wire.read_results(CREATE_TOPICS, version, body, now_ms)
+                for result in results[:MAX_ASKED]:
+                    if result.partitions:
+                        self.learn_default(result.partitions, now_ms)
+            return (yield from self._create_counted(work, now_ms))
+
+        version, question = wire.default_count_question(unsaid[:MAX_ASKED])
+        return Ask(CREATE_TOPICS, version, question, _in_slices(told))
+
+    def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
+        for part in portions(work.wanted):
+            for topic in part:
+                if topic.said is None:
+                    topic.cost = self.default_count or 1
+            if len(part) == SLICE:
+                now_ms = yield
+        if not work.strict or not work.may_refuse(now_ms):
+            return (yield from work.decide(now_ms))
+
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            existing = {topic.name for topic in described if topic.error in EXISTS}
+            for part in portions(work.wanted):
+                for topic in part:
+                    topic.counts = topic.counts and topic.name not in existing
+                if len(part) == SLICE:
+                    now_ms = yield
+            return (yield from work.decide(now_ms))
+
+        # There are too few tokens for all. Topics that already exist must not use up what is left, nor be told to come
+        # back later: programs that create topics "if missing" ask for them again at every start.
+        version, question, _ = yield from wire.metadata_question(work.names(), [], ids_wanted=False, now_ms=now_ms)
+        return Ask(METADATA, version, question, _in_slices(told))
+
+    def _look_up(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
+        """Topics are deleted or grow: how many partitions they have is asked first."""
+
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            now_ms = yield from work.look_up(described, now_ms)
+            return (yield from work.decide(now_ms))
+
+        with_ids = work.request.api_key == DELETE_TOPICS and work.request.api_version >= 6
+        version, question, _ = yield from wire.metadata_question(
+            work.names(), work.ids(), ids_wanted=with_ids, now_ms=now_ms
+        )
+        return Ask(METADATA, version, question, _in_slices(told))
+
+
+def _in_slices(told: Callable[[bytes, float], Slices[Decision]]) -> Callable[[bytes, float], Outcome]:
+    return lambda body, now_ms: Work(told(body, now_ms))

@@ -1,0 +1,411 @@
+"""DescribeClientQuotas and AlterClientQuotas through the sidecar (KIP-546): Kafka's own tools see and set our quotas.
+
+Describe shows what is enforced here. The broker decides whether the client may see it: it is sent the same question
+with a filter that matches nothing, and only if it answers that without an error are the limits shown.
+Alter is refused, passed to the broker, or applied here, as configured (docs/adr/0009-quota-administration.md).
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Decision, Forward, Outcome, Reply, Wait, Work
+from proxy.core.wire.apis import DESCRIBE_CLIENT_QUOTAS
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.lengths import (
+    SLICE,
+    Slices,
+    Starts,
+    array_count,
+    array_start,
+    check_lengths,
+    check_part,
+    place,
+    portions,
+    read_int16,
+    walk,
+)
+from proxy.core.wire.primitives import INT16, INT32, compact_string, string, uvarint
+from quota.admin import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    INVALID_REQUEST,
+    KAFKA_STORAGE_ERROR,
+    POLICY_VIOLATION,
+    AdminError,
+    Changes,
+    Component,
+    Entity,
+    Op,
+    Quotas,
+    Validated,
+    entity_of,
+    selection,
+    validate_one,
+)
+
+AlterRule = Literal["deny", "forward", "apply"]
+
+_NO_THROTTLE: Final = bytes(4)
+_ERROR_AT: Final = 4
+"""Where the error of a DescribeClientQuotas response is: behind the throttle time."""
+_FLOAT64: Final = struct.Struct(">d")
+MAX_ANSWERS: Final = 16
+"""DescribeClientQuotas answers, kept until the limits change."""
+MAX_COMPONENTS: Final = 4
+"""Components of a filter that are read: there are three types, and each may occur once."""
+MAX_ALTERED: Final = 1000
+"""Entries of one AlterClientQuotas request that are validated. They are decoded and validated in slices; the answer is
+made at once, in up to 5 µs for each."""
+MAX_OPS: Final = 10
+"""Operations of one such entry. Each key may occur once, and there are five."""
+_TOO_LARGE: Final = AdminError(
+    INVALID_REQUEST,
+    f"expected at most {MAX_ALTERED} entries in one request, each with at most {MAX_OPS} operations: split it",
+)
+Question: TypeAlias = tuple[int, bool, tuple[Component, ...]]
+"""Version, strict, and components of a DescribeClientQuotas request."""
+
+
+class QuotaAuthority(Protocol):
+    """Knows the limits in force and can change them; one for all connections."""
+
+    @property
+    def rule(self) -> AlterRule:
+        """What AlterClientQuotas does."""
+
+    @property
+    def managed(self) -> str:
+        """Where quotas are managed; completes the sentence "quotas are managed …"."""
+
+    def quotas(self) -> Quotas:
+        """The limits in force: the same object until they change."""
+
+    def may_alter(self, user: str) -> bool:
+        """Whether this user may alter quotas (rule "apply")."""
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        """Store changes that are valid and put them in force; then `done(None)`, or `done(reason)` if nothing changed.
+
+        `done` is called once, in the event loop, later.
+        """
+
+    def altered_at_the_broker(self) -> None:
+        """The broker has answered a forwarded AlterClientQuotas request."""
+
+
+class QuotaAdmin:
+    """The interceptor of both APIs."""
+
+    def __init__(self, authority: QuotaAuthority) -> None:
+        self._authority = authority
+        self._answered: Quotas | None = None
+        """The limits that the cached answers describe."""
+        self._answers: dict[Question, bytes] = {}
+        self.requests: Counter[str] = Counter()
+        """AlterClientQuotas by outcome: denied, unauthorized, invalid, validated, applied, failed, forwarded."""
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        """Inspect a request of either API. Raises WireError if it cannot be read."""
+        if request.api_key == DESCRIBE_CLIENT_QUOTAS:
+            return self._ask(request)
+        if self._authority.rule == "forward":
+            self.requests["forwarded"] += 1
+            return Forward(on_response=self._forwarded)
+        return Work(self._alter(request, now_ms))
+
+    # ---- describe ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, request: AdminRequest) -> Outcome:
+        version = request.api_version
+        module = _classes("describe_client_quotas", version, "request")
+        cls = module.DescribeClientQuotasRequest
+        with _readable("request_malformed", cls):
+            components, strict = _components(module, request.body)
+        nothing = _write(cls(components=(), strict=True))
+        return Forward(nothing, on_response=partial(self._describe, version, strict, components))
+
+    def _describe(
+        self, version: int, strict: bool, components: tuple[Component, ...], answer: bytes, now_ms: float
+    ) -> Reply | Work[Reply]:
+        """The broker has answered the question that matches nothing."""
+        if len(answer) < _ERROR_AT + 2:
+            raise WireError("broker_malformed", f"DescribeClientQuotasResponse version {version} cannot be read: cut")
+        if read_int16(answer, _ERROR_AT) != ErrorCode.none:
+            return Reply()  # the broker's refusal
+        quotas = self._authority.quotas()
+        if quotas is not self._answered:
+            self._answered = quotas
+            self._answers.clear()
+        question = (version, strict, components)
+        known = self._answers.get(question)
+        return Reply(known) if known is not None else Work(self._described(quotas, question))
+
+    def _described(self, quotas: Quotas, question: Question) -> Slices[Reply]:
+        version, strict, components = question
+        try:
+            chosen = selection(components, strict=strict)
+        except AdminError as error:
+            return Reply(describe_response(version, None, error))
+        found = []
+        for number, (entity, limits) in enumerate(quotas.items(), 1):
+            if chosen(entity):
+                found.append(_described_entry(version, entity, limits))
+            if number % SLICE == 0:
+                yield
+        answer = _NO_THROTTLE + _described_head(version) + _array(version, found)
+        if quotas is self._answered:
+            if len(self._answers) >= MAX_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+            self._answers[question] = answer
+        return Reply(answer)
+
+    # ---- alter ------------------------------------------------------------------------------------------------------
+
+    def _alter(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        version = request.api_version
+        module = _classes("alter_client_quotas", version, "request")
+        cls, body = module.AlterClientQuotasRequest, request.body
+        refusal, outcome = self._refusal(request.user)
+        entities: dict[bytes, None] = {}
+        entries: list[bytes] = []
+        entity_at, ops_at = place(module.EntryData, "entity") or 0, place(module.EntryData, "ops") or 0
+
+        def take(starts: Starts) -> None:
+            entities[body[starts[entity_at] : starts[ops_at]]] = None
+            most = max(array_count(body, starts[at], cls.__flexible__) for at in (entity_at, ops_at))
+            if refusal is None and len(entries) < MAX_ALTERED and most <= MAX_OPS:
+                entries.append(body[starts[0] : starts[-1]])
+
+        with _readable("request_malformed", cls):
+            starts, now_ms = yield from walk(cls, body, {"entries": take}, now_ms)
+            count = array_count(body, 0, cls.__flexible__)
+            if refusal is None and count > len(entries):
+                refusal, outcome = _TOO_LARGE, "invalid"
+            verdicts: dict[Entity, Validated] = {}
+            for part in portions(entries) if refusal is None else ():
+                for entry in part:
+                    validate_one(verdicts, *_alteration(module.EntryData, entry))
+                if len(part) == SLICE:
+                    yield
+            if refusal is None:
+                validate_only = body[starts[1]] != 0
+                if body[starts[2] :] not in (b"", b"\0"):  # something else might be meant than what is read here
+                    raise ValueError("unknown tagged fields")
+        if refusal is not None:
+            self.requests[outcome] += 1
+            return Answer((yield from _refused(version, entities, refusal)))
+        changes = {one.entity: one.changes for one in verdicts.values() if one.changes}
+        if validate_only or not changes:
+            self.requests["validated" if validate_only else "invalid"] += 1
+            return Answer(alter_response(version, verdicts.values()))
+        return Wait(partial(self._apply, request.user, changes, list(verdicts.values()), version))
+
+    def _refusal(self, user: str) -> tuple[AdminError | None, str]:
+        """Why this user may alter nothing, and the outcome that is counted."""
+        authority = self._authority
+        if authority.rule == "deny":
+            text = f"quotas cannot be altered through this kquota sidecar: they are managed {authority.managed}"
+            return AdminError(POLICY_VIOLATION, text), "denied"
+        if not authority.may_alter(user):
+            text = f"user {user} may not alter quotas through this kquota sidecar"
+            return AdminError(CLUSTER_AUTHORIZATION_FAILED, text), "unauthorized"
+        return None, ""
+
+    def _apply(
+        self,
+        user: str,
+        changes: Changes,
+        verdicts: Sequence[Validated],
+        version: int,
+        decide: Callable[[Outcome], None],
+    ) -> None:
+        def done(reason: str | None) -> None:
+            self.requests["applied" if reason is None else "failed"] += 1
+            failed = None if reason is None else AdminError(KAFKA_STORAGE_ERROR, f"nothing was changed: {reason}")
+            decide(Answer(alter_response(version, verdicts, failed)))
+
+        self._authority.apply(user, changes, done)
+
+    def _forwarded(self, answer: bytes, now_ms: float) -> Reply:
+        self._authority.altered_at_the_broker()
+        return Reply()
+
+
+def describe_request(version: int) -> bytes:
+    """The body of a DescribeClientQuotas request for everything."""
+    return _write(
+        _classes("describe_client_quotas", version, "request").DescribeClientQuotasRequest(components=(), strict=False)
+    )
+
+
+def read_described(version: int, body: bytes) -> dict[Entity, dict[str, float]]:
+    """The limits in a broker's answer. Raises WireError if it cannot be parsed, AdminError if the broker refuses."""
+    response = _read(body, "broker_malformed", "describe_client_quotas", version, "response")
+    if response.error_code is not ErrorCode.none:
+        raise AdminError(response.error_code.value, f"{response.error_code.name}: {response.error_message or ''}")
+    return {
+        entity_of((part.entity_type, part.entity_name) for part in entry.entity): {
+            value.key: value.value for value in entry.values
+        }
+        for entry in response.entries or ()
+    }
+
+
+def describe_response(
+    version: int, found: Iterable[tuple[Entity, Mapping[str, float]]] | None, error: AdminError | None = None
+) -> bytes:
+    """The body of a DescribeClientQuotas response; `found` is None beside an error, as in a broker's."""
+    head = _NO_THROTTLE + _described_head(version, error)
+    if found is None:
+        return head + _null_array(version)
+    return head + _array(version, [_described_entry(version, entity, limits) for entity, limits in found])
+
+
+def _described_head(version: int, error: AdminError | None = None) -> bytes:
+    code, message = (0, "") if error is None else (error.code, error.message)
+    return INT16.pack(code) + _string(version, message)
+
+
+def _described_entry(version: int, entity: Entity, limits: Mapping[str, float]) -> bytes:
+    tags = _tags(version)
+    values = [_string(version, key) + _FLOAT64.pack(value) + tags for key, value in limits.items()]
+    return _entity(version, entity) + _array(version, values, inside=True) + tags
+
+
+def _components(module: Any, body: bytes) -> tuple[tuple[Component, ...], bool]:
+    """The filter of a DescribeClientQuotas request: its first components, and whether it is strict.
+
+    Of four components two have the same type or one has an unknown one, so further ones do not matter.
+    """
+    cls, read = module.DescribeClientQuotasRequest, entity_reader(module.ComponentData)
+    count = array_count(body, 0, cls.__flexible__)
+    if count <= MAX_COMPONENTS:
+        check_lengths(cls, body)
+        message, _ = entity_reader(cls)(body, 0)
+        found: Iterable[Any] = message.components or ()
+        return tuple(Component(one.entity_type, one.match_type, one.match) for one in found), message.strict
+    found = []
+    at = array_start(body, 0, cls.__flexible__)
+    for _ in range(MAX_COMPONENTS):
+        end = check_part(module.ComponentData, body, at)
+        one, _ = read(body, at)
+        found.append(one)
+        at = end
+    return tuple(Component(one.entity_type, one.match_type, one.match) for one in found), False
+
+
+def _alteration(cls: Any, entry: bytes) -> tuple[Entity, list[Op]]:
+    """What an entry of an AlterClientQuotas request, whose lengths were checked, is to change."""
+    message, _ = entity_reader(cls)(entry, 0)
+    entity = entity_of((part.entity_type, part.entity_name) for part in message.entity or ())
+    return entity, [Op(op.key, None if op.remove else op.value) for op in message.ops or ()]
+
+
+def alter_response(version: int, verdicts: Iterable[Validated], failed: AdminError | None = None) -> bytes:
+    """The body of an AlterClientQuotas response. `failed`: applying the valid alterations failed."""
+    entries = []
+    for one in verdicts:
+        error = one.error or (failed if one.changes else None)
+        entries.append(_altered_entry(version, _entity(version, one.entity), error))
+    return _NO_THROTTLE + _array(version, entries)
+
+
+def _altered_entry(version: int, entity: bytes, error: AdminError | None) -> bytes:
+    code = 0 if error is None else error.code
+    message = _NULL_STRING[version] if error is None else _string(version, error.message)
+    return INT16.pack(code) + message + entity + _tags(version)
+
+
+def _refused(version: int, entities: Iterable[bytes], error: AdminError) -> Slices[bytes]:
+    """The body of an AlterClientQuotas response: every entity once, as the request spells it, with the same error. The
+    message of the error is in the first `MAX_ALTERED`, so that the answer is not several times the request."""
+    silent = AdminError(error.code, "")
+    found: list[bytes] = []
+    for entity in entities:
+        found.append(_altered_entry(version, entity, error if len(found) < MAX_ALTERED else silent))
+        if len(found) % SLICE == 0:
+            yield
+    return _NO_THROTTLE + _array(version, found)
+
+
+# ---- parts of answers, in version 0 and (flexible) version 1 ---------------------------------------------------------
+
+_NULL_STRING: Final = (b"\xff\xff", b"\0")
+
+
+def _tags(version: int) -> bytes:
+    return b"\0" if version else b""
+
+
+def _string(version: int, text: str) -> bytes:
+    return compact_string(text) if version else string(text)
+
+
+def _null_array(version: int) -> bytes:
+    return b"\0\0" if version else b"\xff\xff\xff\xff"
+
+
+def _array(version: int, elements: Sequence[bytes], *, inside: bool = False) -> bytes:
+    """An array, and the tagged fields of the message, whose last field it is unless `inside` of another."""
+    body = b"".join(elements)
+    if not version:
+        return INT32.pack(len(elements)) + body
+    return uvarint(len(elements) + 1) + body + (b"" if inside else b"\0")
+
+
+def _entity(version: int, entity: Entity) -> bytes:
+    parts = [
+        _string(version, kind) + (_NULL_STRING[version] if name is None else _string(version, name)) + _tags(version)
+        for kind, name in entity
+    ]
+    return _array(version, parts, inside=True)
+
+
+# ---- kio ------------------------------------------------------------------------------------------------------------
+
+_MESSAGES: Final = {
+    ("describe_client_quotas", "request"): "DescribeClientQuotasRequest",
+    ("describe_client_quotas", "response"): "DescribeClientQuotasResponse",
+    ("alter_client_quotas", "request"): "AlterClientQuotasRequest",
+    ("alter_client_quotas", "response"): "AlterClientQuotasResponse",
+}
+
+
+@cache
+def _classes(api: str, version: int, kind: str) -> Any:
+    """kio's module of a message; imported on the first administrator's request."""
+    return import_module(f"kio.schema.{api}.v{version}.{kind}")
+
+
+def _read(body: bytes, reason: str, api: str, version: int, kind: str) -> Any:
+    """Decode a whole message. Raises WireError (`reason`) if it is malformed or has trailing bytes."""
+    cls = getattr(_classes(api, version, kind), _MESSAGES[api, kind])
+    with _readable(reason, cls):
+        check_lengths(cls, body)
+        message, _ = entity_reader(cls)(body, 0)
+    return message
+
+
+@contextmanager
+def _readable(reason: str, cls: Any) -> Iterator[None]:
+    """Whatever is raised inside means that a message of this class is malformed: WireError (`reason`)."""
+    try:
+        yield
+    except Exception as error:  # kio raises many kinds
+        raise WireError(reason, f"{cls.__name__} version {cls.__version__} cannot be read: {error}") from error
+
+
+def _write(message: Any) -> bytes:
+    sink = io.BytesIO()
+    entity_writer(type(message))(sink, message)
+    return sink.getvalue()

@@ -1,0 +1,97 @@
+"""One topic that clients may not change: the fleet's. Their requests that name it are answered here.
+
+Produce and Fetch are not inspected: their topics lie between records, which are never held. Records that the fleet did
+not write have no effect on it (`quota.fleet.record`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from proxy.core.interceptors.intercept import (
+    AdminRequest,
+    Answer,
+    Ask,
+    Decision,
+    Forward,
+    Interceptor,
+    Interceptors,
+    Outcome,
+    Work,
+)
+from proxy.core.wire import topics as wire
+from proxy.core.wire.apis import METADATA, api_name
+from proxy.core.wire.lengths import Slices
+from proxy.core.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
+from proxy.core.wire.topics import DELETE_TOPICS
+
+_IDS_FROM: Final = 6
+"""The first version of DeleteTopics that may give topics by id."""
+
+
+class ReservedTopic:
+    """Refuses what would change the topic, and passes all else on to the next interceptor, if there is one."""
+
+    def __init__(self, topic: str, others: Interceptors) -> None:
+        self._topic = topic
+        self._raw = topic.encode()
+        self._others = others
+        self.refused: Counter[str] = Counter()
+        """Requests by the API's name."""
+
+    @property
+    def interceptors(self) -> Mapping[int, Interceptor]:
+        """The others, with this one before them."""
+        return {**self._others, **dict.fromkeys(TOPIC_CHANGES, self)}
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""
+        if self._raw not in request.body and not self._is_by_id(request):
+            return self._pass(request, now_ms)
+        return Work(self._judge(request, now_ms))
+
+    def _is_by_id(self, request: AdminRequest) -> bool:
+        return request.api_key == DELETE_TOPICS and request.api_version >= _IDS_FROM
+
+    def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        changes, now_ms = yield from read_changes(request.api_key, request.api_version, request.body, now_ms)
+        if any(change.topic == self._topic for change in changes):
+            return (yield from self._refuse(request, changes, None))
+        ids = [one.topic_id for one in changes if one.topic is None and one.topic_id is not None]
+        if self._is_by_id(request) and ids:
+            return (yield from self._ask(request, changes, list(dict.fromkeys(ids)), now_ms))
+        return (yield from self._passed(request, now_ms))
+
+    def _ask(
+        self, request: AdminRequest, changes: list[Change], ids: list[uuid.UUID], now_ms: float
+    ) -> Slices[Decision]:
+        """Ask the broker which topics these ids are, as far as the client may know."""
+
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            for topic in described:
+                if topic.name == self._topic:
+                    return (yield from self._refuse(request, changes, topic.topic_id))
+            return (yield from self._passed(request, now_ms))
+
+        version, question, _ = yield from wire.metadata_question([], ids, ids_wanted=True, now_ms=now_ms)
+        return Ask(METADATA, version, question, lambda body, now_ms: Work(told(body, now_ms)))
+
+    def _refuse(self, request: AdminRequest, changes: list[Change], topic_id: uuid.UUID | None) -> Slices[Decision]:
+        self.refused[api_name(request.api_key)] += 1
+        refused = [
+            change.topic == self._topic or (topic_id is not None and change.topic_id == topic_id) for change in changes
+        ]
+        text = f"topic {self._topic} belongs to kquota and cannot be changed through it"
+        return Answer((yield from refusal(request.api_key, request.api_version, changes, refused, text)))
+
+    def _passed(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        outcome = self._pass(request, now_ms)
+        return (yield from outcome.steps) if isinstance(outcome, Work) else outcome
+
+    def _pass(self, request: AdminRequest, now_ms: float) -> Outcome:
+        other = self._others.get(request.api_key)
+        return Forward() if other is None else other.request(request, now_ms)

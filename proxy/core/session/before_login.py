@@ -1,0 +1,126 @@
+"""Requests before the login on a listener that needs one: nothing is charged for them, and nothing passes for free.
+
+A broker accepts ApiVersions and logins there, and closes the connection on anything else. Whether this broker needs a
+login must not be guessed: some listeners of a cluster may and others not (transparent mode), and listeners are
+reconfigured. So the first other request is held here, and the broker is sent a request without effect in its place,
+Metadata for no topics:
+
+    client: Produce ---> held (what has arrived of it; nothing more is read)
+                         Metadata ---> broker: closes, or answers with an error --> `login_missing`, nothing is charged
+                                       broker: answers with its brokers ----------> no login is needed: the Produce
+                                                                                    request is inspected as any other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.interceptors.intercept import Forward, Outcome
+from proxy.core.session.framing import Buffer, FrameWalker
+from proxy.core.session.login import UNAUTHENTICATED
+from proxy.core.wire.apis import METADATA, api_name
+from proxy.core.wire.messages import metadata_request
+from proxy.core.wire.primitives import INT32
+
+if TYPE_CHECKING:
+    from proxy.core.session.in_flight import InFlightRequest
+    from proxy.core.session.state import SessionState
+
+FREE_VERSIONS: Final = 4
+"""ApiVersions requests that are not charged. A broker answers one before the login and closes the connection on
+another, but a client may have to fall back to a version that both know. Brokers without a login answer any number;
+those beyond these are charged as other requests are."""
+QUESTION_VERSION: Final = 1
+"""Metadata version: the first one that can ask for no topics; its response begins with the brokers."""
+QUESTION_CLIENT_ID: Final = "kquota"
+
+
+class BeforeLogin:
+    """The phase before the login on one connection. Knows nothing of sockets and clocks."""
+
+    __slots__ = ("_api_key", "_head", "_state", "_versions", "_walker", "expected")
+
+    def __init__(self, state: SessionState, walker: FrameWalker, expected: bool) -> None:
+        self._state = state
+        self._walker = walker
+        self.expected = expected
+        """The listener is known to need a login, which has not been done yet."""
+        self._versions = 0
+        self._head: bytes | None = None
+        self._api_key = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a login has to come before anything else: the configuration says so, or the broker has begun one."""
+        logins = self._state.logins
+        return self.expected or (logins is not None and logins.wanted)
+
+    @property
+    def holds(self) -> bool:
+        """A request is held until the broker has shown whether it accepts any."""
+        return self._head is not None
+
+    def takes_versions(self) -> bool:
+        """Whether one more ApiVersions request goes uncharged."""
+        self._versions += 1
+        return self._versions <= FREE_VERSIONS
+
+    def needless(self) -> bool:
+        """Whether the broker has already said that it expects no login: then this phase is over."""
+        logins = self._state.logins
+        if logins is None or logins.wanted or not logins.refused:
+            return False
+        self._over()
+        return True
+
+    def _over(self) -> None:
+        """No login is needed: the phase is over."""
+        logins = self._state.logins
+        if logins is not None:
+            logins.wanted = False
+        self.expected = False
+        self._state.authenticated(None)
+
+    def ask(
+        self, pending: InFlightRequest, head: bytes, total: int, take_again: Callable[[bytes], None], out: list[Buffer]
+    ) -> int:
+        """Hold a request of `total` bytes, of which `head` has arrived, and ask in its place; returns as `inspect`.
+
+        If the broker accepts requests, `take_again(head)` is called and the walk goes on with the rest of the request.
+        """
+        state, walker = self._state, self._walker
+        self._head, self._api_key = head, pending.api_key
+
+        def answered(body: bytes, _now_ms: float) -> Outcome:
+            # In the middle of a login brokers answer with an error before they close: then there are no brokers.
+            if len(body) < INT32.size or INT32.unpack_from(body)[0] <= 0:
+                raise self._missing()
+            self._head = None
+            state.client_waits = False
+            take_again(head)
+            walker.skip = 0
+            walker.stopped = True  # the next read takes the held request first
+            self._over()
+            return Forward()  # for an intercepted request that waits: there is none
+
+        pending.api_key, pending.api_version, pending.asked = METADATA, QUESTION_VERSION, answered
+        pending.account = UNAUTHENTICATED
+        state.inflight.append(pending)
+        state.client_waits = True
+        out.append(metadata_request(QUESTION_VERSION, pending.correlation_id, QUESTION_CLIENT_ID))
+        walker.skip = total - len(head)
+        return -len(head)
+
+    def broker_ended(self) -> None:
+        """The broker has closed the connection. Raises SessionError if the missing login explains that."""
+        if self.holds:
+            raise self._missing()
+
+    def _missing(self) -> SessionError:
+        return SessionError(
+            CloseReason.LOGIN_MISSING,
+            f"the client sent {api_name(self._api_key)} without the SASL login that the broker requires: "
+            "the connection is closed, nothing was charged (check the client's security.protocol)",
+        )

@@ -1,0 +1,120 @@
+"""Whether a request may be forwarded now, or is held because its group is in debt for earlier ones (ADR 0026).
+
+A mute stops the connection that caused it, after its response. This gate holds a request before anything has been done
+with it: on a new connection, on one whose mute was cut to `max_mute`, or where other connections of the group have used
+what there was. The session stops before the request and inspects it again; `quota.gate` keeps the queue.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.core.session.in_flight import InFlightRequest
+from proxy.core.session.request_time import EXEMPT
+from proxy.core.session.state import SessionState
+from proxy.core.wire import requests
+from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
+from proxy.core.wire.sasl import SASL_APIS
+from proxy.core.wire.topics import STRICT_FROM
+from quota.entity import Kind
+from quota.ledger import Account
+
+# Aliases of enum members: looking one up through the enum takes longer than what is done with it.
+PRODUCED: Final = Kind.PRODUCE
+MUTATED: Final = Kind.MUTATION
+ONLY_REQUEST_TIME: Final[tuple[Kind, ...]] = (Kind.REQUEST,)
+PRODUCE_GATES: Final[tuple[Kind, ...]] = (Kind.REQUEST, Kind.PRODUCE)
+GATES: Final[dict[int, tuple[Kind, ...]]] = {
+    # Connections begin with these, and before a login there is no principal to charge.
+    **dict.fromkeys((API_VERSIONS, *SASL_APIS), ()),
+    **dict.fromkeys(EXEMPT, ()),  # brokers neither charge nor check these
+    PRODUCE: PRODUCE_GATES,
+    FETCH: ONLY_REQUEST_TIME,
+    **dict.fromkeys(STRICT_FROM, (Kind.REQUEST, Kind.MUTATION)),
+}
+"""The quotas that hold requests of an API. All others are held for request time alone, and fetches by their own quota
+(`proxy.core.session.fetch`)."""
+FOR_THE_ANSWER: Final = {PRODUCE: Kind.PRODUCE, FETCH: Kind.FETCH, SHARE_FETCH: Kind.FETCH}
+"""Requests that are dropped when their client closes while it is muted or they are held, as it cannot read the answer
+any more and sends them again elsewhere; of Produce those with acks other than 0. Others (LeaveGroup, EndTxn) are
+forwarded in their turn."""
+DROPPED_MS: Final = 1000
+"""How long such a request is held at most."""
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
+_PRODUCE: Final = PRODUCE
+_FETCH: Final = FETCH
+MAX_INT32: Final = 2**31 - 1
+"""The size of a fetch that gives no `max_bytes`, or whose own is not looked at."""
+
+
+def lets_through(
+    state: SessionState,
+    account: Account,
+    header: requests.RequestHeader,
+    buf: bytearray | memoryview,
+    end: int,
+    missing: int,
+    now_ms: float,
+) -> bool:
+    """Whether the request in `buf`, of which the bytes up to `end` have arrived and `missing` bytes have not, may be
+    forwarded. If not, `state.mute_until_ms` is when to ask again. Raises WireError if it is malformed."""
+    api_key, ledger = header.api_key, state.ledger
+    gates = GATES
+    # The two that make up nearly all traffic are recognised without a lookup.
+    if api_key == _PRODUCE:
+        kinds = PRODUCE_GATES
+    else:
+        kinds = ONLY_REQUEST_TIME if api_key == _FETCH else gates.get(api_key, ONLY_REQUEST_TIME)
+    if state.gone and api_key in FOR_THE_ANSWER and not _unanswered(header, buf, end):
+        state.hold(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
+        return False
+    for kind in kinds:
+        meter = account.meter(kind)
+        group = meter.group
+        produce = kind is PRODUCED
+        # A new client, or one with new limits, may get a counter that is already in debt.
+        asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
+        if not asks and not (produce and (missing or state.owed_until_ms)):
+            continue
+        if kind is MUTATED and header.api_version >= STRICT_FROM[api_key]:
+            continue  # its interceptor refuses it topic by topic
+        amount = 0
+        if produce:
+            amount = header.size
+            state.due_bytes = state.client_bytes + missing
+            if missing and group is not None and state.held is not None and state.held.all_read:
+                group.pass_held(state)  # nothing more of it arrives: it counts, and has a place, for what is here
+                amount -= missing
+        wait_ms, group = ledger.hold(account, kind, state, amount, now_ms, whole=not missing)
+        if produce:
+            if state.promised is not None and state.promised is not group:
+                state.promised.pass_held(state)
+            state.promised = group
+            wait_ms = max(wait_ms, state.put_off_ms(now_ms))
+        if wait_ms <= 0 or group is None:
+            continue
+        if state.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
+            group.pass_held(state)
+            continue
+        state.hold(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
+        return False
+    if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
+        state.end_hold(account, api_key, header.size, now_ms)
+    return True
+
+
+def _unanswered(header: requests.RequestHeader, buf: bytearray | memoryview, end: int) -> bool:
+    """Whether this is a Produce request whose client expects no answer (acks=0); False if it cannot be told yet."""
+    return header.api_key == PRODUCE and requests.produce_acks(buf, header.body, end, header.api_version) == 0
+
+
+def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float) -> bool:
+    """As `lets_through`, for a fetch that can neither be answered here nor lowered."""
+    account = pending.account
+    admission = state.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
+    if admission.throttle_ms > 0:
+        state.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
+        return False
+    pending.admission = admission
+    state.end_hold(account, pending.api_key, 0, now_ms)
+    return True

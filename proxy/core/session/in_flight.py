@@ -1,0 +1,143 @@
+"""Requests that await their response: a broker answers each connection strictly in the order of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.core.interceptors.intercept import OnResponse, Outcome
+    from quota.counter import FetchAdmission
+    from quota.entity import Kind
+    from quota.ledger import Account
+
+
+class InFlightRequest:
+    """A request that has not been answered yet; created by `new_in_flight`.
+
+    `api_version`: the one the client asked for, which determines the response's layout.
+    `throttle_until_ms`: the end of the mute that this request caused. `told_until_ms`: the end of the throttle that its
+    response tells, 0 for none; what is left of it goes into the throttle field (see `SessionState.impose`).
+    `delay_ms`: the throttle that ends at `throttle_until_ms`. `cause`: the quota that caused it, the one of several
+    that lasts longest. `charged`: what that quota was charged for this request; None if it was delayed before it was
+    charged.
+    `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
+    `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
+    `admission`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
+    `on_response`: the interceptor's function for the whole response. `held_bytes`: what is kept of the request or its
+    answer until it is next in order, if that can be large. `asked`: this is an interceptor's own request, unknown to
+    the client; the answer goes to this function. `next`: the next request in the queue.
+    """
+
+    correlation_id: int
+    api_key: int
+    api_version: int
+    account: Account
+    sent_ms: float
+    throttle_until_ms: float
+    told_until_ms: float
+    delay_ms: int
+    cause: Kind | None
+    charged: float | None
+    local_answer: bytes | None
+    replicated_bytes: int
+    admission: FetchAdmission | None
+    on_response: OnResponse | None
+    held_bytes: int
+    asked: Callable[[bytes, float], Outcome] | None
+    next: InFlightRequest | None
+
+    __slots__ = (
+        "account",
+        "admission",
+        "api_key",
+        "api_version",
+        "asked",
+        "cause",
+        "charged",
+        "correlation_id",
+        "delay_ms",
+        "held_bytes",
+        "local_answer",
+        "next",
+        "on_response",
+        "replicated_bytes",
+        "sent_ms",
+        "throttle_until_ms",
+        "told_until_ms",
+    )
+
+
+def new_in_flight(
+    correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float
+) -> InFlightRequest:
+    """A new entry for a request of `account` that was read at `sent_ms`."""
+    # Not by calling the class, which in compiled code would take longer than everything else here.
+    pending = InFlightRequest.__new__(InFlightRequest)
+    pending.correlation_id = correlation_id
+    pending.api_key = api_key
+    pending.api_version = api_version
+    pending.account = account
+    pending.sent_ms = sent_ms
+    pending.throttle_until_ms = pending.told_until_ms = 0.0
+    pending.delay_ms = 0
+    pending.cause = None
+    pending.charged = None
+    pending.local_answer = None
+    pending.replicated_bytes = 0
+    pending.admission = None
+    pending.on_response = None
+    pending.held_bytes = 0
+    pending.asked = None
+    pending.next = None
+    return pending
+
+
+class InFlightQueue:
+    """The queue of one connection: `append` and `popleft` as in a deque."""
+
+    __slots__ = ("count", "newest", "oldest")
+
+    def __init__(self) -> None:
+        self.oldest: InFlightRequest | None = None
+        """The request whose response comes next."""
+        self.newest: InFlightRequest | None = None
+        self.count = 0
+
+    def append(self, pending: InFlightRequest) -> None:
+        """Add a request at the end; its account is retained while it is in flight."""
+        pending.account.retain()
+        if self.newest is None:
+            self.oldest = pending
+        else:
+            self.newest.next = pending
+        self.newest = pending
+        self.count += 1
+
+    def popleft(self) -> InFlightRequest:
+        """Remove and return the oldest request. Raises IndexError if there is none."""
+        pending = self.oldest
+        if pending is None:
+            raise IndexError("no request is in flight")
+        pending.account.release()
+        self.oldest = pending.next
+        pending.next = None
+        if self.oldest is None:
+            self.newest = None
+        self.count -= 1
+        return pending
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        while self.oldest is not None:
+            self.popleft()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[InFlightRequest]:
+        """From the oldest to the newest."""
+        pending = self.oldest
+        while pending is not None:
+            yield pending
+            pending = pending.next

@@ -1,0 +1,131 @@
+"""Write-only side exit of the data path: plain integers, read by the metrics module at each scrape.
+
+Nothing here formats, locks or allocates per request; a slow or stopped exporter does not affect traffic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from proxy.core.telemetry.libraries import Libraries
+from proxy.core.telemetry.long_turns import LongTurns
+from quota.activity import RequestCounts
+
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+# Compared for each response: C numbers in compiled code (see the .pxd).
+_BUCKETS = len(LATENCY_BUCKETS_S)
+_BOUNDS = LATENCY_BUCKETS_S
+
+
+class Histogram:
+    """Counts per bucket (upper bounds in seconds, Prometheus' `le`), not cumulated, the last one being +Inf."""
+
+    __slots__ = ("_counts", "sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * 16  # a C array needs the number itself: one more than there are bounds
+        self.sum_s = 0.0
+
+    @property
+    def counts(self) -> list[int]:
+        """Observations per bucket."""
+        return [self._counts[place] for place in range(_BUCKETS + 1)]
+
+    def add(self, seconds: float) -> None:
+        """Count one observation of `seconds`."""
+        place = 0
+        while place < _BUCKETS and seconds > _BOUNDS[place]:  # nearly always one of the first
+            place += 1
+        self._counts[place] += 1
+        self.sum_s += seconds
+
+
+class Counters:
+    """Process-wide totals. Increment only; gauges say so."""
+
+    def __init__(self) -> None:
+        self.connections_opened = 0
+        self.connections_closed: Counter[str] = Counter()
+        """By CloseReason."""
+        self.connections_open = 0
+        """Gauge: connections open."""
+        self.connections_muted = 0
+        """Gauge: client sockets not being read because of a throttle."""
+        self.connections_waiting = 0
+        """Gauge: client sockets not being read because the next request is held by its group's debt (ADR 0026)."""
+        self.connections_held = 0
+        """Gauge: refused connections left open, unserved, until their delay is over."""
+        self.connections_not_held = 0
+        """Refused connections closed at once because too many were held already."""
+        self.parse_errors: Counter[str] = Counter()
+        """By kind: frame_too_large, tls_on_plain_port, ..."""
+        self.counted = RequestCounts()
+        """Requests. Unknown API keys are counted as -1 (bounded whatever clients send)."""
+        self.upstream_connects = 0
+        self.upstream_connect_failures = 0
+        self.tls_handshakes: Counter[str] = Counter()
+        """Handshakes completed, by side: client, broker."""
+        self.tls_handshake_failures: Counter[tuple[str, str]] = Counter()
+        """Handshakes failed, by side and reason (`proxy.net.tls.contexts.explain`, and timeout, principal)."""
+        self.upstream_latency = Histogram()
+        """From the forwarding of a request to the first byte of its response, except for requests whose wait the client
+        chose (Fetch, JoinGroup, SyncGroup, ShareFetch)."""
+        self.throttles_told = 0
+        """Responses that told a client to wait, because of a quota here."""
+        self.fetches_answered = 0
+        """Fetch requests answered with an empty response because their group was over its quota."""
+        self.fetches_shaped = 0
+        """Fetch requests forwarded with a lowered max_bytes."""
+        self.addresses_rewritten = 0
+        """Broker addresses replaced in responses."""
+        self.libraries = Libraries()
+        """Throttle compliance by client library."""
+        self.passthrough_open = 0
+        """Gauge: redirected connections with TLS that we have no key for."""
+        self.passthrough_opened = 0
+        """All of these so far."""
+        self.passthrough_bytes: Counter[str] = Counter()
+        """Bytes moved on them, by the kind of quota charged: produce (to the broker), fetch."""
+        self.long_turns = LongTurns()
+        """Turns of the event loop that took too long."""
+        self.accept_failures = 0
+        """accept() failures: out of file descriptors or memory."""
+
+    @property
+    def requests(self) -> dict[int, int]:
+        """Requests by API key."""
+        return self.counted.by_api()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """One line of /connections."""
+
+    peer: str
+    broker: str
+    user: str
+    client_ids: tuple[str, ...]
+    software: str | None
+    in_flight: int
+    muted_for_ms: float
+    client_bytes: int
+    broker_bytes: int
+    idle_s: float
+    user_source: str = "anonymous"
+    """Source of the user: tls, sasl, static, or anonymous when no source of identity knows one."""
+    waiting_for: str | None = None
+    """The quota that holds the next request before it is forwarded (ADR 0026); None: it is not held."""
+    waited_ms: float = 0.0
+    """How long it has waited."""
+    unmuted: str = "open"
+    """The state when it is neither muted nor held: open, full, asking, login, connecting or draining
+    (`proxy.core.session.state.ClientState`)."""
+
+    @property
+    def state(self) -> str:
+        """`waiting` (before a request), `muted` (after one), or `unmuted`'s value."""
+        if self.waiting_for is not None:
+            return "waiting"
+        return "muted" if self.muted_for_ms > 0 else self.unmuted

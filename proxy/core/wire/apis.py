@@ -1,0 +1,97 @@
+"""What is known about each API and version: lookups in the generated tables, with Kafka's two exceptions.
+
+The exceptions are in Kafka's code generator and not in its schemas: a ControlledShutdown request of version 0 has no
+client id, and an ApiVersions response always has the oldest header, so that a client can read it before it knows which
+versions the broker speaks (KIP-511).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from proxy.core.wire import schema
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+METADATA: Final = 3
+CONTROLLED_SHUTDOWN: Final = 7
+JOIN_GROUP: Final = 11
+SYNC_GROUP: Final = 14
+API_VERSIONS: Final = 18
+DESCRIBE_CLIENT_QUOTAS: Final = 48
+ALTER_CLIENT_QUOTAS: Final = 49
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
+
+UNKNOWN: Final = 255
+"""In a table of facts about versions of APIs (`by_place`): no value."""
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
+_APIS: Final = max(schema.APIS) + 1
+_VERSIONS: Final = 32
+"""Places per API in such a table; no API has as many versions."""
+
+
+def place(api_key: int, version: int) -> int:
+    """The index of this version of an API in the tables of `by_place`. Versions outside the tables share the last
+    place."""
+    if 0 <= api_key < _APIS and 0 <= version < _VERSIONS:
+        return api_key * _VERSIONS + version
+    return _APIS * _VERSIONS
+
+
+def by_place(facts: Mapping[tuple[int, int], int]) -> bytes:
+    """A table of small numbers by API key and version. An index into it takes a hundredth of the time of a dictionary
+    lookup, and this is done several times for each request."""
+    table = bytearray((UNKNOWN,)) * (_APIS * _VERSIONS + 1)
+    for (api_key, version), fact in facts.items():
+        if not (0 <= api_key < _APIS and 0 <= version < _VERSIONS and 0 <= fact <= UNKNOWN):
+            raise ValueError(f"no place for {fact} of API {api_key} version {version}")
+        table[api_key * _VERSIONS + version] = fact
+    return bytes(table)
+
+
+HEADERS: Final = by_place(
+    {
+        (key, version): 0 if (key, version) == (CONTROLLED_SHUTDOWN, 0) else 2 if version >= flexible else 1
+        for key, (_, lowest, highest, flexible) in schema.APIS.items()
+        for version in range(lowest, highest + 1)
+    }
+)
+"""Request header version of every known API and version, by `place`."""
+
+
+def api_name(api_key: int) -> str:
+    """`Produce` for 0 and so on; `api 123` for an API that is not in the table."""
+    known = schema.APIS.get(api_key)
+    return known[0] if known else f"api {api_key}"
+
+
+def version_range(api_key: int) -> tuple[int, int] | None:
+    """Lowest and highest version in the table, or None for an unknown API."""
+    known = schema.APIS.get(api_key)
+    return (known[1], known[2]) if known else None
+
+
+def is_known(api_key: int, api_version: int) -> bool:
+    """Whether the table has this API in this version."""
+    known = schema.APIS.get(api_key)
+    return known is not None and known[1] <= api_version <= known[2]
+
+
+def is_flexible(api_key: int, api_version: int) -> bool:
+    """Whether this version has tagged fields and compact lengths (KIP-482). Unknown APIs: False."""
+    known = schema.APIS.get(api_key)
+    return known is not None and api_version >= known[3]
+
+
+def request_header_version(api_key: int, api_version: int) -> int:
+    """0, 1 or 2; for unknown APIs 1, whose fields every header but one has."""
+    if api_key == CONTROLLED_SHUTDOWN and api_version == 0:
+        return 0
+    return 2 if is_flexible(api_key, api_version) else 1
+
+
+def response_header_version(api_key: int, api_version: int) -> int:
+    """0 (correlation id) or 1 (correlation id and tagged fields)."""
+    return 1 if api_key != API_VERSIONS and is_flexible(api_key, api_version) else 0

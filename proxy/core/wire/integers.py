@@ -1,0 +1,53 @@
+"""Reading and writing integers in a buffer: big-endian, as Kafka has them, at absolute positions.
+
+Compiled modules use the C functions of `integers.pxd` instead, which access the memory of a memoryview, bytearray or
+bytes without creating Python objects. Those check bounds as these do: a position outside the buffer is an error
+(IndexError or struct.error), never a read beyond it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from proxy.core.wire.primitives import Buffer, read_uvarint
+
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+
+
+def uint8(buf: Buffer, at: int) -> int:
+    """The byte at `at`."""
+    return buf[at]
+
+
+def int16(buf: Buffer, at: int) -> int:
+    """The signed 16-bit integer at `at`."""
+    value: int = _INT16.unpack_from(buf, at)[0]
+    return value
+
+
+def int32(buf: Buffer, at: int) -> int:
+    """The signed 32-bit integer at `at`."""
+    value: int = _INT32.unpack_from(buf, at)[0]
+    return value
+
+
+def uvarint(buf: Buffer, at: int, limit: int) -> tuple[int, int]:
+    """The unsigned varint at `at`, as `proxy.core.wire.primitives.read_uvarint` reads it."""
+    return read_uvarint(buf, at, limit)
+
+
+def put_int16(buf: bytearray | memoryview, at: int, value: int) -> None:
+    """Write a 16-bit integer at `at`."""
+    _INT16.pack_into(buf, at, value)
+
+
+def put_int32(buf: bytearray | memoryview, at: int, value: int) -> None:
+    """Write a 32-bit integer at `at`."""
+    _INT32.pack_into(buf, at, value)
+
+
+def piece(buf: Buffer, start: int, end: int) -> bytes:
+    """A copy of the bytes from `start` up to `end`, all of which must be in the buffer."""
+    return bytes(buf[start:end])

@@ -1,0 +1,41 @@
+cimport cython
+
+from proxy.core.wire cimport apis, integers
+
+cdef int _FETCH_MAX, _PRODUCE_MAX, _UNKNOWN
+
+
+cdef class RequestHeader:
+    cdef public int api_key, api_version
+    cdef public long long size, correlation_id
+    cdef public Py_ssize_t body
+    cdef public object client_id
+    cdef public bint known
+
+
+cdef class FetchFields:
+    cdef public long long max_wait_ms, min_bytes, replica_id, session_id, session_epoch
+    cdef public Py_ssize_t max_bytes_at, min_bytes_at, rest, session_id_at, session_epoch_at
+    cdef public object max_bytes  # None: the version has no such field
+
+
+@cython.locals(header=RequestHeader)
+cdef RequestHeader _header(long long size, int api_key, int api_version, long long correlation_id, object client_id,
+                           Py_ssize_t body, bint known)
+
+@cython.locals(size=cython.longlong, correlation_id=cython.longlong, api_key=cython.int, api_version=cython.int,
+               length=cython.int, pos=cython.Py_ssize_t, body=cython.Py_ssize_t, headers=bytes, header_version=cython.int, names=dict)
+cpdef RequestHeader parse_request_header(object buf, Py_ssize_t frame, Py_ssize_t end, long long max_frame_bytes=*)
+
+@cython.locals(pos=cython.Py_ssize_t)
+cpdef object produce_acks(object buf, Py_ssize_t body, Py_ssize_t end, int version)
+
+@cython.locals(fields=FetchFields)
+cdef FetchFields _fetch_fields(long long replica_id, long long max_wait_ms, long long min_bytes, Py_ssize_t min_bytes_at)
+
+@cython.locals(lowered=cython.longlong)
+cpdef object lower_fetch(object buf, FetchFields fields, object max_bytes)
+
+@cython.locals(wait_at=cython.Py_ssize_t, rest=cython.Py_ssize_t, at=cython.Py_ssize_t, replica_id=cython.longlong,
+               fields=FetchFields)
+cpdef FetchFields parse_fetch(object buf, Py_ssize_t body, Py_ssize_t end, int version)

@@ -1,0 +1,355 @@
+"""Responses: broker addresses are replaced, ApiVersions is clamped; all else is unchanged. (Throttle: `throttle`.)
+
+Positions are absolute indexes into the buffer. `start` is the index of the frame's 4-byte size; `end` is one past the
+bytes that have arrived, which may be before or after the frame's own end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
+
+from proxy.core.wire import apis, integers, schema, throttle
+from proxy.core.wire.apis import (
+    API_VERSIONS,
+    FETCH,
+    METADATA,
+    PRODUCE,
+    api_name,
+    version_range,
+)
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.messages import (
+    api_versions_request,
+    empty_fetch_response,
+    empty_share_fetch_response,
+    metadata_request,
+    unsupported_api_versions_response,
+)
+from proxy.core.wire.primitives import (
+    INT16,
+    INT32,
+    TAGS,
+    UINT16,
+    Buffer,
+    Program,
+    compact_string,
+    read_uvarint,
+    string,
+    uvarint,
+)
+from proxy.core.wire.throttle import (
+    UNSUPPORTED_VERSION,
+    body_at,
+    body_start,
+    by_version,
+    needs_whole_frame,
+    patch_throttle,
+    read_throttle,
+    response_header_bytes,
+    throttle_offset,
+)
+from proxy.core.wire.walk import Address, Short, Walker
+
+__all__ = [
+    "NeedMore",
+    "NodeAddress",
+    "Rewritten",
+    "Translate",
+    "api_versions_request",
+    "body_at",
+    "carries_addresses",
+    "empty_fetch_response",
+    "empty_share_fetch_response",
+    "fetch_version_upstream",
+    "metadata_request",
+    "needs_rewrite",
+    "needs_whole_frame",
+    "patch_throttle",
+    "read_api_versions",
+    "read_brokers",
+    "read_throttle",
+    "response_header_bytes",
+    "rewrite",
+    "rewrite_addresses",
+    "throttle_offset",
+    "unsupported_api_versions_response",
+]
+
+
+class NodeAddress(NamedTuple):
+    """Where a node listens."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+Translate: TypeAlias = Callable[[int, str, int, str], tuple[str, int]]
+"""(node id, host, port, "broker" or "controller") -> the (host, port) that the client sees instead."""
+
+
+class Rewritten(NamedTuple):
+    """`head` replaces the first `consumed` bytes of the frame (the size prefix included); the rest is unchanged."""
+
+    head: bytes
+    consumed: int
+
+
+class NeedMore:
+    """Too little of the frame has arrived; at least `wanted` bytes of it, prefix included, are needed."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+
+
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
+_PRODUCE: Final = PRODUCE
+_PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
+_FETCH_MAX: Final = schema.APIS[FETCH][2]
+_FETCH_WITHOUT_ENDPOINTS: Final = 15
+
+
+_ADDRESS_WALKS: Final = by_version(schema.ADDRESS_WALKS)
+
+# Fetch is not inspected: brokers are asked with a version that has no addresses (fetch_version_upstream).
+_NEEDS_REWRITE: Final = apis.by_place(
+    {
+        (key, version): key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
+        for key in (*schema.ADDRESS_WALKS, API_VERSIONS)
+        for version in range(schema.APIS[key][1], schema.APIS[key][2] + 1)
+    }
+)
+_UNKNOWN: Final = apis.UNKNOWN
+_APIS_AT: Final = 10
+"""Where an ApiVersions response has its versions: behind size, correlation id and error."""
+MAX_KEPT_BYTES: Final = 4096
+"""The longest ApiVersions response that is remembered."""
+_REWRITTEN_APIS: Final = frozenset((*schema.ADDRESS_WALKS, API_VERSIONS))
+
+
+def fetch_version_upstream(version: int) -> int:
+    """The Fetch version to ask a broker with, for a client that asked with `version`: 15 instead of 16 to 18.
+
+    From 16 on a response can carry brokers' addresses in its last bytes, after data that is never held (KIP-951). A
+    consumer's requests of 15 to 18 have equal bodies, and a response of 15 is a valid response of 16 to 18. Versions
+    that are not in the table are unchanged.
+    """
+    return _FETCH_WITHOUT_ENDPOINTS if _FETCH_WITHOUT_ENDPOINTS < version <= _FETCH_MAX else version
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+
+
+def carries_addresses(api_key: int, version: int) -> bool:
+    """Whether a response of this version can carry addresses of brokers (or controllers).
+
+    Raises WireError ("unsupported_version") for an unknown version of an API that can: it must not pass uninspected.
+    """
+    if api_key not in schema.ADDRESS_WALKS:
+        return False
+    _check_known(api_key, version)
+    return api_key << 16 | version in _ADDRESS_WALKS
+
+
+def needs_rewrite(api_key: int, version: int) -> bool:
+    """Whether `rewrite` must see this response in rewrite mode. True also for unknown versions, which it refuses."""
+    needs = _NEEDS_REWRITE
+    found = needs[apis.place(api_key, version)]
+    return api_key in _REWRITTEN_APIS if found == _UNKNOWN else found == 1
+
+
+def is_plain(api_key: int, version: int, buf: Buffer, start: int, end: int) -> bool:
+    """Whether this is one of the commonest responses, here whole and without anything that `rewrite` changes."""
+    if api_key != _PRODUCE or not 0 <= version <= _PRODUCE_MAX or end - start < 9:
+        return False
+    frame_end = start + 4 + integers.int32(buf, start)
+    return frame_end <= end and throttle.plain_produce(buf, start, frame_end, version) >= 0
+
+
+def _check_known(api_key: int, version: int) -> None:
+    known = version_range(api_key)
+    if known is None or not known[0] <= version <= known[1]:
+        raise WireError(
+            "unsupported_version",
+            f"{api_name(api_key)} version {version} can carry addresses and is not known; the table has {known}",
+        )
+
+
+def rewrite(
+    api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
+) -> Rewritten | NeedMore | None:
+    """What rewrite mode changes in this response: addresses, or the versions that ApiVersions offers. None: nothing."""
+    if api_key == API_VERSIONS:
+        return clamp_api_versions(buf, start, end, version)
+    return rewrite_addresses(api_key, version, buf, start, end, translate)
+
+
+def rewrite_addresses(
+    api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
+) -> Rewritten | NeedMore | None:
+    """Replace every broker address by the result of `translate`; None when nothing has to change.
+
+    Only the frame's head through the last address is needed and copied. Nodes that do not exist (id -1, or no host) are
+    unchanged. Everything but hosts, ports and the sizes around them stays byte for byte, unknown tagged fields
+    included.
+    Raises WireError for unknown versions and malformed responses.
+    """
+    if end - start < 9:
+        return NeedMore(9)
+    if is_plain(api_key, version, buf, start, end):
+        return None
+    frame_end = start + 4 + integers.int32(buf, start)
+    if not carries_addresses(api_key, version):
+        return None
+    walker = Walker(buf, end, frame_end)
+    try:
+        walker.run(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
+    except Short as short:
+        return NeedMore(short.wanted - start)
+    return _replace(walker, buf, start, frame_end, translate)
+
+
+_TAGS_ONLY: Final[Program] = ((TAGS, ()),)
+
+
+def _read(buf: Buffer, at: Address) -> NodeAddress:
+    if at.compact:
+        length, pos = read_uvarint(buf, at.host_at, at.host_end)
+        host = bytes(buf[pos : pos + max(length - 1, 0)])
+    else:
+        host = bytes(buf[at.host_at + 2 : at.host_end])
+    port: int = (UINT16 if at.port_bytes == 2 else INT32).unpack_from(buf, at.port_at)[0]
+    return NodeAddress(at.node_id, host.decode("utf-8", "replace"), port)
+
+
+def _replace(walker: Walker, buf: Buffer, start: int, frame_end: int, translate: Translate) -> Rewritten | None:
+    """The head of the frame with translated addresses, or None when none changes."""
+    edits: list[tuple[int, int, bytes]] = []  # from, to, replacement
+    for at in walker.addresses:
+        node = _read(buf, at)
+        if node.node_id < 0 or not node.host:
+            continue
+        host, port = translate(*node, "controller" if at.controller else "broker")
+        if (host, port) == node[1:]:
+            continue
+        edits.append((at.host_at, at.host_end, compact_string(host) if at.compact else string(host)))
+        edits.append((at.port_at, at.port_at + at.port_bytes, port.to_bytes(at.port_bytes, "big")))
+    if not edits:
+        return None
+    for scope in reversed(walker.scopes):  # inner before outer: the new length of an inner size counts for the outer
+        grown = sum(len(new) - (to - at) for at, to, new in edits if scope.size_end <= at < scope.content_end)
+        edits.append((scope.size_at, scope.size_end, uvarint(scope.content_end - scope.size_end + grown)))
+    edits.sort()
+    size = frame_end - start - 4 + sum(len(new) - (to - at) for at, to, new in edits)
+    parts: list[Buffer] = [INT32.pack(size)]
+    done = start + 4
+    view = memoryview(buf)
+    for first, to, new in edits:
+        parts += (view[done:first], new)
+        done = to
+    return Rewritten(b"".join(parts), done - start)
+
+
+def read_brokers(version: int, buf: Buffer, start: int, end: int) -> list[NodeAddress]:
+    """The brokers in a Metadata response of `version`. Raises WireError when it is malformed or cut."""
+    _check_known(METADATA, version)
+    return [_read(buf, at) for at in _walked(buf, start, end, METADATA, version).addresses]
+
+
+def _walked(buf: Buffer, start: int, end: int, api_key: int, version: int) -> Walker:
+    walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
+    try:
+        walker.run(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
+    except Short as short:
+        raise WireError("response_malformed", f"the {api_name(api_key)} response is cut: {short}") from None
+    return walker
+
+
+# ---- ApiVersions -----------------------------------------------------------------------------------------------------
+
+
+def clamp_api_versions(buf: Buffer, start: int, end: int, version: int) -> Rewritten | NeedMore | None:
+    """Lower the highest versions of APIs whose responses are rewritten to what the table knows; None: nothing to do.
+
+    Needs the response through its last API. Raises WireError ("unsupported_version") for an unknown layout, and when a
+    broker offers only versions of such an API that are not known.
+    """
+    if end - start < _APIS_AT:
+        return NeedMore(_APIS_AT)
+    frame = bytearray(buf[start:end])
+    frame[4:8] = bytes(4)  # the correlation id, in which the answers of a broker differ
+    try:
+        edits = (_too_high if len(frame) <= MAX_KEPT_BYTES else _too_high.__wrapped__)(bytes(frame), version)
+    except Short as short:
+        return NeedMore(short.wanted)
+    if not edits:
+        return None
+    consumed = max(at for at, _ in edits) + 2
+    head = bytearray(buf[start : start + consumed])
+    for at, highest in edits:
+        INT16.pack_into(head, at, highest)
+    return Rewritten(bytes(head), consumed)
+
+
+@lru_cache(maxsize=64)
+def _too_high(frame: bytes, version: int) -> list[tuple[int, int]]:
+    """Where the highest version of an API is in an ApiVersions response, and what it is lowered to. Kept, as brokers
+    always answer the same and finding it takes 0.1 to 0.3 ms. Raises Short and WireError."""
+    edits: list[tuple[int, int]] = []
+    for api_key, (lowest, highest, at) in _offered(frame, 0, len(frame), version).items():
+        known = version_range(api_key)
+        if api_key not in _REWRITTEN_APIS or known is None or highest <= known[1]:
+            continue
+        if lowest > known[1]:
+            raise WireError(
+                "unsupported_version",
+                f"the broker offers {api_name(api_key)} from version {lowest} on, the table ends with {known[1]}",
+            )
+        edits.append((at, known[1]))
+    return edits
+
+
+def read_api_versions(version: int, buf: Buffer, start: int, end: int) -> dict[int, tuple[int, int]]:
+    """API key -> (lowest, highest) version from an ApiVersions response. Raises WireError when malformed or cut."""
+    try:
+        return {key: (lowest, highest) for key, (lowest, highest, _) in _offered(buf, start, end, version).items()}
+    except Short as short:
+        raise WireError("response_malformed", f"the ApiVersions response is cut: {short}") from None
+
+
+def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple[int, int, int]]:
+    """API key -> (lowest, highest, position of highest). The header is always version 0. Raises Short or WireError."""
+    if end - start < 4:
+        raise Short(start + 14)
+    walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
+    walker.need(start + 10)
+    if INT16.unpack_from(buf, start + 8)[0] == UNSUPPORTED_VERSION:
+        version = 0  # whatever was asked for: the broker could not parse that version (KIP-511)
+    _check_known(API_VERSIONS, version)
+    pos = start + 10
+    if version >= 3:
+        walker.need(pos + 1)
+        count, after = read_uvarint(buf, pos, walker.limit)
+        if after == -1:
+            walker.need(walker.limit + 1)
+        count -= 1
+        pos = after
+    else:
+        walker.need(pos + 4)
+        count = INT32.unpack_from(buf, pos)[0]
+        pos += 4
+    if pos < 0 or count * 6 > walker.frame_end - pos:
+        raise WireError("response_malformed", f"the ApiVersions response says it has {count} APIs")
+    found: dict[int, tuple[int, int, int]] = {}
+    for _ in range(count):
+        walker.need(pos + 6)
+        api_key, lowest, highest = (INT16.unpack_from(buf, pos + offset)[0] for offset in (0, 2, 4))
+        found[api_key] = (lowest, highest, pos + 4)
+        pos += 6
+        if version >= 3:
+            pos = walker.run(_TAGS_ONLY, pos)
+    return found

@@ -1,0 +1,182 @@
+"""The throttle_time_ms field of responses: where it is, reading it, raising it.
+
+Positions are absolute indexes into the buffer. `start` is the index of the frame's 4-byte size; `end` is one past the
+bytes that have arrived, which may be before or after the frame's own end.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from proxy.core.wire import apis, integers, schema
+from proxy.core.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN, response_header_version
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.primitives import SKIP, TAGS, Buffer, Program
+from proxy.core.wire.walk import Short, Walker
+
+UNSUPPORTED_VERSION: Final = 35
+"""Kafka's error code for an API version that the broker does not have."""
+
+WritableBuffer: TypeAlias = bytearray | memoryview
+
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
+_WALK: Final = 0
+"""In place of an offset: fields of varying length come before the throttle field."""
+_NO_FIELD: Final = UNKNOWN
+_PRODUCE: Final = PRODUCE
+_PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
+_PRODUCE_FIRST_TOPIC_ID: Final = 13
+_BODY: Final[tuple[Program, Program]] = (((SKIP, 8),), ((SKIP, 8), (TAGS, ())))
+
+
+def by_version(table: dict[int, tuple[tuple[int, int, Program], ...]]) -> dict[int, Program]:
+    """A generated table of version ranges, by `api_key << 16 | version`."""
+    return {
+        key << 16 | version: walk
+        for key, runs in table.items()
+        for first, last, walk in runs
+        for version in range(first, last + 1)
+    }
+
+
+_THROTTLE_AT: Final = apis.by_place(
+    {
+        (key, version): _WALK if at < 0 else 8 + response_header_version(key, version) + at
+        for key, runs in schema.THROTTLE_POSITIONS.items()
+        for first, last, at in runs
+        for version in range(first, last + 1)
+    }
+)
+"""Offset from the frame's start by `place`: 4 bytes size, 4 or 5 header, then the body."""
+_FLEXIBLE: Final = apis.by_place(
+    {
+        (key, version): response_header_version(key, version)
+        for key, (_, lowest, highest, _) in schema.APIS.items()
+        for version in range(lowest, highest + 1)
+    }
+)
+"""1 if there are tagged fields in the header of a response, by `place`."""
+_THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
+
+
+def response_header_bytes(api_key: int, version: int) -> int:
+    """Length of the response header without tagged fields: 4 (correlation id), or 5 in flexible versions."""
+    return 4 + response_header_version(api_key, version)
+
+
+def body_at(buf: Buffer, start: int, end: int, api_key: int, version: int) -> int:
+    """Index of the body of a whole response. Raises WireError if its header is malformed."""
+    try:
+        return body_start(Walker(buf, end, end), start, api_key, version)
+    except Short as error:
+        raise WireError("broker_truncated", f"a response of {end - start - 4} bytes ends in its header") from error
+
+
+def body_start(walker: Walker, start: int, api_key: int, version: int) -> int:
+    """Index of the response body's first byte. Raises Short or WireError."""
+    return walker.run(_BODY[response_header_version(api_key, version)], start)
+
+
+def throttle_offset(api_key: int, version: int) -> int | None:
+    """Offset of throttle_time_ms from the frame's start (size prefix included), if all such responses have it there.
+
+    None when there is no such field, or when fields of varying length come first (`needs_whole_frame`). In flexible
+    versions the offset is right for a header without tagged fields, which is the only one that brokers send.
+    """
+    at = _THROTTLE_AT[apis.place(api_key, version)]
+    return None if at in (_WALK, _NO_FIELD) else at
+
+
+def needs_whole_frame(api_key: int, version: int) -> bool:
+    """Whether the throttle field comes after fields of varying length (Produce, ApiVersions, delegation tokens)."""
+    offsets = _THROTTLE_AT
+    return offsets[apis.place(api_key, version)] == _WALK
+
+
+def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
+    """Set throttle_time_ms to `throttle_ms`, unless the broker's own is higher. False: no field within reach.
+
+    The frame may be cut after the field. Nothing is raised for malformed frames: they are for the client to reject.
+    """
+    pos = _throttle_position(frame, start, end, api_key, version)
+    if pos < 0:
+        return False
+    if throttle_ms > integers.int32(frame, pos):
+        integers.put_int32(frame, pos, throttle_ms)
+    return True
+
+
+def read_throttle(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
+    """The throttle_time_ms in a response; 0 where there is no such field, or none within reach."""
+    if api_key == _PRODUCE and start + 4 + integers.int32(frame, start) == end and end - start >= 13:
+        # Nearly always 0, and then the last bytes show it. (They could also be those of a node's rack, after the field:
+        # then a broker's throttle goes unnoticed, beside an error, which matters little.)
+        last = end - 1 if version >= _PRODUCE_FIRST_FLEXIBLE else end
+        if integers.int32(frame, last - 4) == 0:
+            return 0
+    pos = _throttle_position(frame, start, end, api_key, version)
+    return max(integers.int32(frame, pos), 0) if pos >= 0 else 0
+
+
+def _throttle_position(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
+    """Index of the field, all four bytes of it within reach, or -1."""
+    offsets, flexible = _THROTTLE_AT, _FLEXIBLE
+    known = apis.place(api_key, version)
+    at = offsets[known]
+    if at == _NO_FIELD or end - start < 8:
+        return -1
+    frame_end = start + 4 + integers.int32(frame, start)
+    limit = min(end, frame_end)
+    if at != _WALK and (flexible[known] == 0 or (limit - start > 8 and integers.uint8(frame, start + 8) == 0)):
+        pos = start + at
+    else:
+        pos = _find_throttle(frame, start, limit, frame_end, api_key, version, at)
+    return pos if pos + 4 <= limit else -1
+
+
+def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_key: int, version: int, at: int) -> int:
+    """Position of the field, or -1."""
+    if api_key == _PRODUCE and limit == frame_end:
+        pos = plain_produce(frame, start, frame_end, version)
+        if pos >= 0:
+            return pos
+    if api_key == API_VERSIONS and limit - start >= 10 and integers.int16(frame, start + 8) == UNSUPPORTED_VERSION:
+        return -1  # such a response always has the layout of version 0, which lacks the field
+    walker = Walker(frame, limit, frame_end)
+    try:
+        pos = body_start(walker, start, api_key, version)
+        if at != _WALK:
+            return pos + at - 9  # the header has tagged fields: without them the body begins at 9
+        walker.run(_THROTTLE_WALKS[api_key << 16 | version], pos)
+    except (Short, WireError):
+        return -1
+    return walker.throttle_at
+
+
+def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> int:
+    """Position of the throttle field in the commonest produce responses, whole and without node endpoints; else -1.
+
+    Up to version 8 it is the last field. From version 9 on, a response for one partition without errors and unknown
+    tags has a fixed form, shown here for version 9 to 12 (from 13 on 16 bytes of topic id instead of the name):
+
+        size4 corr4 tags=0 | topics=1+1 name | partitions=1+1 index4 error2 offset8 time8 start8 | record_errors=1+0
+        message=null tags=0 | tags=0 | throttle4 tags=0
+    """
+    if version < _PRODUCE_FIRST_FLEXIBLE:
+        return frame_end - 4 if version > 0 else -1
+    if frame_end - start < 52:
+        return -1
+    # A compact string shorter than 127 bytes: one byte says length + 1, so that byte is also the whole field's length.
+    name_bytes = integers.uint8(frame, start + 10) if version < _PRODUCE_FIRST_TOPIC_ID else 16
+    partitions = start + 10 + name_bytes
+    tail = partitions + 31
+    if (
+        tail + 9 == frame_end
+        and integers.int16(frame, start + 8) == 0x0002  # tags=0, topics=1+1
+        and integers.uint8(frame, partitions) == 2
+        and integers.int32(frame, tail) == 0x01000000  # record_errors=1+0, message=null, tags=0, tags=0
+        and integers.uint8(frame, tail + 8) == 0
+        and name_bytes < 0x80
+    ):
+        return tail + 4
+    return -1

@@ -1,0 +1,194 @@
+"""A small interpreter for the walk programs in schema.py: finds positions in a response, and copies nothing.
+
+There are two ends. `limit` is how far bytes have arrived; beyond it the walk raises Short, and the caller comes back
+with more. `frame_end` is where the frame says it ends; beyond it the sender is at fault, and the walk raises WireError.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from proxy.core.wire import primitives as p
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.primitives import INT16, INT32, Buffer, Program, read_uvarint
+
+
+class Short(Exception):  # noqa: N818 - not an error: the caller waits for more bytes and asks again
+    """Too few bytes have arrived for the walk. `wanted` is a position that must be reached at least."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__(f"bytes up to {wanted} are needed")
+        self.wanted = wanted
+
+
+class Address(NamedTuple):
+    """Where one broker address lies: the host with its length field, then the port."""
+
+    node_id: int
+    controller: bool
+    compact: bool
+    host_at: int
+    host_end: int
+    port_at: int
+    port_bytes: int
+
+
+class TagScope(NamedTuple):
+    """A tagged field that was entered: its uvarint size field, and its contents."""
+
+    size_at: int
+    size_end: int
+    content_end: int
+
+
+MAX_ELEMENTS: Final = 100_000
+"""Elements of arrays and tagged fields in one walk: a tenth of a second, in which no other connection is served."""
+
+
+class Walker:
+    """Walks one message. `addresses`, `scopes` and `throttle_at` are its findings."""
+
+    __slots__ = (
+        "_compact", "_controllers", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf", "frame_end",
+        "limit", "scopes", "throttle_at",
+    )  # fmt: skip
+
+    def __init__(self, buf: Buffer, limit: int, frame_end: int) -> None:
+        self.buf = buf
+        self.limit = limit if limit < frame_end else frame_end
+        self.frame_end = frame_end
+        self.addresses: list[Address] = []
+        self.scopes: list[TagScope] = []
+        self.throttle_at = -1
+        self._node_id = -1
+        self._controllers = False
+        self._compact = False
+        self._elements = 0
+        self._host_at = self._host_end = -1
+
+    def run(self, program: Program, pos: int) -> int:
+        """Walk over `program` from `pos`; the position after it. Raises Short or WireError."""
+        buf, limit = self.buf, self.limit
+        for code, argument in program:
+            if code == p.SKIP:
+                pos += argument
+            elif code == p.VARLEN:
+                pos = self._varlen(pos)
+            elif code == p.TAGS:
+                if pos < limit and buf[pos] == 0:
+                    pos += 1
+                else:
+                    pos = self._tags(argument, pos)
+            elif code == p.VARARRAY:
+                count, pos = self._uvarint(pos)
+                pos = self._array(argument, count - 1, pos)
+            elif code == p.ARRAY:
+                self.need(pos + 4)
+                pos = self._array(argument, INT32.unpack_from(buf, pos)[0], pos + 4)
+            elif code == p.STRING:
+                pos = self._string(pos)
+            elif code == p.NODE_ID:
+                self.need(pos + 4)
+                self._node_id = INT32.unpack_from(buf, pos)[0]
+                pos += 4
+            elif code in (p.HOST, p.VARHOST):
+                self._host_at, self._compact = pos, code == p.VARHOST
+                pos = self._varlen(pos) if self._compact else self._string(pos)
+                self._host_end = pos
+            elif code == p.PORT:
+                self.need(pos + argument)
+                self.addresses.append(
+                    Address(
+                        self._node_id, self._controllers, self._compact, self._host_at, self._host_end, pos, argument
+                    )
+                )
+                pos += argument
+            elif code == p.THROTTLE:
+                self.throttle_at = pos
+                pos += 4
+            elif code == p.BYTES:
+                pos = self._sized(pos, 4)
+            elif code == p.ENDPOINT_TYPE:
+                self.need(pos + 1)
+                self._controllers = buf[pos] == 2
+                pos += 1
+            elif code == p.NULLABLE:
+                self.need(pos + 1)
+                pos = pos + 1 if buf[pos] >= 0x80 else self.run(argument, pos + 1)
+            if pos > limit:
+                self.need(pos)
+        return pos
+
+    def need(self, pos: int) -> None:
+        """Raises Short when the bytes up to `pos` have not arrived yet, WireError when they are beyond the frame."""
+        if pos > self.frame_end:
+            raise self._malformed(f"a field ends {pos - self.frame_end} bytes behind the end of its frame")
+        if pos > self.limit:
+            raise Short(pos)
+
+    @staticmethod
+    def _malformed(text: str) -> WireError:
+        return WireError("response_malformed", text)
+
+    def _uvarint(self, pos: int) -> tuple[int, int]:
+        value, after = read_uvarint(self.buf, pos, self.limit)
+        if after == -1:
+            self.need(self.limit + 1)
+        if after == -2:
+            raise self._malformed("a length is not a 32-bit number")
+        return value, after
+
+    def _varlen(self, pos: int) -> int:
+        length, pos = self._uvarint(pos)
+        return pos + length - 1 if length else pos
+
+    def _string(self, pos: int) -> int:
+        return self._sized(pos, 2)
+
+    def _sized(self, pos: int, prefix_bytes: int) -> int:
+        self.need(pos + prefix_bytes)
+        length: int = (INT16 if prefix_bytes == 2 else INT32).unpack_from(self.buf, pos)[0]
+        if length < -1:
+            raise self._malformed(f"a field's length is {length}")
+        return pos + prefix_bytes + max(length, 0)
+
+    def _array(self, element: Program, count: int, pos: int) -> int:
+        if count <= 0:
+            if count < -1:
+                raise self._malformed(f"an array has {count} elements")
+            return pos
+        if count > self.frame_end - pos:  # an element takes at least one byte
+            raise self._malformed(
+                f"an array says it has {count} elements, and {self.frame_end - pos} bytes are left in its frame"
+            )
+        if len(element) == 1 and element[0][0] == p.SKIP:
+            size: int = element[0][1]
+            return pos + count * size
+        self._count(count)
+        for _ in range(count):
+            pos = self.run(element, pos)
+        return pos
+
+    def _count(self, elements: int) -> None:
+        self._elements += elements
+        if self._elements > MAX_ELEMENTS:
+            raise self._malformed(f"{self._elements} elements are more than any cluster has")
+
+    def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> int:
+        count, pos = self._uvarint(pos)
+        if count > self.frame_end - pos:
+            raise self._malformed(f"{count} tagged fields cannot fit into {self.frame_end - pos} bytes")
+        self._count(count)
+        for _ in range(count):
+            tag, pos = self._uvarint(pos)
+            size_at = pos
+            size, pos = self._uvarint(pos)
+            content_end = pos + size
+            for wanted_tag, program in wanted:
+                if tag == wanted_tag:
+                    self.scopes.append(TagScope(size_at, pos, content_end))
+                    if self.run(program, pos) > content_end:
+                        raise self._malformed(f"tagged field {tag} is longer than the size that it says")
+            self.need(content_end)
+            pos = content_end
+        return pos

@@ -1,0 +1,1 @@
+"""Sockets: the event loop, connection pairs, TLS, listeners, and connections to brokers."""

@@ -1,0 +1,69 @@
+"""The data path's system calls, which report "would block" by their result instead of an exception.
+
+This is the pure Python version; `calls.pyx` makes the same calls in C. They belong to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Final
+
+from proxy.net.io.endpoint import Endpoint
+
+MAX_EVENTS: Final = 256
+_LONGEST_WAIT_S: Final = 2e6
+monotonic_s = time.perf_counter
+"""CLOCK_MONOTONIC in seconds."""
+
+
+class PlainEndpoint(Endpoint):
+    """A TCP or Unix socket."""
+
+    __slots__ = ()
+
+
+def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
+    """splice(2) without blocking: how many bytes; 0 at the source's end, -1 if it would block."""
+    flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE | (os.SPLICE_F_MORE if more else 0)
+    try:
+        return os.splice(source_fd, sink_fd, count, flags=flags)
+    except BlockingIOError:
+        return -1
+
+
+class Poller:
+    """An epoll instance. `wait` is the only call that blocks, and it releases the GIL meanwhile."""
+
+    __slots__ = ("_epoll", "_events", "fd")
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.fd = self._epoll.fileno()
+        self._events: list[tuple[int, int]] = []
+
+    def register(self, fd: int, events: int) -> None:
+        """Register a descriptor. Raises OSError."""
+        self._epoll.register(fd, events)
+
+    def unregister(self, fd: int) -> None:
+        """Unregister it. Raises OSError."""
+        self._epoll.unregister(fd)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for events, `timeout_s` at most. Returns their number, for `fd_of` and `flags_of`."""
+        self._events = self._epoll.poll(min(timeout_s, _LONGEST_WAIT_S), MAX_EVENTS)
+        return len(self._events)
+
+    def fd_of(self, event: int) -> int:
+        """The descriptor of one of the events."""
+        return self._events[event][0]
+
+    def flags_of(self, event: int) -> int:
+        """The event's flags: EPOLLIN and so on."""
+        return self._events[event][1]
+
+    def close(self) -> None:
+        """Close the epoll instance."""
+        self._epoll.close()

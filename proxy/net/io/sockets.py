@@ -1,0 +1,65 @@
+"""The endpoint for a non-blocking socket, how to send on, and how to close it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from socket import SHUT_WR, socket
+
+import trio
+
+from proxy.core.errors import SessionError
+from proxy.core.session.framing import Buffer
+from proxy.net.io import calls, records
+from proxy.net.io.endpoint import Endpoint
+from proxy.net.tls.channel import TlsSocket
+
+
+def send_now(
+    sink: socket,
+    buffers: Sequence[Buffer],
+    failed: Callable[[BaseException | None], SessionError],
+    flags: int = 0,
+) -> bytes | None:
+    """Send what the socket takes at once; returns a copy of the rest.
+
+    `flags`: MSG_MORE if the rest of a large frame will follow at once, so that it shares a packet with its head.
+    """
+    try:
+        sent = sink.send(buffers[0], flags) if len(buffers) == 1 else sink.sendmsg(buffers, (), flags) if buffers else 0
+    except BlockingIOError:
+        sent = 0
+    except OSError as error:
+        raise failed(error) from error
+    if len(buffers) == 1:
+        return None if sent == len(buffers[0]) else bytes(buffers[0][sent:])
+    total = sum(map(len, buffers))
+    return None if sent == total else b"".join(buffers)[sent:]
+
+
+async def send_rest(sink: socket, data: bytes, failed: Callable[[BaseException | None], SessionError]) -> None:
+    """Send all of it, waiting where the socket is full."""
+    view = memoryview(data)
+    while view:
+        await trio.lowlevel.wait_writable(sink)
+        try:
+            view = view[sink.send(view) :]
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise failed(error) from error
+
+
+def close(sock: socket) -> None:
+    """Say so to the other side and close, whatever state the connection is in."""
+    trio.lowlevel.notify_closing(sock)
+    with suppress(OSError):  # already reset by the peer
+        sock.shutdown(SHUT_WR)
+    sock.close()
+
+
+def endpoint_of(sock: object) -> Endpoint:
+    """The endpoint for this socket, plain or TLS."""
+    if isinstance(sock, TlsSocket):
+        return Endpoint(sock, splices=False) if sock.channel is None else records.TlsEndpoint(sock, splices=False)
+    return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]

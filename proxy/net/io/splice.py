@@ -1,0 +1,173 @@
+"""Moving bytes between two sockets inside the kernel: socket -> pipe -> socket by splice(2), with pooled pipes.
+
+A pipe is held only while bytes are being moved; an idle connection holds none.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+from typing import Final
+
+from proxy.net.io import calls
+
+PIPE_BYTES: Final = 1 << 20
+"""Requested size; the kernel may grant less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
+POOL_SIZE: Final = 32
+
+
+class Pipe:
+    """A kernel pipe; `size_bytes` is what it can hold."""
+
+    __slots__ = ("read_fd", "size_bytes", "write_fd")
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self.size_bytes = fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:  # over the user's soft limit: the default size works, with more system calls
+            self.size_bytes = fcntl.fcntl(self.write_fd, fcntl.F_GETPIPE_SZ)
+
+    def close(self) -> None:
+        """Close both ends; whatever is inside is lost."""
+        os.close(self.read_fd)
+        os.close(self.write_fd)
+
+
+class PipePool:
+    """Empty pipes to reuse. `pipes_open` counts all that exist, so that tests can detect a leak."""
+
+    __slots__ = ("_free", "pipes_open")
+
+    def __init__(self) -> None:
+        self._free: list[Pipe] = []
+        self.pipes_open = 0
+
+    def take(self) -> Pipe | None:
+        """An empty pipe; None when the process is out of file descriptors: bytes then go through the receive buffer."""
+        if self._free:
+            return self._free.pop()
+        try:
+            pipe = Pipe()
+        except OSError:
+            return None
+        self.pipes_open += 1
+        return pipe
+
+    def give_back(self, pipe: Pipe, *, is_empty: bool) -> None:
+        """Return a pipe; one that still holds bytes is closed."""
+        if is_empty and len(self._free) < POOL_SIZE:
+            self._free.append(pipe)
+        else:
+            pipe.close()
+            self.pipes_open -= 1
+
+    def close(self) -> None:
+        """Close the free pipes."""
+        while self._free:
+            self._free.pop().close()
+            self.pipes_open -= 1
+
+
+class Step(enum.Enum):
+    """How far `Splice.step` got."""
+
+    DONE = enum.auto()
+    """All bytes asked for have reached the sink."""
+    EMPTY = enum.auto()
+    """The source would block; all that was read has reached the sink."""
+    FULL = enum.auto()
+    """The sink would block."""
+    SHARE = enum.auto()
+    """The share of one connection is used up: others come first."""
+    ENDED = enum.auto()
+    """The source has ended."""
+    NO_PIPE = enum.auto()
+    """The process is out of file descriptors and nothing was moved: bytes have to go through the receive buffer."""
+
+
+class Splice:
+    """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
+
+    __slots__ = ("_pipe", "_pool", "inside", "moved")
+
+    def __init__(self, pool: PipePool) -> None:
+        self._pool = pool
+        self._pipe: Pipe | None = None
+        self.inside = 0
+        """Bytes that were read and have not reached the sink yet: they go before anything read later."""
+        self.moved = 0
+        """Bytes that reached the sink in the last step, even if it failed."""
+
+    def step(self, source_fd: int, sink_fd: int, count: int) -> Step:
+        """Move up to `count` bytes to the sink without blocking; `moved` of them have reached it.
+
+        Raises SourceError / SinkError, with the OSError as cause.
+        """
+        pipe, inside = self._pipe, self.inside
+        self.moved = 0
+        if pipe is None:
+            pipe = self._pool.take()
+            if pipe is None:
+                return Step.NO_PIPE
+        size = pipe.size_bytes
+        step = Step.SHARE
+        try:
+            for _ in range(SHARE):
+                source_empty = False
+                if count > inside and inside < size:
+                    try:
+                        got = calls.splice(source_fd, pipe.write_fd, min(count - inside, size), False)
+                    except OSError as error:
+                        raise SourceError from error
+                    if got == 0:
+                        step = Step.ENDED
+                        break
+                    if got < 0:
+                        source_empty = True  # or the pipe has no slot left, if it is not empty
+                    else:
+                        inside += got
+                if inside:
+                    try:
+                        put = calls.splice(pipe.read_fd, sink_fd, inside, count > inside)
+                    except OSError as error:
+                        raise SinkError from error
+                    if put < 0:
+                        step = Step.FULL
+                        break
+                    inside -= put
+                    count -= put
+                    self.moved += put
+                    if count == 0:
+                        step = Step.DONE
+                        break
+                elif source_empty:
+                    step = Step.EMPTY
+                    break
+        finally:
+            self.inside = inside
+            if inside:
+                self._pipe = pipe
+            else:
+                self._pipe = None
+                self._pool.give_back(pipe, is_empty=True)
+        return step
+
+    def close(self) -> None:
+        """Release the pipe; bytes still inside are lost."""
+        if self._pipe is not None:
+            self._pool.give_back(self._pipe, is_empty=False)
+            self._pipe = None
+
+
+SHARE: Final = 8
+"""Rounds of reading and writing before other connections are served."""
+
+
+class SourceError(Exception):
+    """Reading failed; the cause is the OSError."""
+
+
+class SinkError(Exception):
+    """Writing failed; the cause is the OSError."""

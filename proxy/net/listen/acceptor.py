@@ -1,0 +1,143 @@
+"""Accept loops: clients are accepted, or turned away where there is no room or no file descriptor left."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from proxy.core.errors import CloseReason
+from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import CloseLogLimiter
+from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.listen.spare_fd import SpareFd, descriptors, most_connections
+from proxy.net.upstream.dial import Dial
+
+log = structlog.get_logger("kquota.proxy")
+
+ACCEPT_CAPACITY_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+ACCEPT_PAUSE_S: Final = 0.1
+"""Out of descriptors: open connections go on, and this many new ones are turned away at a time."""
+ACCEPT_SAID_EVERY_S: Final = 10.0
+TURNED_AWAY_AT_ONCE: Final = 100
+
+Start = Callable[[socket.socket, tuple[str, int], str, Dial], None]
+"""start(client, its address, the listener's name, how its broker is reached): takes the client over."""
+
+
+class Acceptor:
+    """All listening sockets of a sidecar."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        close_log: CloseLogLimiter,
+        admission: ConnectionAdmission,
+        max_connections: int,
+        open_connections: Callable[[], int],
+        start: Start,
+    ) -> None:
+        self._counters = counters
+        self._close_log = close_log
+        self._admission = admission
+        self._max_connections = max_connections
+        self._open_connections = open_connections
+        self._start = start
+        self._spare_fd = SpareFd()
+        self._scopes: set[trio.CancelScope] = set()
+        self._stopped = False
+        self._said_s = -ACCEPT_SAID_EVERY_S
+        self.listeners: list[socket.socket] = []
+
+    async def run(self, listener: socket.socket, name: str, dial: Dial) -> None:
+        """Accept clients until `stop`. Their connections are called after `name` in logs, and `dial` the broker."""
+        with trio.CancelScope() as scope:
+            if self._stopped:
+                return
+            self._scopes.add(scope)
+            while listener.fileno() >= 0:  # it may be closed between a wait and the accept
+                await trio.lowlevel.wait_readable(listener)
+                try:
+                    client, address = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    if error.errno in ACCEPT_CAPACITY_ERRNOS:
+                        await self._no_descriptors(listener, error)
+                    continue  # the client is gone before we accepted it (ECONNABORTED and the like)
+                allowed = most_connections(self._max_connections, len(self.listeners))
+                if self._open_connections() >= allowed:
+                    self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
+                else:
+                    self._start(client, address, name, dial)
+
+    @property
+    def full(self) -> str | None:
+        """Why the process's limit of open files allows no further connection; None when it does."""
+        count, allowed = self._open_connections(), most_connections(self._max_connections, len(self.listeners))
+        if count < allowed or allowed == self._max_connections:
+            return None
+        return (
+            f"no file descriptors for another connection: the limit of open files is {descriptors()}, and there are "
+            f"{len(self.listeners)} listeners and {count} connections"
+        )
+
+    def check_room(self) -> None:
+        """Raises OSError if one more listener would leave no descriptors for connections."""
+        if most_connections(1, len(self.listeners) + 1) == 0:
+            raise OSError(
+                errno.EMFILE,
+                f"no file descriptor for one more listener: there are {len(self.listeners)}, and the limit of open "
+                f"files is {descriptors()}",
+            )
+
+    def ends_with(self, scope: trio.CancelScope) -> None:
+        """Cancel `scope` when nothing is accepted any more."""
+        self._scopes.add(scope)
+
+    def stop(self) -> None:
+        """Accept nothing more: new clients are refused at once instead of waiting in the backlog."""
+        self._stopped = True
+        for scope in self._scopes:
+            scope.cancel()
+        self._close_listeners()
+        self._admission.close_held()
+
+    def close(self) -> None:
+        """Close all listeners and the spare descriptor."""
+        self._close_listeners()
+        self._spare_fd.close()
+
+    def _close_listeners(self) -> None:
+        for listener in self.listeners:
+            trio.lowlevel.notify_closing(listener)
+            listener.close()
+        self.listeners.clear()
+
+    async def _no_descriptors(self, listener: socket.socket, error: OSError) -> None:
+        """Out of descriptors: turn away clients in the backlog, so that they need not wait, and keep serving the
+        others."""
+        self._counters.accept_failures += 1
+        if self._admission.close_held():
+            return  # descriptors are free now
+        now_s = trio.current_time()
+        if now_s >= self._said_s + ACCEPT_SAID_EVERY_S:
+            self._said_s = now_s
+            log.error("cannot accept client connections", error=str(error), failures=self._counters.accept_failures)
+        for _ in range(TURNED_AWAY_AT_ONCE):
+            if not self._spare_fd.turn_away(listener):
+                break
+            self._counters.connections_opened += 1
+            self._counters.connections_closed[str(CloseReason.NO_DESCRIPTORS)] += 1
+        await trio.sleep(ACCEPT_PAUSE_S)
+        self._spare_fd.refill()
+
+    def _turn_away(self, client: socket.socket, address: tuple[str, int], reason: CloseReason, **why: Any) -> None:
+        client.close()
+        self._counters.connections_opened += 1
+        self._counters.connections_closed[str(reason)] += 1
+        self._close_log.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)

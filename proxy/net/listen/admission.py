@@ -1,0 +1,167 @@
+"""Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011).
+
+A connection over a creation rate is left open but unserved until its delay is over and then closed, as in a broker, so
+that its client cannot reconnect at once. The number of held connections is bounded, to leave descriptors for others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import suppress
+from dataclasses import dataclass, field
+from socket import SHUT_WR, socket
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.telemetry.observer import Counters
+from proxy.net.listen.spare_fd import descriptors
+from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_address
+
+log = structlog.get_logger("kquota.admission")
+
+MAX_HOLD_S: Final = 30.0
+"""Windows can be configured to be a day long; no client waits longer than this (request.timeout.ms) anyway."""
+HELD_SHARE: Final = 4
+"""At most a quarter of the process's file descriptors are used for held connections, whatever is configured."""
+HOUSEKEEPING_S: Final = 1.0
+FORGET_EACH_TIME: Final = 2000
+LOG_INTERVAL_S: Final = 10.0
+"""The first refusal of a name by a limit is logged at once; further ones are counted and logged once per interval."""
+MAX_LOGGED: Final = 20
+"""Names in the log per interval; metrics count all."""
+
+REASONS: Final = {
+    Cause.IP_RATE: CloseReason.IP_CONNECTION_RATE,
+    Cause.IP_CAP: CloseReason.IP_MAX_CONNECTIONS,
+    Cause.USER_RATE: CloseReason.USER_CONNECTION_RATE,
+    Cause.USER_CAP: CloseReason.USER_MAX_CONNECTIONS,
+}
+
+
+@dataclass(order=True, slots=True)
+class _Held:
+    """A refused connection that is still open."""
+
+    until_s: float
+    number: int
+    client: socket = field(compare=False)
+    reason: CloseReason = field(compare=False)
+
+
+class ConnectionAdmission:
+    """Asks the gate about each accepted connection, and disposes of those that it refuses."""
+
+    def __init__(self, gate: ConnectionGate, counters: Counters, max_held: int) -> None:
+        self._gate = gate
+        self._counters = counters
+        self._max_held = min(max_held, descriptors() // HELD_SHARE)
+        self._held: list[_Held] = []
+        self._number = 0
+        self._changed = trio.Event()
+        self._repeated: dict[tuple[Cause, str], int] = {}
+        self._log_until_s = 0.0
+
+    def admit(self, client: socket, host: str, user: str | None) -> Ticket | None:
+        """The ticket of a connection that may be served, for :meth:`leave`. None: it is refused, and this object owns
+        its socket.
+
+        `user` is None while it is not known; see :meth:`ConnectionGate.identify`.
+        """
+        now_s = trio.current_time()
+        decision = self._gate.admit(canonical_address(host), user, now_s * 1000.0)
+        self._counters.connections_opened += 1
+        if isinstance(decision, Ticket):
+            return decision
+        reason = REASONS[decision.cause]
+        held = decision.delay_ms > 0 and len(self._held) < self._max_held
+        self._log(decision, held, now_s)
+        if held:
+            self._number += 1
+            until_s = now_s + min(decision.delay_ms / 1000.0, MAX_HOLD_S)
+            heapq.heappush(self._held, _Held(until_s, self._number, client, reason))
+            self._counters.connections_held = len(self._held)
+            self._changed.set()
+        else:
+            self._counters.connections_not_held += decision.delay_ms > 0
+            self._close(client, reason)
+        return None
+
+    def identify(self, ticket: Ticket, user: str) -> None:
+        """The user of a served connection became known. Raises SessionError if the user's limits refuse it."""
+        now_s = trio.current_time()
+        refusal = self._gate.identify(ticket, user, now_s * 1000.0)
+        if refusal is not None:
+            self._log(refusal, held=False, now_s=now_s)
+            raise SessionError(REASONS[refusal.cause], f"a connection limit of user {user} refuses this connection")
+
+    def leave(self, ticket: Ticket) -> None:
+        """A served connection has ended."""
+        self._gate.leave(ticket)
+
+    def close_held(self) -> bool:
+        """Close all held connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
+        held."""
+        some = bool(self._held)
+        self._close_until(float("inf"))
+        return some
+
+    async def run(self) -> None:
+        """Close held connections when their delay is over and forget idle counters, until cancelled; then close the
+        rest."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_house)
+                while True:
+                    self._changed = trio.Event()
+                    with trio.move_on_at(self._held[0].until_s if self._held else float("inf")):
+                        await self._changed.wait()
+                    self._close_until(trio.current_time())
+        finally:
+            self.close_held()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await trio.sleep(HOUSEKEEPING_S)
+            now_s = trio.current_time()
+            self._gate.forget(now_s * 1000.0, FORGET_EACH_TIME)
+            if now_s >= self._log_until_s:
+                self._log_repeated()
+
+    def _close_until(self, now_s: float) -> None:
+        while self._held and self._held[0].until_s <= now_s:
+            held = heapq.heappop(self._held)
+            self._close(held.client, held.reason)
+        self._counters.connections_held = len(self._held)
+
+    def _close(self, client: socket, reason: CloseReason) -> None:
+        with suppress(OSError):  # reset by the peer meanwhile
+            client.shutdown(SHUT_WR)
+        client.close()
+        self._counters.connections_closed[str(reason)] += 1
+
+    def _log(self, refusal: Refusal, held: bool, now_s: float) -> None:
+        if now_s >= self._log_until_s:
+            self._log_repeated()
+            self._log_until_s = now_s + LOG_INTERVAL_S
+        key = (refusal.cause, refusal.name)
+        if key in self._repeated:
+            self._repeated[key] += 1
+        elif len(self._repeated) < MAX_LOGGED:
+            self._repeated[key] = 0
+            log.warning(
+                "connection refused",
+                reason=str(refusal.cause),
+                name=refusal.name,
+                limit=refusal.limit,
+                observed=round(refusal.observed, 3),
+                held_ms=refusal.delay_ms if held else 0,
+            )
+
+    def _log_repeated(self) -> None:
+        for (cause, name), count in self._repeated.items():
+            if count:
+                log.warning("more connections refused", reason=str(cause), name=name, count=count)
+        self._repeated.clear()

@@ -1,0 +1,220 @@
+"""Open connections, from the accepted socket to their end: admission, the TLS handshake, the session, the task."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from functools import partial
+
+import structlog
+import trio
+
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.interceptors.intercept import Interceptors
+from proxy.core.session.session import Session
+from proxy.net.io.connection import Connection
+from proxy.net.io.connection_io import Shared
+from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.listen.cluster_brokers import ClusterBrokers
+from proxy.net.listen.identification import Identification
+from proxy.net.listen.passthrough import TransparentConnection, begins_with_tls
+from proxy.net.listen.transparent import Destination, Interception, spelled
+from proxy.net.settings import ProxySettings
+from proxy.net.tls.contexts import ServerTls
+from proxy.net.tls.handshakes import HandshakeError, Handshakes
+from proxy.net.upstream.dial import Dial, Dialer
+from quota.connections import Ticket
+from quota.ledger import Ledger
+
+log = structlog.get_logger("kquota.proxy")
+
+
+def _cpu_ms() -> float:
+    """The CPU time of the event loop's thread."""
+    return time.thread_time() * 1000.0
+
+
+class Connections:
+    """All connections of a sidecar."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        ledger: Ledger,
+        shared: Shared,
+        interceptors: Interceptors,
+        *,
+        admission: ConnectionAdmission,
+        identification: Identification,
+        interception: Interception | None,
+        handshakes: Handshakes,
+        dialer: Dialer,
+        brokers: ClusterBrokers,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._shared = shared
+        self._interceptors = interceptors
+        self._admission = admission
+        self._identification = identification
+        self._interception = interception
+        self._handshakes = handshakes
+        self._dialer = dialer
+        self._brokers = brokers
+        self._securing = 0
+        """Connections whose TLS handshake is in progress: they count as well."""
+        self._draining = False
+        self._ended = trio.Event()
+        self.nursery: trio.Nursery | None = None
+        """Where their tasks run; set before the first `start`."""
+        self.open: set[Connection] = set()
+
+    def count(self) -> int:
+        """How many there are, those in a TLS handshake included."""
+        return len(self.open) + self._securing
+
+    def start(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> None:
+        """Take over a client that has been accepted: serve it, or close it."""
+        assert self.nursery is not None
+        destination, plain = None, dial
+        if self._interception is not None:
+            try:
+                destination = self._interception.inspect(client, address)
+            except SessionError as refusal:
+                self._interception.refuse(client, refusal)
+                return
+            name, dial = str(destination), partial(self._interception.dial, destination)
+            plain = dial
+            if self._settings.listen_tls is None:  # otherwise plaintext goes on as plaintext
+                dial = self._dialer.through(destination, self._interception.dial)
+        client.setblocking(False)
+        with suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        identity, tls = self._settings.identity, self._settings.listen_tls
+        login_decides = self._identification.login_expected and identity.choose(sasl="any user")[1] == "sasl"
+        user = None if login_decides or tls is not None else identity.choose()[0]
+        ticket = self._admission.admit(client, address[0], user)
+        if ticket is None:
+            return
+        peer = str(spelled(address))
+        if tls is None:
+            unread = self._settings.transparent is not None and self._settings.transparent.tls_passthrough
+            connection = self._new(client, peer, name, dial, ticket, plain=plain if unread else None)
+            self.nursery.start_soon(self._run, connection, ticket)
+        else:
+            self._securing += 1
+            self.nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides, destination)
+
+    async def drain(self) -> None:
+        """Let requests in flight finish, and close; what is left after `drain_timeout_s` is aborted."""
+        self._draining = True
+        for connection in list(self.open):
+            connection.drain()
+        with trio.move_on_after(self._settings.drain_timeout_s):
+            await self._none_left()
+        for connection in list(self.open):
+            connection.abort(CloseReason.DRAIN_TIMEOUT)
+        await self._none_left()
+
+    async def _none_left(self) -> None:
+        while self.open:
+            await self._ended.wait()
+
+    async def _secure(
+        self,
+        tls: ServerTls,
+        client: socket.socket,
+        peer: str,
+        name: str,
+        dial: Dial,
+        ticket: Ticket,
+        login_decides: bool,
+        destination: Destination | None,
+    ) -> None:
+        """The TLS handshake, then everything else: before it, the client is unauthenticated.
+
+        A redirected connection (with `destination`) need not be TLS: then it goes on as plaintext.
+        """
+        reason = CloseReason.TLS_HANDSHAKE
+        admitted = False
+        try:
+            secured, tls_user = client, None
+            if destination is None or await begins_with_tls(client, tls.handshake_timeout_s):
+                channel, tls_user = await self._handshakes.with_client(tls, client, peer)
+                if destination is not None and self._interception is not None:
+                    dial = self._dialer.through(destination, self._interception.dial, channel.server_name)
+                secured = channel
+            try:
+                user, source = self._settings.identity.choose(tls=tls_user)
+                if source == "tls" or not login_decides:
+                    self._admission.identify(ticket, user)
+                connection = self._new(secured, peer, name, dial, ticket, tls_user)
+                admitted = True
+            except SessionError as error:
+                reason = error.reason
+                secured.close()
+                return
+        except HandshakeError:
+            return
+        except Exception:
+            reason = CloseReason.INTERNAL_ERROR
+            self._shared.close_log.failed(peer=peer, broker=name)
+            secured.close()
+            return
+        finally:
+            self._securing -= 1
+            if not admitted:
+                client.close()  # a no-op if a TlsSocket has taken over its descriptor
+                self._admission.leave(ticket)
+                self._shared.counters.connections_closed[str(reason)] += 1
+        await self._run(connection, ticket)
+
+    def _new(
+        self,
+        client: socket.socket,
+        peer: str,
+        name: str,
+        dial: Dial,
+        ticket: Ticket,
+        tls_user: str | None = None,
+        plain: Dial | None = None,
+    ) -> Connection:
+        """`tls_user` is the name in the client's certificate. TLS that we have no key for is passed through to `plain`;
+        None: it is not."""
+        settings = self._settings
+        user, source = settings.identity.choose(tls=tls_user)
+        session = Session(
+            self._ledger,
+            self._shared.counters,
+            user=user,
+            translate=self._brokers.translator(client),
+            sizes=settings.sizes,
+            max_in_flight=settings.max_in_flight,
+            interceptors=self._interceptors,
+            login_expected=self._identification.login_expected,
+            claim=settings.oauth_claim,
+            cpu_ms=_cpu_ms,
+        )
+        arguments = (client, peer, name, dial, session, self._shared, source)
+        connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
+        self._identification.watch(session, connection, ticket, tls_user)
+        return connection
+
+    async def _run(self, connection: Connection, ticket: Ticket) -> None:
+        counters = self._shared.counters
+        self.open.add(connection)
+        counters.connections_open += 1
+        if self._draining:
+            connection.drain()
+        reason = CloseReason.INTERNAL_ERROR
+        try:
+            reason = await connection.run()
+        finally:
+            self.open.discard(connection)
+            self._admission.leave(ticket)
+            counters.connections_open -= 1
+            self._ended.set()
+            self._ended = trio.Event()
+            counters.connections_closed[str(reason)] += 1
+            log.debug("connection closed", reason=str(reason), peer=connection.peer, broker=connection.broker_name)

@@ -1,0 +1,105 @@
+"""Which user each connection belongs to, once a login tells: asks the identity policy and the connection limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.core.auth.sasl import Login
+from proxy.core.errors import SessionError
+from proxy.core.session.session import Session
+from proxy.net.io.connection import Connection
+from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.settings import ProxySettings
+from proxy.net.upstream.cluster import ClusterError, ask_token_owners
+from proxy.net.upstream.token_owners import TokenOwners
+from quota.connections import Ticket
+
+log = structlog.get_logger("kquota.proxy")
+
+OWNER_LIMIT_S: Final = 5.0
+"""How long a client waits at most for its delegation token's owner to be found."""
+MAX_WAITING: Final = 1000
+"""Clients whose token's owner is being looked up; any further ones get the unknown user at once."""
+
+Identify = Callable[[str | None], None]
+
+
+class Identification:
+    """One for all connections of a sidecar."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        admission: ConnectionAdmission,
+        known_brokers: Callable[[], Iterable[tuple[str, int]]],
+    ) -> None:
+        self._settings = settings
+        self._admission = admission
+        self._known_brokers = known_brokers
+        self._owners = TokenOwners(settings.token_owners, self._ask if settings.credentials else None)
+        self.login_expected = settings.credentials is not None
+        """The cluster's listener wants SASL: the sidecar has a login of its own, or some connection has logged in."""
+        self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
+
+    def watch(self, session: Session, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
+        """Follow the connection's logins from now on; `tls_user` is the name in the client's certificate."""
+        policy = self._settings.identity
+
+        def identify(sasl: str | None) -> None:
+            user, source = policy.choose(tls=tls_user, sasl=sasl)
+            self._admission.identify(ticket, user)
+            connection.identify(user, source)
+
+        def authenticated(login: Login | None) -> None:
+            self.login_expected = self.login_expected or login is not None
+            if login is None or login.name is None or not login.by_token:
+                identify(policy.sasl_user(login))
+                return
+            owner = self._owners.known(login.name)
+            if owner is None and self._owners.can_ask:
+                try:
+                    self._send.send_nowait((login.name, connection, identify))
+                    session.hold()
+                    return
+                except trio.WouldBlock:
+                    pass
+            identify(owner or policy.unknown_user)
+
+        session.when_authenticated(authenticated)
+
+    async def run(self) -> None:
+        """Find the owners of delegation tokens that clients have logged in with, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            async for token_id, connection, identify in self._wanted:
+                nursery.start_soon(self._find, token_id, connection, identify)
+
+    async def _find(self, token_id: str, connection: Connection, identify: Identify) -> None:
+        owner = None
+        try:
+            with trio.move_on_after(OWNER_LIMIT_S):
+                owner = await self._owners.find(token_id)
+        except ClusterError as error:
+            log.warning("the owner of a delegation token is not known", token_id=token_id, error=str(error))
+        if connection.ended:
+            return
+        try:
+            identify(owner or self._settings.identity.unknown_user)
+        except SessionError as error:
+            connection.abort(error.reason)
+
+    async def _ask(self) -> dict[str, str]:
+        settings = self._settings
+        assert settings.credentials is not None
+        errors = []
+        for host, port in dict.fromkeys([*settings.bootstrap, *self._known_brokers()]):
+            try:
+                return await ask_token_owners(
+                    host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
+                )
+            except ClusterError as error:
+                errors.append(str(error))
+        raise ClusterError("; ".join(errors))

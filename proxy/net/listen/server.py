@@ -1,0 +1,215 @@
+"""One sidecar's proxy: its parts put together, from the first listener to the graceful end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.telemetry.observer import ConnectionInfo, Counters
+from proxy.net.close_log import CloseLogLimiter
+from proxy.net.io.connection_io import Shared
+from proxy.net.io.reactor import Reactor
+from proxy.net.io.splice import PipePool
+from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
+from proxy.net.listen.addresses import BrokerKey, NoFreePortError
+from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.listen.cluster_brokers import ClusterBrokers
+from proxy.net.listen.connections import Connections
+from proxy.net.listen.identification import Identification
+from proxy.net.listen.listeners import bind, bind_all
+from proxy.net.listen.sweeper import Sweeper
+from proxy.net.listen.transparent import Interception
+from proxy.net.settings import ProxySettings
+from proxy.net.tls.handshakes import Handshakes
+from proxy.net.upstream.dial import Dialer
+from proxy.net.upstream.resolver import Resolver
+from quota.ledger import Ledger
+
+log = structlog.get_logger("kquota.proxy")
+
+BOOTSTRAP: Final = "bootstrap"
+
+
+class Proxy:
+    """A bootstrap listener, one per broker, and the connections through them: what `proxy.app` starts and drains."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        ledger: Ledger,
+        counters: Counters | None = None,
+        interceptors: Interceptors = NO_INTERCEPTORS,
+    ) -> None:
+        self._settings = settings
+        self.counters = counters = counters or Counters()
+        self._interception = (
+            None
+            if settings.transparent is None
+            else Interception(settings.transparent, counters, settings.connect_timeout_s)
+        )
+        self._shared = shared = Shared(
+            counters=counters,
+            pipes=PipePool(),
+            buffer=memoryview(bytearray(settings.buffer_bytes)),
+            splice_min_bytes=settings.splice_min_bytes,
+            reactor=Reactor(counters.long_turns),
+            close_log=CloseLogLimiter(),
+        )
+        handshakes = Handshakes(counters)
+        dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, counters, handshakes)
+        self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
+        self._cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._login_wanted)
+        self._identification = Identification(settings, self._admission, self._cluster.addresses)
+        self._connections = Connections(
+            settings,
+            ledger,
+            shared,
+            interceptors,
+            admission=self._admission,
+            identification=self._identification,
+            interception=self._interception,
+            handshakes=handshakes,
+            dialer=dialer,
+            brokers=self._cluster,
+        )
+        self._acceptor = Acceptor(
+            counters,
+            shared.close_log,
+            self._admission,
+            settings.max_connections,
+            self._connections.count,
+            self._connections.start,
+        )
+        self._sweeper = Sweeper(settings, self._connections.open, shared.close_log)
+        self._nursery: trio.Nursery | None = None
+        self._drain_asked = trio.Event()
+        self._port = settings.listen_port
+        self.state = "starting"
+        """starting, serving, draining, stopped"""
+
+    # ---- for other modules ------------------------------------------------------------------------------------------
+
+    @property
+    def listeners_bound(self) -> bool:
+        """True while clients can connect."""
+        return self.state == "serving" and bool(self._acceptor.listeners)
+
+    @property
+    def full(self) -> str | None:
+        """Why the process's limit of open files allows no further connection; None when it does."""
+        return self._acceptor.full
+
+    @property
+    def port(self) -> int:
+        """Port of the bootstrap listener (the real one, if 0 was asked for)."""
+        return self._port
+
+    @property
+    def pipes_open(self) -> int:
+        """Kernel pipes held for splicing, for leak checks."""
+        return self._shared.pipes.pipes_open
+
+    @property
+    def given_user(self) -> tuple[str, str]:
+        """The user of a connection that has not been identified yet, and its source: "static" or "anonymous"."""
+        return self._settings.identity.choose()
+
+    @property
+    def cluster_reached(self) -> bool:
+        """Whether the cluster answered the last Metadata request; true where there is no cluster to ask (transparent
+        mode without bootstrap servers)."""
+        return self._cluster.reached
+
+    @property
+    def last_cluster_error(self) -> str | None:
+        """Why it did not."""
+        return self._cluster.last_error
+
+    def connections(self) -> list[ConnectionInfo]:
+        """All open connections."""
+        return list(self.each_connection())
+
+    def each_connection(self) -> Iterator[ConnectionInfo]:
+        """All open connections, one by one: other tasks may run, and connections end, between two of them."""
+        return (connection.info() for connection in list(self._connections.open) if not connection.ended)
+
+    def brokers(self) -> list[tuple[int, str, int, int]]:
+        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""
+        return self._cluster.all()
+
+    # ---- life cycle -------------------------------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
+        settings, acceptor = self._settings, self._acceptor
+        resolver = trio.socket.set_custom_hostname_resolver(Resolver())
+        self._shared.reactor.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = self._connections.nursery = nursery
+                if self._interception is None:
+                    acceptor.listeners.append(bind(settings.listen_host, settings.listen_port))
+                else:
+                    self._interception.prepare()
+                    acceptor.listeners += bind_all(settings.listen_host, settings.listen_port)
+                self._port = int(acceptor.listeners[0].getsockname()[1])
+                self.state = "serving"
+                for listener in acceptor.listeners:
+                    nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self._cluster.dial_bootstrap)
+                nursery.start_soon(self._shared.reactor.run)
+                nursery.start_soon(self._admission.run)
+                nursery.start_soon(self._identification.run)
+                if self._interception is not None:
+                    nursery.start_soon(self._beat, self._interception)
+                if settings.bootstrap:
+                    nursery.start_soon(self._cluster.watch)
+                nursery.start_soon(self._sweeper.run)
+                log.info("listening", host=settings.listen_host, port=self.port)
+                task_status.started()
+                await self._drain_asked.wait()
+                acceptor.stop()
+                await self._connections.drain()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.state = "stopped"
+            trio.socket.set_custom_hostname_resolver(resolver)
+            self._shared.reactor.stop()
+            acceptor.close()
+            self._shared.pipes.close()
+
+    def drain(self) -> None:
+        """Stop accepting, let requests in flight finish, then close; `serve` returns when that is done."""
+        if self.state == "serving":
+            self.state = "draining"
+            log.info("draining", connections=len(self._connections.open))
+        self._drain_asked.set()
+
+    async def _beat(self, interception: Interception) -> None:
+        with trio.CancelScope() as scope:
+            self._acceptor.ends_with(scope)
+            await interception.beat(self._port)
+
+    def _bind_broker(self, key: BrokerKey, port: int) -> bool:
+        assert self._nursery is not None
+        try:
+            self._acceptor.check_room()
+            listener: socket.socket = bind(self._settings.listen_host, port)
+        except OSError as error:
+            if error.errno in ACCEPT_CAPACITY_ERRNOS:
+                raise NoFreePortError(str(error.strerror)) from error
+            log.warning("broker port is taken, trying the next", port=port, node_id=key.node_id, error=str(error))
+            return False
+        self._acceptor.listeners.append(listener)
+        log.info("broker listener", node_id=key.node_id, port=port)
+        self._nursery.start_soon(
+            self._acceptor.run, listener, f"{key.kind} {key.node_id}", lambda: self._cluster.dial(key)
+        )
+        return True
+
+    def _login_wanted(self) -> None:
+        self._identification.login_expected = True

@@ -1,0 +1,294 @@
+"""Transparent interception: where a redirected connection was going, which ones are refused, and how we dial.
+
+Kernel rules (`kquota redirect`, or your own) redirect the application's connections to our listener. The kernel
+remembers the original destination of each, and that is where we dial: there is no other source for it, and nothing is
+rewritten.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
+
+import structlog
+import trio
+
+from proxy.core.errors import CloseReason, SessionError, UpstreamError
+from proxy.core.telemetry.observer import Counters
+from proxy.net.listen.listeners import LOOPBACK_HOSTS
+from proxy.net.settings import TransparentSettings
+from quota.connections import canonical_address
+
+log = structlog.get_logger("kquota.transparent")
+
+SO_ORIGINAL_DST: Final = 80
+"""At level SOL_IP (linux/netfilter_ipv4.h) and, as IP6T_SO_ORIGINAL_DST, at SOL_IPV6 (linux/netfilter_ipv6)."""
+SOL_IPV6: Final = 41
+SOCKADDR_IN: Final = struct.Struct("!2xH4s8x")
+"""struct sockaddr_in behind its family: port and address, both in network order; 16 bytes."""
+SOCKADDR_IN6: Final = struct.Struct("!2xH4x16s")
+"""struct sockaddr_in6 likewise: port, flow label (unused), address; the scope id behind it is in host order."""
+SCOPE_ID: Final = struct.Struct("=I")
+LOG_INTERVAL_S: Final = 10.0
+"""The first refusal of a kind is logged at once; further ones are counted and logged once per interval."""
+NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
+"""The kernel knows no redirect: the connection is not tracked, or connection tracking is not even loaded."""
+HEARTBEAT_S: Final = 1.0
+
+
+class Destination(NamedTuple):
+    """The original destination of a connection."""
+
+    host: str
+    """A numeric address; an IPv4 address is never in its IPv6-mapped form."""
+    port: int
+    scope_id: int = 0
+    """The interface of a link-local IPv6 address."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def read_sockaddr_in(data: bytes) -> Destination:
+    """Parse a struct sockaddr_in as SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
+    if len(data) < SOCKADDR_IN.size or struct.unpack_from("=H", data) != (socket.AF_INET,):
+        raise ValueError(f"{data.hex()} is no struct sockaddr_in")
+    port, address = SOCKADDR_IN.unpack_from(data)
+    return Destination(str(IPv4Address(address)), port)
+
+
+def read_sockaddr_in6(data: bytes) -> Destination:
+    """Parse a struct sockaddr_in6 as IP6T_SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
+    size = SOCKADDR_IN6.size + SCOPE_ID.size
+    if len(data) < size or struct.unpack_from("=H", data) != (socket.AF_INET6,):
+        raise ValueError(f"{data.hex()} is no struct sockaddr_in6")
+    port, address = SOCKADDR_IN6.unpack_from(data)
+    (scope_id,) = SCOPE_ID.unpack_from(data, SOCKADDR_IN6.size)
+    return Destination(str(IPv6Address(address)), port, scope_id)
+
+
+def local_address(sock: socket.socket) -> Destination:
+    """The local address of a connection."""
+    return spelled(sock.getsockname())
+
+
+def original_destination(client: socket.socket) -> Destination | None:
+    """The original destination of a redirected connection; None if it was not redirected. Raises OSError."""
+    here = local_address(client)
+    try:
+        if ":" in here.host:
+            size = SOCKADDR_IN6.size + SCOPE_ID.size
+            found = read_sockaddr_in6(client.getsockopt(SOL_IPV6, SO_ORIGINAL_DST, size))
+        else:  # also on an IPv6 socket that shows the peer as ::ffff:10.0.0.1
+            found = read_sockaddr_in(client.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, SOCKADDR_IN.size))
+    except OSError as error:
+        if error.errno in NOT_TRACKED:
+            return None
+        raise
+    return None if found[:2] == here[:2] else found
+
+
+def is_own_address(host: str) -> bool:
+    """Whether an address belongs to this machine (to this network namespace)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def set_mark(sock: socket.socket, mark: int) -> None:
+    """Mark a socket's packets for the kernel's rules. Raises PermissionError without NET_ADMIN."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+
+
+class Destinations:
+    """Which destinations are served: `networks` (CIDRs) and `ports`, each empty for all."""
+
+    def __init__(self, networks: Sequence[str], ports: Sequence[range]) -> None:
+        self._networks = [ip_network(network) for network in networks]
+        self._ports = tuple(ports)
+
+    def allow(self, destination: Destination) -> bool:
+        """Whether connections to this destination are served."""
+        if self._ports and not any(destination.port in ports for ports in self._ports):
+            return False
+        address = ip_address(destination.host)
+        return not self._networks or any(
+            address in network
+            for network in self._networks
+            if isinstance(network, IPv6Network) is (address.version == 6)
+        )
+
+
+class Interception:
+    """Inspects the connections that a transparent listener accepts, and dials for those that are served."""
+
+    def __init__(self, settings: TransparentSettings, counters: Counters, connect_timeout_s: float) -> None:
+        self._mark = settings.mark
+        self._destinations = Destinations(settings.networks, settings.ports)
+        self._counters = counters
+        self._connect_timeout_s = connect_timeout_s
+        self._dialled: WeakValueDictionary[tuple[str, int], socket.socket] = WeakValueDictionary()
+        """Our own connections to brokers by their local address, as the listener would see them come back."""
+        self._repeated: Counter[CloseReason] = Counter()
+        self._log_until_s: dict[CloseReason, float] = {}
+
+    def prepare(self) -> None:
+        """Call this before anything is dialled. Raises OSError if the configured mark cannot be set."""
+        if self._mark is None:
+            return
+        with socket.socket() as probe:
+            self._set_mark(probe)
+        trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own requests
+
+    async def beat(self, port: int) -> None:
+        """Tell the redirect rules that a sidecar is running (without one they let connections through), until
+        cancelled: send an empty datagram to our own port, on which no UDP socket listens, for each family."""
+        while True:
+            for family, host in ((socket.AF_INET, LOOPBACK_HOSTS[0]), (socket.AF_INET6, LOOPBACK_HOSTS[1])):
+                with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+                    sender.sendto(b"", (host, port))
+            await trio.sleep(HEARTBEAT_S)
+
+    def inspect(self, client: socket.socket, peer: Any) -> Destination:
+        """The destination of an accepted connection. Raises SessionError if it is not to be served."""
+        try:
+            destination = original_destination(client)
+        except (OSError, ValueError) as error:
+            raise SessionError(
+                CloseReason.NOT_REDIRECTED, f"cannot get the connection's original destination from the kernel: {error}"
+            ) from error
+        came_from = spelled(peer)
+        if self._is_ours(came_from):
+            where = destination or local_address(client)
+            raise SessionError(
+                CloseReason.LOOP,
+                f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must leave "
+                "out its user or its mark (kquota redirect install --exclude-uid, transparent.mark)",
+            )
+        if destination is None:
+            raise SessionError(
+                CloseReason.NOT_REDIRECTED,
+                f"{came_from.host} connected to the listener itself: in transparent mode it serves redirected "
+                "connections only; connect to the brokers (kquota redirect show lists the rules)",
+            )
+        here = local_address(client)
+        if destination.port == here.port and is_own_address(destination.host):
+            raise SessionError(
+                CloseReason.LOOP,
+                f"the destination {destination} is this sidecar's own listener, so it would call itself",
+            )
+        if not self._destinations.allow(destination):
+            raise SessionError(
+                CloseReason.DESTINATION_REFUSED,
+                f"{destination} is not among transparent.networks and transparent.ports",
+            )
+        return destination
+
+    def refuse(self, client: socket.socket, refusal: SessionError) -> None:
+        """Close a refused connection, count it, and log it at intervals."""
+        self._counters.connections_opened += 1
+        self._counters.connections_closed[str(refusal.reason)] += 1
+        # With a reset, so that the client sees a refusal instead of an empty answer.
+        with suppress(OSError):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        now_s = trio.current_time()
+        if now_s < self._log_until_s.get(refusal.reason, 0.0):
+            self._repeated[refusal.reason] += 1
+            return
+        self._log_until_s[refusal.reason] = now_s + LOG_INTERVAL_S
+        more = self._repeated.pop(refusal.reason, 0)
+        log.warning("redirected connection refused", reason=str(refusal.reason), error=str(refusal), more=more)
+
+    async def dial(self, destination: Destination) -> socket.socket:
+        """Connect to the original destination. Raises UpstreamError."""
+        host, port, scope_id = destination
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address = (host, port, 0, scope_id) if family == socket.AF_INET6 else (host, port)
+        try:
+            broker = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._counters.upstream_connect_failures += 1
+            raise UpstreamError(f"{destination}: {error}") from error
+        try:
+            broker.setblocking(False)
+            broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._set_mark(broker)
+            with suppress(BlockingIOError):
+                broker.connect(address)
+            # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
+            self._dialled[local_address(broker)[:2]] = broker
+            with trio.fail_after(self._connect_timeout_s):
+                await trio.lowlevel.wait_writable(broker)
+            failed = broker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failed:
+                raise OSError(failed, errno.errorcode.get(failed, str(failed)))
+        except BaseException as error:
+            broker.close()
+            if isinstance(error, trio.TooSlowError):
+                self._counters.upstream_connect_failures += 1
+                raise UpstreamError(f"{destination}: no connection within {self._connect_timeout_s:g} s") from None
+            if isinstance(error, OSError):
+                self._counters.upstream_connect_failures += 1
+                raise UpstreamError(f"{destination}: {error}") from error
+            raise
+        self._counters.upstream_connects += 1
+        return broker
+
+    def _is_ours(self, came_from: Destination) -> bool:
+        dialled = self._dialled.get(came_from[:2])
+        return dialled is not None and dialled.fileno() >= 0
+
+    def _set_mark(self, sock: socket.socket) -> None:
+        if self._mark is None:
+            return
+        try:
+            set_mark(sock, self._mark)
+        except PermissionError:
+            raise PermissionError(
+                errno.EPERM,
+                "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or leave "
+                "the mark out and let the redirect rules leave out the sidecar's user",
+            ) from None
+
+
+class _MarkedSockets(trio.abc.SocketFactory):
+    """Makes the sockets of trio's own connections, marked and known as ours."""
+
+    def __init__(self, set_mark: Any) -> None:
+        self._set_mark = set_mark
+
+    def socket(
+        self,
+        family: socket.AddressFamily | int | None = None,
+        type: socket.SocketKind | int | None = None,
+        proto: int | None = None,
+    ) -> trio.socket.SocketType:
+        made = socket.socket(
+            socket.AF_INET if family is None else family,
+            socket.SOCK_STREAM if type is None else type,
+            0 if proto is None else proto,
+        )
+        try:
+            self._set_mark(made)
+        except OSError:
+            made.close()
+            raise
+        return trio.socket.from_stdlib_socket(made)
+
+
+def spelled(address: Any) -> Destination:
+    """An address as Python's sockets return it: (host, port) or (host, port, flow label, scope id). IPv4 is written as
+    such even on an IPv6 socket."""
+    return Destination(canonical_address(address[0]), address[1], address[3] if len(address) == 4 else 0)

@@ -1,0 +1,317 @@
+"""TLS contexts from files, towards clients and towards brokers, reloaded when the files change.
+
+A context is never changed once connections use it: new connections get the new one, existing ones keep theirs. Files
+that do not make a valid context change nothing.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Final, NoReturn
+
+from proxy.net.tls.certificates import CertificateError, in_pem, not_after_s, subject
+from proxy.net.tls.channel import TlsSocket
+from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
+from quota.files import in_memory, read_file
+from quota.principal import NoRuleError, PrincipalRules
+
+CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+"""Kafka's ssl.client.auth."""
+
+
+MAX_PEM_BYTES: Final = 4 * 1024 * 1024
+"""For a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
+MAX_MAPPING_S: Final = 0.002
+"""CPU time for the mapping rules and one subject. Rules like those of Kafka's documentation take some 10 µs."""
+MAX_KNOWN_SUBJECTS: Final = 1024
+
+
+class TlsFilesError(OSError):
+    """The files do not make a context; the message has the setting, the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate (with the chain that leads to its authority) and its private key, in PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class TlsSide:
+    """What both directions share: files in, a context and its expiry out."""
+
+    def __init__(self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None) -> None:
+        """`authorities` verify the peer's certificate: the setting's name and the file.
+
+        Raises TlsFilesError.
+        """
+        self._setting = setting
+        self._pair = pair
+        self._authorities = authorities
+        self.expires_at_s: float | None = None
+        """When the first certificate of our own chain expires (Unix time); None without one."""
+        self.context = self._load(first=True)
+        """The context for new connections."""
+
+    @property
+    def setting(self) -> str:
+        """The section of the configuration."""
+        return self._setting
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that the context is made of."""
+        pair = [] if self._pair is None else [self._pair.certificate, self._pair.key]
+        return pair if self._authorities is None else [*pair, self._authorities[1]]
+
+    def load(self) -> None:
+        """Load the files as they are now. Raises TlsFilesError, and keeps the previous context."""
+        self.context = self._load(first=False)
+
+    def _load(self, *, first: bool) -> ssl.SSLContext:
+        context = self._new_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it makes reads write, at our expense mostly
+        context.sslsocket_class = TlsSocket
+        if self._authorities is not None:
+            self._trust(context, *self._authorities)
+        expires_at_s = None if self._pair is None else self._own(context, self._pair, first=first)
+        self.expires_at_s = expires_at_s
+        return context
+
+    def _new_context(self) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
+        raise TlsFilesError(f"{self._setting}.{name} {path}: {reason}") from None
+
+    def _read(self, name: str, path: Path) -> tuple[bytes, list[bytes]]:
+        """The file, and the certificates in it."""
+        try:
+            data = read_file(path, MAX_PEM_BYTES)
+            found = in_pem(data.decode("utf-8", "replace"))
+        except OSError as error:
+            self._refuse(name, path, f"cannot be read: {error.strerror or error}")
+        except CertificateError as error:
+            self._refuse(name, path, str(error))
+        if not found:
+            self._refuse(name, path, "expected certificates in PEM form (-----BEGIN CERTIFICATE-----)")
+        return data, found
+
+    def _trust(self, context: ssl.SSLContext, name: str, path: Path) -> None:
+        _, found = self._read(name, path)
+        try:
+            context.load_verify_locations(cadata=b"".join(found))
+        except (ssl.SSLError, ValueError) as error:
+            self._refuse(name, path, f"expected certificates of authorities: {error}")
+
+    def _own(self, context: ssl.SSLContext, pair: KeyPair, *, first: bool) -> float:
+        """Load the pair into `context`. Returns when its chain expires."""
+        certificates, chain = self._read("certificate_file", pair.certificate)
+        try:
+            expires_at_s = min(map(not_after_s, chain))
+        except CertificateError as error:
+            self._refuse("certificate_file", pair.certificate, str(error))
+        if expires_at_s <= time.time() and not first:
+            # At the start there is no better one: then the expiry is only reported (log, metric, alert).
+            self._refuse("certificate_file", pair.certificate, f"has expired at {utc(expires_at_s)}")
+        try:
+            key = read_file(pair.key, MAX_PEM_BYTES)
+        except OSError as error:
+            self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
+        if b"PRIVATE KEY-----" not in key:
+            self._refuse("key_file", pair.key, "expected a private key in PEM form (-----BEGIN PRIVATE KEY-----)")
+        try:
+            # OpenSSL reads files only, and could block on whatever has replaced them meanwhile.
+            with in_memory(certificates) as certificate_path, in_memory(key) as key_path:
+                context.load_cert_chain(certificate_path, key_path, password=_no_password)
+        except _EncryptedKeyError:
+            self._refuse("key_file", pair.key, "is encrypted; expected a private key without a password")
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH" or "TYPE_MISMATCH" in str(error.reason):
+                self._refuse("key_file", pair.key, f"is not the key of the certificate in {pair.certificate}")
+            self._refuse("key_file", pair.key, f"does not make a pair with {pair.certificate}: {error.reason or error}")
+        except OSError as error:
+            self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
+        return expires_at_s
+
+
+class ServerTls(TlsSide):
+    """Towards clients (`listen.tls`)."""
+
+    def __init__(
+        self,
+        pair: KeyPair,
+        *,
+        client_auth: str = "none",
+        client_authorities: Path | None = None,
+        rules: PrincipalRules | None = None,
+        handshake_timeout_s: float = 10.0,
+        setting: str = "listen.tls",
+    ) -> None:
+        """`client_auth` as in Kafka: none, requested, required; the latter two need `client_authorities`.
+
+        Raises TlsFilesError.
+        """
+        self._client_auth = CLIENT_AUTH[client_auth]
+        self._rules = rules or PrincipalRules()
+        self._users: dict[str, tuple[str | None, str]] = {}
+        """What the rules made of each subject: what is slow is done once."""
+        self.handshake_timeout_s = handshake_timeout_s
+        authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
+        super().__init__(setting, pair, authorities)
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = self._client_auth
+        context.sni_callback = _note_server_name
+        return context
+
+    def user(self, sock: ssl.SSLSocket) -> str | None:
+        """The user named by the client's certificate; None if it sent none.
+
+        Raises NoRuleError and CertificateError.
+        """
+        der = sock.getpeercert(binary_form=True)
+        if der is None:
+            return None
+        name, users = subject(der), self._users
+        if name not in users:
+            if len(users) >= MAX_KNOWN_SUBJECTS:
+                users.clear()
+            users[name] = self._mapped(name)
+        user, why = users[name]
+        if user is None:
+            raise NoRuleError(why)
+        return user
+
+    def _mapped(self, name: str) -> tuple[str | None, str]:
+        """The user of a subject, or why it has none. A subject can make a rule backtrack for minutes."""
+        try:
+            with cpu_limit(MAX_MAPPING_S):
+                return self._rules.user(name), ""
+        except NoRuleError as error:
+            return None, str(error)
+        except CpuLimitError:
+            text = f"ssl.principal.mapping.rules need more than {MAX_MAPPING_S * 1000:g} ms for the subject {name!r}"
+            return None, text
+
+
+def _note_server_name(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+    """The host that the client wanted (SNI, RFC 6066); in transparent mode, the broker is asked for it in turn."""
+    if isinstance(sock, TlsSocket):
+        sock.server_name = name
+
+
+class ClientTls(TlsSide):
+    """Towards brokers (`upstream.tls`)."""
+
+    def __init__(
+        self,
+        *,
+        authorities: Path | None = None,
+        pair: KeyPair | None = None,
+        server_name: str | None = None,
+        verify_hostname: bool = True,
+        setting: str = "upstream.tls",
+    ) -> None:
+        """`authorities` None: those that the system trusts. `server_name` None: the host that is connected to.
+
+        Raises TlsFilesError.
+        """
+        self._server_name = server_name
+        self._verify_hostname = verify_hostname
+        super().__init__(setting, pair, None if authorities is None else ("ca_file", authorities))
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.server_name = self._server_name
+        context.check_hostname = self._verify_hostname
+        if self._authorities is None:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        return context
+
+    def library_context(self) -> ssl.SSLContext:
+        """A context for a library that makes its own connections, from the files as they are now.
+
+        Raises TlsFilesError.
+        """
+        context = self._load(first=True)
+        context.sslsocket_class = ssl.SSLSocket
+        return context
+
+    def name_for(self, host: str) -> str:
+        """The name that is asked of the broker at `host` (SNI) and that it has to prove."""
+        return self._server_name or host
+
+
+class _NamedContext(ssl.SSLContext):
+    """Always asks for one name, whatever host it is used for."""
+
+    server_name: str | None = None
+
+    def wrap_socket(
+        self,
+        sock: socket,
+        server_side: bool = False,
+        do_handshake_on_connect: bool = True,
+        suppress_ragged_eofs: bool = True,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLSocket:
+        """As in any context, with our name."""
+        name = self.server_name or server_hostname
+        return super().wrap_socket(sock, server_side, do_handshake_on_connect, suppress_ragged_eofs, name, session)
+
+
+class _EncryptedKeyError(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _EncryptedKeyError  # otherwise OpenSSL asks on the terminal
+
+
+def utc(seconds: float) -> str:
+    """A Unix time for people to read."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:
+    """Why a handshake failed: (one word for metrics, a sentence for people)."""
+    peer, ours = ("broker", "upstream.tls") if of_broker else ("client", "listen.tls")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = ""
+        if error.verify_code in _UNKNOWN_AUTHORITY:
+            hint = f"; is {'upstream.tls.ca_file' if of_broker else 'listen.tls.client_ca_file'} its authority?"
+        elif error.verify_code in _OTHER_NAME:
+            hint = "; upstream.tls.server_name can name the right one"
+        return "certificate", f"the {peer}'s certificate is refused: {error.verify_message}{hint}"
+    reason = getattr(error, "reason", None) or ""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError) or reason == "UNEXPECTED_EOF":
+        return "closed", f"the {peer} closed the connection during the TLS handshake"
+    if isinstance(error, ssl.SSLError) and reason:
+        if "ALERT" in reason:
+            which = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
+            return "refused", f"the {peer} refused the TLS handshake: {which} (see {ours})"
+        if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+            return "certificate", f"the {peer} showed no certificate, and one is required"
+        if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
+            return "version", f"the {peer} offers no version of TLS from 1.2 on"
+        if reason in _NOT_TLS:
+            return "not_tls", f"the {peer} does not speak TLS here ({reason.replace('_', ' ').lower()})"
+        return "other", f"TLS handshake with the {peer}: {reason.replace('_', ' ').lower()}"
+    return "other", f"TLS handshake with the {peer}: {error}"
+
+
+_UNKNOWN_AUTHORITY: Final[Sequence[int]] = (2, 18, 19, 20, 21)
+"""OpenSSL's X509_V_ERR_*: no issuer found, self-signed (alone, in the chain), no local issuer, cannot be verified."""
+_OTHER_NAME: Final[Sequence[int]] = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH."""
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})

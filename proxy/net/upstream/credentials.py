@@ -1,0 +1,134 @@
+"""The sidecar's own SASL login, for its own requests to the cluster: PLAIN, SCRAM-SHA-256/512, OAUTHBEARER.
+
+The secret is in a file that is read at every login, so that a replaced file applies from the next request on; nothing
+of it is kept in between.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from proxy.core.wire.frames import WireError
+from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.primitives import string
+from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslResponse, answer, error_code
+from quota.files import read_file
+
+MAX_SECRET_BYTES: Final = 65_536
+MAX_ITERATIONS: Final = 65_536
+"""A server that asks for more iterations than this is refused: they block everything else. Kafka's own limit is 16384
+(`ScramMechanism`)."""
+_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+_BODY_AT: Final = 8
+"""After the size and a response header of version 0."""
+_VERSION: Final = 1
+"""Of SaslHandshake and SaslAuthenticate: brokers from 2.2 on have both."""
+
+
+class LoginError(Exception):
+    """The sidecar could not log in; the message says why and shows no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user of the cluster and where its secret is."""
+
+    mechanism: str
+    username: str | None
+    """None with OAUTHBEARER, whose token names its user."""
+    secret_file: Path
+    """The password, or OAUTHBEARER's token. A trailing line break is not part of it."""
+
+    def secret(self) -> str:
+        """The file's content now. Raises LoginError."""
+        try:
+            text = read_file(self.secret_file, MAX_SECRET_BYTES).decode()
+        except OSError as error:
+            raise LoginError(f"{self.secret_file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise LoginError(f"{self.secret_file} is not UTF-8 text") from None
+        text = text.removesuffix("\n").removesuffix("\r")
+        if not text:
+            raise LoginError(f"{self.secret_file} is empty")
+        return text
+
+
+def login(credentials: Credentials, client_id: str, secret: str | None = None) -> Generator[bytes, bytes, None]:
+    """A login's exchange: yields whole request frames, is sent the whole response frames, and then ends. `secret` is
+    the file's content, if it was read already: reading may block on the file system.
+
+    Raises LoginError when the broker refuses, or does not prove that it knows the password (SCRAM).
+    """
+    name = credentials.mechanism
+    read = credentials.secret if secret is None else lambda: secret
+    head = request_header(SASL_HANDSHAKE, _VERSION, 1, client_id)
+    reply = yield framed(head + string(name))
+    try:
+        error = error_code(reply[_BODY_AT:])
+    except WireError as malformed:
+        raise LoginError(str(malformed)) from None
+    if error:
+        raise LoginError(f"the broker does not accept the SASL mechanism {name} (error code {error})")
+    if name in _HASHES:
+        yield from _scram(credentials, client_id, read)
+    elif name == "PLAIN":
+        user = credentials.username or ""
+        yield from _message(client_id, f"\0{user}\0{read()}".encode())
+    else:
+        last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % read().encode())
+        if last.token:  # a challenge; only an answer makes the broker say why it rejects the token
+            yield from _message(client_id, b"\1")
+            raise LoginError("the broker does not accept the token")
+
+
+def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, SaslResponse]:
+    head = request_header(SASL_AUTHENTICATE, _VERSION, 2, client_id)
+    reply = yield framed(head + len(token).to_bytes(4, "big") + token)
+    try:
+        found = answer(_VERSION, reply[_BODY_AT:])
+    except WireError as malformed:
+        raise LoginError(str(malformed)) from None
+    if found.error:
+        raise LoginError(f"the broker refuses the login (error {found.error})")
+    return found
+
+
+def _scram(credentials: Credentials, client_id: str, read: Callable[[], str]) -> Generator[bytes, bytes, None]:
+    """RFC 5802 without channel binding."""
+    name = (credentials.username or "").replace("=", "=3D").replace(",", "=2C")
+    nonce = secrets.token_urlsafe(24)
+    first = f"n={name},r={nonce}"
+    server_first = (yield from _message(client_id, f"n,,{first}".encode())).token
+    final, signature = scram_final(_HASHES[credentials.mechanism], read(), first, nonce, server_first)
+    server_final = (yield from _message(client_id, final)).token
+    if not hmac.compare_digest(server_final, b"v=" + base64.b64encode(signature)):
+        raise LoginError("the broker does not prove that it knows the password")
+
+
+def scram_final(hash_name: str, password: str, first: str, nonce: str, server_first: bytes) -> tuple[bytes, bytes]:
+    """(the client's final message, the signature that the server has to show). Raises LoginError."""
+    try:
+        fields = dict(part.split("=", 1) for part in server_first.decode("ascii").split(","))
+        salt, iterations = base64.b64decode(fields["s"], validate=True), int(fields["i"])
+        whole_nonce = fields["r"]
+    except (ValueError, KeyError):
+        raise LoginError("the broker's first SCRAM message cannot be read") from None
+    if not whole_nonce.startswith(nonce) or len(whole_nonce) == len(nonce):
+        raise LoginError("the broker's SCRAM nonce does not extend the one that the sidecar sent")
+    if not 1 <= iterations <= MAX_ITERATIONS:
+        raise LoginError(f"the broker asks for {iterations} SCRAM iterations; 1 to {MAX_ITERATIONS} are taken")
+    salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, iterations)
+    client_key = hmac.digest(salted, b"Client Key", hash_name)
+    stored_key = hashlib.new(hash_name, client_key).digest()
+    without_proof = f"c=biws,r={whole_nonce}"
+    signed = f"{first},{server_first.decode('ascii')},{without_proof}".encode()
+    proof = bytes(a ^ b for a, b in zip(client_key, hmac.digest(stored_key, signed, hash_name), strict=True))
+    server_key = hmac.digest(salted, b"Server Key", hash_name)
+    return f"{without_proof},p={base64.b64encode(proof).decode()}".encode(), hmac.digest(server_key, signed, hash_name)

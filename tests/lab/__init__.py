@@ -1,0 +1,1 @@
+"""The laboratory: an embedded Kafka, the demo, generators of schemas and fleets. Not installed."""

@@ -1,0 +1,84 @@
+"""Rates from the clients' reports: how much, when. Pure arithmetic on (seconds, bytes) points."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from tests.lab.demo.plan import DemoClient
+
+NOW_S = 2.0
+"""`now` is the rate over the last two seconds: short enough to see a hold, long enough not to flicker."""
+
+
+@dataclass(slots=True)
+class Track:
+    """One client's reports since the common start, and what the sidecar reports about it."""
+
+    plan: DemoClient
+    began: float
+    """The common start, in seconds of the monotonic clock."""
+    version: str = ""
+    """Of the client library."""
+    failed: int = 0
+    problem: str = ""
+    client_throttle_max_ms: float | None = None
+    """The longest throttle time that the library reported; None: it reports none."""
+    throttles: int = 0
+    """Delays that the sidecar imposed."""
+    held_ms: float = 0.0
+    """Their sum."""
+    last_throttle_ms: float = 0.0
+    """The latest delay (the mean, if there were several between two queries of the sidecar)."""
+    share: float | None = None
+    """The part of a fleet's limit that its sidecar may use, as a fraction."""
+    muted: bool = False
+    """The sidecar is not reading from it right now."""
+    _at: list[float] = field(default_factory=lambda: [0.0])
+    _moved: list[float] = field(default_factory=lambda: [0.0])
+
+    def note(self, at: float, moved: float) -> None:
+        """Add a report: `moved` bytes in all at `at`, on the monotonic clock. Late or repeated ones are dropped."""
+        seconds = at - self.began
+        if seconds > self._at[-1]:
+            self._at.append(seconds)
+            self._moved.append(moved)
+
+    def note_sidecar(self, throttles: int, held_ms: float, muted: bool, share: float | None = None) -> None:
+        """Take over the sidecar's totals."""
+        if throttles > self.throttles:
+            self.last_throttle_ms = (held_ms - self.held_ms) / (throttles - self.throttles)
+        self.throttles, self.held_ms, self.muted, self.share = throttles, held_ms, muted, share
+
+    def moved_by(self, second: float) -> float:
+        """Bytes moved from the start until then, between two reports in proportion."""
+        after = bisect_right(self._at, second)
+        if after == len(self._at):
+            return self._moved[-1]
+        if after == 0:
+            return 0.0
+        t0, t1, m0, m1 = self._at[after - 1], self._at[after], self._moved[after - 1], self._moved[after]
+        return m0 + (m1 - m0) * (second - t0) / (t1 - t0)
+
+    @property
+    def reported_until(self) -> float:
+        """The second of the last report."""
+        return self._at[-1]
+
+    def rate(self, begin: float, end: float) -> float:
+        """Mean rate in bytes/s between two seconds after the start; 0 for an empty stretch."""
+        begin = max(begin, 0.0)
+        return (self.moved_by(end) - self.moved_by(begin)) / (end - begin) if end > begin else 0.0
+
+    def now(self) -> float:
+        """The rate over the last two reported seconds."""
+        return self.rate(self._at[-1] - NOW_S, self._at[-1])
+
+    def average(self) -> float:
+        """The rate since the start."""
+        return self.rate(0.0, self._at[-1])
+
+    def history(self, columns: int, until: float) -> list[float]:
+        """The rate in each of `columns` equal stretches from the start until then, for a small graph."""
+        step = until / columns
+        return [self.rate(column * step, (column + 1) * step) for column in range(columns)]

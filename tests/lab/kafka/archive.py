@@ -1,0 +1,69 @@
+"""Kafka's classes in the JVM's in-memory form (an AppCDS archive): JVMs start with half of the work.
+
+`tests/lab/kafka/prepare.py` creates it, once for each version of Kafka, Java and the jars, beside them in the cache.
+JVMs use it if it exists, and ignore one that does not fit (`-Xshare:auto`, the default).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.lab.kafka.cache import cache_dir, locked, oldest
+
+CONTENTS = "2"
+"""Another one where other programs are run to learn what is in an archive (prepare.py)."""
+KEY_LENGTH = 16
+COPIES = 5
+"""Archives of a name that are kept. Spark's take 160 MB each, and each checkout has one of its own, as a JVM insists on
+the paths of the jars."""
+
+
+def archive_path(name: str, java: Path, jars: Sequence[Path], contents: str = "") -> Path:
+    """Where the archive `name` of these jars and this Java is, or would be.
+
+    A JVM ignores, without a word, an archive that was made when a jar had another time or size: such a one has another
+    path. `contents` tells apart what was run to learn the classes.
+    """
+    real = java.resolve()
+    text = "\n".join([contents, *(f"{path} {_facts(path)}" for path in (real, *jars))])
+    return cache_dir() / "classes" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]}.jsa"
+
+
+def _facts(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_mtime_ns} {found.st_size}"
+
+
+def archive_of(version: str, java: Path, classpath: Sequence[Path]) -> Path:
+    """Where the archive of a version of Kafka is, or would be."""
+    return archive_path(f"kafka-{version}", java, classpath, CONTENTS)
+
+
+def make_once(archive: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` write the archive, if it does not exist yet; other processes wait, and then find it.
+
+    `make` gets the path to write to, in a directory of its own that is deleted afterwards. Of archives with the
+    same name, COPIES are kept: JVMs that run from one that is deleted have it until they end.
+    """
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with locked(archive.parent / ".lock"):
+        if archive.is_file():
+            os.utime(archive)
+            return
+        with tempfile.TemporaryDirectory(prefix=".learning-", dir=archive.parent) as folder:
+            make(scratch := Path(folder, archive.name))
+            if scratch.is_file():
+                os.replace(scratch, archive)
+        name = archive.stem.rpartition("-")[0]
+        for old in oldest(archive.parent.glob(f"{name}-{'?' * KEY_LENGTH}.jsa"), but=COPIES):
+            old.unlink()
+
+
+def archive_arguments(version: str, java: Path, classpath: Sequence[Path]) -> list[str]:
+    """JVM arguments that use the archive, if there is one."""
+    archive = archive_of(version, java, classpath)
+    return [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []

@@ -1,0 +1,446 @@
+"""A real Kafka cluster for the demo, the tests and the benchmarks: KRaft brokers in JVMs of our own, on 127.0.0.1.
+
+Other addresses are for network namespaces, where a broker has one of its own; controllers stay on loopback.
+
+Thread-safety: calls on one cluster may come from several threads; starting and stopping are serialised by a lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from proxy.app.common.probe import AdvertisedBroker, ProbeError, brokers_seen_by
+from tests.lab.kafka.errors import BrokerStartError, EmbeddedKafkaError, ToolError
+from tests.lab.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
+from tests.lab.kafka.javalog import broker_arguments
+from tests.lab.kafka.ports import free_ports
+from tests.lab.kafka.process import GuardedProcess
+from tests.lab.kafka.properties import (
+    LOOPBACK,
+    ExtraListener,
+    Voter,
+    address_text,
+    broker_properties,
+    format_features,
+    to_text,
+)
+from tests.lab.kafka.security import BrokerSecurity
+from tests.lab.kafka.tools import QUICK_JVM, java_command, run_tool
+
+BROKER_HEAP = ("-Xms128m", "-Xmx512m")
+START_LIMIT_S = 60.0
+POLL_S = 0.05
+# From SIGTERM to SIGKILL. A cluster that is thrown away need not hand over its partitions.
+STOP_LIMIT_S = 10.0
+DISCARD_LIMIT_S = 2.0
+LOG_TAIL_LINES = 40
+PORT_ATTEMPTS = 3
+
+_running: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
+_formatted: dict[tuple[object, ...], tuple[str, bytes]] = {}
+"""StorageTool's output in this process (meta.properties, bootstrap.checkpoint), by its arguments except ids and ports,
+and the overrides: the next cluster of the same kind starts without that JVM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A running broker."""
+
+    node_id: int
+    host: str
+    port: int
+    pid: int
+    """Process id of the JVM."""
+    log: Path
+    """The broker's own log file."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A broker of the cluster, running or not; it keeps its address and its data over a restart."""
+
+    node_id: int
+    host: str
+    port: int
+    folder: Path
+    process: GuardedProcess | None = None
+    secure_ports: dict[str, int] = field(default_factory=dict)
+    """Ports of the listeners of `security`, by name."""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "broker.log"
+
+    @property
+    def console(self) -> Path:
+        return self.folder / "console.log"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+
+class KafkaCluster:
+    """One to many real brokers; create with `start`, use as a context manager or call `stop`.
+
+    Every JVM ends with this process at the latest, even after SIGKILL (see guard.py).
+    """
+
+    def __init__(
+        self,
+        version: str,
+        directory: Path | None,
+        overrides: Mapping[str, str],
+        progress: Progress,
+        jvm: Sequence[str],
+        extra_listeners: Sequence[ExtraListener] = (),
+        security: BrokerSecurity | None = None,
+        addresses: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self.version = version
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="kquota-kafka-"))
+        self._discard = directory is None
+        self._overrides = dict(overrides)
+        self._progress = progress
+        self._jvm = tuple(jvm)
+        self._extra_listeners = tuple(extra_listeners)
+        self.security = security
+        self._addresses = tuple(addresses)
+        self._cluster_id = _random_id()
+        self._slots: dict[int, _Slot] = {}
+        self._voters: list[Voter] = []
+        self._lock = threading.RLock()
+
+    @classmethod
+    def start(
+        cls,
+        brokers: int = 1,
+        version: str = DEFAULT_VERSION,
+        directory: Path | None = None,
+        overrides: Mapping[str, str] | None = None,
+        progress: Progress = quiet,
+        *,
+        jvm: Sequence[str] = (*QUICK_JVM, *BROKER_HEAP),
+        extra_listeners: Sequence[ExtraListener] = (),
+        security: BrokerSecurity | None = None,
+        addresses: Sequence[tuple[str, int]] = (),
+        start_limit_s: float = START_LIMIT_S,
+    ) -> Self:
+        """Bring up a cluster and wait until every broker answers and sees all the others.
+
+        Args:
+            brokers: how many nodes (1 or 3; any odd number works), each broker and controller in one JVM; ids count
+                from 1.
+            version: Kafka's version, one of those with a list of checksums.
+            directory: an empty or missing folder for logs and data, kept afterwards; by default a temporary one,
+                deleted by `stop`.
+            overrides: broker properties, applied last, the same for every node.
+            progress: gets a line for each noteworthy step.
+            jvm: arguments of the brokers' JVMs instead of the default ones (small heap, serial collector, quick
+                compiler).
+            extra_listeners: further listeners of the one broker, whose clients come through a proxy; their ports are
+                the caller's choice, so `brokers` must be 1.
+            security: secured listeners beside the plain one, users, ACLs.
+            addresses: (address, port) of each broker, where loopback and a free port will not do.
+            start_limit_s: how long to wait for the answers.
+
+        Raises:
+            BrokerStartError: a broker ended or stayed silent; the message has the tail of its log.
+            EmbeddedKafkaError: jars or Java are missing or wrong (see the other errors).
+        """
+        if extra_listeners and brokers != 1:
+            raise EmbeddedKafkaError("extra listeners name fixed ports, so only a cluster of one broker can have them")
+        if addresses and len(addresses) != brokers:
+            raise EmbeddedKafkaError(f"{len(addresses)} addresses for {brokers} brokers")
+        resolve(version, progress=progress)
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners, security, addresses)
+            try:
+                cluster._start_first(range(1, brokers + 1), start_limit_s)
+            except BrokerStartError as error:
+                cluster.stop()
+                # Another program took one of our ports between probing and binding: probe again.
+                if attempt == PORT_ATTEMPTS or "Address already in use" not in str(error) or directory is not None:
+                    raise
+                progress("a port was taken meanwhile, choosing others")
+            except BaseException:
+                cluster.stop()
+                raise
+            else:
+                return cluster
+        raise AssertionError("unreachable")
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The running brokers, by id."""
+        return [
+            Node(slot.node_id, slot.host, slot.port, slot.process.child_pid, slot.log)
+            for slot in sorted(self._slots.values(), key=lambda slot: slot.node_id)
+            if slot.process is not None and slot.process.poll() is None
+        ]
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """`host:port` of every running broker, by id, as clients want it."""
+        return [address_text(node.host, node.port) for node in self.nodes]
+
+    def bootstrap_of(self, listener: str) -> list[str]:
+        """`host:port` of every running broker at one of the listeners of `security`."""
+        return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
+
+    def node(self, node_id: int) -> Node:
+        """One running broker.
+
+        Raises:
+            EmbeddedKafkaError: there is none with this id, or it is stopped.
+        """
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        raise EmbeddedKafkaError(f"broker {node_id} is not running; running: {[node.node_id for node in self.nodes]}")
+
+    def ended(self) -> str:
+        """Brokers that ended without having been stopped: which, how, and their last output; else empty."""
+        return "\n".join(
+            f"broker {slot.node_id} ended with code {slot.process.returncode}{_tail(slot)}"
+            for slot in self._slots.values()
+            if slot.process is not None and slot.process.poll() is not None
+        )
+
+    def stop_broker(self, node_id: int, *, limit_s: float = STOP_LIMIT_S, kill: bool = False) -> None:
+        """Stop one broker, gracefully (SIGKILL only after `limit_s`) or as in a crash (`kill`); data and port are
+        kept."""
+        with self._lock:
+            process = self._slot(node_id).process
+            if process is None:
+                return
+            if kill:
+                process.kill()
+            process.stop(limit_s)
+            self._slots[node_id].process = None
+            self._progress(f"broker {node_id} stopped")
+
+    def start_broker(
+        self,
+        node_id: int,
+        *,
+        move: bool = False,
+        address: tuple[str, int] | None = None,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> Node:
+        """Start a stopped broker again with its data; waits until every running broker sees it.
+
+        It comes back on its old address, or with `move` on another port, or at `address`, like a broker whose address
+        has changed.
+        """
+        with self._lock:
+            slot = self._slot(node_id)
+            if slot.process is None or slot.process.poll() is not None:
+                if move:
+                    slot.port = free_ports(1, self._ports())[0]
+                if address is not None:
+                    slot.host, slot.port = address
+                if move or address is not None:
+                    self._write_properties(slot)
+                self._launch([slot], start_limit_s)
+            return self.node(node_id)
+
+    def add_broker(
+        self, node_id: int, *, address: tuple[str, int] | None = None, start_limit_s: float = START_LIMIT_S
+    ) -> Node:
+        """Add a new node (broker only, no voter) to the running cluster; waits until every running broker sees it."""
+        with self._lock:
+            if node_id in self._slots:
+                raise EmbeddedKafkaError(f"there is a broker {node_id} already")
+            slot = self._new_slot(node_id, self._ports(), address)
+            source = next(iter(self._slots.values()))
+            self._slots[node_id] = slot
+            self._write_properties(slot)
+            self._copy_storage(source, slot)
+            self._launch([slot], start_limit_s)
+            return self.node(node_id)
+
+    def stop(self) -> None:
+        """Stop every broker, by SIGKILL if need be; a temporary folder is deleted. May be called again."""
+        with self._lock:
+            _running.discard(self)
+            processes = [slot.process for slot in self._slots.values() if slot.process is not None]
+            for process in processes:
+                process.terminate()
+            # All at once: the last of several controllers cannot stop gracefully, as it has no quorum any more.
+            deadline = time.monotonic() + (DISCARD_LIMIT_S if self._discard else STOP_LIMIT_S)
+            for process in processes:
+                process.stop(max(0.0, deadline - time.monotonic()))
+            for slot in self._slots.values():
+                slot.process = None
+            if self._discard:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _slot(self, node_id: int) -> _Slot:
+        try:
+            return self._slots[node_id]
+        except KeyError:
+            raise EmbeddedKafkaError(f"no broker {node_id}; there are {sorted(self._slots)}") from None
+
+    def _ports(self) -> set[int]:
+        used = {voter.controller_port for voter in self._voters}
+        return used.union(*({slot.port, *slot.secure_ports.values()} for slot in self._slots.values()))
+
+    def _new_slot(self, node_id: int, avoid: set[int], address: tuple[str, int] | None) -> _Slot:
+        names = [] if self.security is None else [listener.name for listener in self.security.listeners]
+        port, *secure = free_ports(1 + len(names), avoid)
+        secure_ports = dict(zip(names, secure, strict=True))
+        host, port = address or (LOOPBACK, port)
+        return _Slot(node_id, host, port, self.directory / f"broker-{node_id}", secure_ports=secure_ports)
+
+    def _start_first(self, node_ids: Sequence[int], start_limit_s: float) -> None:
+        began = time.monotonic()
+        taken = {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
+        ports = free_ports(len(node_ids), taken)
+        self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
+        for node_id, address in zip(node_ids, self._addresses or [None] * len(node_ids), strict=True):
+            self._slots[node_id] = self._new_slot(node_id, taken | self._ports(), address)
+        slots = list(self._slots.values())
+        for slot in slots:
+            self._write_properties(slot)
+        self._format(slots[0])
+        for slot in slots[1:]:
+            self._copy_storage(slots[0], slot)
+        self._launch(slots, start_limit_s, began)
+        _running.add(self)
+
+    def _write_properties(self, slot: _Slot) -> None:
+        slot.data.mkdir(parents=True, exist_ok=True)
+        properties = broker_properties(
+            version=self.version,
+            node_id=slot.node_id,
+            host=slot.host,
+            port=slot.port,
+            voters=self._voters,
+            data=slot.data,
+            overrides=self._overrides,
+            extra_listeners=self._extra_listeners,
+            security=self.security,
+            secure_ports=slot.secure_ports,
+        )
+        (slot.folder / "server.properties").write_text(to_text(properties), encoding="utf-8")
+
+    def _format(self, slot: _Slot) -> None:
+        """Run StorageTool for the first node: it writes the features (a bootstrap record) and the identity."""
+        told = [word for feature in format_features(self.version) for word in ("--feature", feature)]
+        if self.security is not None:
+            told += self.security.format_arguments()
+        kind = (self.version, *told, *sorted(self._overrides.items()))
+        if kind in _formatted:
+            self._write_storage(slot, *_formatted[kind])
+            return
+        ids = ["--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
+        arguments = ["format", *ids, *told]
+        try:
+            run_tool("kafka.tools.StorageTool", arguments, self.version)
+        except ToolError as error:
+            raise BrokerStartError(f"broker {slot.node_id}'s storage cannot be formatted: {error}") from None
+        _formatted[kind] = _read_storage(slot)
+
+    def _copy_storage(self, source: _Slot, target: _Slot) -> None:
+        """Format another node without a JVM."""
+        self._write_storage(target, *_read_storage(source))
+
+    def _write_storage(self, slot: _Slot, identity: str, checkpoint: bytes) -> None:
+        """The bootstrap records name neither cluster nor node, only meta.properties does."""
+        own = {"cluster.id": self._cluster_id, "node.id": str(slot.node_id), "directory.id": _random_id()}
+        pairs = [line.split("=", 1) for line in identity.splitlines() if "=" in line and not line.startswith("#")]
+        text = "".join(f"{key}={own.get(key, value)}\n" for key, value in pairs)
+        (slot.data / "meta.properties").write_text(text, encoding="utf-8")
+        (slot.data / "bootstrap.checkpoint").write_bytes(checkpoint)
+
+    def _launch(self, slots: Sequence[_Slot], start_limit_s: float, began: float | None = None) -> None:
+        began = time.monotonic() if began is None else began
+        for slot in slots:
+            arguments = (*self._jvm, *broker_arguments(self.version, slot.log))
+            command = java_command("kafka.Kafka", [str(slot.folder / "server.properties")], self.version, arguments)
+            with slot.console.open("ab") as console:
+                slot.process = GuardedProcess(
+                    command, stdout=console, stderr=console, orphan_dir=slot.folder if self._discard else None
+                )
+        deadline = time.monotonic() + start_limit_s
+        for slot in slots:
+            self._wait_until_it_sees(slot, deadline)
+            self._progress(
+                f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s "
+                f"on {address_text(slot.host, slot.port)}"
+            )
+        for slot in self._slots.values():
+            if slot not in slots and slot.process is not None:
+                self._wait_until_it_sees(slot, deadline)
+
+    def _wait_until_it_sees(self, slot: _Slot, deadline: float) -> None:
+        """Poll one broker until its Metadata lists every running broker of the cluster at its own address."""
+        expected = {
+            AdvertisedBroker(other.node_id, other.host, other.port)
+            for other in self._slots.values()
+            if other.process is not None
+        }
+        last = "no answer yet"
+        while time.monotonic() < deadline:
+            if ended := self.ended():
+                raise BrokerStartError(ended)
+            try:
+                seen = set(brokers_seen_by(slot.host, slot.port, timeout_s=2.0))
+            except ProbeError as error:
+                last = str(error)
+            else:
+                if expected <= seen:
+                    return
+                last = f"it sees brokers {sorted(broker.node_id for broker in seen)}"
+            time.sleep(POLL_S)
+        raise BrokerStartError(f"broker {slot.node_id} is not ready in time: {last}{_tail(slot)}")
+
+
+def _read_storage(slot: _Slot) -> tuple[str, bytes]:
+    identity = (slot.data / "meta.properties").read_text(encoding="utf-8")
+    return identity, (slot.data / "bootstrap.checkpoint").read_bytes()
+
+
+def _random_id() -> str:
+    """A Kafka Uuid: 16 random bytes in URL-safe base 64 without padding; Kafka refuses some with a leading dash."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
+
+
+def _tail(slot: _Slot) -> str:
+    parts = []
+    for file in (slot.log, slot.console):
+        if file.is_file():
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+            if lines:
+                parts.append(f"\n--- last lines of {file}:\n" + "\n".join(lines))
+    return "".join(parts) or "\n(its log is empty)"
+
+
+@atexit.register
+def _stop_all() -> None:
+    for cluster in list(_running):
+        cluster.stop()

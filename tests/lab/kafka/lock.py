@@ -1,0 +1,100 @@
+"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.2.0 3.9.1`.
+
+Resolves the broker and its command-line tools with jgo, fetches every jar into a fresh folder (never from a cache, so
+that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`. Run it when a version is
+added; review the difference before committing. jgo compares each download with the SHA-1 the repository publishes,
+and a difference fails here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.lab.kafka.errors import EmbeddedKafkaError
+from tests.lab.kafka.jars import CHECKSUMS, PARALLEL_DOWNLOADS, LockedJar, _download, maven, sha256_of
+
+# Kafka's POMs name slf4j only: the binding is what Kafka's own distribution adds beside them.
+LOG_BINDING = {
+    "3": "org.slf4j:slf4j-reload4j:1.7.36",
+    "4": "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3",
+}
+# The tools' POM pulls in Kafka Connect and, through it, a web server: 40 jars that no tool we run ever loads.
+NOT_NEEDED = ("org.apache.kafka", "connect-runtime")
+
+
+def lock(version: str, repository: Path) -> list[LockedJar]:
+    """Resolve and fetch one Kafka version into `repository`; returns its jars in class path order.
+
+    Raises:
+        EmbeddedKafkaError: a download does not match the checksum its repository publishes.
+    """
+    context = maven(repository)
+    roots = [f"org.apache.kafka:{name}:{version}" for name in ("kafka_2.13", "kafka-tools")]
+    roots.append(LOG_BINDING[version.split(".")[0]])
+    without = [context.project(*NOT_NEEDED)]
+    # "!": jgo would otherwise treat each root's POM as a bill of materials, and log4j's manages kafka-clients to an
+    # old version.
+    dependencies = [context.create_dependency(f"{root}!", exclusions=without) for root in roots]
+    inputs, transitive = context.resolver.resolve(dependencies)
+    wanted = [*inputs, *(dep for dep in transitive if dep.scope in ("compile", "runtime"))]
+
+    def fetch(jar: LockedJar) -> LockedJar:
+        path = repository / jar.path
+        _download(context, jar, path)
+        return LockedJar(jar.group, jar.artifact, jar.version, jar.classifier, sha256_of(path))
+
+    jars = {
+        dep.artifact.key: LockedJar(
+            dep.artifact.groupId, dep.artifact.artifactId, dep.artifact.version, dep.artifact.classifier, ""
+        )
+        for dep in wanted
+    }
+    if mixed := [jar.coordinate for jar in jars.values() if jar.group == "org.apache.kafka" and jar.version != version]:
+        raise EmbeddedKafkaError(f"resolving Kafka {version} gave jars of other versions: {', '.join(mixed)}")
+    with ThreadPoolExecutor(max_workers=PARALLEL_DOWNLOADS) as pool:
+        return list(pool.map(fetch, jars.values()))
+
+
+class _FailOnWarning(logging.Handler):
+    """jgo only warns when a download differs from the published SHA-1; a lock file must not be made of such a file."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.mismatches: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if "mismatch" in message.lower():
+            self.mismatches.append(message)
+
+
+def main(versions: list[str]) -> int:
+    """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
+    if not versions or any(version.split(".")[0] not in LOG_BINDING for version in versions):
+        print("use: python -m tests.lab.kafka.lock VERSION...   (3.x or 4.x, e.g. 4.2.0)", file=sys.stderr)
+        return 2
+    watch = _FailOnWarning()
+    logging.getLogger("jgo").addHandler(watch)
+    for version in versions:
+        with tempfile.TemporaryDirectory(prefix="kquota-lock-") as scratch:
+            jars = lock(version, Path(scratch))
+        if watch.mismatches:
+            raise EmbeddedKafkaError("\n".join(watch.mismatches))
+        lines = [
+            f"# Apache Kafka {version}: broker and command-line tools. SHA-256 and coordinate of each jar, class path "
+            "order.",
+            f"# Written by `python -m tests.lab.kafka.lock {version}`; do not edit.",
+            *(f"{jar.sha256}  {jar.coordinate}" for jar in jars),
+        ]
+        file = CHECKSUMS / f"kafka-{version}.txt"
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{file}: {len(jars)} jars")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,435 @@
+"""Writes schema.py from the message schemas that Apache Kafka publishes inside its kafka-clients jars.
+
+    python -m tests.lab.wire_schema           write proxy/core/wire/schema.py anew
+    python -m tests.lab.wire_schema --check   exit 1 when the committed file differs from what would be written
+
+Two releases are merged: the newest one that kquota knows, and 3.9.1, the last one that still had the oldest versions of
+most APIs. For each API and version the layout comes from the newest release that has it; where both have it, their
+layouts must agree, or the generator stops. It also stops when a response that a broker sends to clients carries a host
+and a port that ADDRESSES does not classify yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from proxy.core.wire import primitives as p
+from proxy.core.wire.primitives import Program, Step
+
+RELEASES: Final = ("4.2.0", "3.9.1")  # newest first
+TARGET: Final = Path(__file__).parents[2] / "proxy/core/wire/schema.py"
+NEVER: Final = 1 << 15  # one more than the highest int16: never flexible
+
+Field: TypeAlias = dict[str, Any]
+Structs: TypeAlias = dict[str, list[Field]]
+
+FIXED_SIZES: Final = {
+    "bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16,
+}  # fmt: skip
+
+# Responses on a broker's listener that carry a host and a port, and what they are.
+ADDRESSES: Final = {
+    "Produce": "leaders that moved (KIP-951)",
+    "Fetch": "leaders that moved (KIP-951); never seen by clients of kquota, which asks brokers with version 15",
+    "Metadata": "all brokers",
+    "FindCoordinator": "the coordinators",
+    "DescribeCluster": "all brokers, or all controllers when endpoint_type is 2 (KIP-919)",
+    "ShareFetch": "leaders that moved (KIP-932)",
+    "ShareAcknowledge": "leaders that moved (KIP-932)",
+}
+NOT_ADDRESSES: Final = {
+    "DescribeQuorum": "controllers (KIP-853), shown to administrators; no client of a broker connects to them",
+    "StreamsGroupHeartbeat": "endpoints of Kafka Streams applications (KIP-1071), not of brokers",
+    "StreamsGroupDescribe": "endpoints of Kafka Streams applications (KIP-1071), not of brokers",
+}
+
+
+class SchemaError(Exception):
+    """A published schema has a form that this generator does not support; the message names it."""
+
+
+class Message:
+    """One schema file: the layout of a request or a response in some range of versions."""
+
+    def __init__(self, raw: Field) -> None:
+        self.name: str = raw["name"]
+        self.fields: list[Field] = raw.get("fields", [])
+        self.structs: Structs = {struct["name"]: struct["fields"] for struct in raw.get("commonStructs", ())}
+        self.listeners: list[str] = raw.get("listeners", [])
+        self.unstable = bool(raw.get("latestVersionUnstable", False))
+        self.versions = versions(raw["validVersions"])
+        self.flexible = versions(raw.get("flexibleVersions", "none"))
+
+    def program(self, version: int) -> Program:
+        """The whole body in `version`."""
+        return _merged(tuple(_struct(self.fields, version, version in self.flexible, self.structs)))
+
+    def carries_addresses(self) -> bool:
+        """Whether any version has a struct with both a host and a port."""
+        return any(
+            {"Host", "Port"} <= {field["name"] for field in fields}
+            for fields in _all_structs(self.fields, self.structs)
+        )
+
+
+def versions(text: str) -> range:
+    """`"0-3"`, `"2+"`, `"4"` or `"none"` as a range."""
+    if text == "none":
+        return range(0)
+    if text.endswith("+"):
+        return range(int(text[:-1]), NEVER)
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _all_structs(fields: list[Field], structs: Structs) -> Iterator[list[Field]]:
+    yield fields
+    for field in fields:
+        inner = _fields_of(field, structs)
+        if inner is not None:
+            yield from _all_structs(inner, structs)
+
+
+def _fields_of(field: Field, structs: Structs) -> list[Field] | None:
+    inner: list[Field] | None = field.get("fields") or structs.get(field["type"].removeprefix("[]"))
+    return inner
+
+
+def _struct(fields: list[Field], version: int, flexible: bool, structs: Structs) -> Iterator[Step]:
+    addresses = {"Host", "Port"} <= {field["name"] for field in fields}
+    tagged: list[tuple[int, Program]] = []
+    for field in fields:
+        if version not in versions(field["versions"]):
+            continue
+        steps = tuple(_field(field, version, flexible, structs, addresses))
+        if version in versions(field.get("taggedVersions", "none")):
+            tagged.append((field["tag"], _merged(steps)))
+        else:
+            yield from steps
+    if flexible:
+        # Only tags that lead to an address are entered; the walker skips all others by their size.
+        yield p.TAGS, tuple((tag, program) for tag, program in sorted(tagged) if _has(program, (p.HOST, p.VARHOST)))
+
+
+def _field(field: Field, version: int, flexible: bool, structs: Structs, addresses: bool) -> Iterator[Step]:
+    kind: str = field["type"]
+    nullable = version in versions(field.get("nullableVersions", "none"))
+    if kind.startswith("[]"):
+        element = _merged(tuple(_value(field, kind[2:], version, flexible, structs, False)))
+        yield (p.VARARRAY if flexible else p.ARRAY), element
+    elif nullable and _fields_of(field, structs) is not None:
+        yield p.NULLABLE, _merged(tuple(_value(field, kind, version, flexible, structs, addresses)))
+    else:
+        yield from _value(field, kind, version, flexible, structs, addresses)
+
+
+def _value(field: Field, kind: str, version: int, flexible: bool, structs: Structs, addresses: bool) -> Iterator[Step]:
+    name: str = field["name"]
+    inner = _fields_of(field, structs)
+    if inner is not None:
+        yield from _struct(inner, version, flexible, structs)
+    elif name == "ThrottleTimeMs" and kind == "int32":
+        yield p.THROTTLE, 0
+    elif name in ("NodeId", "BrokerId") and kind == "int32":
+        yield p.NODE_ID, 0
+    elif name == "EndpointType" and kind == "int8":
+        yield p.ENDPOINT_TYPE, 0
+    elif addresses and name == "Host":
+        yield (p.VARHOST if flexible else p.HOST), 0
+    elif addresses and name == "Port":
+        yield p.PORT, FIXED_SIZES[kind]
+    elif kind in FIXED_SIZES:
+        yield p.SKIP, FIXED_SIZES[kind]
+    elif kind == "string":
+        yield (p.VARLEN if flexible else p.STRING), 0
+    elif kind in ("bytes", "records"):
+        yield (p.VARLEN if flexible else p.BYTES), 0
+    else:
+        raise SchemaError(f"field {name} has the unknown type {kind}")
+
+
+def _has(program: Program, codes: tuple[int, ...]) -> bool:
+    """Whether any step, however deep, has one of `codes`."""
+    for code, argument in program:
+        if code in codes:
+            return True
+        if code in (p.ARRAY, p.VARARRAY, p.NULLABLE) and _has(argument, codes):
+            return True
+        if code == p.TAGS and any(_has(inner, codes) for _, inner in argument):
+            return True
+    return False
+
+
+def _merged(steps: Program) -> Program:
+    """The same walk with neighbouring fixed-size fields joined."""
+    out: list[Step] = []
+    for step in steps:
+        if step[0] == p.SKIP and out and out[-1][0] == p.SKIP:
+            out[-1] = (p.SKIP, out[-1][1] + step[1])
+        else:
+            out.append(step)
+    return tuple(out)
+
+
+def _only(program: Program, wanted: tuple[int, ...]) -> Program:
+    """`program` up to its last step that leads to one of `wanted`; other marks become bytes to skip."""
+    plain = {p.THROTTLE: (p.SKIP, 4), p.NODE_ID: (p.SKIP, 4), p.ENDPOINT_TYPE: (p.SKIP, 1)}
+
+    def unmark(step: Step) -> Step:
+        code, argument = step
+        if code in plain and code not in wanted:
+            return plain[code]
+        if code in (p.ARRAY, p.VARARRAY, p.NULLABLE):
+            return code, _merged(tuple(map(unmark, argument)))
+        if code == p.TAGS:
+            return code, tuple((tag, _merged(tuple(map(unmark, inner)))) for tag, inner in argument)
+        return step
+
+    end = max((at + 1 for at, step in enumerate(program) if _has((step,), wanted)), default=0)
+    return _merged(tuple(map(unmark, program[:end])))
+
+
+def _address_walk(program: Program) -> Program | None:
+    if not _has(program, (p.HOST, p.VARHOST)):
+        return None
+    end = max(at + 1 for at, step in enumerate(program) if _has((step,), (p.PORT,)))
+    return _only(program[:end], (p.HOST, p.VARHOST, p.PORT, p.NODE_ID, p.ENDPOINT_TYPE))
+
+
+def _throttle(program: Program) -> tuple[int, Program | None] | None:
+    """(offset in the body, None), or (-1, walk) when fields of varying size come first, or None when there is none."""
+    walk = _only(program, (p.THROTTLE,))
+    if not walk:
+        return None
+    if walk[0][0] == p.THROTTLE:
+        return 0, None
+    if len(walk) == 2 and walk[0][0] == p.SKIP:
+        return walk[0][1], None
+    return -1, walk
+
+
+def load(jar: Path) -> dict[tuple[int, str], Message]:
+    """Every request and response schema in `jar`, by (API key, "request" or "response")."""
+    found: dict[tuple[int, str], Message] = {}
+    with zipfile.ZipFile(jar) as archive:
+        for name in sorted(archive.namelist()):
+            if not re.fullmatch(r"common/message/\w+\.json", name):
+                continue
+            text = re.sub(r"^\s*//.*$", "", archive.read(name).decode(), flags=re.MULTILINE)
+            raw = json.loads(text)
+            if raw["type"] in ("request", "response"):
+                found[raw["apiKey"], raw["type"]] = Message(raw)
+    if not found:
+        raise SchemaError(f"{jar} holds no message schemas")
+    return found
+
+
+def find_jar(release: str) -> Path:
+    """The kafka-clients jar of `release`, by jgo (from its cache, or downloaded once)."""
+    import jgo  # a development dependency: the sidecar itself never runs this
+
+    environment = jgo.build(f"org.apache.kafka:kafka-clients:{release}")
+    for jar in environment.all_jars:
+        path = Path(jar)
+        if path.name == f"kafka-clients-{release}.jar":
+            return path
+    raise SchemaError(f"jgo found no kafka-clients-{release}.jar in {environment.path}")
+
+
+class Layouts:
+    """The union of the releases: for each API its versions, and for each version the newest layout."""
+
+    def __init__(self, releases: list[dict[tuple[int, str], Message]]) -> None:
+        self.releases = releases
+        self.keys = sorted({key for release in releases for key, _ in release})
+
+    def newest(self, key: int, kind: str, version: int) -> Message:
+        """The message of the newest release that has this version. Raises SchemaError when releases disagree."""
+        having = [
+            release[key, kind]
+            for release in self.releases
+            if (key, kind) in release and version in release[key, kind].versions
+        ]
+        programs = {message.program(version) for message in having if not message.unstable}
+        flexible = {version in message.flexible for message in having}
+        # A version that was unstable in an old release (early access) may have changed before it became stable.
+        if (len(programs) > 1 and not self._unstable(key, version)) or len(flexible) > 1:
+            raise SchemaError(f"{having[0].name} version {version} differs between {' and '.join(RELEASES)}")
+        return having[0]
+
+    def _unstable(self, key: int, version: int) -> bool:
+        requests = [release[key, "request"] for release in self.releases if (key, "request") in release]
+        return any(request.unstable and version == request.versions[-1] for request in requests if request.versions)
+
+    def versions(self, key: int) -> range:
+        """All versions that any release has. Raises SchemaError when there is a gap or responses lack some."""
+        spans = [release[key, "request"].versions for release in self.releases if (key, "request") in release]
+        spans = [span for span in spans if span]
+        union = range(min(span[0] for span in spans), max(span[-1] for span in spans) + 1)
+        for version in union:
+            if not any(version in span for span in spans):
+                raise SchemaError(f"API {key} has a gap at version {version}")
+        return union
+
+    def name(self, key: int) -> str:
+        """The API's newest name, such as `Produce`."""
+        return next(
+            release[key, "request"].name for release in self.releases if (key, "request") in release
+        ).removesuffix("Request")
+
+    def flexible_from(self, key: int) -> int:
+        """The first flexible version, NEVER when none is. Requests and responses must agree."""
+        found = NEVER
+        for version in reversed(self.versions(key)):
+            flexible = {version in self.newest(key, kind, version).flexible for kind in ("request", "response")}
+            if len(flexible) > 1 or (found == NEVER and flexible == {False} and version != self.versions(key)[-1]):
+                raise SchemaError(
+                    f"API {key} version {version}: request and response disagree, or flexibility came and went"
+                )
+            if flexible == {False}:
+                break
+            found = version
+        return found
+
+    def check_addresses(self) -> None:
+        """Every response on a broker's listener with a host and a port must be classified in ADDRESSES."""
+        for release in self.releases:
+            for (key, kind), message in release.items():
+                if kind != "response" or not message.carries_addresses():
+                    continue
+                known = self.name(key) in ADDRESSES or self.name(key) in NOT_ADDRESSES
+                if "broker" in release[key, "request"].listeners and not known:
+                    raise SchemaError(f"{message.name} carries a host and a port: a broker's address or not?")
+
+
+_NAMES: Final = {
+    getattr(p, name): name
+    for name in (
+        "SKIP", "STRING", "VARLEN", "BYTES", "ARRAY", "VARARRAY", "TAGS", "NULLABLE",
+        "NODE_ID", "ENDPOINT_TYPE", "HOST", "VARHOST", "PORT", "THROTTLE",
+    )
+}  # fmt: skip
+
+
+def _python(program: Program) -> str:
+    def one(step: Step) -> str:
+        code, argument = step
+        if code in (p.ARRAY, p.VARARRAY, p.NULLABLE):
+            return f"({_NAMES[code]}, {_python(argument)})"
+        if code == p.TAGS:
+            return f"(TAGS, ({''.join(f'({tag}, {_python(inner)}), ' for tag, inner in argument).strip()}))"
+        return f"({_NAMES[code]}, {argument})"
+
+    return "(" + ", ".join(map(one, program)) + ("," if len(program) == 1 else "") + ")"
+
+
+def _runs(values: list[tuple[int, Any]]) -> list[tuple[int, int, Any]]:
+    """Neighbouring versions with equal values, as (first, last, value)."""
+    runs: list[tuple[int, int, Any]] = []
+    for version, value in values:
+        if runs and runs[-1][2] == value and runs[-1][1] == version - 1:
+            runs[-1] = (runs[-1][0], version, value)
+        else:
+            runs.append((version, version, value))
+    return runs
+
+
+def render(releases: list[dict[tuple[int, str], Message]]) -> str:
+    """The text of schema.py. The same jars always give the same text."""
+    layouts = Layouts(releases)
+    layouts.check_addresses()
+    apis: list[str] = []
+    throttle: list[str] = []
+    throttle_walks: list[str] = []
+    address_walks: list[str] = []
+    for key in layouts.keys:
+        span, name = layouts.versions(key), layouts.name(key)
+        apis.append(f'    {key}: ("{name}", {span[0]}, {span[-1]}, {layouts.flexible_from(key)}),')
+        programs = {version: layouts.newest(key, "response", version).program(version) for version in span}
+        positions = [(version, _throttle(program)) for version, program in programs.items()]
+        fixed = _runs([(version, at[0]) for version, at in positions if at is not None])
+        if fixed:
+            throttle.append(f"    {key}: ({''.join(f'({a}, {b}, {at}), ' for a, b, at in fixed).strip()}),  # {name}")
+        walks = _runs([(version, at[1]) for version, at in positions if at is not None and at[1] is not None])
+        throttle_walks += _walk_lines(key, name, walks)
+        if name in ADDRESSES:
+            found = [(version, _address_walk(program)) for version, program in programs.items()]
+            address_walks += _walk_lines(
+                key, f"{name}: {ADDRESSES[name]}", _runs([(v, w) for v, w in found if w is not None])
+            )
+    all_walks = "".join(throttle_walks + address_walks)
+    used = sorted(name for name in _NAMES.values() if f"({name}," in all_walks)
+    return "\n".join([
+        f'"""GENERATED by `python -m tests.lab.wire_schema` from kafka-clients {" and ".join(RELEASES)}: do not edit.',
+        "",
+        "The same jars give the same file; `python -m tests.lab.wire_schema --check` compares, and a test runs it.",
+        '"""',
+        "",
+        "# fmt: off",
+        "from typing import Final",
+        "",
+        "from proxy.core.wire.primitives import (",
+        *(f"    {name}," for name in used),
+        "    Program,",
+        ")",
+        "",
+        f"SOURCES: Final = {RELEASES!r}".replace("'", '"'),
+        '"""Releases of kafka-clients that the tables were made from, newest first."""',
+        "",
+        "APIS: Final[dict[int, tuple[str, int, int, int]]] = {",
+        *apis,
+        "}",
+        f'"""API key: (name, lowest version, highest version, first flexible version; {NEVER} when none is)."""',
+        "",
+        "API_NAMES: Final[dict[int, str]] = {key: known[0] for key, known in APIS.items()}",
+        '"""API key: name, such as Produce."""',
+        "",
+        "THROTTLE_POSITIONS: Final[dict[int, tuple[tuple[int, int, int], ...]]] = {",
+        *throttle,
+        "}",
+        '"""API key: (first version, last version, offset of throttle_time_ms in the body; -1: see THROTTLE_WALKS)."""',
+        "",
+        "THROTTLE_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {",
+        *throttle_walks,
+        "}",
+        '"""API key: (first version, last version, walk over the response body that ends with the throttle field)."""',
+        "",
+        "ADDRESS_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {",
+        *address_walks,
+        "}",
+        '"""API key: (first version, last version, walk over the response body through the last host and port)."""',
+        "",
+    ])  # fmt: skip
+
+
+def _walk_lines(key: int, comment: str, runs: list[tuple[int, int, Program]]) -> list[str]:
+    if not runs:
+        return []
+    lines = [f"    {key}: (  # {comment}"]
+    lines += [f"        ({first}, {last}, {_python(walk)})," for first, last, walk in runs]
+    return [*lines, "    ),"]
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check schema.py. Exit code 1 when the check fails, 2 for wrong arguments."""
+    if arguments not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    text = render([load(find_jar(release)) for release in RELEASES])
+    if arguments:
+        if TARGET.read_text() != text:
+            print(f"{TARGET.name} differs from what the published schemas give: run `make schema`", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
