@@ -308,7 +308,7 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
 async def test_bad_scrapers_are_cut_off_and_disturb_no_others(
     behave: Callable[[Admin], Awaitable[trio.SocketStream]],
 ) -> None:
-    async with admin(lifetime_s=2.0) as running:  # long enough for honest requests on a busy machine
+    async with admin(lifetime_s=5.0) as running:  # long enough for honest requests on a busy machine
         for index in range(3000):  # an answer of about 1 MB, more than socket buffers take
             running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1, now_ms())
         streams = [await behave(running) for _ in range(5)]
