@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import ReportError, WrongUseError
+from config.visible import visible
 from quota.entity import Kind
-from quota.visible import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from analysis.intake import Quality
 from analysis.report import Plot, Report, Story, Table
 from analysis.rows import some_rows
 from analysis.words import cell, span
-from quota.visible import visible
+from config.visible import visible
 
 MAX_LINES = 60
 WHOLE_CHARACTERS = 16

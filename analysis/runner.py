@@ -18,7 +18,7 @@ from analysis.intake import read
 from analysis.page import IndexEntry, render, render_index
 from analysis.progress import Progress
 from analysis.report import Context, with_teams, written
-from quota.visible import visible
+from config.visible import visible
 
 MAX_UNREADABLE = 200
 """With more unreadable files, the input is probably something else."""

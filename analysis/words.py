@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from config.readable import readable_rate, readable_size, readable_span
 from quota.entity import Kind
-from quota.readable import readable_rate, readable_size, readable_span
 
 MONEY: Final = frozenset(("total", "usage", "bursts", "idle_reservations"))
 """Columns of a bill: amounts, where they are fractions."""

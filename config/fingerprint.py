@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.bounds import MAX_FILE_BYTES
-from quota.files import read_file
+from proxy.net.files import read_file
 
 
 @dataclass(frozen=True, slots=True)

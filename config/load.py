@@ -21,9 +21,9 @@ from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry, to_entry
 from config.transparent import Transparent
 from config.types import DEFAULT_WORD
+from proxy.net.files import read_file
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
-from quota.files import read_file
 from quota.pause import Pause, without_pause
 from quota.table import Entry
 

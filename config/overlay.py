@@ -23,6 +23,7 @@ from config.scalars import dump, number
 from config.source import parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Value, wrong
+from proxy.net.files import read_file
 from quota.admin import (
     CLIENT_ID,
     CONNECTION_RATE,
@@ -36,7 +37,6 @@ from quota.admin import (
     entity_text,
 )
 from quota.entity import DEFAULT, Default
-from quota.files import read_file
 from quota.overlay import Overlay, laid_over
 from quota.table import QuotaTable
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from quota.visible import visible
+from config.visible import visible
 
 Place = tuple[str | int, ...]
 """A path inside the file, for example ``("quotas", 3, "producer_byte_rate")``."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from config.types import ABSOLUTE_PATH, BOOLEAN, Value, choice, duration_ms, text, wrong
-from quota.principal import DEFAULT_RULES, PrincipalRules, RuleError
+from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
 
 
 def _rules(value: Any) -> str:

@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError, core_schema
 from config.problems import value_text
 from config.scalars import number
 from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
+from config.visible import has_control
 from quota.connections import canonical_address
-from quota.visible import has_control
 
 DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""

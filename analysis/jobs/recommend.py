@@ -18,9 +18,9 @@ from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import MAX_ROWS, some_rows
 from analysis.words import rate, several, span
+from config.visible import has_control
 from quota.entity import Kind
 from quota.record import MAX_NAME_CHARACTERS
-from quota.visible import has_control
 
 KINDS = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)
 COLUMNS = (

@@ -34,8 +34,8 @@ from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from proxy.app.common import logs
 from proxy.app.sources.reading import Aside, StuckError
+from proxy.net.files import in_memory, read_file
 from proxy.net.tls.contexts import MAX_PEM_BYTES
-from quota.files import in_memory, read_file
 
 log = structlog.get_logger("kquota.webhook")
 

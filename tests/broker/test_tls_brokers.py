@@ -23,8 +23,8 @@ from cryptography.x509.oid import NameOID as Oid
 from proxy.core.wire.messages import framed, request_header
 from proxy.net.tls.certificates import in_pem, subject
 from proxy.net.tls.contexts import ClientTls, KeyPair
+from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.upstream.cluster import ClusterError, ask_brokers
-from quota.principal import NoRuleError, PrincipalRules
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued

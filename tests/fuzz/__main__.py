@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.fuzz import blind
 
 INSTRUMENTED = ("config", "proxy.core.session", "proxy.core.interceptors", "proxy.net.tls.certificates",
-    "proxy.core.auth.sasl", "proxy.core.wire", "quota.admin", "quota.files")  # fmt: skip
+    "proxy.core.auth.sasl", "proxy.core.wire", "quota.admin", "proxy.net.files")  # fmt: skip
 """Modules whose branches guide the fuzzer. The arithmetic of quotas is not one of them: it sees no bytes."""
 SLOWEST_INPUT_S = 10
 MAX_MEMORY_MB = 1024

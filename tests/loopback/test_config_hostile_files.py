@@ -33,11 +33,11 @@ from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
 from proxy.app.sources.security import load_security
 from proxy.app.sources.watch import ReloadState, Watcher
+from proxy.net import files
+from proxy.net.files import in_memory, read_file
 from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
 from proxy.net.upstream.credentials import Credentials, LoginError
-from quota import files
 from quota.entity import Kind
-from quota.files import in_memory, read_file
 from quota.table import QuotaTable
 from tests.support.certificates import Authority, Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away

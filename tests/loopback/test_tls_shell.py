@@ -21,7 +21,7 @@ from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.listen.server import Proxy
 from proxy.net.tls.certificates import in_pem, not_after_s, subject
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
-from quota.principal import PrincipalRules
+from proxy.net.tls.principal import PrincipalRules
 from tests.support.certificates import Authority, Issued
 from tests.support.scripted_broker import answer, closed_reason, never_answer, read_frame, through, until
 from tests.support.session_tools import produce, produce_response

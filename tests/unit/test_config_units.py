@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from config.readable import readable_bytes
 from config.units import parse_duration_ms, parse_size, readable_ms, similar_size
-from quota.readable import readable_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from config.problems import Problem
+from config.visible import visible
 from proxy.app.cli import top
 from proxy.app.cli.main import app
 from proxy.app.common import logs
 from proxy.app.common.text import json_text, readable_name, safe
-from quota.visible import visible
 from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, CONFIGURED, CONFIGURED_SHOWN, harmless, write_config
 
 SHOWN = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quota.principal import NoRuleError, PrincipalRules, RuleError
+from proxy.net.tls.principal import NoRuleError, PrincipalRules, RuleError
 
 
 @pytest.mark.parametrize(

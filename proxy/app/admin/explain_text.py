@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from config.readable import readable_rate as _short
+from config.readable import readable_size, three_digits
+from config.readable import readable_span as _span
+from config.visible import visible
 from proxy.app.common.text import columns, readable_limit, safe
 from quota.counter_store import OVERFLOW
 from quota.entity import Kind
-from quota.readable import readable_rate as _short
-from quota.readable import readable_size, three_digits
-from quota.readable import readable_span as _span
-from quota.visible import visible
 
 NEAR: Final = 0.9
 """From this fraction of a limit on, it gets a line at the top."""
@@ -53,7 +53,7 @@ def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
 
     `title`, lines of `identity`, `verdict` and `connections`; `kinds` and for each of them a column of `levels` (the
     limit, and a `mark` on the one that is in force) and lines of `words`; `decisions` are rows, the first is the head.
-    All of it is safe to show (`quota.visible`).
+    All of it is safe to show (`config.visible`).
     """
     at, kinds = answer["at"], answer["kinds"]
     decisions = sorted(

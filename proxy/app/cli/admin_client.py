@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from quota.visible import visible
+from config.visible import visible
 
 ASK_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 32_000_000

@@ -9,13 +9,13 @@ from config.load import warnings_of
 from config.model import Config
 from config.overlay import load_overlay
 from config.problems import Problem
+from config.readable import readable_bytes
 from config.types import HostPort
 from config.units import readable_ms
 from proxy.app.cli.surroundings import warnings_of_surroundings
 from proxy.app.common.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
-from quota.readable import readable_bytes
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
 MAX_ROWS = 60

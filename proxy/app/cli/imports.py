@@ -10,7 +10,7 @@ import typer
 
 from config.problems import ConfigError, Place
 from proxy.app.common.text import json_text, say
-from quota.files import read_file
+from proxy.net.files import read_file
 
 if TYPE_CHECKING:
     from config.source import Source

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from queue import Empty, Queue
 from typing import Final
 
-from quota.visible import visible
+from config.visible import visible
 
 START_TIMEOUT_S: Final = 20.0
 ADMIN_PORT: Final = 9404

@@ -17,11 +17,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from config.readable import readable_size
+from config.visible import visible
 from proxy.app.cli.admin_client import get_json
 from proxy.app.common.text import safe, say
 from quota.entity import Kind
-from quota.readable import readable_size
-from quota.visible import visible
 
 SORTS = ("use", "throttled", "rate", "name")
 NEAR = 0.9

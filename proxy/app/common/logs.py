@@ -17,8 +17,8 @@ from typing import Any, Final, TextIO
 
 import structlog
 
+from config.visible import visible
 from proxy.app.common.text import ascii_json, safe
-from quota.visible import visible
 
 LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
 """Environment variable that overrides the file's `log.level`."""

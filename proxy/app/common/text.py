@@ -8,9 +8,9 @@ from typing import Any
 
 import typer
 
+from config.readable import readable_bytes
+from config.visible import visible
 from quota.entity import DEFAULT, Kind, Name
-from quota.readable import readable_bytes
-from quota.visible import visible
 
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
 

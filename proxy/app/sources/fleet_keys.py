@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from quota.files import read_file
+from proxy.net.files import read_file
 
 MAX_BYTES: Final = 4096
 SHORTEST: Final = 32

@@ -1,7 +1,7 @@
 """Reads files beside the traffic, in a thread that neither a reload nor the end of the process waits for.
 
-`quota.files` makes sure that no FIFO and no device blocks a reader. What remains is a file system that does not answer,
-such as a network one: then a thread hangs in the kernel, and only an answer ends it.
+`proxy.net.files` makes sure that no FIFO and no device blocks a reader. What remains is a file system that does not
+answer, such as a network one: then a thread hangs in the kernel, and only an answer ends it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.static_user import StaticUser
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsSide
+from proxy.net.tls.principal import PrincipalRules
 from proxy.net.upstream.credentials import Credentials
-from quota.principal import PrincipalRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from config.identity import StaticIdentity, template_fields
-from quota.files import read_file
+from proxy.net.files import read_file
 
 MAX_BYTES: Final = 65_536
 """Files of identity are small; a larger one is something else."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from socket import socket
 from typing import Final, NoReturn
 
+from proxy.net.files import in_memory, read_file
 from proxy.net.tls.certificates import CertificateError, in_pem, not_after_s, subject
 from proxy.net.tls.channel import TlsSocket
 from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
-from quota.files import in_memory, read_file
-from quota.principal import NoRuleError, PrincipalRules
+from proxy.net.tls.principal import NoRuleError, PrincipalRules
 
 CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 """Kafka's ssl.client.auth."""

@@ -20,7 +20,7 @@ from proxy.core.telemetry.observer import Counters
 from proxy.net.tls.certificates import CertificateError
 from proxy.net.tls.channel import TlsSocket
 from proxy.net.tls.contexts import ClientTls, ServerTls, explain
-from quota.principal import NoRuleError
+from proxy.net.tls.principal import NoRuleError
 
 log = structlog.get_logger("kquota.tls")
 

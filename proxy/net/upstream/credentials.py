@@ -19,7 +19,7 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.primitives import string
 from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslResponse, answer, error_code
-from quota.files import read_file
+from proxy.net.files import read_file
 
 MAX_SECRET_BYTES: Final = 65_536
 MAX_ITERATIONS: Final = 65_536

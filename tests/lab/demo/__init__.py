@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from quota.visible import visible
+from config.visible import visible
 from tests.lab.demo import view
 from tests.lab.demo.errors import DemoError
 from tests.lab.demo.interrupts import Interrupted, Interrupts

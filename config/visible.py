@@ -2,7 +2,7 @@
 
 Names come from clients, files and clusters. A terminal obeys control characters (C0 and, in many encodings, C1), some
 of them even inside a title or a colour; direction marks make a name look like another one; unusual line separators make
-one log entry look like two. The reports need this as the sidecar does, and both can import `quota`.
+one log entry look like two.
 """
 
 from __future__ import annotations

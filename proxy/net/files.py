@@ -1,8 +1,7 @@
 """Small files written by others: read without blocking on them, and never beyond a size limit.
 
 By mistake or on purpose, a path may lead to a FIFO without a writer, a device that never ends, or a file that is far
-too large. So a file is checked before it is opened and again before it is read, and reading stops at the limit. This
-module is below `config` and `proxy`, because both read such files and neither imports the other.
+too large. So a file is checked before it is opened and again before it is read, and reading stops at the limit.
 """
 
 from __future__ import annotations
