@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from config.readable import readable_rate, readable_size, readable_span
+from config.units import readable_rate, readable_size, readable_span
 from quota.entity import Kind
 
 MONEY: Final = frozenset(("total", "usage", "bursts", "idle_reservations"))

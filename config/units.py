@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, and back again.
+"""Sizes, rates and durations as people write them, and back again: the same in answers of the sidecar and in reports.
 
 Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``: ``4M`` is 4
 000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself has plain bytes only, and these are accepted
@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from functools import lru_cache
+
+from quota.entity import Kind
 
 _SIZE = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*?)(?:/s)?", re.ASCII)
 _SIZE_UNITS = {
@@ -92,6 +94,45 @@ def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
     return int(exact)
 
 
-def readable_ms(value_ms: float) -> str:
-    """``30000`` -> ``30 s``, ``250`` -> ``250 ms``."""
-    return f"{value_ms / 1000:g} s" if value_ms >= 1000 else f"{value_ms:g} ms"
+def readable_bytes(value: float) -> str:
+    """``2000000`` -> ``2 MB``, ``4194304`` -> ``4 MiB``: decimal units, but binary where only these are round."""
+    if value >= 1024 and value == int(value) and int(value) % 1024 == 0 and int(value) % 1000:
+        for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+            if int(value) % 1024**power == 0:
+                return f"{int(value) // 1024**power} {unit}"
+    for power, unit in ((6, "EB"), (5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if abs(value) >= 1000**power:
+            return f"{round(value / 1000**power, 3):g} {unit}"
+    return f"{round(value, 1):g} B"
+
+
+def three_digits(value: float) -> float:
+    """Measurements have three significant digits: 1234567 -> 1230000."""
+    return float(f"{value:.3g}")
+
+
+def readable_size(value: float) -> str:
+    """Measured bytes, with three digits: ``1.5 MB``."""
+    return readable_bytes(three_digits(value))
+
+
+def readable_rate(kind: Kind, rate: float) -> str:
+    """A measured rate of this kind of quota: ``1.5 MB/s``, ``37.5 %`` of a thread, ``2/s`` (partitions)."""
+    if kind in (Kind.PRODUCE, Kind.FETCH):
+        return f"{readable_size(rate)}/s"
+    return f"{three_digits(rate):g} %" if kind is Kind.REQUEST else f"{three_digits(rate):g}/s"
+
+
+def readable_span(value_ms: float) -> str:
+    """``250 ms``, ``12.3 s``, ``4 min 10 s``, ``2 h 5 min``, ``11 d 14 h``."""
+    if value_ms < 1000:
+        return f"{value_ms:.0f} ms"
+    seconds = value_ms / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s".replace(" 0 s", "")
+    if whole < 172_800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min".replace(" 0 min", "")
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h".replace(" 0 h", "")

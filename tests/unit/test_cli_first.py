@@ -117,7 +117,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
     ("text", "place", "expected"),
     [
         ("listen: {broker_ports: 19092-19093}", "listen.broker_ports", "fewer ports (2) than upstream.bootstrap has"),
-        ("max_mute: 3m", "max_mute", "180 s is beyond what clients wait: Java producers give records up after 120 s"),
+        ("max_mute: 3m", "max_mute", "3 min is beyond what clients wait: Java producers give records up after 2 min"),
         ("max_mute: 0", "max_mute", "0, without a cap, is beyond what clients wait"),
         ("export: {directory: usage}", "export.directory", "is relative to wherever the sidecar is started"),
         ("identity: {static: {file: /no/user}}", "identity.static.file", "there is no such file on this machine"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config.readable import readable_bytes
-from config.units import parse_duration_ms, parse_size, readable_ms, similar_size
+from config.units import parse_duration_ms, parse_size, readable_bytes, readable_span, similar_size
 
 
 @pytest.mark.parametrize(
@@ -113,5 +112,11 @@ def test_readable_bytes(value: float, expected: str) -> None:
     assert readable_bytes(value) == expected
 
 
-def test_readable_ms() -> None:
-    assert [readable_ms(value) for value in (0, 250, 1000, 1500, 30_000)] == ["0 ms", "250 ms", "1 s", "1.5 s", "30 s"]
+def test_readable_span() -> None:
+    assert [readable_span(value) for value in (0, 250, 1000, 1500, 30_000)] == [
+        "0 ms",
+        "250 ms",
+        "1 s",
+        "1.5 s",
+        "30 s",
+    ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from config.readable import readable_rate as _short
-from config.readable import readable_size, three_digits
-from config.readable import readable_span as _span
+from config.units import readable_rate as _short
+from config.units import readable_size, three_digits
+from config.units import readable_span as _span
 from config.visible import visible
 from proxy.app.common.text import columns, readable_limit, safe
 from quota.counter_store import OVERFLOW

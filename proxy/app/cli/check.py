@@ -9,9 +9,8 @@ from config.load import warnings_of
 from config.model import Config
 from config.overlay import load_overlay
 from config.problems import Problem
-from config.readable import readable_bytes
 from config.types import HostPort
-from config.units import readable_ms
+from config.units import readable_bytes, readable_span
 from proxy.app.cli.surroundings import warnings_of_surroundings
 from proxy.app.common.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
@@ -56,7 +55,7 @@ def all_warnings(config: Config) -> list[Problem]:
 def _administration(config: Config) -> list[list[str]]:
     quotas = config.quota_settings
     if quotas.source == "cluster":
-        source = f"the cluster's own, asked for every {readable_ms(quotas.poll_interval_s)}"
+        source = f"the cluster's own, asked for every {readable_span(quotas.poll_interval_s)}"
     else:
         source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
     names = ", ".join(safe(name) for name in quotas.alter_principals)
@@ -80,7 +79,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     up = config.upstream
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
-    cap = f"at most {readable_ms(config.max_mute)}" if capped else "without a cap"
+    cap = f"at most {readable_span(config.max_mute)}" if capped else "without a cap"
     identity, listen_tls = config.identity, config.listen.tls
     if identity.static_elsewhere and identity.static is not None:
         user = f"as {identity.static.file or identity.static.directory} says"

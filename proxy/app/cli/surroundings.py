@@ -8,7 +8,7 @@ from pathlib import Path
 from config.model import Config
 from config.problems import Place, Problem
 from config.source import Source
-from config.units import readable_ms
+from config.units import readable_span
 
 PATIENCE_MS = 120_000
 """Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
@@ -38,8 +38,8 @@ def _ports(config: Config, source: Source) -> list[Problem]:
 def _patience(config: Config, source: Source) -> list[Problem]:
     if config.pacing != "smooth" or 0 < config.max_mute <= PATIENCE_MS:
         return []
-    told = readable_ms(config.max_mute) if config.max_mute else "0, without a cap,"
-    text = f"{told} is beyond what clients wait: Java producers give records up after {readable_ms(PATIENCE_MS)}"
+    told = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
+    text = f"{told} is beyond what clients wait: Java producers give records up after {readable_span(PATIENCE_MS)}"
     return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
 
 

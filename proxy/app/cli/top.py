@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from config.readable import readable_size
+from config.units import readable_size
 from config.visible import visible
 from proxy.app.cli.admin_client import get_json
 from proxy.app.common.text import safe, say

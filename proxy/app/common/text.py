@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from config.readable import readable_bytes
+from config.units import readable_bytes
 from config.visible import visible
 from quota.entity import DEFAULT, Kind, Name
 
