@@ -17,7 +17,6 @@ from analysis.errors import WrongUseError
 from analysis.kinds import MEASURES
 from quota.counter import MutationAlgorithm
 from quota.entity import Kind
-from quota.table import EmptyClientId
 
 DEFAULT_WORD = "<default>"
 _LIMIT = "struct<limit: double, of_fleet: boolean>"
@@ -44,7 +43,6 @@ class CandidateQuotas:
     mutation_num_samples: int = 11
     mutation_window_ms: int = 1000
     mutation_algorithm: MutationAlgorithm = "token_bucket"
-    empty_client_id: EmptyClientId = "share_default"
 
     @property
     def mutation_burst_s(self) -> float:
@@ -88,7 +86,6 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
         windows["controller_num"],
         windows["controller_size_seconds"] * 1000,
         windows["controller_algorithm"],
-        windows["empty_client_id"],
     )
 
 
@@ -160,11 +157,6 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
         user = F.when(F.coalesce(level, F.lit(9)) < 7, F.col("user"))
         client = F.when(~F.coalesce(level.isin(3, 6), F.lit(False)), F.col("client_id"))
     found = F.coalesce(*levels)
-    if candidate.empty_client_id == "kafka":
-        # A broker cannot tell an empty client-id from none: what names a client-id does not count.
-        nameless = F.coalesce(client == "", F.lit(False))
-        of_user = F.when(user.isNotNull(), F.coalesce(F.col("_3"), default_of(DEFAULT_WORD, None)))
-        found, client = F.when(nameless, of_user).otherwise(found), F.when(~nameless, client)
     names = {
         "limit": found["limit"],
         "of_fleet": F.coalesce(found["of_fleet"], F.lit(False)),

@@ -31,18 +31,10 @@ class Export(BaseModel):
         description="A file is complete, and seen by readers, after so long; also at the end of its hour.",
         json_schema_extra={"default": 300},
     )
-    rotate_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] = Field(
-        default=64 * _MIB, description="A file of this size is complete.", json_schema_extra={"default": "64MiB"}
-    )
     keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = Field(
         default=1024 * _MIB,
         description="What complete files may occupy together; the oldest are deleted. null: no limit.",
         json_schema_extra={"default": "1GiB"},
-    )
-    buffer_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] = Field(
-        default=16 * _MIB,
-        description="Buffer per sink, while its disk is full or its topic is down; the oldest records are dropped.",
-        json_schema_extra={"default": "16MiB"},
     )
     cluster_id: Annotated[str, text("a name", most=255)] | None = Field(
         default=None, description="The Kafka cluster, as records name it; null: KQUOTA_CLUSTER_ID, else none."

@@ -39,9 +39,6 @@ class FleetSection(BaseModel):
         default=True,
         description="Make the topic where it is missing; false: an error in the log says the command that does.",
     )
-    partitions: Annotated[int, whole(1, 1000, "partitions")] = Field(
-        default=8, description="Number of partitions to create the topic with. Groups are spread over them."
-    )
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
         default=None, description="Replication factor to create the topic with; null: the brokers' default."
     )

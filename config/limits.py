@@ -23,10 +23,6 @@ class Limits(BaseModel):
     max_response_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
         default=_INT_MAX, description="Largest response of a broker; by default any that Kafka's protocol can have."
     )
-    max_header_bytes: Annotated[int, size(64, 1024 * 1024, "bytes")] = Field(
-        default=40_960,
-        description="Largest request header: client-id (Kafka allows 32 767 bytes) and tagged fields.",
-    )
     max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
         default=1024, description="Requests of one connection without an answer; above it the client is not read."
     )
@@ -40,18 +36,10 @@ class Limits(BaseModel):
         description="How long a client may take until its login is accepted, or where none is wanted, until its first "
         "request; what the broker takes to answer and mutes do not count.",
     )
-    pre_auth_max_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
-        default=524_288,
-        description="Largest ApiVersions or SASL request before the first other one, as Kafka's "
-        "sasl.server.max.receive.size.",
-    )
     stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="ms")] = Field(
         default=60_000,
         description="How long a peer may keep the sidecar waiting inside a request or a response, or leave responses "
-        "unread, while less than min_bytes_per_s moves.",
-    )
-    min_bytes_per_s: Annotated[int, size(1, _INT_MAX, "bytes per second")] = Field(
-        default=512, description="Below this rate a peer in the middle of something counts as stalled."
+        "unread, while less than 512 bytes a second move.",
     )
     max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = Field(
         default=20_000,

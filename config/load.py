@@ -28,6 +28,17 @@ from quota.pause import Pause, without_pause
 from quota.table import Entry
 
 _scope_of = attrgetter("reach")
+_CONSTANTS: Final[dict[Place, str]] = {
+    ("empty_client_id",): "a client-id that is empty is a name like any other",
+    ("upstream", "metadata_refresh_ms"): "30000",
+    ("limits", "max_header_bytes"): "40960",
+    ("limits", "pre_auth_max_bytes"): "524288",
+    ("limits", "min_bytes_per_s"): "512",
+    ("export", "rotate_bytes"): "64MiB",
+    ("export", "buffer_bytes"): "16MiB",
+    ("fleet", "partitions"): "8",
+}
+"""Settings of earlier versions, and what always holds instead."""
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
 
 
@@ -409,6 +420,8 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
 
 
 def _unknown_key(model: type[BaseModel], place: Place) -> str:
+    if place in _CONSTANTS:
+        return f"no longer a setting, it is a constant now ({_CONSTANTS[place]}): remove the key"
     inner = _model_at(model, place[:-1])
     known = [] if inner is None else [info.alias or name for name, info in inner.model_fields.items()]
     written = str(place[-1])

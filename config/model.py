@@ -116,9 +116,6 @@ class Upstream(_Model):
     connect_timeout_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=10)] = Field(
         default=10_000, description="How long a broker may take to accept a connection, TLS included."
     )
-    metadata_refresh_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=100)] = Field(
-        default=30_000, description="How often the sidecar itself asks the cluster for its brokers."
-    )
 
 
 class QuotaCandidate(_Model):
@@ -390,11 +387,6 @@ class Config(_Model):
         description="How partition mutations are counted. token_bucket: as Kafka does (KIP-599); windowed_burst: the "
         "windowed rate that Kafka had planned before, whose bursts are spread over the windows.",
     )
-    empty_client_id: Annotated[Literal["share_default", "kafka"], choice("a rule", "share_default", "kafka")] = Field(
-        default="share_default",
-        description="Clients without a client-id: share_default: a name like any other; kafka: as a broker does, "
-        "client-id quotas do not see them.",
-    )
     max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, "a duration", bare_unit=None)] = Field(
         default=120_000,
         description="The longest throttle time that one response carries and its connection is muted for. Whatever is "
@@ -478,7 +470,6 @@ _LIVE = {
     "consumer_override",
     "max_connections_per_ip",
     "max_connections_per_ip_overrides",
-    "empty_client_id",
     "log",
 }
 """Applied by a reload; everything else takes a restart."""

@@ -20,7 +20,6 @@ def to_table(config: Config, pause: Pause = without_pause) -> QuotaTable:
     pause()
     return QuotaTable(
         found,
-        empty_client_id=config.empty_client_id,
         default_reach="instance" if config.fleet is None else config.fleet.default_scope,
         connections=connections,
         pause=pause,

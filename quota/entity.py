@@ -87,7 +87,7 @@ _LABELS: Final = {
 class CounterKey(NamedTuple):
     """Which clients share one counter. ``None`` means: this name plays no part (Kafka writes an empty tag there).
 
-    An empty *name* is not the same as no name: with ``empty_client_id: share_default`` the client-id "" is a name
+    An empty *name* is not the same as no name: the client-id "" is a name
     like any other, so (alice, "") and (alice, None) are two counters although both are shown with an empty client tag.
     """
 

@@ -62,7 +62,6 @@ def laid_over(table: QuotaTable, overlay: Overlay, pause: Pause = without_pause)
     clients = {entity: limits for entity, limits in overlay.items() if entity not in addresses}
     return QuotaTable(
         _entries(table.entries, clients, pause),
-        empty_client_id=table.empty_client_id,
         default_reach=table.default_reach,
         pause=pause,
         connections=ConnectionLimits(_connections(table.connections.entries, addresses))
@@ -139,7 +138,7 @@ def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause)
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:
                 usable.setdefault(entity, {})[key] = limit
-    table = laid_over(QuotaTable(empty_client_id=base.empty_client_id, default_reach=base.default_reach), usable, pause)
+    table = laid_over(QuotaTable(default_reach=base.default_reach), usable, pause)
     rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
     connections: dict[tuple[Scope, str | Default], ConnectionEntry] = {
         entry.entity: entry for entry in table.connections.entries

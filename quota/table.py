@@ -14,7 +14,6 @@ from quota.pause import Pause, without_pause
 Mode = Literal["enforce", "shadow"]
 Reach = Literal["instance", "fleet"]
 """Whose limit it is: each instance's own, or one that all instances of a fleet share."""
-EmptyClientId = Literal["share_default", "kafka"]
 
 RATE_FIELD: Final[Mapping[Kind, str]] = {
     Kind.PRODUCE: "producer_byte_rate",
@@ -173,9 +172,8 @@ _PER_USER_AND_CLIENT: Final = (1, 2, 4, 5)
 class QuotaTable:
     """All quotas at one moment. Immutable: a reload builds another one and passes it to ``Ledger.swap``.
 
-    `empty_client_id` says what a null or empty client-id means: ``share_default`` (a name like any other, KIP-13's
-    intention) or ``kafka`` (a broker's behaviour: such clients escape every limit that names a client-id).
-    `default_reach` is the reach of entries without one.
+    A null or empty client-id is a name like any other (KIP-13's intention; at a broker such clients escape every limit
+    that names a client-id). `default_reach` is the reach of entries without one.
     `connections` are the connection limits, which are reloaded together with these (:mod:`quota.connections`).
     `pause` is called after each step of the work, a millisecond or two for ten thousand entries.
     Raises ValueError when two entries have the same entity.
@@ -185,14 +183,12 @@ class QuotaTable:
         self,
         entries: Iterable[Entry] = (),
         *,
-        empty_client_id: EmptyClientId = "share_default",
         default_reach: Reach = "instance",
         connections: ConnectionLimits = NO_CONNECTION_LIMITS,
         pause: Pause = without_pause,
     ) -> None:
         self.entries: Final = tuple(entries)
         self.connections: Final = connections
-        self.empty_client_id: Final = empty_client_id
         self.default_reach: Final = default_reach
         # There may be many thousands, while traffic waits: hence comprehensions, which let other threads run in
         # between, and no object per limit, because Python's garbage collector would have to visit each.
@@ -300,7 +296,6 @@ class QuotaTable:
     def _with(self, entries: Iterable[Entry], connections: ConnectionLimits | None = None) -> "QuotaTable":
         return QuotaTable(
             entries,
-            empty_client_id=self.empty_client_id,
             default_reach=self.default_reach,
             connections=self.connections if connections is None else connections,
         )
@@ -309,19 +304,11 @@ class QuotaTable:
         """Kafka's rule of metric tags: which of the two names takes part depends on the levels configured anywhere."""
         shape = self._shape[kind]
         if shape in (0, _CLIENT):
-            key = CounterKey(None, client_id)
-        elif shape == _USER:
-            key = CounterKey(user, None)
-        elif shape == _USER_CLIENT:
-            key = CounterKey(user, client_id)
-        else:
-            key = self._key_of_mixture(kind, user, client_id)
-        if key.client_id == "" and self.empty_client_id == "kafka":
-            # A broker cannot tell an empty client-id from "no client-id tag": the limit is then looked up without one.
-            return CounterKey(key.user, None)
-        return key
-
-    def _key_of_mixture(self, kind: Kind, user: str, client_id: str) -> CounterKey:
+            return CounterKey(None, client_id)
+        if shape == _USER:
+            return CounterKey(user, None)
+        if shape == _USER_CLIENT:
+            return CounterKey(user, client_id)
         limits = self._limits[kind]
         for level, entity in _ladder(user, client_id):
             if level < Level.CLIENT and entity in limits:

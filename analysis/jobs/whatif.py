@@ -73,7 +73,7 @@ def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
             keys = frozenset((entry.user, entry.client_id, entry.of_fleet) for entry in one.entries(kind))
             if keys:
                 counted = Family(kind, (name,), (one,)).rule
-                found.setdefault((kind, keys, counted, one.empty_client_id), []).append(name)
+                found.setdefault((kind, keys, counted), []).append(name)
     return [
         Family(key[0], tuple(names), tuple(candidates[name] for name in names))  # type: ignore[index]
         for key, names in found.items()

@@ -30,6 +30,7 @@ from benchmarks.rig.topics import create_topics
 from benchmarks.suites.fleet_live import KEY, Sidecar
 from config.load import load
 from config.table import to_table
+from proxy.app.fleet.exchange import TOPIC_CONFIG
 from quota.entity import ANONYMOUS, Kind
 from quota.fleet.record import GroupUse, Record, Seal, encode, group_hash
 from quota.fleet.timing import Timing
@@ -121,11 +122,12 @@ def run() -> dict[str, Any]:
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
         create_topics(kafka.bootstrap, {"cost": {}})
+        create_topics(kafka.bootstrap, {TOPIC: TOPIC_CONFIG}, partitions=PARTITIONS)
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))
         (folder / "key").write_text(KEY)
         sidecars, wires = [], []
         for number, fleet in enumerate(
-            (None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS, "key_file": str(folder / "key")})
+            (None, {"id": FLEET, "default_scope": "fleet", "key_file": str(folder / "key")})
         ):
             one = Sidecar(number, kafka.bootstrap, folder)
             path = folder / f"{number}.yaml"

@@ -78,20 +78,16 @@ def proxy_settings(config: Config, security: Security) -> ProxySettings:
         sizes=SizeLimits(
             max_frame_bytes=limits.max_frame_bytes,
             max_response_bytes=limits.max_response_bytes,
-            max_header_bytes=limits.max_header_bytes,
-            pre_auth_max_bytes=limits.pre_auth_max_bytes,
         ),
         stalls=StallLimits(
             pre_auth_timeout_s=limits.pre_auth_timeout_ms / 1000,
             stall_timeout_s=limits.stall_timeout_ms / 1000,
-            min_bytes_per_s=limits.min_bytes_per_s,
         ),
         max_in_flight=limits.max_in_flight,
         max_connections=limits.max_connections,
         max_held_connections=limits.max_held_connections,
         drain_timeout_s=config.drain_timeout_s / 1000,
         max_idle_s=config.connections_max_idle_ms / 1000,
-        metadata_refresh_s=config.upstream.metadata_refresh_ms / 1000,
         transparent=_transparent(config) if config.mode == "transparent" else None,
     )
 

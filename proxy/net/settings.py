@@ -73,8 +73,6 @@ class ProxySettings:
     """Refused connections that are held until their delay is over; further ones are closed at once."""
     drain_timeout_s: float = 30.0
     max_idle_s: float = 600.0
-    metadata_refresh_s: float = 30.0
-    """How often the sidecar asks the cluster for its brokers."""
     buffer_bytes: int = 65_536
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768

@@ -93,7 +93,7 @@ def test_a_listener_without_a_login_goes_on_where_one_was_expected(
     password = tmp_path / "password"
     password.write_text(PASSWORDS["kquota"])
     own = {"mechanism": "PLAIN", "username": "kquota", "password_file": str(password)}
-    upstream = {"bootstrap": kafka_secure.bootstrap, "metadata_refresh_ms": 1000, "sasl": own}
+    upstream = {"bootstrap": kafka_secure.bootstrap, "sasl": own}
     quotas = [{"user": "<default>", "producer_byte_rate": 50_000_000}]
     with sidecar(kafka_secure.bootstrap, quotas, not_ready="cluster", upstream=upstream) as running:
         for acks in (1, 0):

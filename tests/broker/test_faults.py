@@ -155,7 +155,7 @@ def test_a_broker_that_moved_is_followed(rig: Rig, topic: str) -> None:
         # Stands for a name in front of the cluster, which leads to a broker wherever that is.
         (port,) = free_ports(1)
         name = network.link(("127.0.0.1", port), ("127.0.0.1", rig.cluster.node(1).port))
-        upstream = {"bootstrap": [f"127.0.0.1:{port}"], "metadata_refresh_ms": 3_600_000}
+        upstream = {"bootstrap": [f"127.0.0.1:{port}"]}
         with sidecar([], QUOTAS, upstream=upstream) as proxy:
             create_topic(rig.cluster.bootstrap[0], topic)
             with Producing(proxy.bootstrap, topic) as producing, Consuming(proxy.bootstrap, topic) as consuming:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.rig.topics import create_topics
+from proxy.app.fleet.exchange import TOPIC_CONFIG
 from quota.fleet.record import GroupUse, Record, Seal, encode
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
@@ -203,12 +205,13 @@ def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, to
     """
     much = {"producer_byte_rate": 100_000_000, "consumer_byte_rate": 100_000_000}
     name = f"bounded-{uuid.uuid4().hex}"
+    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=1)
     with (
         sidecar(kafka.bootstrap, [{"client-id": "kquota-fleet", **much}]) as counting,
         sidecar(
             [counting.bootstrap],
             [{"client-id": "<default>", "producer_byte_rate": LIMIT}],
-            fleet={"default_scope": "fleet", "topic": name, "partitions": 1},
+            fleet={"default_scope": "fleet", "topic": name},
         ) as one,
         ExitStack() as stack,
     ):
@@ -312,7 +315,8 @@ def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, 
     from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
     name = f"guarded-{uuid.uuid4().hex}"
-    with _fleet(kafka, 1, topic=name, partitions=2) as (one,):
+    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=2)
+    with _fleet(kafka, 1, topic=name) as (one,):
         until(lambda: "the fleet's topic is read" in one.log.read_text())
         direct, behind = (KafkaAdminClient(bootstrap_servers=there) for there in (kafka.bootstrap, one.bootstrap))
         (known,) = direct.describe_topics([name])
@@ -388,7 +392,8 @@ def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaClus
 
     name = f"anew-{uuid.uuid4().hex}"
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    with _fleet(kafka, 2, topic=name, partitions=3) as fleet:
+    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=3)
+    with _fleet(kafka, 2, topic=name) as fleet:
 
         def has_partitions_back() -> bool:
             return any("partitions back" in one.log.read_text() for one in fleet)

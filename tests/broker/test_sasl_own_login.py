@@ -19,7 +19,7 @@ LISTENER = "SASL_PLAINTEXT"
 
 
 def upstream(kafka: KafkaCluster, secret: Path, mechanism: str, user: str = "kquota") -> dict[str, Any]:
-    where = {"bootstrap": kafka.bootstrap_of(LISTENER), "metadata_refresh_ms": 500}
+    where = {"bootstrap": kafka.bootstrap_of(LISTENER)}
     if mechanism == "OAUTHBEARER":
         return {**where, "sasl": {"mechanism": mechanism, "token_file": str(secret)}}
     return {**where, "sasl": {"mechanism": mechanism, "username": user, "password_file": str(secret)}}

@@ -13,7 +13,7 @@ import trio
 from proxy.core.errors import CloseReason
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.connection import Connection
-from proxy.net.listen import sweeper
+from proxy.net.listen import cluster_brokers, sweeper
 from proxy.net.listen.sweeper import PORTION, Sweeper
 from proxy.net.settings import ProxySettings
 from tests.support.scripted_broker import (
@@ -139,10 +139,11 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
     broker = ScriptedBroker(answer)
     with trio.fail_after(LIMIT_S), pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolver.Resolver.__init__, "__defaults__", (look_up,))
+        patch.setattr(cluster_brokers, "REFRESH_S", 0.1)
         async with trio.open_nursery() as nursery:
             await serve_broker(nursery, broker)
             names[b"kafka.example"] = broker.node_port
-            proxy = proxy_before(("kafka.example", 9092), metadata_refresh_s=0.1)
+            proxy = proxy_before(("kafka.example", 9092))
             await nursery.start(proxy.serve)
             await until(lambda: proxy.cluster_reached)
             assert await ask(proxy.port) == produce_response(1)
@@ -157,8 +158,9 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_broker_that_moved_is_looked_for_as_soon_as_it_is_missed() -> None:
+async def test_a_broker_that_moved_is_looked_for_as_soon_as_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour between two looks at the cluster: only the failed connection can be why the new address is found."""
+    monkeypatch.setattr(cluster_brokers, "REFRESH_S", 3600.0)
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
             service, moving = ScriptedBroker(answer), ScriptedBroker(answer)
@@ -166,7 +168,7 @@ async def test_a_broker_that_moved_is_looked_for_as_soon_as_it_is_missed() -> No
             end = await serve_broker(nursery, moving)
             bootstrap = service.node_port
             service.node_port = moving.node_port
-            proxy = proxy_before(("127.0.0.1", bootstrap), metadata_refresh_s=3600.0)
+            proxy = proxy_before(("127.0.0.1", bootstrap))
             await nursery.start(proxy.serve)
             await until(lambda: proxy.cluster_reached)
             ((_, _, _, local),) = proxy.brokers()

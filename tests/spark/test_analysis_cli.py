@@ -184,7 +184,6 @@ def test_values_are_checked_without_an_upstream(tmp_path: Path) -> None:
         "controller_num": 11,
         "controller_size_seconds": 1,
         "controller_algorithm": "token_bucket",
-        "empty_client_id": "share_default",
     }
 
 
@@ -192,12 +191,12 @@ def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     quotas = "quotas: [{user: a, controller_mutation_rate: 5}]\n"
     found = tmp_path / "candidate.json"
-    for text, algorithm, empty in (
-        (quotas, "token_bucket", "share_default"),
-        (f"{quotas}controller_mutation_algorithm: windowed_burst\nempty_client_id: kafka\n", "windowed_burst", "kafka"),
+    for text, algorithm in (
+        (quotas, "token_bucket"),
+        (f"{quotas}controller_mutation_algorithm: windowed_burst\n", "windowed_burst"),
     ):
         values.write_text(text)
         found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
         candidate = load_candidate(found)
-        assert (candidate.mutation_algorithm, candidate.empty_client_id) == (algorithm, empty)
+        assert candidate.mutation_algorithm == algorithm
         assert candidate.mutation_burst_s == 11

@@ -42,12 +42,6 @@ QUOTAS = {
 - {user: <default>, producer_byte_rate: 900, controller_mutation_rate: 1, scope: instance}
 - {user: <default>, client-id: b, producer_byte_rate: 1000}
 fleet: {id: f, default_scope: fleet}""",
-    "an empty client-id as a broker has it": """
-- {user: u1, client-id: <default>, producer_byte_rate: 600, controller_mutation_rate: 0.5}
-- {user: u1, producer_byte_rate: 900}
-- {user: <default>, request_percentage: 25}
-- {client-id: <default>, producer_byte_rate: 1700, controller_mutation_rate: 1}
-empty_client_id: kafka""",
 }
 CLIENTS = list(itertools.product(("u1", "u2", "u3"), ("a", "b", "", "d")))
 

@@ -165,7 +165,7 @@ def sidecar(
         "mode": "rewrite",
         "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + broker_ports - 1}"}
         | dict(listen or {}),
-        "upstream": {"bootstrap": list(bootstrap), "metadata_refresh_ms": 1000},
+        "upstream": {"bootstrap": list(bootstrap)},
         "quotas": dict(quotas) if isinstance(quotas, Mapping) else [dict(quota) for quota in quotas],
         "admin": {"host": "127.0.0.1", "port": admin_port},
         "log": {"level": "debug", "format": "json"},

@@ -242,7 +242,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "port": {"config": {"listen": {"port": 9093}}},
     "mute": {"config": {"max_mute": "10s"}},
     "drain": {"config": {"drain_timeout_s": 50}},
-    "empty client-id": {"config": {"empty_client_id": "kafka"}},
 }
 
 
@@ -294,8 +293,6 @@ LIMITS: dict[str, tuple[dict[str, Any], str | None]] = {
     "small": ({"config": {"limits": {"max_connections": 100, "max_clients": 1000}}}, "144Mi"),
     # 362.4 + 16 + 16
     "export": ({"config": {"export": {"directory": "/var/lib/kquota", "kafka_topic": "usage"}}}, "400Mi"),
-    "larger buffers": ({"config": {"export": {"directory": "/d", "buffer_bytes": "64MiB"}}}, "432Mi"),
-    "bytes": ({"config": {"export": {"directory": "/d", "buffer_bytes": 67108864}}}, "432Mi"),
     "one's own": ({"resources": {"limits": {"memory": "1Gi"}}}, "1Gi"),
     "a CPU limit beside it": ({"resources": {"limits": {"cpu": "2"}}}, "368Mi"),
     "none": ({"memoryLimit": {"enabled": False}}, None),

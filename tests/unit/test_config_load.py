@@ -66,7 +66,6 @@ def test_defaults_are_kafkas() -> None:
     assert config.limits.max_frame_bytes == 104_857_600  # socket.request.max.bytes
     assert config.connections_max_idle_ms == 600_000  # connections.max.idle.ms
     assert config.max_mute == 120_000
-    assert config.empty_client_id == "share_default"
     assert (config.listen.host, config.listen.port, config.admin and config.admin.host) == (
         "127.0.0.1",
         9092,
@@ -142,6 +141,8 @@ export: {directory: 7}
     ("line", "expected"),
     [
         ("listn: {}", "unknown key, did you mean listen?"),
+        ("limits: {min_bytes_per_s: 9}", "no longer a setting, it is a constant now (512): remove the key"),
+        ("empty_client_id: kafka", "a constant now (a client-id that is empty is a name like any other): remove"),
         ("zzz: 1", "unknown key, expected one of: mode, listen, upstream, "),
         ("controller_mutation_algorithm: leaky_bucket", "an algorithm: one of token_bucket, windowed_burst"),
         ("controller.quota.window.num: 0", "samples, a whole number from 1 to 10000"),
@@ -557,7 +558,7 @@ def test_static_users_that_cannot_be_meant(static: str, expected: str) -> None:
 def test_settings_that_need_a_restart_are_everything_but_quotas_and_logging() -> None:
     first = load_bytes("q.yaml", MINIMAL.encode()).restart_settings()
     live = "quotas: [{user: a, producer_byte_rate: 1}]\nquota.producer.default: 1\n"
-    live += "empty_client_id: kafka\nlog: {level: debug}"
+    live += "log: {level: debug}"
     assert load_bytes("q.yaml", (MINIMAL + live).encode()).restart_settings() == first
     other = load_bytes(
         "q.yaml", (MINIMAL + "listen: {port: 1}\nquota.window.num: 5\nadmin: null").encode()

@@ -202,7 +202,6 @@ def quotas(draw: st.DrawFn) -> tuple[list[Json], list[Json]]:
 SETTINGS = st.sampled_from(
     [
         {},
-        {"empty_client_id": "kafka"},
         {"fleet": {"key_file": "/k", "default_scope": "fleet"}},
         {"quota.producer.override": "b:1"},
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from quota.entity import DEFAULT, CounterKey, Kind, Level, Name
 from quota.ledger import Ledger
-from quota.table import EmptyClientId, Entry, QuotaTable
+from quota.table import Entry, QuotaTable
 
 PRODUCE = Kind.PRODUCE
 
@@ -161,27 +161,21 @@ def test_a_user_called_default_is_a_name() -> None:
 # An empty (or null) client-id.
 
 
-@pytest.mark.parametrize(("mode", "limit"), [("share_default", 500), ("kafka", None)])
-def test_empty_client_id_under_client_quotas(mode: EmptyClientId, limit: float | None) -> None:
-    # B26: with `kafka` it escapes even the default client-id quota; by default it is a name like any other
-    table = QuotaTable([rate(None, DEFAULT, 500)], empty_client_id=mode)
-    assert table.resolve(PRODUCE, "u", "").limit == limit
+def test_empty_client_id_under_client_quotas() -> None:
+    # B26: it is a name like any other; at a broker it escapes even the default client-id quota
+    table = QuotaTable([rate(None, DEFAULT, 500)])
+    assert table.resolve(PRODUCE, "u", "").limit == 500
     assert table.resolve(PRODUCE, "u", "c").limit == 500
     ledger = Ledger(table, max_throttle_ms=None, smooth=False)
     delay = ledger.charge(ledger.account("u", ""), PRODUCE, 6000, 0)
-    assert delay == (2000 if limit else 0)
+    assert delay == 2000
     # and all such clients share one counter: 12 000 / 10 s = 1200; 700 / 500 * 10 000 = 14 000
-    assert ledger.charge(ledger.account("v", ""), PRODUCE, 6000, 0) == (14_000 if limit else 0)
+    assert ledger.charge(ledger.account("v", ""), PRODUCE, 6000, 0) == 14_000
 
 
 def test_empty_client_id_matched_by_a_users_default_client() -> None:
     entries = [rate("u", DEFAULT, 100), rate("u", None, 300), rate(None, DEFAULT, 500)]
-    # As a name: level 2. Kafka's quirk: the empty tag makes the look-up happen at user level, so level 3 applies ...
     assert QuotaTable(entries).resolve(PRODUCE, "u", "").level == Level.USER_DEFAULT_CLIENT
-    quirk = QuotaTable(entries, empty_client_id="kafka")
-    assert quirk.resolve(PRODUCE, "u", "").level == Level.USER
-    # ... and without one there is no limit at all.
-    assert quirk.without("u", None).resolve(PRODUCE, "u", "").limit is None
 
 
 def test_an_empty_client_id_does_not_share_its_users_counter() -> None:
@@ -197,12 +191,11 @@ def test_an_empty_client_id_does_not_share_its_users_counter() -> None:
 
 
 def test_changing_a_table_makes_another_one() -> None:
-    one = QuotaTable([rate("u", None, 1)], empty_client_id="kafka")
+    one = QuotaTable([rate("u", None, 1)])
     two = one.with_entry(rate("u", None, 2))
     assert (one.resolve(PRODUCE, "u", "c").limit, two.resolve(PRODUCE, "u", "c").limit) == (1, 2)
     assert two.without("u", None).entries == ()
     assert two.without("nobody", None).entries == two.entries
-    assert two.empty_client_id == two.without("u", None).empty_client_id == "kafka"
 
 
 def test_merging_keeps_the_limits_that_are_not_named() -> None:

@@ -77,20 +77,6 @@
 {{- (default dict .Values.config.listen).port | default 9092 | int -}}
 {{- end -}}
 
-{{/* Bytes of a size as the configuration file has it: 16777216, 16MiB, 16M. */}}
-{{- define "kquota.bytes" -}}
-{{- if not (kindIs "string" .) -}}{{/* a number: as text it might be 6.7e+07 */}}
-{{- int64 . -}}
-{{- else -}}
-{{- $number := regexFind "^[0-9_]+(\\.[0-9]+)?" (trim .) | replace "_" "" | float64 -}}
-{{- $unit := regexFind "[A-Za-z]+$" (trim .) | trimSuffix "B" -}}
-{{- $powers := dict "" 0 "k" 1 "K" 1 "M" 2 "G" 3 "T" 4 "P" 5 -}}
-{{- $base := ternary 1024.0 1000.0 (hasSuffix "i" $unit) -}}
-{{- range until (get $powers (trimSuffix "i" $unit)) }}{{ $number = mulf $number $base }}{{ end -}}
-{{- $number | ceil | int64 -}}
-{{- end -}}
-{{- end -}}
-
 {{/* The memory limit that follows from the settings, in MiB; docs/operations.md has the arithmetic. */}}
 {{- define "kquota.memoryLimit" -}}
 {{- $config := include "kquota.config" . | fromYaml -}}
@@ -102,7 +88,7 @@
 {{- $bytes := add (mul 128 1048576) (mul $connections 81920) (mul $clients 8192) -}}
 {{- with $config.export -}}
 {{- $buffers := add (ternary 1 0 (not (empty .directory))) (ternary 1 0 (not (empty .kafka_topic))) -}}
-{{- $bytes = add $bytes (mul $buffers (include "kquota.bytes" (default "16MiB" .buffer_bytes) | int64)) -}}
+{{- $bytes = add $bytes (mul $buffers 16777216) -}}
 {{- end -}}
 {{- mul 16 (div (add $bytes 16777215) 16777216) -}}Mi
 {{- end -}}

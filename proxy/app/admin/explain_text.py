@@ -271,10 +271,7 @@ def _used(kind: Kind, one: dict[str, Any]) -> str:
 def _kind_lines(one: dict[str, Any], at: str | None) -> list[str]:
     kind = Kind(one["kind"])
     if one["limit"] is None:
-        text = "no limit"
-        if any(candidate["limit"] is not None for candidate in one["levels"]):
-            text += " (the levels above do not reach this client: see empty_client_id in docs/configuration.md)"
-        return [text]
+        return ["no limit"]
     shadow = ", shadow: measured, never applied" if one["mode"] == "shadow" else ""
     whose = " of the whole fleet" if one.get("scope") == "fleet" else ""
     lines = [f"{readable_limit(kind, one['limit'])}{whose} from {one['level']}{shadow}; {_sharers(one)}"]

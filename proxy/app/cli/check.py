@@ -104,7 +104,6 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
             f"{config.controller_mutation_algorithm}",
         ],
         ["limits are", _scope(config, table)],
-        ["empty client-id", config.empty_client_id],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         *_administration(config),
         ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],
@@ -189,7 +188,6 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
             "controller_num": config.controller_window_num,
             "controller_size_seconds": config.controller_window_size_seconds,
             "controller_algorithm": config.controller_mutation_algorithm,
-            "empty_client_id": config.empty_client_id,
         },
     }
 

@@ -33,6 +33,10 @@ BATCH_BYTES: Final = 1_000_000
 """Records of one interval are passed on in batches of about this size."""
 JITTER_MS: Final = 100
 """Wall clock and monotonic clock may differ by this much over an interval without the clock having been set."""
+ROTATE_BYTES: Final = 64 * 1024 * 1024
+"""A file of this size is complete."""
+BUFFER_BYTES: Final = 16 * 1024 * 1024
+"""Buffer of each sink, while its disk is full or its topic is down; the oldest records are dropped."""
 END_S: Final = 5.0
 """On a drain, how long the sinks have for what is queued."""
 
@@ -243,13 +247,13 @@ def new_exporter(
             Path(settings.directory),
             origin.instance,
             rotate_s=settings.rotate_s / 1000,
-            rotate_bytes=settings.rotate_bytes,
+            rotate_bytes=ROTATE_BYTES,
             keep_bytes=settings.keep_bytes,
         )
-        workers.append(Worker("files", files, settings.buffer_bytes))
+        workers.append(Worker("files", files, BUFFER_BYTES))
     if settings.kafka_topic is not None:
         bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
         topic = TopicSink(settings.kafka_topic, origin.instance, connector(bootstrap, security))
-        workers.append(Worker("topic", topic, settings.buffer_bytes))
+        workers.append(Worker("topic", topic, BUFFER_BYTES))
     constants = origin.constants(settings, version)
     return Exporter(ledger, workers, settings.interval_s / 1000, constants, files=files)

@@ -37,6 +37,8 @@ QUIET_INTERVALS: Final = 15
 reopened: a client library does not report that a topic was deleted."""
 RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 3.0
+PARTITIONS: Final = 8
+"""Of a topic that is created here. Groups are spread over them."""
 RETENTION_MS: Final = 300_000
 TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -203,13 +205,13 @@ class Exchange:
                         [
                             NewTopic(
                                 settings.topic,
-                                settings.partitions,
+                                PARTITIONS,
                                 settings.replication_factor or -1,
                                 topic_configs=dict(TOPIC_CONFIG),
                             )
                         ]
                     )
-                    log.info("the fleet's topic was created", topic=settings.topic, partitions=settings.partitions)
+                    log.info("the fleet's topic was created", topic=settings.topic, partitions=PARTITIONS)
                 except TopicAlreadyExistsError:
                     pass  # another instance was faster
                 except KafkaError as error:
@@ -266,7 +268,7 @@ class Exchange:
         copies = "" if replication is None else f" --replication-factor {replication}"
         return (
             f"An administrator can make it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
-            f"--topic {settings.topic} --partitions {settings.partitions}{copies} {configs}"
+            f"--topic {settings.topic} --partitions {PARTITIONS}{copies} {configs}"
         )
 
     def _exchange_records(self) -> None:

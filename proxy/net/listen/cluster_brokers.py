@@ -21,7 +21,9 @@ from proxy.net.upstream.dial import Dialer
 log = structlog.get_logger("kquota.proxy")
 
 FIRST_RETRY_S: Final = 0.2
-"""While no broker has answered yet, ask again after this time (doubling up to `metadata_refresh_s`)."""
+"""While no broker has answered yet, ask again after this time (doubling up to `REFRESH_S`)."""
+REFRESH_S: Final = 30.0
+"""How often the sidecar asks the cluster for its brokers."""
 SHORTEST_REFRESH_S: Final = 1.0
 """A broker that cannot be reached makes us ask the cluster again, but not more often than this."""
 WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
@@ -114,7 +116,6 @@ class ClusterBrokers:
 
     async def watch(self) -> None:
         """Ask for brokers periodically, until cancelled: new ones get a listener, and readiness stays accurate."""
-        settings = self._settings
         retry_s = FIRST_RETRY_S
         while True:
             try:
@@ -125,15 +126,15 @@ class ClusterBrokers:
                 self.reached = False
                 self.last_error = str(error)
                 await trio.sleep(retry_s)
-                retry_s = min(retry_s * 2, settings.metadata_refresh_s)
+                retry_s = min(retry_s * 2, REFRESH_S)
             else:
                 if not self.reached:
                     log.info("cluster reached", brokers=[broker[0] for broker in self.all()])
                 self.reached = True
                 self.last_error = None
                 retry_s = FIRST_RETRY_S
-                await trio.sleep(min(SHORTEST_REFRESH_S, settings.metadata_refresh_s))
-                with trio.move_on_after(max(0.0, settings.metadata_refresh_s - SHORTEST_REFRESH_S)):
+                await trio.sleep(min(SHORTEST_REFRESH_S, REFRESH_S))
+                with trio.move_on_after(max(0.0, REFRESH_S - SHORTEST_REFRESH_S)):
                     await self._look_again.wait()
                 self._look_again = trio.Event()
 
