@@ -14,17 +14,15 @@ from pydantic_core import ErrorDetails
 
 from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
 from config.identity import SOURCES
-from config.limit_sets import LimitSetCache
-from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
+from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
-from config.table import find_duplicates, has_limits, to_connection_entry, to_entry
+from config.table import find_duplicates, has_limits, to_connection_entry
 from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from proxy.net.files import read_file
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
-from quota.pause import Pause, without_pause
 from quota.table import Entry
 
 _scope_of = attrgetter("reach")
@@ -58,12 +56,9 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     return load_bytes(str(path), data, on_paper=on_paper)
 
 
-def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause = without_pause) -> Config:
-    """The same for content that was read already (the watcher loads exactly what it compared).
-
-    `pause` is called with each ordinary entry and after each other step.
-    """
-    source = parse(file, data, LimitSetCache(pause).entry)
+def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
+    """The same for content that was read already (the watcher loads exactly what it compared)."""
+    source = parse(file, data)
     if source.values is None and not source.problems:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
@@ -73,12 +68,10 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
     missing = _find_no_brokers(source)
     if source.problems:
         raise ConfigError(_with_those_of_values(source, missing))
-    pause()
     try:
         config = validate(Config, source)
     except ConfigError as error:
         raise ConfigError(_in_file_order([*error.problems, *missing])) from None
-    pause()
     problems = (
         missing
         + find_duplicates(config, source)
@@ -99,12 +92,7 @@ def _is_of_a_fleet(quotas: Any) -> bool:
     entries = quotas.get("entries") if isinstance(quotas, dict) else quotas
     if not isinstance(entries, list):
         return False
-    return any(
-        entry.reach == "fleet"
-        if isinstance(entry, Entry)
-        else isinstance(entry, dict) and entry.get("scope") == "fleet"
-        for entry in entries
-    )
+    return any(isinstance(entry, dict) and entry.get("scope") == "fleet" for entry in entries)
 
 
 def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:

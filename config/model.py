@@ -27,13 +27,14 @@ from config.fleet import SCOPES, FleetSection, Scope
 from config.identity import IdentitySection
 from config.limits import Limits
 from config.sasl import UpstreamSasl
-from config.source import Source, free_in_steps
+from config.source import Source
 from config.tls import ListenTls, UpstreamTls
 from config.transparent import Transparent
 from config.types import (
     ABSOLUTE_PATH,
     ADDRESS,
     CAP_OVERRIDES,
+    DEFAULT_WORD,
     HOST_NAMES,
     HOST_PORT,
     OVERRIDES,
@@ -50,7 +51,8 @@ from config.types import (
     wrong,
 )
 from config.units import LONG_MAX
-from quota.table import Entry
+from quota.entity import DEFAULT, Name
+from quota.table import CandidateLimits, Entry
 
 INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
@@ -220,13 +222,43 @@ class QuotaEntry(_Model):
         return bool(_connection_limits(self) != _NO_CONNECTION_LIMITS)
 
 
-class _Either:
-    """Metadata of a quota entry: one that is an `Entry` already has been validated (`config.limit_sets`)."""
+def to_name(name: str | None) -> Name:
+    """A user, client-id or address of the file in the form of the ledger's table."""
+    return DEFAULT if name == DEFAULT_WORD else name
+
+
+def to_entry(entry: QuotaEntry) -> Entry:
+    """One entry of the file in the form of the ledger's table."""
+    candidate = entry.candidate
+    return Entry(
+        to_name(entry.user),
+        to_name(entry.client_id),
+        *_as_floats(entry),
+        entry.mode,
+        None if candidate is None else CandidateLimits(*_as_floats(candidate)),
+        entry.reach,
+    )
+
+
+def _as_floats(limits: QuotaEntry | QuotaCandidate) -> tuple[float | None, float | None, float | None, float | None]:
+    produce, fetch = limits.producer_byte_rate, limits.consumer_byte_rate
+    return (
+        None if produce is None else float(produce),
+        None if fetch is None else float(fetch),
+        limits.request_percentage,
+        limits.controller_mutation_rate,
+    )
+
+
+class _InTheTablesForm:
+    """Metadata of a quota entry: once validated, one that limits requests alone becomes an `Entry` at once. Of many
+    thousand models of 2 kB each no two exist together; freed together they would hold up all threads for 10 ms."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_wrap_validator_function(
-            lambda value, whole: value if value.__class__ is Entry else whole(value), handler(QuotaEntry)
-        )
+        def short(entry: QuotaEntry) -> QuotaEntry | Entry:
+            return entry if entry.limits_connections else to_entry(entry)
+
+        return core_schema.no_info_after_validator_function(short, handler(QuotaEntry))
 
 
 class QuotaSettings(_Model):
@@ -236,7 +268,7 @@ class QuotaSettings(_Model):
         default="file",
         description="file: the entries below; cluster: the cluster's own client quotas, asked for again and again.",
     )
-    entries: list[Annotated[QuotaEntry | Entry, _Either()]] = Field(
+    entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
         default_factory=list, description="The limits, in any order."
     )
     poll_interval_s: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="s")] = Field(
@@ -421,7 +453,7 @@ class Config(_Model):
 
     @property
     def quotas(self) -> list[QuotaEntry | Entry]:
-        """The entries of the file, in either form; those read by `config.rows` are in that of the ledger's table."""
+        """The entries of the file: in the form of the ledger's table, unless they limit connections."""
         return self.quota_settings.entries
 
     @property
@@ -436,14 +468,11 @@ class Config(_Model):
 
     def forget_source(self) -> None:
         """Drop the file's text and positions; problems no longer have a position then."""
-        source, self._source = self._source, None
-        if source is not None:
-            source.release_values()
+        self._source = None
 
     def forget_entries(self) -> None:
-        """Drop the quota entries too, once they are in a table: they take about 2 kB each. In steps, so that other
-        threads need not wait for all of it."""
-        free_in_steps(self.quotas)
+        """Drop the quota entries too, once they are in a table."""
+        self.quotas.clear()
 
     def restart_settings(self) -> dict[str, Any]:
         """Settings that a running sidecar cannot change, by dotted name."""

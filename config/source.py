@@ -31,11 +31,7 @@ from config.bounds import (
     count_values,
 )
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
-from config.rows import EntryOf, Rows
 from config.scalars import MERGE_KEY, NOT_ALWAYS_TEXT, PLAIN, TEXT, UNTAGGED, Loader, is_merge, unquoted
-
-_QUOTES = "\"'"
-_STEP = 200
 
 Position = tuple[int, int]
 """Line and column, both 1-based, as editors count."""
@@ -77,9 +73,7 @@ class Source:
 
     def release_values(self) -> None:
         """Drop the values and their places, once they are no longer needed."""
-        values, self.values, self.text, self._root = self.values, None, None, None
-        quotas = values.get("quotas") if isinstance(values, dict) else None
-        free_in_steps(quotas.get("entries") if isinstance(quotas, dict) else quotas)
+        self.values = self.text = self._root = None
 
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
         """A problem at a place; for a place that does not exist (a missing key) the position of its parent."""
@@ -103,14 +97,8 @@ class Source:
         return ("quotas", "entries", *place[1:]) if isinstance(next(iter(place[1:]), None), int) else place
 
 
-def free_in_steps(items: Any) -> None:
-    """Empty a list that may be long. Freed at once, its many parts would block all threads until the last is gone."""
-    while isinstance(items, list) and items:
-        del items[-_STEP:]
-
-
-def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
-    """Parse YAML; quota entries that `entry_of` accepts (see `config.rows`) are replaced by its results.
+def parse(file: str, data: bytes) -> Source:
+    """Parse YAML.
 
     Raises ConfigError for text that is not YAML and for excessive sizes. The problems of single values, duplicate keys
     among them, are in `problems`.
@@ -119,7 +107,7 @@ def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
     try:
         text = check_text(file, data)
         try:
-            source.values = plain_values(text, entry_of)
+            source.values = plain_values(text)
         except (_NotPlainError, TooMuchError, yaml.YAMLError, ValueError):
             return next(_from_nodes(file, text, _only_node))
         source.text = text
@@ -224,61 +212,34 @@ class _NotPlainError(Exception):
     """The file has something that only nodes can represent."""
 
 
-def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
+def plain_values(text: str) -> Any:
     """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third of
     the time that nodes take, and no garbage. Raises an exception for any other file, and for mistakes: these are for
     :func:`_from_nodes`, which returns the same values for plain files and knows positions."""
-    scalars = _Scalars()
-    rows = Rows(text, scalars.written, entry_of)
-    loader = Loader(rows.text)
+    loader = Loader(text)
+    next_event = loader.get_event
     try:
-        reader = _Plain(loader.get_event, scalars)
-        next_event = loader.get_event
         next_event()  # the stream's start
         if type(next_event()) is not DocumentStartEvent:
             return None  # an empty file
-        values = reader.value(next_event(), 0)
+        values = _Plain(next_event).value(next_event(), 0)
         next_event()  # the document's end
         if type(next_event()) is not StreamEndEvent:
             raise _NotPlainError  # another document
-        if rows.values > reader.left:
-            raise TooMuchError
-        if not rows.put_back(values):
-            raise _NotPlainError
         return values
     finally:
         loader.dispose()
 
 
-class _Scalars:
-    """Converts scalars, the same for rows and for the parser's events."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-        """Values of unquoted text already converted; none of them is mutable."""
-
-    def written(self, text: str) -> Any:
-        """The value of a scalar as written; no escapes if it is quoted."""
-        return text[1:-1] if text[0] in _QUOTES else self.unquoted(text)
-
-    def unquoted(self, text: str) -> Any:
-        """The value of unquoted text. Raises ValueError."""
-        if text[:1] not in NOT_ALWAYS_TEXT:
-            return text
-        value = self._known.get(text, MISSING)
-        if isinstance(value, Missing):
-            value = self._known[text] = unquoted(text)
-        return value
-
-
 class _Plain:
     """Builds values from events. Called for each of many thousand entries, hence its loops."""
 
-    def __init__(self, next_event: Callable[[], Any], scalars: _Scalars) -> None:
+    def __init__(self, next_event: Callable[[], Any]) -> None:
         self.next_event = next_event
-        self.unquoted = scalars.unquoted
         self.left = MAX_VALUES - 1
         """How many more values are allowed."""
+        self._known: dict[str, Any] = {}
+        """Values of unquoted text already converted; none of them is mutable."""
 
     def value(self, event: Any, depth: int) -> Any:
         """The value that begins with an event."""
@@ -324,7 +285,13 @@ class _Plain:
 
     def scalar(self, event: Any) -> Any:
         """The value of a scalar: for unquoted text, a number, a date and so on if YAML sees one."""
-        return self.unquoted(event.value) if event.implicit[0] else event.value
+        text: str = event.value
+        if not event.implicit[0] or text[:1] not in NOT_ALWAYS_TEXT:
+            return text
+        value = self._known.get(text, MISSING)
+        if isinstance(value, Missing):
+            value = self._known[text] = unquoted(text)
+        return value
 
 
 class _Builder:

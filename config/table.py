@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from config.model import Config, QuotaCandidate, QuotaEntry
+from config.model import Config, QuotaEntry, to_entry, to_name
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default, Name
-from quota.pause import Pause, without_pause
-from quota.table import CandidateLimits, Entry, QuotaTable
+from quota.table import Entry, QuotaTable
 
 _Key = tuple[Name, Name, Name]
 
 
-def to_table(config: Config, pause: Pause = without_pause) -> QuotaTable:
-    """The immutable limits of a configuration. `pause` is called after each millisecond or two of work."""
-    found, connections = entries(config), ConnectionLimits(connection_entries(config))
-    pause()
+def to_table(config: Config) -> QuotaTable:
+    """The immutable limits of a configuration."""
     return QuotaTable(
-        found,
+        entries(config),
         default_reach="instance" if config.fleet is None else config.fleet.default_scope,
-        connections=connections,
-        pause=pause,
+        connections=ConnectionLimits(connection_entries(config)),
     )
 
 
@@ -48,30 +44,6 @@ def connection_entries(config: Config) -> list[ConnectionEntry]:
     return found + [entry for entry, _ in _static_caps(config)]
 
 
-def to_entry(entry: QuotaEntry) -> Entry:
-    """One entry of the file in the form of the ledger's table."""
-    return Entry(
-        user=to_name(entry.user),
-        client_id=to_name(entry.client_id),
-        producer_byte_rate=_as_float(entry.producer_byte_rate),
-        consumer_byte_rate=_as_float(entry.consumer_byte_rate),
-        request_percentage=entry.request_percentage,
-        controller_mutation_rate=entry.controller_mutation_rate,
-        mode=entry.mode,
-        candidate=None if entry.candidate is None else _candidate(entry.candidate),
-        reach=entry.reach,
-    )
-
-
-def _candidate(limits: QuotaCandidate) -> CandidateLimits:
-    return CandidateLimits(
-        _as_float(limits.producer_byte_rate),
-        _as_float(limits.consumer_byte_rate),
-        limits.request_percentage,
-        limits.controller_mutation_rate,
-    )
-
-
 def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
     """The connection limits of one entry of the file, None if there are none."""
     if not entry.limits_connections:
@@ -91,8 +63,6 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two should win must not be guessed."""
     static, caps = _static_entries(config), _static_caps(config)
-    if not static and not caps and not _any_twice(config.quotas):
-        return []
     seen: dict[_Key, Place] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(config.quotas):
@@ -149,30 +119,8 @@ def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
     return found
 
 
-def to_name(name: str | None) -> Name:
-    """A user, client-id or address of the file in the form of the ledger's table."""
-    return DEFAULT if name == DEFAULT_WORD else name
-
-
 def _as_float(limit: float | None) -> float | None:
     return None if limit is None else float(limit)
-
-
-def _any_twice(quotas: list[QuotaEntry | Entry]) -> bool:
-    """Whether two of perhaps many thousand entries have the same entity. Compares single names where possible: as many
-    tuples would be freed at once, while all traffic waits."""
-    users: set[Name] = set()
-    clients: set[Name] = set()
-    others: set[_Key] = set()
-    for entry in quotas:
-        key = user, client_id, ip = _key(entry)
-        if ip is not None or (user is not None and client_id is not None):
-            others.add(key)
-        elif client_id is None:
-            users.add(user)
-        else:
-            clients.add(client_id)
-    return len(users) + len(clients) + len(others) < len(quotas)
 
 
 def _key(entry: QuotaEntry | Entry) -> _Key:

@@ -26,7 +26,6 @@ from quota.admin import (
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default, Kind
-from quota.pause import Pause, without_pause
 from quota.table import Entry, QuotaTable
 
 Overlay = Mapping[Entity, Mapping[str, float | None]]
@@ -50,8 +49,8 @@ def altered(overlay: Overlay, in_file: QuotaTable, changes: Changes) -> dict[Ent
     return result
 
 
-def laid_over(table: QuotaTable, overlay: Overlay, pause: Pause = without_pause) -> QuotaTable:
-    """The limits in force. `pause` is called with each entry, as there may be many thousands.
+def laid_over(table: QuotaTable, overlay: Overlay) -> QuotaTable:
+    """The limits in force.
 
     An entity that the file has in shadow mode, and for which the overlay sets a limit, is enforced with the overlay's
     limits alone: an entry has one mode, and what an administrator sets must take effect.
@@ -61,25 +60,22 @@ def laid_over(table: QuotaTable, overlay: Overlay, pause: Pause = without_pause)
     addresses = {entity: limits for entity, limits in overlay.items() if entity[0][0] == IP}
     clients = {entity: limits for entity, limits in overlay.items() if entity not in addresses}
     return QuotaTable(
-        _entries(table.entries, clients, pause),
+        _entries(table.entries, clients),
         default_reach=table.default_reach,
-        pause=pause,
         connections=ConnectionLimits(_connections(table.connections.entries, addresses))
         if addresses
         else table.connections,
     )
 
 
-def _entries(entries: Iterable[Entry], overlay: Overlay, pause: Pause) -> Iterator[Entry]:
+def _entries(entries: Iterable[Entry], overlay: Overlay) -> Iterator[Entry]:
     rest = dict(overlay)
     for entry in entries:
-        pause()
         limits = rest.pop(entity_of_entry(entry), None)
         changed = entry if limits is None else _changed(entry, limits)
         if changed is not None:
             yield changed
     for entity, limits in rest.items():
-        pause()
         changed = _changed(Entry(*names_of(entity)), limits)
         if changed is not None:
             yield changed
@@ -118,16 +114,14 @@ UNLIMITED: Final = 2.0**63
 """Replaces infinity and NaN, which a broker stores for some quotas and then never enforces."""
 
 
-def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause) -> tuple[QuotaTable, list[str]]:
+def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str]]:
     """The limits that correspond to a cluster's client quotas, and which of those cannot be enforced, for people.
 
-    `base` has the configuration's connection limits; for an address, its own rate wins over the cluster's. `pause` is
-    called with each entity.
+    `base` has the configuration's connection limits; for an address, its own rate wins over the cluster's.
     """
     usable: dict[Entity, dict[str, float | None]] = {}
     unusable: list[str] = []
     for named, values in quotas.items():
-        pause()
         entity = canonical(named)
         for key, value in values.items():
             limit = UNLIMITED if math.isnan(value) or math.isinf(value) else value
@@ -138,7 +132,7 @@ def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause)
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:
                 usable.setdefault(entity, {})[key] = limit
-    table = laid_over(QuotaTable(default_reach=base.default_reach), usable, pause)
+    table = laid_over(QuotaTable(default_reach=base.default_reach), usable)
     rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
     connections: dict[tuple[Scope, str | Default], ConnectionEntry] = {
         entry.entity: entry for entry in table.connections.entries

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionEntry, ConnectionLimits
 from quota.entity import DEFAULT, LONGEST_NAME, CounterKey, Kind, Level, Name, bounded_name
-from quota.pause import Pause, without_pause
 
 Mode = Literal["enforce", "shadow"]
 Reach = Literal["instance", "fleet"]
@@ -82,11 +81,6 @@ class Entry(_EntryFields):
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
         # `_replace` creates its result with it, which has to be checked like any other.
         return cls(*iterable)
-
-    def about(self, user: Name, client_id: Name) -> "Entry":
-        """The same limits for another entity: cheap, because only its names are checked (there may be thousands)."""
-        _check_names(user, client_id)
-        return tuple.__new__(Entry, (user, client_id, *self[2:]))
 
     def candidate_limit(self, kind: Kind) -> float | None:
         """The candidate for `kind`, None if there is none beside a live limit."""
@@ -175,7 +169,6 @@ class QuotaTable:
     A null or empty client-id is a name like any other (KIP-13's intention; at a broker such clients escape every limit
     that names a client-id). `default_reach` is the reach of entries without one.
     `connections` are the connection limits, which are reloaded together with these (:mod:`quota.connections`).
-    `pause` is called after each step of the work, a millisecond or two for ten thousand entries.
     Raises ValueError when two entries have the same entity.
     """
 
@@ -185,7 +178,6 @@ class QuotaTable:
         *,
         default_reach: Reach = "instance",
         connections: ConnectionLimits = NO_CONNECTION_LIMITS,
-        pause: Pause = without_pause,
     ) -> None:
         self.entries: Final = tuple(entries)
         self.connections: Final = connections
@@ -195,7 +187,6 @@ class QuotaTable:
         self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
         if len(self._by_entity) < len(self.entries):
             raise ValueError(_said_twice(self.entries))
-        pause()
         counted = self._by_entity
         if any(name.__class__ is str and len(name) > LONGEST_NAME for entity in counted for name in entity):
             counted = {_bounded(entity): entry for entity, entry in counted.items()}
@@ -203,17 +194,11 @@ class QuotaTable:
         """By (bounded) entity, the entries that limit a kind."""
         self._shape: dict[Kind, int] = {}
         for kind, column in _COLUMN.items():
-            pause()
             limits = {entity: entry for entity, entry in counted.items() if entry[column] is not None}
             self._limits[kind] = limits
             self._shape[kind] = sum(
                 {_CLIENT if user is None else _USER if name is None else _USER_CLIENT for user, name in limits}
             )
-
-    def parts(self) -> list[object]:
-        """The parts of which a table has very many. The owner of a large table should release these a few at a time
-        (freed at once they block every thread)."""
-        return [*self.entries, *self._by_entity]
 
     def records(self, kind: Kind) -> bool:
         """Whether any quota of this kind exists; otherwise nothing of the kind is counted in windows."""

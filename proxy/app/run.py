@@ -23,7 +23,7 @@ from proxy.app.admin.app import AdminApp, AdminServer, bind, not_ready
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.common import logs
-from proxy.app.common.gc_tuning import is_computing, release_in_steps, settle, share_fairly, uncollected
+from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fairly, uncollected
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import new_exporter
 from proxy.app.fleet.member import Member, new_member
@@ -203,11 +203,9 @@ class Sidecar:
         )
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
-        old = [self.source.table]
-        parts = old[0].parts()
         await self.source.reload(config, table)
         configure_logs(config)
-        await trio.to_thread.run_sync(release_in_steps, old, parts)
+        await trio.to_thread.run_sync(give_back)
 
     async def serve(
         self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED

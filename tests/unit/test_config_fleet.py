@@ -38,12 +38,6 @@ quotas:
     assert _shared(text) == shared
 
 
-def test_many_ordinary_entries_keep_their_scope() -> None:
-    """They are read without the parser (config.limit_sets)."""
-    rows = "".join(f"  - user: u{number}\n    producer_byte_rate: 1M\n    scope: fleet\n" for number in range(50))
-    assert _shared(f"fleet: {{id: x, {KEY}}}\nquotas:\n{rows}") == [True] * 50
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -88,22 +88,12 @@ def test_empty_names_are_refused(side: str) -> None:
     assert f'quotas[0].{side}: got "", expected' in refusal({side: "", "producer_byte_rate": 1})
     with pytest.raises(ValueError, match="never empty"):
         Entry(**{side.replace("-", "_"): ""}, producer_byte_rate=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="never empty"):
-        Entry("u", None, producer_byte_rate=1).about("" if side == "user" else "u", "" if side != "user" else "c")
 
 
 def test_no_names_at_all_are_refused() -> None:
     assert "expected user, client-id or both" in refusal({"producer_byte_rate": 1})
     with pytest.raises(ValueError, match="names a user, a client-id, or both"):
         Entry(producer_byte_rate=1)
-    with pytest.raises(ValueError, match="names a user, a client-id, or both"):
-        Entry("u", None, producer_byte_rate=1).about(None, None)
-
-
-def test_the_same_limits_of_another_entity() -> None:
-    entry = Entry("u", None, 1.0, 2.0, 3.0, 4.0, "shadow", CandidateLimits(5.0))
-    assert entry.about(None, "c") == Entry(None, "c", 1.0, 2.0, 3.0, 4.0, "shadow", CandidateLimits(5.0))
-    assert type(entry.about(DEFAULT, "c")) is Entry
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=300).filter(

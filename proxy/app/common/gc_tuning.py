@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import select
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import trio
 
-from quota.pause import Pause
-
 SWITCH_INTERVAL_S: Final = 0.0001
 """How long a computing thread keeps the GIL while another one wants it. Python's default is 5 ms, and a file of quotas
 is read beside the traffic: each packet would wait that long meanwhile, and again after a system call that released the
 GIL."""
-_BUSY_S: Final = 0.0005
-_MOMENT_S: Final = 0.00005
-_STEP: Final = 200
 _YOUNG: Final = 1000
 _NEVER: Final = 1_000_000
 _Result = TypeVar("_Result")
@@ -112,32 +105,3 @@ def is_computing() -> bool:
     """Whether a thread of `beside_traffic` is working. If the process has to end, it must exit at once then: Python's
     orderly exit unwinds such a thread, which not all compiled code survives (seen: SIGABRT)."""
     return _STEPS.busy
-
-
-def pauses() -> Pause:
-    """A function that work beside the traffic calls repeatedly: after half a millisecond it sleeps for a moment.
-
-    A computing thread keeps its core until a tick of the kernel's clock, every 4 ms on many machines. A broker's or
-    client's thread that was woken on that core waits as long, even if other cores are idle.
-    """
-    busy_until_s = time.monotonic() + _BUSY_S
-
-    def pause() -> None:
-        nonlocal busy_until_s
-        if time.monotonic() >= busy_until_s:
-            select.select((), (), (), _MOMENT_S)  # not time.sleep: libfaketime makes a day of it when its clock is set
-            busy_until_s = time.monotonic() + _BUSY_S
-
-    return pause
-
-
-def release_in_steps(last: list[Any], parts: list[Any]) -> None:
-    """Free a large object in steps: freed at once, its many parts block all threads until the last is gone.
-
-    `last` has the last reference to it, `parts` what it consists of. Both are empty afterwards; parts with other
-    references stay.
-    """
-    last.clear()
-    while parts:
-        del parts[-_STEP:]
-    give_back()

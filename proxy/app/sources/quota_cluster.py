@@ -11,7 +11,7 @@ import trio
 
 from config.model import Config
 from config.table import to_table
-from proxy.app.common.gc_tuning import beside_traffic, pauses
+from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.credentials import own_credentials
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
 from proxy.net.tls.contexts import ClientTls
@@ -125,7 +125,7 @@ class ClusterSource(QuotaSource):
 
     async def _use(self, quotas: Quotas | None) -> list[str]:
         """Put these quotas in force, with the file's connection limits. Returns what cannot be enforced."""
-        table, unusable = await beside_traffic(from_cluster, self._in_file, quotas or {}, pauses())
+        table, unusable = await beside_traffic(from_cluster, self._in_file, quotas or {})
         self._quotas = quotas
         self.state.unusable = len(unusable)
         self._put_in_force(table)

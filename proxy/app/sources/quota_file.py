@@ -19,7 +19,7 @@ from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay, unreadable
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.app.common.atomic import replace_file
-from proxy.app.common.gc_tuning import beside_traffic, pauses
+from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
 from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError
 from proxy.app.sources.watch import POLL_S
@@ -183,7 +183,7 @@ class FileSource(QuotaSource):
 
     async def _use(self, overlay: Overlay) -> None:
         """Put the file's limits in force with this overlay; building a table of 10 000 takes 0.1 s, so in a thread."""
-        table = await beside_traffic(laid_over, self._in_file, overlay, pauses())
+        table = await beside_traffic(laid_over, self._in_file, overlay)
         self._overlay = overlay
         self.state.overlay_entities = len(overlay)
         self._put_in_force(table)

@@ -15,7 +15,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
-from proxy.app.common.gc_tuning import beside_traffic, pauses
+from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.reading import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
 from quota.table import QuotaTable
 
@@ -140,11 +140,8 @@ class Watcher:
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
     """A file's configuration, its limits, and warnings. In a thread beside the traffic: all work that grows with the
     number of entries is done here."""
-    pause = pauses()
-    config = load_bytes(file, data, pause=pause)
-    pause()
-    table = to_table(config, pause)
-    pause()
+    config = load_bytes(file, data)
+    table = to_table(config)
     warnings = [str(warning) for warning in warnings_of(config)]
     config.forget_source()
     config.forget_entries()
