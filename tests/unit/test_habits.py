@@ -108,9 +108,3 @@ MODULES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py
 def test_each_module_says_what_it_is_for() -> None:
     for path in MODULES:
         assert ast.get_docstring(ast.parse(path.read_text())), path
-
-
-def test_modules_are_short_enough_to_read() -> None:
-    """Generated tables do not count."""
-    long = {str(path): len(path.read_text().splitlines()) for path in MODULES if path.name != "schema.py"}
-    assert {path: count for path, count in long.items() if count > 500} == {}
