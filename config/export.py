@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from config.types import duration_ms, size, text, wrong
+from config.types import duration_s, size, text, wrong
 from config.units import LONG_MAX
 
 _MIB = 1024 * 1024
@@ -23,13 +23,12 @@ class Export(BaseModel):
     kafka_topic: Annotated[str, text("a topic name", most=249)] | None = Field(
         default=None, description="Topic of the cluster that gets the same records; null: none."
     )
-    interval_s: Annotated[int, duration_ms(1000, 300_000, "a duration", bare_unit="s")] = Field(
-        default=10_000, description="One record per client and interval.", json_schema_extra={"default": 10}
+    interval_s: Annotated[float, duration_s(1000, 300_000)] = Field(
+        default=10, description="One record per client and interval."
     )
-    rotate_s: Annotated[int, duration_ms(1000, 3_600_000, "a duration", bare_unit="s")] = Field(
-        default=300_000,
+    rotate_s: Annotated[float, duration_s(1000, 3_600_000)] = Field(
+        default=300,
         description="A file is complete, and seen by readers, after so long; also at the end of its hour.",
-        json_schema_extra={"default": 300},
     )
     keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = Field(
         default=1024 * _MIB,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from config.types import ABSOLUTE_PATH, BOOLEAN, choice, duration_ms, text, whole, wrong
+from config.types import ABSOLUTE_PATH, BOOLEAN, choice, duration_s, text, whole, wrong
 
 SCOPES = ("instance", "fleet")
 Scope = Literal["instance", "fleet"]
@@ -42,10 +42,9 @@ class FleetSection(BaseModel):
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
         default=None, description="Replication factor to create the topic with; null: the brokers' default."
     )
-    interval_s: Annotated[int, duration_ms(500, 60_000, "a duration", bare_unit="s")] = Field(
-        default=1000,
+    interval_s: Annotated[float, duration_s(500, 60_000)] = Field(
+        default=1,
         description="How often an instance tells what it uses; less often where very many share a partition.",
-        json_schema_extra={"default": 1},
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = Field(
         default=1,

@@ -44,6 +44,7 @@ from config.types import (
     Value,
     choice,
     duration_ms,
+    duration_s,
     rate,
     size,
     text,
@@ -271,10 +272,9 @@ class QuotaSettings(_Model):
     entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
         default_factory=list, description="The limits, in any order."
     )
-    poll_interval_s: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="s")] = Field(
-        default=10_000,
+    poll_interval_s: Annotated[float, duration_s(100, _HOUR_MS)] = Field(
+        default=10,
         description="With source: cluster, how often it is asked.",
-        json_schema_extra={"default": 10},
     )
     alter: Annotated[Literal["deny", "forward", "apply"], choice("a rule", "deny", "forward", "apply")] = Field(
         default="deny",
@@ -431,11 +431,10 @@ class Config(_Model):
         "is forwarded; kafka: exactly as a broker, whose mutes hold single connections only.",
     )
     limits: Limits = Field(default_factory=Limits)
-    drain_timeout_s: Annotated[int, duration_ms(0, _HOUR_MS, "a duration", bare_unit="s")] = Field(
-        default=30_000,
+    drain_timeout_s: Annotated[float, duration_s(0, _HOUR_MS)] = Field(
+        default=30,
         description="On SIGTERM, how long requests in flight may take to finish. It need not be longer than "
         "`max_mute`: connections that are throttled end at once.",
-        json_schema_extra={"default": 30},
     )
     connections_max_idle_ms: Annotated[int, _milliseconds(24 * _HOUR_MS, least_ms=1000)] = Field(
         default=600_000,

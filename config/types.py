@@ -107,6 +107,12 @@ def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None
     return Value(check, schema)
 
 
+def duration_s(least_ms: int, most_ms: int) -> Value:
+    """A duration, kept in seconds, which a bare number is in."""
+    in_ms = duration_ms(least_ms, most_ms, "a duration", bare_unit="s")
+    return Value(lambda value: in_ms.check(value) / 1000, in_ms.schema)
+
+
 def rate(what: str) -> Value:
     """A positive number that may have a fraction; a trailing percent sign is allowed where `what` is a percentage."""
 
@@ -187,6 +193,11 @@ class PortRange(NamedTuple):
 
     first: int
     last: int
+
+    @property
+    def all(self) -> range:
+        """Each of them."""
+        return range(self.first, self.last + 1)
 
 
 def _port_range(value: Any) -> PortRange:

@@ -42,7 +42,7 @@ from quota.entity import Kind
 from quota.record import build, to_line
 from tests.lab.fleet import LIBRARIES, MAX_CLIENTS, START_MS
 
-ROTATE_S = Export.model_fields["rotate_s"].default // 1000
+ROTATE_S = Export.model_fields["rotate_s"].default
 REPORTS = ("usage", "slo", "capacity", "throttling")
 """Two that take rollups, and two that read the records."""
 _MARK = 910_000_000

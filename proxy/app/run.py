@@ -19,6 +19,7 @@ from config.fingerprint import Fingerprint, fingerprint
 from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError, Problem
+from config.settings import new_ledger, proxy_settings
 from proxy.app.admin.app import AdminApp, AdminServer, bind, not_ready
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
@@ -34,21 +35,18 @@ from proxy.app.metrics.security import security_families
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.quota_source import QuotaSource
-from proxy.app.sources.security import Security, load_security
+from proxy.app.sources.security import load_security
 from proxy.app.sources.watch import ReloadState, Watcher
 from proxy.app.throttle_log import ThrottleLog
 from proxy.core.interceptors.intercept import Interceptors
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import QuotaAdmin
 from proxy.core.interceptors.reserved_topic import ReservedTopic
-from proxy.core.session.sizes import SizeLimits
 from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.spare_fd import raise_limit
-from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
 from quota import compiled
 from quota.entity import Kind
-from quota.ledger import Ledger
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota")
@@ -57,62 +55,6 @@ EXPIRE_INTERVAL_S: Final = 60.0
 WARN_INTERVAL_S: Final = 60.0
 """The same warning is not repeated more often than this."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def proxy_settings(config: Config, security: Security) -> ProxySettings:
-    """The data path's settings, from a configuration and the files that it names."""
-    ports, limits = config.listen.broker_ports, config.limits
-    return ProxySettings(
-        listen_host=config.listen.host,
-        listen_port=config.listen.port,
-        broker_ports=range(ports.first, ports.last + 1),
-        bootstrap=tuple((address.host, address.port) for address in config.upstream.bootstrap),
-        advertised_host=config.listen.advertised_host,
-        identity=security.identity,
-        listen_tls=security.listen_tls,
-        upstream_tls=security.upstream_tls,
-        credentials=security.credentials,
-        token_owners=config.identity.sasl.token_owners,
-        oauth_claim=config.identity.sasl.oauthbearer_claim,
-        connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
-        sizes=SizeLimits(
-            max_frame_bytes=limits.max_frame_bytes,
-            max_response_bytes=limits.max_response_bytes,
-        ),
-        stalls=StallLimits(
-            pre_auth_timeout_s=limits.pre_auth_timeout_ms / 1000,
-            stall_timeout_s=limits.stall_timeout_ms / 1000,
-        ),
-        max_in_flight=limits.max_in_flight,
-        max_connections=limits.max_connections,
-        max_held_connections=limits.max_held_connections,
-        drain_timeout_s=config.drain_timeout_s / 1000,
-        max_idle_s=config.connections_max_idle_ms / 1000,
-        transparent=_transparent(config) if config.mode == "transparent" else None,
-    )
-
-
-def _transparent(config: Config) -> TransparentSettings:
-    settings = config.transparent
-    ports = tuple(range(ports.first, ports.last + 1) for ports in settings.ports)
-    return TransparentSettings(settings.mark, tuple(settings.networks), ports, settings.tls_passthrough)
-
-
-def new_ledger(config: Config, table: QuotaTable) -> Ledger:
-    """The ledger of a sidecar with this configuration."""
-    smooth = config.pacing == "smooth"
-    return Ledger(
-        table,
-        num_samples=config.window_num,
-        window_ms=config.window_size_seconds * 1000,
-        # A capped mute needs the gate behind it; with Kafka's exact behaviour there is neither.
-        max_throttle_ms=(config.max_mute or None) if smooth else None,
-        smooth=smooth,
-        mutation_num_samples=config.controller_window_num,
-        mutation_window_ms=config.controller_window_size_seconds * 1000,
-        mutation_algorithm=config.controller_mutation_algorithm,
-        max_clients=config.limits.max_clients,
-    )
 
 
 def read(path: Path) -> tuple[Config, Fingerprint]:
@@ -150,7 +92,7 @@ class Sidecar:
         }
         reserved = None if config.fleet is None else ReservedTopic(config.fleet.topic, interceptors)
         self.proxy = Proxy(
-            proxy_settings(config, self.security),
+            proxy_settings(config, **self.security.settings),
             self.ledger,
             interceptors=interceptors if reserved is None else reserved.interceptors,
         )

@@ -1,4 +1,4 @@
-"""The data path's settings, built from the configuration by `proxy.app`, so that `proxy.net` knows no YAML."""
+"""The data path's settings, by the names that they have in the configuration file (`config.settings`)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class StallLimits:
 class ProxySettings:
     """Settings of one sidecar. Changing them takes a restart; quotas live in the ledger and do not."""
 
-    listen_host: str
-    listen_port: int
+    host: str
+    """Where it listens."""
+    port: int
     broker_ports: range
     """Local ports for brokers: broker N gets `broker_ports[N]` if free, else the first free one."""
     bootstrap: tuple[tuple[str, int], ...]
@@ -52,7 +53,7 @@ class ProxySettings:
     """Host that clients are told; None: the address the client itself connected to."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)
     """Which user a connection belongs to."""
-    oauth_claim: str = DEFAULT_CLAIM
+    oauthbearer_claim: str = DEFAULT_CLAIM
     """The claim of OAUTHBEARER tokens that is the principal's name."""
     listen_tls: ServerTls | None = None
     """Clients connect by TLS; None: plain."""
@@ -72,7 +73,7 @@ class ProxySettings:
     max_held_connections: int = 1000
     """Refused connections that are held until their delay is over; further ones are closed at once."""
     drain_timeout_s: float = 30.0
-    max_idle_s: float = 600.0
+    connections_max_idle_s: float = 600.0
     buffer_bytes: int = 65_536
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768

@@ -35,7 +35,7 @@ LIMIT_S = 20
 
 @pytest.mark.parametrize("handler", [never_answer, flood_reader])
 async def test_a_client_that_leaves_a_silent_broker_leaves_nothing_behind(handler: Any) -> None:
-    async with through(handler, drain_timeout_s=0.3, max_idle_s=3600.0) as (proxy, broker, _):
+    async with through(handler, drain_timeout_s=0.3, connections_max_idle_s=3600.0) as (proxy, broker, _):
         client = await connect(proxy)
         await client.send_all(produce(1, 100))
         await until(lambda: broker.received or broker.streams)
@@ -48,7 +48,11 @@ async def test_a_client_that_leaves_a_silent_broker_leaves_nothing_behind(handle
 
 async def test_a_client_that_leaves_while_muted_is_still_taken_at_its_time() -> None:
     """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than the patience."""
-    async with through(never_answer, drain_timeout_s=0.2, max_idle_s=3600.0, quota=100.0) as (proxy, broker, _):
+    async with through(never_answer, drain_timeout_s=0.2, connections_max_idle_s=3600.0, quota=100.0) as (
+        proxy,
+        broker,
+        _,
+    ):
         client = await connect(proxy)
         # Muted: (1200 - 100 B/s * 10 s) / 100 B/s = 2 s and a little.
         await client.send_all(produce(1, 1200, acks=0) + produce(2, 50, acks=0))
@@ -72,7 +76,9 @@ def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> 
                     session=SimpleNamespace(mute_until_ms=160_000.0),
                 ),
             )
-            settings = ProxySettings("127.0.0.1", 1, range(2, 3), (), drain_timeout_s=5.0, max_idle_s=3600.0)
+            settings = ProxySettings(
+                "127.0.0.1", 1, range(2, 3), (), drain_timeout_s=5.0, connections_max_idle_s=3600.0
+            )
             ends = Sweeper(settings, [], CloseLogLimiter())._quiet
             # Nothing has come for 59, 60.01 and 64.9 s, but the mute was over at 160 s.
             assert [ends(gone, now_s) for now_s in (159.0, 160.01, 164.9)] == [None, None, None]

@@ -219,7 +219,7 @@ async def test_a_broker_that_does_not_read_stops_the_client() -> None:
 
 @pytest.mark.parametrize("muted", [False, True])
 async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None:
-    async with through(answer, max_idle_s=2.0, quota=10.0) as (proxy, _, _):
+    async with through(answer, connections_max_idle_s=2.0, quota=10.0) as (proxy, _, _):
         client = await connect(proxy)
         await client.send_all(produce(1, 1000 if muted else 60))
         first = await read_frame(client)

@@ -471,7 +471,7 @@ def test_probes_use_the_admin_port_and_liveness_no_broker(name: str) -> None:
 def test_pods_end_later_than_their_drain(values: Any) -> None:
     (deployment,) = of_kind(render("gateway-full"), "Deployment")
     config = load_bytes("kquota.yaml", configuration(render("gateway-full")).encode())
-    assert config.drain_timeout_s == 60_000
+    assert config.drain_timeout_s == 60
     # drain, the preStop sleep and a margin
     assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 60 + 5 + 15
     for drain, seconds in (("1500ms", 2 + 20), ("2.5m", 150 + 20), (1, 1 + 20)):

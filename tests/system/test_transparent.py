@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from config.load import load_bytes, warnings_of
 from config.problems import ConfigError
+from config.settings import proxy_settings
 from proxy.app.admin.app import not_ready
 from proxy.app.cli.check import summary_text
-from proxy.app.run import proxy_settings
 from proxy.app.sources.security import load_security
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
@@ -290,7 +290,7 @@ def test_own_addresses() -> None:
 def test_a_configuration_needs_nothing_but_the_mode() -> None:
     config = load_bytes("q.yaml", b"mode: transparent\nquotas: [{client-id: a, producer_byte_rate: 1M}]\n")
     assert warnings_of(config) == []
-    settings = proxy_settings(config, load_security(config))
+    settings = proxy_settings(config, **load_security(config).settings)
     assert settings.bootstrap == ()
     assert settings.transparent == TransparentSettings()
 
@@ -304,7 +304,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
     allowed = TransparentSettings(
         1337, ("10.0.0.0/8", "fd00::/8", "192.0.2.7/32"), (range(9092, 9093), range(9094, 9097))
     )
-    assert proxy_settings(config, load_security(config)).transparent == allowed
+    assert proxy_settings(config, **load_security(config).settings).transparent == allowed
     summary = summary_text("q.yaml", config, QuotaTable())
     assert "redirected connections to 10.0.0.0/8, fd00::/8, 192.0.2.7/32, ports 9092, 9094-9096" in summary
     assert "where connections were going" in summary

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from config.limits import Limits
 from config.load import load, load_bytes, load_entry, warnings_of
 from config.problems import ConfigError, Problem
 from config.schema import json_schema
+from config.settings import new_ledger, proxy_settings
 from config.table import entries, to_table
 from config.types import HostPort, PortRange
-from proxy.app.run import new_ledger
+from proxy.core.auth.identity import IdentityPolicy
+from proxy.net.settings import ProxySettings
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
 from quota.table import CandidateLimits, Entry
@@ -56,7 +59,7 @@ export: {directory: /var/lib/kquota/usage, interval_s: 10, kafka_topic: null}
     ]
     assert to_table(config) is not None
     assert config.export is not None
-    assert config.export.interval_s == 10_000
+    assert config.export.interval_s == 10
     assert not any("usage records" in str(warning) for warning in warnings_of(config))
 
 
@@ -464,6 +467,21 @@ def test_missing_upstream() -> None:
     assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")
 
 
+def test_settings_of_the_data_path_have_the_files_names_and_defaults() -> None:
+    def settings(text: str) -> ProxySettings:
+        return proxy_settings(load_bytes("q.yaml", (MINIMAL + text).encode()), identity=identity)
+
+    identity = IdentityPolicy()
+    least = ProxySettings("127.0.0.1", 9092, range(19_092, 19_192), (("kafka", 9092),), identity=identity)
+    assert settings("") == least
+    changed = {"pre_auth_timeout_ms": 5500, "stall_timeout_ms": 5500}
+    for name in set(Limits.model_fields) - {"max_clients"}:  # which is the ledger's
+        assert settings(f"limits: {{{name}: {changed.get(name, 2000)}}}") != least, name
+    assert settings("limits: {stall_timeout_ms: 5500}").stalls.stall_timeout_s == 5.5
+    assert settings("drain_timeout_s: 500ms").drain_timeout_s == 0.5
+    assert settings("connections_max_idle_ms: 1m").connections_max_idle_s == 60
+
+
 def test_partition_mutations_have_windows_of_their_own() -> None:
     text = "controller.quota.window.num: 100\ncontroller.quota.window.size.seconds: 2\nquota.window.num: 3\n"
     config = load_bytes("q.yaml", (MINIMAL + text + "controller_mutation_algorithm: windowed_burst").encode())
@@ -585,7 +603,7 @@ def test_quotas_are_a_list_or_a_mapping_and_mean_the_same() -> None:
         "file",
         "deny",
         None,
-        10_000,
+        10,
     )
 
 

@@ -55,7 +55,7 @@ def all_warnings(config: Config) -> list[Problem]:
 def _administration(config: Config) -> list[list[str]]:
     quotas = config.quota_settings
     if quotas.source == "cluster":
-        source = f"the cluster's own, asked for every {readable_span(quotas.poll_interval_s)}"
+        source = f"the cluster's own, asked for every {readable_span(quotas.poll_interval_s * 1000)}"
     else:
         source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
     names = ", ".join(safe(name) for name in quotas.alter_principals)

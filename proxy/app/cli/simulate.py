@@ -18,6 +18,7 @@ from typing import Any
 from config.load import load_limits
 from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config
 from config.problems import ConfigError, value_text
+from config.settings import new_ledger
 from config.table import to_table
 from config.types import DEFAULT_WORD
 from proxy.app.cli.check import connection_entry_json, entry_json
@@ -57,18 +58,9 @@ class Simulation:
         self._waiting = Waiting(self._ledger, self._forward)
 
     def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
-        config = self._config
-        return Ledger(
-            to_table(config),
-            num_samples=config.window_num,
-            window_ms=config.window_size_seconds * 1000,
-            max_throttle_ms=(config.max_mute or None) if self._smooth else None,
-            smooth=self._smooth,
-            mutation_num_samples=config.controller_window_num,
-            mutation_window_ms=config.controller_window_size_seconds * 1000,
-            mutation_algorithm=algorithm,
-            max_clients=sys.maxsize,  # there are no attackers here: each client keeps its own counter to the end
-        )
+        # There are no attackers here: each client keeps its own counter to the end.
+        own = {"smooth": self._smooth, "mutation_algorithm": algorithm, "max_clients": sys.maxsize}
+        return new_ledger(self._config, to_table(self._config), **own)
 
     def apply(self, event: Any) -> dict[str, Any]:
         """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""

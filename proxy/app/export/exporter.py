@@ -246,7 +246,7 @@ def new_exporter(
         files = FileSink(
             Path(settings.directory),
             origin.instance,
-            rotate_s=settings.rotate_s / 1000,
+            rotate_s=settings.rotate_s,
             rotate_bytes=ROTATE_BYTES,
             keep_bytes=settings.keep_bytes,
         )
@@ -256,4 +256,4 @@ def new_exporter(
         topic = TopicSink(settings.kafka_topic, origin.instance, connector(bootstrap, security))
         workers.append(Worker("topic", topic, BUFFER_BYTES))
     constants = origin.constants(settings, version)
-    return Exporter(ledger, workers, settings.interval_s / 1000, constants, files=files)
+    return Exporter(ledger, workers, settings.interval_s, constants, files=files)

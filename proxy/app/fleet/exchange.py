@@ -279,7 +279,7 @@ class Exchange:
         if self._assigned and self._queued_bytes - self._taken_bytes < MAX_WAITING_BYTES:
             self._poll(POLL_INTERVAL_S)
             quiet_s = time.monotonic() - self._heard_s
-            if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
+            if quiet_s > QUIET_INTERVALS * self._settings.interval_s:
                 raise TopicError(f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s")
         # A poll with a result returns at once: without a pause each record would be a fetch of its own.
         self._stopping.wait(max(POLL_INTERVAL_S - (time.monotonic() - start), 0.0))

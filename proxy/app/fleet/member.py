@@ -57,7 +57,7 @@ class Member:
         now = now_ms()
         kept = ledger.settings
         window_ms = (kept.num_samples - 1) * kept.window_ms
-        timing = Timing(interval_ms=settings.interval_s, window_ms=window_ms)
+        timing = Timing(interval_ms=round(settings.interval_s * 1000), window_ms=window_ms)
         self.fleet: Final = Fleet(
             self._seal(), secrets.randbits(64), name, now, timing=timing, at_least=settings.instances
         )
@@ -76,7 +76,7 @@ class Member:
                 await self._step()
             except Exception:  # a bug of ours must not end the traffic
                 log.exception("the fleet's split cannot be computed")
-            await trio.sleep(self.settings.interval_s / 1000 / TICKS)
+            await trio.sleep(self.settings.interval_s / TICKS)
 
     def _seal(self) -> Seal:
         return Seal(self._used, self.settings.topic, self.settings.id)

@@ -42,7 +42,7 @@ class ClusterSource(QuotaSource):
         self._tls = tls
         self._addresses = addresses
         self._last: Address | None = None
-        self._interval_s = config.quota_settings.poll_interval_s / 1000
+        self._interval_s = config.quota_settings.poll_interval_s
         self._timeout_s = config.upstream.connect_timeout_ms / 1000
         self._credentials = own_credentials(config)
         self._in_file = to_table(config)

@@ -42,6 +42,11 @@ class Security:
         return {**login, "security_protocol": protocol, "ssl_context": self.upstream_tls.library_context()}
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the data path."""
+        return {name: getattr(self, name) for name in ("identity", "listen_tls", "upstream_tls", "credentials")}
+
+    @property
     def sides(self) -> list[TlsSide]:
         """The directions that use TLS."""
         return [side for side in (self.listen_tls, self.upstream_tls) if side is not None]

@@ -73,7 +73,7 @@ class ClusterBrokers:
         if self._transparent:
             return None
         advertised = settings.advertised_host or (
-            local_address(client).host if settings.listen_host in WILDCARDS else settings.listen_host
+            local_address(client).host if settings.host in WILDCARDS else settings.host
         )
         return lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port))
 

@@ -193,7 +193,7 @@ class Connections:
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
             login_expected=self._identification.login_expected,
-            claim=settings.oauth_claim,
+            claim=settings.oauthbearer_claim,
             cpu_ms=_cpu_ms,
         )
         arguments = (client, peer, name, dial, session, self._shared, source)

@@ -88,7 +88,7 @@ class Proxy:
         self._sweeper = Sweeper(settings, self._connections.open, shared.close_log)
         self._nursery: trio.Nursery | None = None
         self._drain_asked = trio.Event()
-        self._port = settings.listen_port
+        self._port = settings.port
         self.state = "starting"
         """starting, serving, draining, stopped"""
 
@@ -153,10 +153,10 @@ class Proxy:
             async with trio.open_nursery() as nursery:
                 self._nursery = self._connections.nursery = nursery
                 if self._interception is None:
-                    acceptor.listeners.append(bind(settings.listen_host, settings.listen_port))
+                    acceptor.listeners.append(bind(settings.host, settings.port))
                 else:
                     self._interception.prepare()
-                    acceptor.listeners += bind_all(settings.listen_host, settings.listen_port)
+                    acceptor.listeners += bind_all(settings.host, settings.port)
                 self._port = int(acceptor.listeners[0].getsockname()[1])
                 self.state = "serving"
                 for listener in acceptor.listeners:
@@ -169,7 +169,7 @@ class Proxy:
                 if settings.bootstrap:
                     nursery.start_soon(self._cluster.watch)
                 nursery.start_soon(self._sweeper.run)
-                log.info("listening", host=settings.listen_host, port=self.port)
+                log.info("listening", host=settings.host, port=self.port)
                 task_status.started()
                 await self._drain_asked.wait()
                 acceptor.stop()
@@ -198,7 +198,7 @@ class Proxy:
         assert self._nursery is not None
         try:
             self._acceptor.check_room()
-            listener: socket.socket = bind(self._settings.listen_host, port)
+            listener: socket.socket = bind(self._settings.host, port)
         except OSError as error:
             if error.errno in ACCEPT_CAPACITY_ERRNOS:
                 raise NoFreePortError(str(error.strerror)) from error

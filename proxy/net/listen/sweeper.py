@@ -42,7 +42,9 @@ class Sweeper:
         """Sweep periodically, until cancelled."""
         settings, limits = self._settings, self._settings.stalls
         shortest_s = min(limits.pre_auth_timeout_s, limits.stall_timeout_s) / LOOKS_PER_TIMEOUT
-        shortest_s = min(shortest_s, min(settings.max_idle_s, settings.drain_timeout_s) / IDLE_CHECKS_PER_LIMIT)
+        shortest_s = min(
+            shortest_s, min(settings.connections_max_idle_s, settings.drain_timeout_s) / IDLE_CHECKS_PER_LIMIT
+        )
         pause_s = min(max(shortest_s, SHORTEST_CHECK_S), LONGEST_CHECK_S)
         before_s = trio.current_time()
         while True:
@@ -78,7 +80,7 @@ class Sweeper:
         """Idle connections, and abandoned ones whose broker still owes answers but is silent. Requests in flight may
         then take `drain_timeout_s`, as at shutdown."""
         still_s = now_s - connection.last_activity_s
-        if still_s > self._settings.max_idle_s:
+        if still_s > self._settings.connections_max_idle_s:
             return CloseReason.IDLE
         # What a muted client has sent is read when the mute ends, or soon after.
         unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
