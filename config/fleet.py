@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from config.types import ABSOLUTE_PATH, BOOLEAN, choice, duration_s, text, whole, wrong
+from quota.table import Scope
 
 SCOPES = ("instance", "fleet")
-Scope = Literal["instance", "fleet"]
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

@@ -25,7 +25,7 @@ from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.table import Entry
 
-_scope_of = attrgetter("reach")
+_scope_of = attrgetter("scope")
 _CONSTANTS: Final[dict[Place, str]] = {
     ("empty_client_id",): "a client-id that is empty is a name like any other",
     ("upstream", "metadata_refresh_ms"): "30000",

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from config.export import Export
-from config.fleet import SCOPES, FleetSection, Scope
+from config.fleet import SCOPES, FleetSection
 from config.identity import IdentitySection
 from config.limits import Limits
 from config.sasl import UpstreamSasl
@@ -53,7 +53,7 @@ from config.types import (
 )
 from config.units import LONG_MAX
 from quota.entity import DEFAULT, Name
-from quota.table import CandidateLimits, Entry
+from quota.table import CandidateLimits, Entry, Scope
 
 INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
@@ -167,9 +167,8 @@ class QuotaEntry(_Model):
     mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
         default="enforce", description="shadow: measured and reported, never applied."
     )
-    reach: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
+    scope: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
         default=None,
-        alias="scope",
         description="What the limits apply to: each instance of the sidecar by itself, or all instances of a fleet "
         "together; null: fleet.default_scope.",
     )
@@ -194,7 +193,7 @@ class QuotaEntry(_Model):
         named = self.ip is None and (self.user is not None or self.client_id is not None)
         if named and self.limits_requests and not self.limits_connections:
             return self  # nearly all of perhaps many thousands
-        if self.reach == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
+        if self.scope == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
             raise wrong("a limit that a fleet can share: max_connections is always one of each instance")
         used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
         connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]
@@ -237,7 +236,7 @@ def to_entry(entry: QuotaEntry) -> Entry:
         *_as_floats(entry),
         entry.mode,
         None if candidate is None else CandidateLimits(*_as_floats(candidate)),
-        entry.reach,
+        entry.scope,
     )
 
 

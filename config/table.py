@@ -6,7 +6,7 @@ from config.model import Config, QuotaEntry, to_entry, to_name
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Default, Name
 from quota.table import Entry, QuotaTable
 
@@ -17,7 +17,7 @@ def to_table(config: Config) -> QuotaTable:
     """The immutable limits of a configuration."""
     return QuotaTable(
         entries(config),
-        default_reach="instance" if config.fleet is None else config.fleet.default_scope,
+        default_scope="instance" if config.fleet is None else config.fleet.default_scope,
         connections=ConnectionLimits(connection_entries(config)),
     )
 
@@ -51,12 +51,12 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
     name = to_name(entry.user if entry.ip is None else entry.ip)
     assert name is not None
     return ConnectionEntry(
-        Scope.USER if entry.ip is None else Scope.IP,
+        EntityType.USER if entry.ip is None else EntityType.IP,
         name,
         _as_float(entry.connection_creation_rate),
         entry.max_connections,
         entry.mode,
-        entry.reach,
+        entry.scope,
     )
 
 
@@ -111,10 +111,10 @@ def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
     """Kafka's two broker settings as entries, each with the place of the key that made it."""
     found: list[tuple[ConnectionEntry, Place]] = []
     if config.max_connections_per_ip is not None:
-        entry = ConnectionEntry(Scope.IP, DEFAULT, None, config.max_connections_per_ip)
+        entry = ConnectionEntry(EntityType.IP, DEFAULT, None, config.max_connections_per_ip)
         found.append((entry, ("max.connections.per.ip",)))
     for address, most in config.max_connections_per_ip_overrides:
-        entry = ConnectionEntry(Scope.IP, address, None, most)
+        entry = ConnectionEntry(EntityType.IP, address, None, most)
         found.append((entry, ("max.connections.per.ip.overrides",)))
     return found
 

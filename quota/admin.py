@@ -10,7 +10,7 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quota.connections import Scope, canonical_address
+from quota.connections import EntityType, canonical_address
 from quota.entity import DEFAULT, Kind, Name
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
@@ -174,7 +174,7 @@ def _each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, flo
             yield entity_of_entry(entry), limits
     for one in table.connections.entries:
         rate = one.connection_creation_rate
-        if one.scope is Scope.IP and rate is not None and one.mode == "enforce":
+        if one.entity_type is EntityType.IP and rate is not None and one.mode == "enforce":
             yield ((IP, None if one.name is DEFAULT else str(one.name)),), {CONNECTION_RATE: rate}
 
 

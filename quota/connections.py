@@ -21,12 +21,12 @@ from quota.rate import SampledRate, throttle_ms
 FORGET_EACH_TIME: Final = 8
 """Idle names evicted per attempt: more than one attempt can add, so that the tables shrink under traffic."""
 MAX_TRACKED: Final = 250_000
-"""Rates kept per scope, as windows can be a day long; beyond it the longest idle one is evicted early."""
+"""Rates kept per type, as windows can be a day long; beyond it the longest idle one is evicted early."""
 MAX_REMEMBERED: Final = 1000
 """Names whose refusals are remembered, for people; beyond it the one refused longest ago is evicted."""
 
 
-class Scope(StrEnum):
+class EntityType(StrEnum):
     """What a connection limit counts by."""
 
     IP = "ip"
@@ -44,8 +44,8 @@ class Cause(StrEnum):
     USER_CAP = "user_max_connections"
 
 
-_RATE_CAUSE: Final = {Scope.IP: Cause.IP_RATE, Scope.USER: Cause.USER_RATE}
-_CAP_CAUSE: Final = {Scope.IP: Cause.IP_CAP, Scope.USER: Cause.USER_CAP}
+_RATE_CAUSE: Final = {EntityType.IP: Cause.IP_RATE, EntityType.USER: Cause.USER_RATE}
+_CAP_CAUSE: Final = {EntityType.IP: Cause.IP_CAP, EntityType.USER: Cause.USER_CAP}
 
 
 def canonical_address(text: str) -> str:
@@ -67,18 +67,18 @@ class ConnectionEntry:
     too). Raises ValueError for an invalid address, and for numbers that are negative or infinite.
     """
 
-    scope: Scope
+    entity_type: EntityType
     name: str | Default
     connection_creation_rate: float | None = None
     """Connections per second."""
     max_connections: int | None = None
     """Connections open at once."""
     mode: Literal["enforce", "shadow"] = "enforce"
-    reach: Literal["instance", "fleet"] | None = None
-    """Whose limit the rate is (:data:`quota.table.Reach`); None: the table's default. A cap is always local."""
+    scope: Literal["instance", "fleet"] | None = None
+    """Whose limit the rate is (:data:`quota.table.Scope`); None: the table's default. A cap is always local."""
 
     def __post_init__(self) -> None:
-        if self.scope is Scope.IP and self.name is not DEFAULT:
+        if self.entity_type is EntityType.IP and self.name is not DEFAULT:
             object.__setattr__(self, "name", canonical_address(str(self.name)))
         if self.name == "":
             raise ValueError("the user of a connection limit is not empty")
@@ -89,14 +89,14 @@ class ConnectionEntry:
             raise ValueError(f"max_connections is {cap}, a cap is at least 0")
 
     @property
-    def entity(self) -> tuple[Scope, str | Default]:
+    def entity(self) -> tuple[EntityType, str | Default]:
         """The entity of the entry. At most one entry of a table has it."""
-        return (self.scope, self.name)
+        return (self.entity_type, self.name)
 
     @property
     def label(self) -> str:
         """The level as people write it."""
-        return f"<default {self.scope}>" if self.name is DEFAULT else str(self.scope)
+        return f"<default {self.entity_type}>" if self.name is DEFAULT else str(self.entity_type)
 
 
 class ConnectionLimits:
@@ -111,21 +111,21 @@ class ConnectionLimits:
         if len(self._by_entity) < len(self.entries):
             raise ValueError("two connection limits for the same address or user")
 
-    def get(self, scope: Scope, name: str | Default) -> ConnectionEntry | None:
+    def get(self, entity_type: EntityType, name: str | Default) -> ConnectionEntry | None:
         """The entry of exactly this entity."""
-        return self._by_entity.get((scope, name))
+        return self._by_entity.get((entity_type, name))
 
-    def rate(self, scope: Scope, name: str) -> ConnectionEntry | None:
+    def rate(self, entity_type: EntityType, name: str) -> ConnectionEntry | None:
         """The entry whose ``connection_creation_rate`` applies; None where there is no limit."""
-        for entity in ((scope, name), (scope, DEFAULT)):
+        for entity in ((entity_type, name), (entity_type, DEFAULT)):
             entry = self._by_entity.get(entity)
             if entry is not None and entry.connection_creation_rate is not None:
                 return entry
         return None
 
-    def cap(self, scope: Scope, name: str) -> ConnectionEntry | None:
+    def cap(self, entity_type: EntityType, name: str) -> ConnectionEntry | None:
         """The entry whose ``max_connections`` applies; None where there is no limit."""
-        for entity in ((scope, name), (scope, DEFAULT)):
+        for entity in ((entity_type, name), (entity_type, DEFAULT)):
             entry = self._by_entity.get(entity)
             if entry is not None and entry.max_connections is not None:
                 return entry
@@ -135,9 +135,9 @@ class ConnectionLimits:
         """Limits in which `entry` replaces any other of its entity."""
         return ConnectionLimits((*(one for one in self.entries if one.entity != entry.entity), entry))
 
-    def without(self, scope: Scope, name: str | Default) -> "ConnectionLimits":
+    def without(self, entity_type: EntityType, name: str | Default) -> "ConnectionLimits":
         """Limits without this entity."""
-        return ConnectionLimits(one for one in self.entries if one.entity != (scope, name))
+        return ConnectionLimits(one for one in self.entries if one.entity != (entity_type, name))
 
 
 NO_CONNECTION_LIMITS: Final = ConnectionLimits()
@@ -193,7 +193,7 @@ class Ticket:
 class ConnectionStatus:
     """The state of one address or user, for ``explain``."""
 
-    scope: Scope
+    entity_type: EntityType
     name: str
     rate: ConnectionEntry | None
     """The entry that limits the creation rate."""
@@ -219,8 +219,8 @@ class ConnectionGate:
         self._limits = limits
         self.shares: ConnectionShares | None = None
         """This instance's shares in the rates of a whole fleet."""
-        self._rates: Final = {scope: _Rates(num_samples, window_ms) for scope in Scope}
-        self._open: Final[dict[Scope, dict[str, int]]] = {scope: {} for scope in Scope}
+        self._rates: Final = {entity_type: _Rates(num_samples, window_ms) for entity_type in EntityType}
+        self._open: Final[dict[EntityType, dict[str, int]]] = {entity_type: {} for entity_type in EntityType}
         self.refused: Final[Counter[Cause]] = Counter()
         self.shadow_refused: Final[Counter[Cause]] = Counter()
         """Connections that limits in shadow mode would have refused."""
@@ -233,19 +233,19 @@ class ConnectionGate:
         anywhere, a cap does not. Give the ticket to :meth:`leave` when the connection ends.
         """
         now = int(now_ms)
-        recorded, refusal = self._rate(Scope.IP, address, now)
+        recorded, refusal = self._rate(EntityType.IP, address, now)
         if refusal is None and user is not None:
-            _, refusal = self._rate(Scope.USER, user, now)
+            _, refusal = self._rate(EntityType.USER, user, now)
             if refusal is not None and recorded:
-                self._rates[Scope.IP].take_back(address, now)
-        refusal = refusal or self._cap(Scope.IP, address)
+                self._rates[EntityType.IP].take_back(address, now)
+        refusal = refusal or self._cap(EntityType.IP, address)
         if refusal is None and user is not None:
-            refusal = self._cap(Scope.USER, user)
+            refusal = self._cap(EntityType.USER, user)
         if refusal is not None:
             self._remember(refusal, now_ms)
             return refusal
         ticket = Ticket(address)
-        _add(self._open[Scope.IP], address)
+        _add(self._open[EntityType.IP], address)
         if user is not None:
             self._name(ticket, user)
         return ticket
@@ -258,8 +258,8 @@ class ConnectionGate:
         """
         if ticket.user == user:
             return None
-        _, refusal = self._rate(Scope.USER, user, int(now_ms))
-        refusal = refusal or self._cap(Scope.USER, user)
+        _, refusal = self._rate(EntityType.USER, user, int(now_ms))
+        refusal = refusal or self._cap(EntityType.USER, user)
         if refusal is not None:
             self._remember(refusal, now_ms)
             return refusal
@@ -268,34 +268,36 @@ class ConnectionGate:
 
     def leave(self, ticket: Ticket) -> None:
         """An admitted connection has ended."""
-        _take(self._open[Scope.IP], ticket.address)
+        _take(self._open[EntityType.IP], ticket.address)
         if ticket.user is not None:
-            _take(self._open[Scope.USER], ticket.user)
+            _take(self._open[EntityType.USER], ticket.user)
             ticket.user = None
 
     def forget(self, now_ms: float, most: int) -> int:
-        """Evict up to `most` names of each scope whose window is empty; returns how many."""
+        """Evict up to `most` names of each entity_type whose window is empty; returns how many."""
         return sum(rates.forget(int(now_ms), most) for rates in self._rates.values())
 
-    def open(self, scope: Scope) -> Mapping[str, int]:
+    def open(self, entity_type: EntityType) -> Mapping[str, int]:
         """Open connections by name; only names that have any. Read only."""
-        return self._open[scope]
+        return self._open[entity_type]
 
-    def tracked(self, scope: Scope) -> int:
+    def tracked(self, entity_type: EntityType) -> int:
         """How many names have a rate."""
-        return len(self._rates[scope])
+        return len(self._rates[entity_type])
 
-    def standing(self, scope: Scope, name: str, now_ms: float) -> ConnectionStatus:
+    def standing(self, entity_type: EntityType, name: str, now_ms: float) -> ConnectionStatus:
         """The state of an address or a user, without changing anything."""
         limits = self._limits()
-        rate, cap = limits.rate(scope, name), limits.cap(scope, name)
+        rate, cap = limits.rate(entity_type, name), limits.cap(entity_type, name)
         observed, delay_ms = 0.0, 0
         if rate is not None:
-            observed, delay_ms = self._rates[scope].peek(name, self._limit(rate, name), int(now_ms))
-        causes = (_RATE_CAUSE[scope], _CAP_CAUSE[scope])
+            observed, delay_ms = self._rates[entity_type].peek(name, self._limit(rate, name), int(now_ms))
+        causes = (_RATE_CAUSE[entity_type], _CAP_CAUSE[entity_type])
         refused = [found for cause in causes if (found := self._refusals.get((cause, name))) is not None]
         refused.sort(key=lambda one: one.at_ms, reverse=True)
-        return ConnectionStatus(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0), refused)
+        return ConnectionStatus(
+            entity_type, name, rate, observed, delay_ms, cap, self._open[entity_type].get(name, 0), refused
+        )
 
     def refusals(self, most: int) -> list[Refused]:
         """The remembered refusals, the latest first."""
@@ -315,11 +317,11 @@ class ConnectionGate:
         found.last = refusal
         self._refusals.move_to_end(place)
 
-    def _rate(self, scope: Scope, name: str, now: int) -> tuple[bool, Refusal | None]:
+    def _rate(self, entity_type: EntityType, name: str, now: int) -> tuple[bool, Refusal | None]:
         """Whether the connection is recorded now, and whether it is refused."""
-        rates = self._rates[scope]
+        rates = self._rates[entity_type]
         rates.forget(now, FORGET_EACH_TIME)
-        entry = self._limits().rate(scope, name)
+        entry = self._limits().rate(entity_type, name)
         if entry is None:
             return False, None  # as in Kafka, nothing is recorded without a limit
         limit = self._limit(entry, name)
@@ -328,28 +330,28 @@ class ConnectionGate:
             self.shares.attempted(entry, name, delay_ms > 0)
         if delay_ms <= 0:
             return True, None
-        return False, self._refuse(entry, Refusal(_RATE_CAUSE[scope], name, limit, observed, delay_ms))
+        return False, self._refuse(entry, Refusal(_RATE_CAUSE[entity_type], name, limit, observed, delay_ms))
 
-    def move(self, scope: Scope, name: str, old: float, new: float, level: float, now_ms: float) -> None:
+    def move(self, entity_type: EntityType, name: str, old: float, new: float, level: float, now_ms: float) -> None:
         """The limit of a name changed because the instance's share did; see :meth:`SampledRate.move`."""
-        self._rates[scope].move(name, old, new, level, int(now_ms))
+        self._rates[entity_type].move(name, old, new, level, int(now_ms))
 
-    def observed(self, scope: Scope, name: str, now_ms: float) -> float:
+    def observed(self, entity_type: EntityType, name: str, now_ms: float) -> float:
         """The rate of a name in its window, connections/s."""
-        return self._rates[scope].peek(name, inf, int(now_ms))[0]
+        return self._rates[entity_type].peek(name, inf, int(now_ms))[0]
 
     def _limit(self, entry: ConnectionEntry, name: str) -> float:
         rate = entry.connection_creation_rate
         assert rate is not None
         return rate if self.shares is None else rate * self.shares.share(entry, name)
 
-    def _cap(self, scope: Scope, name: str) -> Refusal | None:
-        entry = self._limits().cap(scope, name)
+    def _cap(self, entity_type: EntityType, name: str) -> Refusal | None:
+        entry = self._limits().cap(entity_type, name)
         if entry is None:
             return None
-        most, count = entry.max_connections, self._open[scope].get(name, 0)
+        most, count = entry.max_connections, self._open[entity_type].get(name, 0)
         assert most is not None
-        return None if count < most else self._refuse(entry, Refusal(_CAP_CAUSE[scope], name, most, count, 0))
+        return None if count < most else self._refuse(entry, Refusal(_CAP_CAUSE[entity_type], name, most, count, 0))
 
     def _refuse(self, entry: ConnectionEntry, refusal: Refusal) -> Refusal | None:
         if entry.mode == "shadow":
@@ -358,7 +360,7 @@ class ConnectionGate:
         return refusal
 
     def _name(self, ticket: Ticket, user: str) -> None:
-        opened = self._open[Scope.USER]
+        opened = self._open[EntityType.USER]
         if ticket.user is not None:
             _take(opened, ticket.user)
         ticket.user = user

@@ -24,7 +24,7 @@ from quota.admin import (
     entity_text,
     names_of,
 )
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Default, Kind
 from quota.table import Entry, QuotaTable
 
@@ -61,7 +61,7 @@ def laid_over(table: QuotaTable, overlay: Overlay) -> QuotaTable:
     clients = {entity: limits for entity, limits in overlay.items() if entity not in addresses}
     return QuotaTable(
         _entries(table.entries, clients),
-        default_reach=table.default_reach,
+        default_scope=table.default_scope,
         connections=ConnectionLimits(_connections(table.connections.entries, addresses))
         if addresses
         else table.connections,
@@ -85,7 +85,7 @@ def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
     if entry.mode == "shadow":
         if all(limit is None for limit in limits.values()):
             return entry  # removals are of limits in force, which this is not
-        entry = Entry(*entry.entity, reach=entry.reach)
+        entry = Entry(*entry.entity, scope=entry.scope)
     found = entry._replace(**limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
     return found if any(found.limit(kind) is not None for kind in Kind) else None
 
@@ -93,19 +93,19 @@ def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
 def _connections(entries: Iterable[ConnectionEntry], overlay: Overlay) -> Iterator[ConnectionEntry]:
     rates = {DEFAULT if name is None else name: limits[CONNECTION_RATE] for ((_, name),), limits in overlay.items()}
     for entry in entries:
-        if entry.scope is not Scope.IP or entry.name not in rates:
+        if entry.entity_type is not EntityType.IP or entry.name not in rates:
             yield entry
             continue
         rate = rates.pop(entry.name)
         if entry.mode == "enforce":
             changed = replace(entry, connection_creation_rate=rate)
-            if changed != ConnectionEntry(*entry.entity, reach=entry.reach):
+            if changed != ConnectionEntry(*entry.entity, scope=entry.scope):
                 yield changed
         else:
-            yield entry if rate is None else ConnectionEntry(*entry.entity, rate, reach=entry.reach)
+            yield entry if rate is None else ConnectionEntry(*entry.entity, rate, scope=entry.scope)
     for name, rate in rates.items():
         if rate is not None:
-            yield ConnectionEntry(Scope.IP, name, rate)
+            yield ConnectionEntry(EntityType.IP, name, rate)
 
 
 # ---- the cluster's own quotas ---------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:
                 usable.setdefault(entity, {})[key] = limit
-    table = laid_over(QuotaTable(default_reach=base.default_reach), usable)
+    table = laid_over(QuotaTable(default_scope=base.default_scope), usable)
     rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
-    connections: dict[tuple[Scope, str | Default], ConnectionEntry] = {
+    connections: dict[tuple[EntityType, str | Default], ConnectionEntry] = {
         entry.entity: entry for entry in table.connections.entries
     }
     for entry in base.connections.entries:

@@ -11,7 +11,7 @@ from quota.connections import NO_CONNECTION_LIMITS, ConnectionEntry, ConnectionL
 from quota.entity import DEFAULT, LONGEST_NAME, CounterKey, Kind, Level, Name, bounded_name
 
 Mode = Literal["enforce", "shadow"]
-Reach = Literal["instance", "fleet"]
+Scope = Literal["instance", "fleet"]
 """Whose limit it is: each instance's own, or one that all instances of a fleet share."""
 
 RATE_FIELD: Final[Mapping[Kind, str]] = {
@@ -46,7 +46,7 @@ class _EntryFields(NamedTuple):
     controller_mutation_rate: float | None
     mode: Mode
     candidate: CandidateLimits | None
-    reach: Reach | None
+    scope: Scope | None
 
 
 class Entry(_EntryFields):
@@ -54,7 +54,7 @@ class Entry(_EntryFields):
 
     ``None`` for a limit means that this entry has none of that kind. Limits are > 0 and finite, as Kafka's
     AlterClientQuotas demands (KIP-546); anything else raises ValueError. ``shadow`` limits are measured, never applied.
-    A `candidate` counts where the entry has a limit of the same kind. A `reach` of None is the table's default.
+    A `candidate` counts where the entry has a limit of the same kind. A `scope` of None is the table's default.
     """
 
     __slots__ = ()
@@ -69,13 +69,13 @@ class Entry(_EntryFields):
         controller_mutation_rate: float | None = None,
         mode: Mode = "enforce",
         candidate: CandidateLimits | None = None,
-        reach: Reach | None = None,
+        scope: Scope | None = None,
     ) -> Self:
         """Raises ValueError."""
         rates = producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
         _check_names(user, client_id)
         _check_limits(rates)
-        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate, reach))
+        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate, scope))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
@@ -167,7 +167,7 @@ class QuotaTable:
     """All quotas at one moment. Immutable: a reload builds another one and passes it to ``Ledger.swap``.
 
     A null or empty client-id is a name like any other (KIP-13's intention; at a broker such clients escape every limit
-    that names a client-id). `default_reach` is the reach of entries without one.
+    that names a client-id). `default_scope` is the scope of entries without one.
     `connections` are the connection limits, which are reloaded together with these (:mod:`quota.connections`).
     Raises ValueError when two entries have the same entity.
     """
@@ -176,12 +176,12 @@ class QuotaTable:
         self,
         entries: Iterable[Entry] = (),
         *,
-        default_reach: Reach = "instance",
+        default_scope: Scope = "instance",
         connections: ConnectionLimits = NO_CONNECTION_LIMITS,
     ) -> None:
         self.entries: Final = tuple(entries)
         self.connections: Final = connections
-        self.default_reach: Final = default_reach
+        self.default_scope: Final = default_scope
         # There may be many thousands, while traffic waits: hence comprehensions, which let other threads run in
         # between, and no object per limit, because Python's garbage collector would have to visit each.
         self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
@@ -233,7 +233,7 @@ class QuotaTable:
 
     def of_fleet(self, entry: Entry | ConnectionEntry | None) -> bool:
         """Whether an entry's limits are a whole fleet's."""
-        return entry is not None and (entry.reach or self.default_reach) == "fleet"
+        return entry is not None and (entry.scope or self.default_scope) == "fleet"
 
     def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
         """All eight levels for this client with what is configured there, most specific first."""
@@ -269,7 +269,7 @@ class QuotaTable:
                 controller_mutation_rate=_first(entry.controller_mutation_rate, old.controller_mutation_rate),
                 mode=entry.mode,
                 candidate=entry.candidate or old.candidate,
-                reach=entry.reach or old.reach,
+                scope=entry.scope or old.scope,
             )
         )
 
@@ -281,7 +281,7 @@ class QuotaTable:
     def _with(self, entries: Iterable[Entry], connections: ConnectionLimits | None = None) -> "QuotaTable":
         return QuotaTable(
             entries,
-            default_reach=self.default_reach,
+            default_scope=self.default_scope,
             connections=self.connections if connections is None else connections,
         )
 

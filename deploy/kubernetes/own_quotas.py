@@ -15,7 +15,7 @@ from config.scalars import dump
 from config.source import parse
 from config.table import to_table
 from config.types import DEFAULT_WORD
-from quota.connections import ConnectionEntry, Scope
+from quota.connections import ConnectionEntry, EntityType
 from quota.entity import Kind, Name
 from quota.table import RATE_FIELD, QuotaTable, Resolution
 
@@ -135,8 +135,8 @@ def _raised(old: QuotaTable, new: QuotaTable, before: Resolution, after: Resolut
 
 
 def _connections_raised(old: QuotaTable, new: QuotaTable) -> Iterable[str]:
-    for scope in Scope:
-        entries = (entry for table in (old, new) for entry in table.connections.entries if entry.scope is scope)
+    for scope in EntityType:
+        entries = (entry for table in (old, new) for entry in table.connections.entries if entry.entity_type is scope)
         names = _names(entry.name for entry in entries)
         for name in names:
             for limit, find in (("connection_creation_rate", "rate"), ("max_connections", "cap")):

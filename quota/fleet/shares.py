@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from quota.connections import ConnectionEntry, Scope
+from quota.connections import ConnectionEntry, EntityType
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
 from quota.fleet.appetite import SAMPLE_MS
@@ -41,7 +41,7 @@ class _Rate:
     def __init__(self, entry: ConnectionEntry, name: str, share: float) -> None:
         self.entry = entry
         self.name = name
-        self.hash = group_hash(f"connection by {entry.scope}", CounterKey(name, None))
+        self.hash = group_hash(f"connection by {entry.entity_type}", CounterKey(name, None))
         self.made = 0
         self.refused = False
         self.share = share
@@ -60,7 +60,7 @@ class Shares:
         self._sampled = now
         self._locals: dict[int, _Local] = {}
         """By the hash of the group."""
-        self._rates: dict[tuple[Scope, str], _Rate] = {}
+        self._rates: dict[tuple[EntityType, str], _Rate] = {}
         self._active: dict[int, _Local] = {}
         self._floor = 0.0
         self._lost = False
@@ -99,14 +99,17 @@ class Shares:
         local = self._locals.get(id(group))
         return None if local is None or not group.fleet else self.fleet.standing(local.hash, self._now)
 
-    def standing_of_rate(self, scope: Scope, name: str) -> FleetStatus | None:
+    def standing_of_rate(self, entity_type: EntityType, name: str) -> FleetStatus | None:
         """The state of the connection rate of an address or a user."""
-        rate = self._rates.get((scope, name))
+        rate = self._rates.get((entity_type, name))
         return None if rate is None else self.fleet.standing(rate.hash, self._now)
 
-    def rates(self) -> Iterator[tuple[Scope, str, FleetStatus]]:
+    def rates(self) -> Iterator[tuple[EntityType, str, FleetStatus]]:
         """Addresses and users whose connection rate is the fleet's and is in use here."""
-        return ((scope, name, self.fleet.standing(one.hash, self._now)) for (scope, name), one in self._rates.items())
+        return (
+            (entity_type, name, self.fleet.standing(one.hash, self._now))
+            for (entity_type, name), one in self._rates.items()
+        )
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
@@ -130,12 +133,12 @@ class Shares:
             rate.refused |= refused
 
     def _rate_of(self, entry: ConnectionEntry, name: str) -> _Rate:
-        found = self._rates.get((entry.scope, name))
+        found = self._rates.get((entry.entity_type, name))
         if found is None:
             found = _Rate(entry, name, 0.0)
             self.fleet.join(found.hash, self._now)
             found.share = self.fleet.share(found.hash, self._now)
-            self._rates[entry.scope, name] = found
+            self._rates[entry.entity_type, name] = found
         found.entry = entry
         return found
 
@@ -186,7 +189,7 @@ class Shares:
             if not fleet.active(local.hash):
                 del self._active[key]
 
-    def _sample_rate(self, place: tuple[Scope, str], rate: _Rate, elapsed_s: float, now: float) -> None:
+    def _sample_rate(self, place: tuple[EntityType, str], rate: _Rate, elapsed_s: float, now: float) -> None:
         gate, limit = self._ledger.connections, rate.entry.connection_creation_rate
         made, refused = rate.made, rate.refused
         rate.made, rate.refused = 0, False
@@ -206,11 +209,11 @@ class Shares:
         self._floor, self._lost = floor, lost
         for local in list((self._locals if everywhere else self._active).values()):
             self._give(local, now)
-        for (scope, name), rate in self._rates.items():
+        for (entity_type, name), rate in self._rates.items():
             share, limit = fleet.share(rate.hash, now), rate.entry.connection_creation_rate
             if limit and _moved(share, rate.share):
                 level = fleet.level(rate.hash, now)
-                self._ledger.connections.move(scope, name, rate.share * limit, share * limit, level, now)
+                self._ledger.connections.move(entity_type, name, rate.share * limit, share * limit, level, now)
                 rate.share = share
 
     def _give(self, local: _Local, now: float, *, anew: bool = False) -> None:

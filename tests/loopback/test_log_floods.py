@@ -17,7 +17,7 @@ from proxy.app.common import logs
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.core.session.session import Session
 from proxy.net.tls.contexts import KeyPair, ServerTls
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import ANONYMOUS, DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -82,14 +82,14 @@ FLOODS = {
         handler=accepts_any_login,
         settings={"identity": IdentityPolicy(("sasl",))},
         entries=[
-            ConnectionEntry(Scope.USER, DEFAULT, max_connections=0),
-            ConnectionEntry(Scope.USER, ANONYMOUS, max_connections=CONNECTIONS),
+            ConnectionEntry(EntityType.USER, DEFAULT, max_connections=0),
+            ConnectionEntry(EntityType.USER, ANONYMOUS, max_connections=CONNECTIONS),
         ],
     ),
     "an address that may not connect": Flood(
         "ip_max_connections",
         lambda i: [produce(i, 100)],
-        entries=[ConnectionEntry(Scope.IP, DEFAULT, max_connections=0)],
+        entries=[ConnectionEntry(EntityType.IP, DEFAULT, max_connections=0)],
     ),
     "more connections than allowed": Flood("max_connections", lambda i: [produce(i, 100)]),
     "no broker": Flood("upstream_unreachable", lambda i: [produce(i, 100)], settings={"reachable": False}),

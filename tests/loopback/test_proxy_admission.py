@@ -16,14 +16,14 @@ from trio.testing import MockClock
 
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.listen.server import Proxy
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.scripted_broker import answer, connect, read_frame, through
 from tests.support.session_tools import produce, produce_response
 
-IP, USER = Scope.IP, Scope.USER
+IP, USER = EntityType.IP, EntityType.USER
 HERE = "127.0.0.1"
 
 

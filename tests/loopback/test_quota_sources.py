@@ -28,7 +28,7 @@ from proxy.app.sources.quota_file import MAX_WAITING, FileSource
 from proxy.app.sources.quota_source import QuotaSource
 from proxy.net.upstream.cluster import ClusterError
 from quota.admin import Changes, Entity, Quotas
-from quota.connections import ConnectionEntry, Scope
+from quota.connections import ConnectionEntry, EntityType
 from quota.entity import DEFAULT
 from quota.overlay import UNLIMITED, from_cluster
 from quota.table import Entry, QuotaTable
@@ -423,15 +423,15 @@ async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pyt
     async with running(source) as swapped:
         await until(lambda: bool(swapped))
         expected = {
-            ConnectionEntry(Scope.IP, "10.0.0.1", 5.0, 3),
-            ConnectionEntry(Scope.IP, "10.0.0.2", 1.0),
-            ConnectionEntry(Scope.IP, DEFAULT, 7.0),
-            ConnectionEntry(Scope.USER, "alice", None, 9),
+            ConnectionEntry(EntityType.IP, "10.0.0.1", 5.0, 3),
+            ConnectionEntry(EntityType.IP, "10.0.0.2", 1.0),
+            ConnectionEntry(EntityType.IP, DEFAULT, 7.0),
+            ConnectionEntry(EntityType.USER, "alice", None, 9),
         }
         assert set(source.table.connections.entries) == expected
         changed = configured(source="cluster", entries=entries[:1])
         await source.reload(changed, to_table(changed))
-        assert ConnectionEntry(Scope.IP, "10.0.0.2", 6.0) in source.table.connections.entries
+        assert ConnectionEntry(EntityType.IP, "10.0.0.2", 6.0) in source.table.connections.entries
 
 
 def test_what_a_cluster_can_have_and_we_cannot_enforce_is_named() -> None:

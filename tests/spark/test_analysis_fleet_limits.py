@@ -113,7 +113,7 @@ def test_recommend_adds_up_what_shares_a_limit(report: Make) -> None:
         {"user": "shop", "client-id": "app", "scope": "fleet", "producer_byte_rate": 3_000_000,
          "request_percentage": 38},
     ]  # fmt: skip
-    assert {one.reach for one in entries(load_bytes("values.yaml", patch, on_paper=True))} == {"fleet", None}
+    assert {one.scope for one in entries(load_bytes("values.yaml", patch, on_paper=True))} == {"fleet", None}
     assert "on all sidecars together" in (out / "quotas.diff").read_text()
 
 

@@ -48,7 +48,7 @@ def test_a_line_of_version_2_is_read_with_nulls() -> None:
 
 
 def test_the_exporter_tells_the_share_of_a_fleet_s_limit() -> None:
-    watched = Watched(Entry(None, "c", producer_byte_rate=1000.0, reach="fleet"))
+    watched = Watched(Entry(None, "c", producer_byte_rate=1000.0, scope="fleet"))
     watched.charge("c", Kind.PRODUCE, 10)
     group = watched.ledger.account("u", "c").meters[Kind.PRODUCE].group
     assert group is not None

@@ -22,7 +22,7 @@ from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -67,8 +67,8 @@ async def everything() -> bytes:
 
 def _member() -> Member:
     """Of a fleet, with a group in use."""
-    rates = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.1", 10.0, reach="fleet")])
-    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, reach="fleet")], connections=rates))
+    rates = ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.1", 10.0, scope="fleet")])
+    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, scope="fleet")], connections=rates))
     settings = FleetSection()
     keys: Any = SimpleNamespace(current=(b"k" * 32,))
     member = Member(settings, ledger, Exchange(settings, []), keys, lambda: 1000.0, "here")

@@ -18,7 +18,7 @@ from config.table import entries, to_table
 from config.types import HostPort, PortRange
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.settings import ProxySettings
-from quota.connections import ConnectionEntry, Scope
+from quota.connections import ConnectionEntry, EntityType
 from quota.entity import DEFAULT
 from quota.table import CandidateLimits, Entry
 
@@ -341,10 +341,10 @@ quotas:
     table = to_table(config)
     assert table.entries == (Entry("alice", None, producer_byte_rate=1e6),)
     assert table.connections.entries == (
-        ConnectionEntry(Scope.IP, DEFAULT, 20.0),
-        ConnectionEntry(Scope.IP, "10.0.0.1", 2147483647.0, 0),
-        ConnectionEntry(Scope.USER, DEFAULT, None, 5, "shadow"),
-        ConnectionEntry(Scope.USER, "alice", 3.0),
+        ConnectionEntry(EntityType.IP, DEFAULT, 20.0),
+        ConnectionEntry(EntityType.IP, "10.0.0.1", 2147483647.0, 0),
+        ConnectionEntry(EntityType.USER, DEFAULT, None, 5, "shadow"),
+        ConnectionEntry(EntityType.USER, "alice", 3.0),
     )
     assert not any("no quotas at all" in str(warning) for warning in warnings_of(config))
     assert table.without("alice", None).connections is table.connections  # other changes leave them alone
@@ -353,9 +353,9 @@ quotas:
 def test_kafkas_own_names_for_caps_of_addresses() -> None:
     text = 'max.connections.per.ip: 100\nmax.connections.per.ip.overrides: "10.0.0.1:5, 2001:db8::1:0"\n'
     assert to_table(load_bytes("q.yaml", (MINIMAL + text).encode())).connections.entries == (
-        ConnectionEntry(Scope.IP, DEFAULT, None, 100),
-        ConnectionEntry(Scope.IP, "10.0.0.1", None, 5),
-        ConnectionEntry(Scope.IP, "2001:db8::1", None, 0),
+        ConnectionEntry(EntityType.IP, DEFAULT, None, 100),
+        ConnectionEntry(EntityType.IP, "10.0.0.1", None, 5),
+        ConnectionEntry(EntityType.IP, "2001:db8::1", None, 0),
     )
     found = problems_of(
         MINIMAL

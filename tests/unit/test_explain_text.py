@@ -10,7 +10,7 @@ from proxy.app.admin.explain import Moment, addresses_of, explanation_json, iden
 from proxy.app.admin.explain_text import _clock, _span, explanation_text, throttled_text
 from proxy.core.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
 from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
@@ -26,7 +26,7 @@ TABLE = QuotaTable(
         Entry("web", None, consumer_byte_rate=500e3, mode="shadow"),
     ],
     connections=ConnectionLimits(
-        [ConnectionEntry(Scope.USER, DEFAULT, 10, 3), ConnectionEntry(Scope.IP, DEFAULT, 20, None, "shadow")]
+        [ConnectionEntry(EntityType.USER, DEFAULT, 10, 3), ConnectionEntry(EntityType.IP, DEFAULT, 20, None, "shadow")]
     ),
 )
 AT = Moment(now_ms=1500.0, wall_s=1_790_000_000.0)  # 2026-09-21T14:13:20Z
@@ -214,7 +214,7 @@ def test_a_full_cap_is_named_before_it_refuses_a_connection_and_old_refusals_are
 
 def test_a_rate_that_refuses_connections_names_its_limit() -> None:
     ledger = Ledger(
-        QuotaTable(connections=ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.7", 2)])),
+        QuotaTable(connections=ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.7", 2)])),
         smooth=False,
         num_samples=2,
     )
@@ -229,7 +229,7 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
 
 
 def test_a_connection_rate_of_a_fleet_tells_its_share() -> None:
-    limits = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.7", 2, reach="fleet")])
+    limits = ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.7", 2, scope="fleet")])
     ledger = Ledger(QuotaTable(connections=limits))
     shares = Shares(ledger, Fleet(Seal([b"key"], "topic", "f"), 1, "one", 0.0), 0.0)
     ledger.connections.admit("10.0.0.7", "web", 100.0)

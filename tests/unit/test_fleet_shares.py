@@ -2,7 +2,7 @@
 
 import pytest
 
-from quota.connections import ConnectionEntry, ConnectionLimits, Refusal, Scope, Ticket
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType, Refusal, Ticket
 from quota.entity import DEFAULT, CounterKey, Kind
 from quota.fleet.core import Fleet, ShareReason
 from quota.fleet.record import Seal
@@ -78,7 +78,7 @@ class Site:
 
 def _table(**limits: float) -> QuotaTable:
     limits = limits or {"producer_byte_rate": MB}
-    return QuotaTable([Entry(DEFAULT, None, reach="fleet", **limits)])  # type: ignore[arg-type]
+    return QuotaTable([Entry(DEFAULT, None, scope="fleet", **limits)])  # type: ignore[arg-type]
 
 
 def test_the_fleet_gets_its_limit_and_each_an_equal_part_of_it() -> None:
@@ -141,8 +141,8 @@ def test_reload_changes_the_limit_and_keeps_the_share() -> None:
 def test_shadow_and_candidate_limits_are_shared_as_well() -> None:
     table = QuotaTable(
         [
-            Entry(DEFAULT, None, producer_byte_rate=MB, mode="shadow", reach="fleet"),
-            Entry(None, "c", consumer_byte_rate=MB, candidate=CandidateLimits(None, MB / 2), reach="fleet"),
+            Entry(DEFAULT, None, producer_byte_rate=MB, mode="shadow", scope="fleet"),
+            Entry(None, "c", consumer_byte_rate=MB, candidate=CandidateLimits(None, MB / 2), scope="fleet"),
         ]
     )
     site = Site(2, table)
@@ -178,7 +178,7 @@ def test_tokens_of_mutations_are_shared() -> None:
 
 
 def test_connection_rates_are_shared_and_one_per_window_is_always_allowed() -> None:
-    limits = ConnectionLimits([ConnectionEntry(Scope.IP, DEFAULT, 10.0, reach="fleet")])
+    limits = ConnectionLimits([ConnectionEntry(EntityType.IP, DEFAULT, 10.0, scope="fleet")])
     site = Site(2, QuotaTable(connections=limits))
     admitted = [0, 0]
     assert isinstance(site.ledgers[0].connections.admit("10.0.0.9", None, 0.0), Ticket)
@@ -209,17 +209,17 @@ def test_explained() -> None:
     assert standing is not None
     assert (standing.why, standing.instances, standing.known) == (ShareReason.SPLIT, 2, 2)
     assert standing.usage == pytest.approx(0.75 * MB, rel=0.1)
-    assert site.shares[0].standing_of_rate(Scope.IP, "10.0.0.1") is None
+    assert site.shares[0].standing_of_rate(EntityType.IP, "10.0.0.1") is None
 
 
 def test_an_overlay_keeps_what_a_limit_is_a_limit_of() -> None:
     from quota.overlay import laid_over
 
-    table = QuotaTable([Entry("a", None, producer_byte_rate=MB, reach="fleet")], default_reach="instance")
+    table = QuotaTable([Entry("a", None, producer_byte_rate=MB, scope="fleet")], default_scope="instance")
     overlay = {(("user", name),): {"producer_byte_rate": 5.0} for name in "ab"}
     changed = laid_over(table, overlay)
     assert [changed.of_fleet(changed.get(name, None)) for name in "ab"] == [True, False]
-    assert laid_over(QuotaTable(default_reach="fleet"), {(("user", "b"),): {"producer_byte_rate": 5.0}}).of_fleet(
+    assert laid_over(QuotaTable(default_scope="fleet"), {(("user", "b"),): {"producer_byte_rate": 5.0}}).of_fleet(
         Entry("b", None, producer_byte_rate=5.0)
     )
 
@@ -249,7 +249,7 @@ def test_a_window_in_which_nothing_was_is_filled_evenly() -> None:
 
 
 def test_group_keys_of_one_name_are_told_apart() -> None:
-    site = Site(1, QuotaTable([Entry(DEFAULT, None, producer_byte_rate=MB, consumer_byte_rate=MB, reach="fleet")]))
+    site = Site(1, QuotaTable([Entry(DEFAULT, None, producer_byte_rate=MB, consumer_byte_rate=MB, scope="fleet")]))
     site.run(1, {0: 10.0})
     site.run(1, {0: 10.0}, Kind.FETCH)
     assert site.shares[0].count == 2

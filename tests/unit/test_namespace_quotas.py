@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from config.load import load_bytes
 from config.table import to_table
 from deploy.kubernetes.own_quotas import MAX_BYTES, POLICIES, RefusedError, combined
-from quota.connections import Scope
+from quota.connections import EntityType
 from quota.entity import Kind, bounded_name
 from quota.table import RATE_FIELD
 from tests.support.examples import examples
@@ -233,8 +233,8 @@ def test_after_lower_no_client_may_use_more(found: tuple[list[Json], list[Json]]
             assert new.entry.mode == "enforce"
             assert after.of_fleet(new.entry) >= before.of_fleet(old.entry)
             assert {i for i in (0, 1) if new.key[i] is not None} <= {i for i in (0, 1) if old.key[i] is not None}
-    for scope, limit in product(Scope, ("connection_creation_rate", "max_connections")):
-        for name in names if scope is Scope.USER else ("10.0.0.1", "10.0.0.9", "::1"):
+    for scope, limit in product(EntityType, ("connection_creation_rate", "max_connections")):
+        for name in names if scope is EntityType.USER else ("10.0.0.1", "10.0.0.9", "::1"):
             had, has = (
                 (one.connections.cap if limit == "max_connections" else one.connections.rate)(scope, name)
                 for one in (before, after)

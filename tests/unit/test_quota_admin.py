@@ -26,7 +26,7 @@ from quota.admin import (
     selection,
     validate,
 )
-from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT
 from quota.overlay import altered, laid_over
 from quota.table import CandidateLimits, Entry, QuotaTable
@@ -179,7 +179,10 @@ def test_g3_addresses() -> None:
         (default, {RATE: 200.0}),
     ]
     limits = table.in_force.connections
-    assert [limits.rate(Scope.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")] == [150.0, 200.0]
+    assert [limits.rate(EntityType.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")] == [
+        150.0,
+        200.0,
+    ]
     table.alter(address, connection_creation_rate=None)
     table.alter(default, connection_creation_rate=None)
     assert (table.shown, table.overlay) == ({}, {})
@@ -196,20 +199,24 @@ def test_addresses_are_the_same_however_they_are_spelt() -> None:
 
 
 def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
-    table = Table(connections=[ConnectionEntry(Scope.IP, "1.2.3.4", 5.0, 3), ConnectionEntry(Scope.USER, "u", 7.0)])
+    table = Table(
+        connections=[ConnectionEntry(EntityType.IP, "1.2.3.4", 5.0, 3), ConnectionEntry(EntityType.USER, "u", 7.0)]
+    )
     table.alter(entity(ip="1.2.3.4"), connection_creation_rate=None)
     assert table.in_force.connections.entries == (
-        ConnectionEntry(Scope.IP, "1.2.3.4", None, 3),
-        ConnectionEntry(Scope.USER, "u", 7.0),
+        ConnectionEntry(EntityType.IP, "1.2.3.4", None, 3),
+        ConnectionEntry(EntityType.USER, "u", 7.0),
     )
     table.alter(entity(ip="1.2.3.4"), connection_creation_rate=9.0)
-    assert table.in_force.connections.rate(Scope.IP, "1.2.3.4") == ConnectionEntry(Scope.IP, "1.2.3.4", 9.0, 3)
-    shadow = Table(connections=[ConnectionEntry(Scope.IP, DEFAULT, 5.0, 3, mode="shadow")])
+    assert table.in_force.connections.rate(EntityType.IP, "1.2.3.4") == ConnectionEntry(
+        EntityType.IP, "1.2.3.4", 9.0, 3
+    )
+    shadow = Table(connections=[ConnectionEntry(EntityType.IP, DEFAULT, 5.0, 3, mode="shadow")])
     assert shadow.shown == {}
     shadow.alter(entity(ip=None), connection_creation_rate=None)
     assert shadow.in_force.connections.entries == shadow.in_file.connections.entries
     shadow.alter(entity(ip=None), connection_creation_rate=9.0)
-    assert shadow.in_force.connections.entries == (ConnectionEntry(Scope.IP, DEFAULT, 9.0),)
+    assert shadow.in_force.connections.entries == (ConnectionEntry(EntityType.IP, DEFAULT, 9.0),)
 
 
 @pytest.mark.parametrize(

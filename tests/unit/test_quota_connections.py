@@ -17,8 +17,8 @@ from quota.connections import (
     ConnectionEntry,
     ConnectionGate,
     ConnectionLimits,
+    EntityType,
     Refusal,
-    Scope,
     Ticket,
     canonical_address,
 )
@@ -26,7 +26,7 @@ from quota.entity import DEFAULT
 from quota.rate import SampledRate, throttle_ms
 from tests.support.examples import examples
 
-IP, USER = Scope.IP, Scope.USER
+IP, USER = EntityType.IP, EntityType.USER
 A, B = "10.0.0.1", "10.0.0.2"
 
 
@@ -37,7 +37,7 @@ class Gate:
         self.limits = ConnectionLimits(entries)
         self.gate = ConnectionGate(lambda: self.limits, num_samples=num_samples, window_ms=1000)
 
-    def rate(self, scope: Scope, name: object, value: float | None, **more: object) -> None:
+    def rate(self, scope: EntityType, name: object, value: float | None, **more: object) -> None:
         """Set or remove (None) a rate limit."""
         self.limits = self.limits.without(scope, name)  # type: ignore[arg-type]
         if value is not None:
@@ -46,7 +46,7 @@ class Gate:
     def attempts(self, count: int, now: float, address: str = A, user: str | None = None) -> list[Ticket | Refusal]:
         return [self.gate.admit(address, user, now) for _ in range(count)]
 
-    def observed(self, scope: Scope, name: str, now: float) -> float:
+    def observed(self, scope: EntityType, name: str, now: float) -> float:
         return self.gate.standing(scope, name, now).observed
 
 

@@ -16,7 +16,7 @@ from proxy.app.common.text import UNITS
 from proxy.core.telemetry.observer import ConnectionInfo
 from proxy.core.wire.schema import API_NAMES
 from quota.admin import Entity, entity_of_entry
-from quota.connections import ConnectionEntry, ConnectionStatus, Refused, Scope, canonical_address
+from quota.connections import ConnectionEntry, ConnectionStatus, EntityType, Refused, canonical_address
 from quota.counter import QuotaCounter
 from quota.decisions import Decision
 from quota.entity import ANONYMOUS, DEFAULT, Kind
@@ -63,7 +63,7 @@ def explanation_json(
     """The answer of `/explain`; `at` is None for a configuration alone, without any usage."""
     now_ms = 0.0 if at is None else at.now_ms
     found = ledger.explain(user, client_id, now_ms)
-    scopes = [(Scope.USER, found.user), *((Scope.IP, address) for address in addresses)]
+    scopes = [(EntityType.USER, found.user), *((EntityType.IP, address) for address in addresses)]
     account = ledger.known(found.user, client_id)
     answer: dict[str, Any] = {
         "at": None if at is None else at.iso(),
@@ -192,12 +192,12 @@ def decision_json(one: Decision, at: Moment) -> dict[str, Any]:
 
 
 def _connection_json(
-    ledger: Ledger, scope: Scope, name: str, at: Moment | None, origin: Origin | None
+    ledger: Ledger, scope: EntityType, name: str, at: Moment | None, origin: Origin | None
 ) -> dict[str, Any]:
     one = ledger.connections.standing(scope, name, 0.0 if at is None else at.now_ms)
     rate, cap = one.rate, one.cap
     found: dict[str, Any] = {
-        "scope": one.scope.value,
+        "scope": one.entity_type.value,
         "name": one.name,
         "connection_creation_rate": None if rate is None else rate.connection_creation_rate,
         "rate_scope": _scope(ledger, rate),
@@ -221,7 +221,7 @@ def _rate_share_json(ledger: Ledger, one: ConnectionStatus) -> dict[str, Any] | 
     limit = None if one.rate is None else one.rate.connection_creation_rate
     if ledger.fleet is None or one.rate is None or limit is None or not ledger.table.of_fleet(one.rate):
         return None
-    found = ledger.fleet.standing_of_rate(one.scope, one.name)
+    found = ledger.fleet.standing_of_rate(one.entity_type, one.name)
     return None if found is None else _share_json(found, limit, limit * ledger.fleet.share(one.rate, one.name))
 
 
@@ -253,7 +253,7 @@ def _set_in(entry: Entry | None, kind: Kind, origin: Origin | None) -> str | Non
 def _connection_set_in(entry: ConnectionEntry | None, key: str, origin: Origin | None) -> str | None:
     if entry is None or origin is None:
         return None
-    return origin(((entry.scope.value, None if entry.name is DEFAULT else str(entry.name)),), key)
+    return origin(((entry.entity_type.value, None if entry.name is DEFAULT else str(entry.name)),), key)
 
 
 def _entity(entry: Entry) -> dict[str, str]:

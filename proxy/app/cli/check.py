@@ -126,7 +126,7 @@ def _scope(config: Config, table: QuotaTable) -> str:
     if config.fleet is None:
         return own
     fleet = f"of all sidecars of the fleet {config.fleet.id} together (topic {config.fleet.topic})"
-    if all(shared) and (shared or table.default_reach == "fleet"):
+    if all(shared) and (shared or table.default_scope == "fleet"):
         return fleet
     return f"{fleet} where their scope is fleet: {sum(shared)} of {len(shared)}; else {own}" if any(shared) else own
 
@@ -156,12 +156,12 @@ def quota_table(quotas: list[Entry]) -> str:
 
 def connection_table(limits: list[ConnectionEntry]) -> str:
     """All connection limits, addresses first, defaults last."""
-    shown = sorted(limits, key=lambda one: (one.scope, one.name is DEFAULT, str(one.name)))
+    shown = sorted(limits, key=lambda one: (one.entity_type, one.name is DEFAULT, str(one.name)))
     rows = [["by", "name", "connections made", "connections open", "mode"]]
     for one in shown[:MAX_ROWS]:
         rate = "-" if one.connection_creation_rate is None else f"{one.connection_creation_rate:g}/s"
         cap = "-" if one.max_connections is None else f"at most {one.max_connections}"
-        rows.append([str(one.scope), readable_name(one.name), rate, cap, one.mode])
+        rows.append([str(one.entity_type), readable_name(one.name), rate, cap, one.mode])
     more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
     return f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n{columns(rows)}{more}"
 
@@ -220,7 +220,7 @@ def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:
         "max_connections": entry.max_connections,
     }
     return {
-        entry.scope.value: _written(entry.name),
+        entry.entity_type.value: _written(entry.name),
         **{name: limit for name, limit in limits.items() if limit is not None},
         "mode": entry.mode,
     }

@@ -23,7 +23,7 @@ from config.table import to_table
 from config.types import DEFAULT_WORD
 from proxy.app.cli.check import connection_entry_json, entry_json
 from proxy.app.cli.simulate_smooth import LATEST_MS, Request, Waiting
-from quota.connections import Refusal, Scope, Ticket, canonical_address
+from quota.connections import EntityType, Refusal, Ticket, canonical_address
 from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
 from quota.ledger import Account, Ledger
@@ -196,7 +196,7 @@ class Simulation:
                 "limit": None if refused is None else _plain(refused.limit),
                 "observed": None if refused is None else _plain(refused.observed),
             }
-        names = {Scope.IP: address, Scope.USER: user}
+        names = {EntityType.IP: address, EntityType.USER: user}
         standings = {scope.value: gate.standing(scope, name, now_ms) for scope, name in names.items()}
         result["rate"] = {scope: _plain(one.observed) for scope, one in standings.items()}
         result["open"] = {scope: one.open for scope, one in standings.items()}
@@ -260,12 +260,12 @@ class Simulation:
         return table if scoped is None else table.with_connections(table.connections.without(*scoped))
 
 
-def _scoped(entity: dict[str, Any]) -> tuple[Scope, str | Default] | None:
+def _scoped(entity: dict[str, Any]) -> tuple[EntityType, str | Default] | None:
     """The entity in the terms of connection limits; None if it has none there."""
     user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity)
     if address:
-        return Scope.IP, DEFAULT if address == DEFAULT_WORD else address
-    return None if user is None or client_id is not None else (Scope.USER, user)
+        return EntityType.IP, DEFAULT if address == DEFAULT_WORD else address
+    return None if user is None or client_id is not None else (EntityType.USER, user)
 
 
 def _address(value: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from proxy.app.metrics.families import by, counter, gauge
 from proxy.app.sources.quota_source import SourceState
 from proxy.app.sources.watch import ReloadState
 from quota import compiled
-from quota.connections import Scope
+from quota.connections import EntityType
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -50,7 +50,11 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
         bool(reloads.restart_settings),
     )
     table = ledger.table
-    alone = (one for one in table.connections.entries if one.scope is Scope.IP or table.get(one.name, None) is None)
+    alone = (
+        one
+        for one in table.connections.entries
+        if one.entity_type is EntityType.IP or table.get(one.name, None) is None
+    )
     quotas = len(table.entries) + sum(1 for _ in alone)
     yield gauge("kquota_config_quotas", "Quota entries in force.", quotas)
     yield gauge("kquota_clients_known", "Clients that the ledger remembers.", ledger.clients)

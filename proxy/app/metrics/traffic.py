@@ -14,7 +14,7 @@ from proxy.app.common.top_k import OTHER, label
 from proxy.app.metrics.families import by, counter, gauge
 from proxy.core.telemetry.observer import LATENCY_BUCKETS_S, Counters
 from proxy.core.wire.schema import API_NAMES
-from quota.connections import Cause, ConnectionGate, Scope
+from quota.connections import Cause, ConnectionGate, EntityType
 
 
 def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Iterator[Metric]:
@@ -95,7 +95,7 @@ def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
         for cause in Cause:
             refused.add_metric([cause.value, mode], counts[cause])
     yield refused
-    for scope, text in ((Scope.USER, "user"), (Scope.IP, "address")):
+    for scope, text in ((EntityType.USER, "user"), (EntityType.IP, "address")):
         family = GaugeMetricFamily(
             f"kquota_{scope}_connections", f"Client connections open now, by {text}.", labels=[scope.value]
         )
@@ -105,7 +105,7 @@ def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
     rates = GaugeMetricFamily(
         "kquota_connection_rates_tracked", "Addresses and users whose creation rate is kept.", labels=["scope"]
     )
-    for scope in Scope:
+    for scope in EntityType:
         rates.add_metric([scope.value], gate.tracked(scope))
     yield rates
 
