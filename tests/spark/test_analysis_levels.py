@@ -41,7 +41,7 @@ QUOTAS = {
 - {user: u2, client-id: a, producer_byte_rate: 800, request_percentage: 10}
 - {user: <default>, producer_byte_rate: 900, controller_mutation_rate: 1, scope: instance}
 - {user: <default>, client-id: b, producer_byte_rate: 1000}
-fleet: {id: f, default_scope: fleet}""",
+fleet: {id: f, default_scope: fleet, key_file: /key}""",
 }
 CLIENTS = list(itertools.product(("u1", "u2", "u3"), ("a", "b", "", "d")))
 
