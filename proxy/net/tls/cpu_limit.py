@@ -27,18 +27,25 @@ def cpu_limit(limit_s: float) -> Iterator[None]:
     Uses SIGALRM and its timer, and leaves both as they were.
     """
     until_s = time.thread_time() + limit_s
-    running = True
+    over = False
+
+    def end() -> None:
+        nonlocal over
+        if not over:
+            over = True
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+            signal.setitimer(signal.ITIMER_REAL, *timer)
 
     def check(_number: int, _frame: FrameType | None) -> None:
-        if running and time.thread_time() >= until_s:
+        if not over and time.thread_time() >= until_s:
+            end()  # first: the signal may come on the way into the block or out of it, where no `finally` follows
             raise CpuLimitError
 
+    timer = signal.getitimer(signal.ITIMER_REAL)
     handler = signal.signal(signal.SIGALRM, check)
-    timer = signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
+    signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
     try:
         yield
     finally:
-        running = False  # a signal that comes late must not raise where nobody expects it
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
+        end()
