@@ -42,7 +42,6 @@ class Account(Activity):
         "_requested",
         "broker_throttle_ms",
         "broker_throttled",
-        "holders",
         "identity",
         "last_ms",
     )
@@ -52,19 +51,9 @@ class Account(Activity):
         self.identity: Final = identity
         self._produced, self._fetched, self._requested, self._mutated = Meter(), Meter(), Meter(), Meter()
         self.last_ms = 0
-        self.holders = 0
-        """How many sessions and requests refer to it; see :meth:`retain`."""
         self.broker_throttled = 0
         """Responses in which the broker itself told the client to wait."""
         self.broker_throttle_ms = 0
-
-    def retain(self) -> None:
-        """Add a reference of a session or request: the account is not evicted before :meth:`release`."""
-        self.holders += 1
-
-    def release(self) -> None:
-        """Drop a reference that :meth:`retain` added."""
-        self.holders -= 1
 
     def meter(self, kind: Kind) -> Meter:
         """The client's totals for one kind."""
@@ -84,7 +73,7 @@ class Account(Activity):
 
 
 class Accounts:
-    """Every retained account, and up to `most` accounts in total while the retained ones are fewer.
+    """Every account that has connections, and up to `most` accounts in total while those are fewer.
 
     `on_forget` is called with each evicted account.
     """
@@ -118,9 +107,9 @@ class Accounts:
         return found
 
     def forget(self, identity: Identity) -> bool:
-        """Evict an account, unless it is retained: then it moves to the end. Returns whether it was evicted."""
+        """Evict an account, unless it has connections: then it moves to the end. Returns whether it was evicted."""
         account = self._by_identity[identity]
-        if account.holders > 0:
+        if account.connections > 0:
             self._by_identity.move_to_end(identity)
             return False
         del self._by_identity[identity]
@@ -139,7 +128,7 @@ class Accounts:
             yield forgotten
 
     def _make_room(self) -> None:
-        """Examine up to `TRIES` accounts, a different one each time. If all are retained, `most` is exceeded for
+        """Examine up to `TRIES` accounts, a different one each time. If all have connections, `most` is exceeded for
         now."""
         for _ in range(min(TRIES, len(self._by_identity))):
             gone = self.forget(next(iter(self._by_identity)))

@@ -305,7 +305,7 @@ def test_of_several_throttles_the_longest_is_imposed_and_named(
     state.impose(one, Kind.PRODUCE, bytes_ms, 0.0)
     state.impose(one, Kind.REQUEST, request_ms, at_ms)
     state.note(one)
-    assert state.mute_until_ms == one.throttle_until_ms == max(bytes_ms, at_ms + request_ms)
+    assert state.mute_until_ms == one.penalty.until_ms == max(bytes_ms, at_ms + request_ms)
     assert throttles(of, "ANONYMOUS") == {cause: (1, counted_ms)}
 
 

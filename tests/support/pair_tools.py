@@ -213,13 +213,21 @@ def admission_of(one: FetchAdmission) -> Any:
 
 
 PENDING = (
-    "correlation_id", "api_key", "api_version", "sent_ms", "throttle_until_ms", "delay_ms", "cause", "charged",
+    "correlation_id", "api_key", "api_version", "sent_ms",
     "local_answer", "replicated_bytes", "held_bytes",
 )  # fmt: skip
 
 
 def pending_of(one: InFlightRequest) -> Any:
     fields = {name: getattr(one, name) for name in PENDING}
+    penalty = one.penalty
+    fields["penalty"] = penalty and (
+        penalty.kind,
+        penalty.delay_ms,
+        penalty.until_ms,
+        penalty.told_until_ms,
+        penalty.charged,
+    )
     fields["account"] = one.account.identity
     fields["admission"] = None if one.admission is None else admission_of(one.admission)
     fields["asked"], fields["on_response"] = one.asked is not None, one.on_response is not None

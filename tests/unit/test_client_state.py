@@ -13,7 +13,7 @@ from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Outcome
 from proxy.core.session.session import Session
 from proxy.core.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
 from proxy.core.session.state import ClientState
-from quota.accounts import Account
+from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.sasl_tools import handshake, handshake_response
 from tests.support.session_tools import (
@@ -170,54 +170,36 @@ def kept(of: Ledger, client_id: str) -> bool:
     return account in list(of.accounts())
 
 
-def holders(of: Ledger) -> list[int]:
-    return [account.holders for account in of.accounts()]
+def connections(of: Ledger) -> list[int]:
+    return [account.connections for account in of.accounts()]
 
 
-def test_an_account_that_no_session_refers_to_is_forgotten() -> None:
+def test_an_account_without_connections_is_forgotten() -> None:
     of = ledger()
     assert not kept(of, "c")
 
 
-@pytest.mark.parametrize("acks", [0, 1])
-def test_a_session_keeps_the_account_of_its_latest_request_and_of_those_in_flight(acks: int) -> None:
+def test_a_session_keeps_the_accounts_of_its_client_ids() -> None:
     of = ledger()
     one = session(of)
-    from_client(one, produce(1, 100, acks=acks))
-    assert kept(of, "c")
+    from_client(one, produce(1, 100))
     from_client(one, produce(2, 100, client_id="d"))
-    assert (kept(of, "c"), kept(of, "d")) == (acks == 1, True)
-    if acks:
-        from_broker(one, produce_response(1))
-        assert kept(of, "c")  # the rest of its response may never come, which is a refund
-    from_broker(one, produce_response(2))
-    assert not kept(of, "c")
+    assert (kept(of, "c"), kept(of, "d")) == (True, True)
+    assert one.client_ids == ["c", "d"]
     one.close(0.0)
-    assert not kept(of, "d")
+    assert (kept(of, "c"), kept(of, "d")) == (False, False)
 
 
-def test_a_produce_request_under_way_keeps_its_account_though_another_user_has_logged_in() -> None:
+def test_another_user_leaves_the_accounts_of_the_first() -> None:
     of = ledger()
     one = session(of)
     whole = produce(1, 5000, acks=0)
     from_client(one, whole[:1000])
     one.identify("alice")
-    assert kept(of, "c")
-    one.client_moved(len(whole) - 1000, 0.0)
+    one.client_moved(len(whole) - 1000, 0.0)  # still charged to the first user
+    assert of.account("ANONYMOUS", "c").meter(Kind.PRODUCE).amount == len(whole) - 4
     assert not kept(of, "c")
-    assert of.account("alice", "c").holders == 0
-
-
-def test_a_request_that_waits_for_its_interceptor_keeps_its_account() -> None:
-    interceptor = Deciding()
-    interceptor.outcomes = [Wait(interceptor.later)]
-    of = ledger()
-    one = session(of, interceptors={CREATE_TOPICS: interceptor})
-    from_client(one, request(CREATE_TOPICS, 4, 1, b""))
-    one.identify("alice")
-    assert kept(of, "c")
-    one.close(0.0)
-    assert holders(of) == [] or set(holders(of)) == {0}
+    assert of.account("alice", "c").connections == 0
 
 
 def ended_by_the_client(one: Session) -> None:
@@ -258,32 +240,14 @@ def test_nothing_is_held_after_the_end(end: Callable[[Session], None]) -> None:
     one = admin(of, Ask(METADATA, 1, b"\0\0\0\0", never))
     end(one)
     one.close(math.ulp(1.0))
-    assert set(holders(of)) <= {0}
-    assert all(account.connections == 0 for account in of.accounts())
+    assert set(connections(of)) <= {0}
 
 
-def test_a_client_id_for_each_request_keeps_no_more_accounts_than_are_in_flight() -> None:
+def test_a_client_id_for_each_request_keeps_eight_accounts() -> None:
     of = Ledger(ledger().table, max_clients=50)
     one = session(of)
     for number in range(1000):
         from_client(one, produce(number, 100, client_id=f"c{number}"))
         from_broker(one, produce_response(number))
-    assert sum(account.holders > 0 for account in of.accounts()) <= 2
+    assert sum(connections(of)) == len(one.client_ids) == 8
     assert of.clients <= 50
-
-
-def test_the_count_of_holders_survives_a_lost_race() -> None:
-    """An account is found again by name although it was about to be forgotten: it is the same one, and still held."""
-    of = ledger()
-    account = of.account("u", "c")
-    account.retain()
-    assert kept_account(of, account)
-    account.release()
-    assert not kept_account(of, account)
-
-
-def kept_account(of: Ledger, account: Account) -> bool:
-    account.last_ms = 0
-    for _ in of.sweep(2 * HOUR_MS):
-        pass
-    return of.known(*account.identity) is account

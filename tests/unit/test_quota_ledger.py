@@ -262,7 +262,7 @@ def test_idle_groups_and_accounts_are_forgotten_after_an_hour() -> None:
 def test_an_account_that_a_connection_holds_is_kept_and_stays_right() -> None:
     ledger = kafka_ledger(Entry(user=DEFAULT, producer_byte_rate=500))
     held = ledger.account("u", "c")
-    held.retain()
+    held.join()
     ledger.charge(held, PRODUCE, 100, 0)
     gc.collect()
     assert ledger.expire(HOUR_MS) == 1  # the group only

@@ -63,7 +63,7 @@ def test_honest_clients_are_counted_exactly_during_an_attack() -> None:
     attacked, calm = ledger_of(100, table, smooth=True), ledger_of(10_000, table, smooth=True)
     held = {one: [one.account("u", name) for name in ("a", "b", "c")] for one in (attacked, calm)}
     for account in (*held[attacked], *held[calm]):
-        account.retain()
+        account.join()
     for now in range(0, 60_000, 250):
         for index, amount in ((0, 100), (1, 125), (2, 300)):
             delays = {one.charge(held[one][index], PRODUCE, amount, now) for one in (attacked, calm)}
@@ -97,12 +97,12 @@ def test_accounts_that_are_held_are_never_forgotten() -> None:
     held = []
     for number in range(150):
         held.append(ledger.account("u", f"held-{number}"))
-        held[-1].retain()
+        held[-1].join()
     invent(ledger, 1000, 0)
     assert all(ledger.account("u", account.identity.client_id) is account for account in held)
     assert ledger.clients <= 150 + 100
     for account in held:
-        account.release()
+        account.leave()
     invent(ledger, 200, 0, "more")
     assert ledger.clients <= 100
 
@@ -213,7 +213,7 @@ def crowded() -> tuple[Ledger, list[Account]]:
     ledger = ledger_of(100)
     held = [ledger.account("u", f"first-{number}") for number in range(100)]
     for account in held:
-        account.retain()
+        account.join()
         ledger.charge(account, PRODUCE, 100, 0)
     return ledger, held
 
@@ -288,7 +288,7 @@ def test_clients_get_their_own_counter_once_there_is_room(crowded: tuple[Ledger,
     assert late.meters[PRODUCE].group is not None
     assert late.meters[PRODUCE].group.key.client_id == OVERFLOW
     for account in held[:20]:
-        account.release()
+        account.leave()
     invent(ledger, 100, 80_000, "others")  # their accounts go, and with them what they used
     ledger.expire(100_000)
     ledger.charge(late, PRODUCE, 1, 100_000)

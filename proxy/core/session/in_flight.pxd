@@ -4,14 +4,21 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 
+cdef class Penalty:
+    cdef public object charged, kind
+    cdef public long long delay_ms
+    cdef public double told_until_ms, until_ms
+
+
 cdef class InFlightRequest:
-    cdef public long long correlation_id, delay_ms, held_bytes, replicated_bytes
+    cdef public long long correlation_id, held_bytes, replicated_bytes
     cdef public int api_key, api_version
-    cdef public double sent_ms, throttle_until_ms, told_until_ms
+    cdef public double sent_ms
+    cdef public Penalty penalty
     cdef public AccountType account
     cdef public FetchAdmissionType admission
     cdef public InFlightRequest next
-    cdef public object asked, cause, charged, local_answer, on_response
+    cdef public object asked, local_answer, on_response
 
 
 @cython.locals(pending=InFlightRequest)

@@ -12,15 +12,27 @@ if TYPE_CHECKING:
     from quota.ledger import Account
 
 
+class Penalty:
+    """The throttle that a request caused (see `SessionState.impose`); most requests have none."""
+
+    __slots__ = ("charged", "delay_ms", "kind", "told_until_ms", "until_ms")
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        """The quota that caused it, the one of several that lasts longest."""
+        self.delay_ms = 0
+        self.until_ms = 0.0
+        """The end of the mute."""
+        self.told_until_ms = 0.0
+        """The end of the throttle that the response tells in its throttle field; 0: it tells none."""
+        self.charged: float | None = None
+        """What that quota was charged for this request; None if it was delayed before it was charged."""
+
+
 class InFlightRequest:
     """A request that has not been answered yet; created by `new_in_flight`.
 
     `api_version`: the one the client asked for, which determines the response's layout.
-    `throttle_until_ms`: the end of the mute that this request caused. `told_until_ms`: the end of the throttle that its
-    response tells, 0 for none; what is left of it goes into the throttle field (see `SessionState.impose`).
-    `delay_ms`: the throttle that ends at `throttle_until_ms`. `cause`: the quota that caused it, the one of several
-    that lasts longest. `charged`: what that quota was charged for this request; None if it was delayed before it was
-    charged.
     `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
     `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
     `admission`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
@@ -34,11 +46,7 @@ class InFlightRequest:
     api_version: int
     account: Account
     sent_ms: float
-    throttle_until_ms: float
-    told_until_ms: float
-    delay_ms: int
-    cause: Kind | None
-    charged: float | None
+    penalty: Penalty | None
     local_answer: bytes | None
     replicated_bytes: int
     admission: FetchAdmission | None
@@ -53,18 +61,14 @@ class InFlightRequest:
         "api_key",
         "api_version",
         "asked",
-        "cause",
-        "charged",
         "correlation_id",
-        "delay_ms",
         "held_bytes",
         "local_answer",
         "next",
         "on_response",
+        "penalty",
         "replicated_bytes",
         "sent_ms",
-        "throttle_until_ms",
-        "told_until_ms",
     )
 
 
@@ -79,10 +83,7 @@ def new_in_flight(
     pending.api_version = api_version
     pending.account = account
     pending.sent_ms = sent_ms
-    pending.throttle_until_ms = pending.told_until_ms = 0.0
-    pending.delay_ms = 0
-    pending.cause = None
-    pending.charged = None
+    pending.penalty = None
     pending.local_answer = None
     pending.replicated_bytes = 0
     pending.admission = None
@@ -105,8 +106,7 @@ class InFlightQueue:
         self.count = 0
 
     def append(self, pending: InFlightRequest) -> None:
-        """Add a request at the end; its account is retained while it is in flight."""
-        pending.account.retain()
+        """Add a request at the end."""
         if self.newest is None:
             self.oldest = pending
         else:
@@ -119,7 +119,6 @@ class InFlightQueue:
         pending = self.oldest
         if pending is None:
             raise IndexError("no request is in flight")
-        pending.account.release()
         self.oldest = pending.next
         pending.next = None
         if self.oldest is None:

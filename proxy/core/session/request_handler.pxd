@@ -19,14 +19,13 @@ cdef class RequestHandler(FrameInspector):
     cdef public FrameWalker walker
     cdef public AccountType _charged, account
     cdef public InFlightRequestType _charged_pending, _unsent
-    cdef public object _client_id, _joined, _shaper, _sizes, before, client_ids, software, user
+    cdef public object _client_id, _shaper, _sizes, before, software, user
     cdef public bytearray _backlog
-    cdef public dict _missed
+    cdef public dict _joined, _missed
     cdef public bint _raw, _saw_request, established
     cdef public long long _charged_bytes, _max_frame_bytes, _max_header_bytes
     cdef public double _now_ms
 
-    cpdef object _charge_next_to(self, AccountType account)
     @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
     cpdef bint has_backlog(self) except -1

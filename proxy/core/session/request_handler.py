@@ -35,8 +35,8 @@ MAX_HELD_REQUEST_BYTES: Final = 65_536
 forwarded and throttled by their response, so that no request makes us hold more."""
 FETCH_HEAD_BYTES: Final = 512
 """Read of Fetch requests that are not inspected whole: everything before the topics (header tags aside)."""
-MAX_TRACKED_CLIENT_IDS: Final = 8
-"""Client ids remembered for /connections; a connection has one in practice."""
+MAX_CLIENT_IDS: Final = 8
+"""Client-ids whose accounts count a connection as theirs."""
 ACKS_ALL: Final = -1
 BODY_SHIFT: Final = 8
 """256 bytes of a Fetch whose session is kept here count as one frame: one of 64 KB takes 4 ms, which is not cut."""
@@ -77,7 +77,6 @@ class RequestHandler(FrameInspector):
         "_unsent",
         "account",
         "before",
-        "client_ids",
         "established",
         "software",
         "user",
@@ -110,13 +109,12 @@ class RequestHandler(FrameInspector):
         self._raw = False
         """The walk began with a raw SASL message, which has no request header."""
         self._joined: dict[str, Account] = {}
-        """Accounts that count this connection as theirs, by client-id: those of this user among `client_ids`."""
+        """Accounts that count this connection as theirs, by client-id: none of them is evicted."""
         self._saw_request = False
         self.before = BeforeLogin(state, self.walker, login_expected)
         """Requests before the login are not charged, as in a broker."""
         self._shaper = FetchShaper()
         self._missed = self._shaper.missed
-        self.client_ids: list[str] = []
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
         self.established = False
@@ -134,32 +132,21 @@ class RequestHandler(FrameInspector):
         if account is not None:
             come = max(self._charged_bytes - self.walker.skip, 0)
             self._state.ledger.charge_no_throttle(account, PRODUCED, come, now_ms)
-            account.release()
-        self._charge_next_to(None)
+        self.account = None
         self.close()
 
     def close(self) -> None:
         """The accounts no longer count this connection as theirs."""
-        for account in self._joined.values():
-            account.leave()
-            self._state.ledger.wake(account)
-        self._joined.clear()
+        for client_id in list(self._joined):
+            self._leave(client_id)
 
     def identify(self, user: str) -> None:
         """Charge `user` from now on; earlier charges stay with the previous user."""
         if user != self.user:
             self.close()
             self.user = user
-        self._charge_next_to(None)
+        self.account = None
         self.before.expected = False
-
-    def _charge_next_to(self, account: Account | None) -> None:
-        """Charge further requests to this account, until the client-id or the user changes."""
-        if account is not None:
-            account.retain()
-        if self.account is not None:
-            self.account.release()
-        self.account = account
 
     def _client(self, api_key: int, client_id: str) -> Account | None:
         """The account of a request with this API and client-id, when these differ from the last request's. None: it is
@@ -177,20 +164,25 @@ class RequestHandler(FrameInspector):
         if wanted and not before.needless():
             return None
         account = state.ledger.account(self.user, client_id)
-        self._charge_next_to(account)
-        self._client_id = client_id = (
-            account.identity.client_id
-        )  # long ones are cut there, so that no reference keeps the whole
-        if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
-            self._join(client_id, account)
+        client_id = account.identity.client_id  # long ones are cut there, so that no reference keeps the whole
+        self.account, self._client_id = account, client_id
+        if client_id not in self._joined:
+            if len(self._joined) == MAX_CLIENT_IDS:
+                self._leave(next(iter(self._joined)))
+            self._joined[client_id] = account
+            account.join()
+            account.software = self.software or account.software
         return account
 
-    def _join(self, client_id: str, account: Account) -> None:
-        self._joined[client_id] = account
-        account.join()
-        account.software = self.software or account.software
-        if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
-            self.client_ids.append(client_id)
+    def _leave(self, client_id: str) -> None:
+        account = self._joined.pop(client_id)
+        account.leave()
+        self._state.ledger.wake(account)
+
+    @property
+    def client_ids(self) -> list[str]:
+        """The latest client-ids of this connection, at most `MAX_CLIENT_IDS`; it has one in practice."""
+        return list(self._joined)
 
     def has_backlog(self) -> bool:
         """True if requests that were already read have to be inspected before more are read."""
@@ -288,7 +280,6 @@ class RequestHandler(FrameInspector):
         if account is not None:
             pending, size_bytes = self._charged_pending, self._charged_bytes
             self._charged = self._charged_pending = None
-            account.release()
             delay_ms = state.ledger.charge(account, PRODUCED, size_bytes, now_ms)
             if delay_ms > 0:
                 if pending is None:
@@ -352,7 +343,6 @@ class RequestHandler(FrameInspector):
             if acks == ACKS_ALL:
                 pending.replicated_bytes = header.size
             self._charged, self._charged_bytes = account, header.size
-            account.retain()
             self._charged_pending = pending if answered else None
         elif api_key == _FETCH:
             wanted = total if total <= _MAX_HELD_BYTES else header.body - start + FETCH_HEAD_BYTES
@@ -439,7 +429,7 @@ class RequestHandler(FrameInspector):
             self._forward_fetch(pending, total - here)
             self.walker.left -= total >> BODY_SHIFT
             state.impose(pending, FETCHED, admission.throttle_ms, now_ms)
-            told_ms = delay_ms if pending.told_until_ms else 0
+            told_ms = delay_ms if pending.penalty is not None and pending.penalty.told_until_ms else 0
             pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
             state.counters.fetches_answered += 1
             self.walker.dropping = True

@@ -45,7 +45,6 @@ cdef class ResponseHandler(FrameInspector):
     cpdef double _latency_ms(self, InFlightRequestType pending) except? -1.0
     @cython.locals(state=SessionStateType, now_ms=cython.double, busy_ms=cython.double, delay_ms=cython.longlong)
     cpdef object _charge_time(self, InFlightRequestType pending)
-    cpdef object _time(self, InFlightRequestType pending)
     @cython.locals(left_ms=cython.double)
     cpdef long long _throttle_ms(self, InFlightRequestType pending) except? -1
     @cython.locals(state=SessionStateType, now_ms=cython.double, account=AccountType, admission=FetchAdmissionType,

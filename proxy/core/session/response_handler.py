@@ -137,7 +137,7 @@ class ResponseHandler(FrameInspector):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
         self._backlog = self._work = None
-        self._time(None)
+        self._timed = None
 
     def answer_due(self) -> bool:
         """Whether the oldest request in flight was answered here."""
@@ -207,7 +207,7 @@ class ResponseHandler(FrameInspector):
             self._charge_time(pending)
         if pending.on_response is not None or pending.asked is not None:
             return self._hand_over(buf, start, here, total, pending, out)
-        throttle_ms = self._throttle_ms(pending) if pending.told_until_ms else 0
+        throttle_ms = self._throttle_ms(pending) if pending.penalty is not None else 0
         used = here
         if (
             state.translate is not None
@@ -245,7 +245,7 @@ class ResponseHandler(FrameInspector):
         broker_throttle_ms = throttle.read_throttle(buf, start, start + here, api_key, version)
         if broker_throttle_ms > 0:
             state.broker_throttled(pending, broker_throttle_ms, now_ms)
-        if pending.cause is not None:
+        if pending.penalty is not None:
             state.note(pending)
         walker.skip = total - here
         if throttle_ms > 0 and used > 0:
@@ -300,7 +300,7 @@ class ResponseHandler(FrameInspector):
 
     def _charge_time(self, pending: InFlightRequest) -> None:
         """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
-        self._time(pending)
+        self._timed = pending
         if pending.account is UNAUTHENTICATED:
             return
         state, now_ms = self._state, self._now_ms
@@ -316,17 +316,11 @@ class ResponseHandler(FrameInspector):
         if delay_ms > 0:
             state.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
 
-    def _time(self, pending: InFlightRequest | None) -> None:
-        """Remember the latest request whose time has been charged; its account is retained for a possible refund."""
-        if pending is not None:
-            pending.account.retain()
-        if self._timed is not None:
-            self._timed.account.release()
-        self._timed = pending
-
     def _throttle_ms(self, pending: InFlightRequest) -> int:
         """What is left of the throttle that the response tells."""
-        left_ms = pending.told_until_ms - self._now_ms
+        if pending.penalty is None:
+            return 0
+        left_ms = pending.penalty.told_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
     def _hand_over(

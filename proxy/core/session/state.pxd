@@ -1,7 +1,7 @@
 cimport cython
 
 # Under other names: `proxy.core.session.state` gets the classes by import as well.
-from proxy.core.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType
+from proxy.core.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType, Penalty as PenaltyType
 from proxy.core.session.request_time cimport RequestTime as RequestTimeType
 from quota.accounts cimport Account as AccountType
 from quota.activity cimport RequestCounts
@@ -30,9 +30,10 @@ cdef class SessionState:
     cpdef object count_request(self, AccountType account, int api_key)
     cpdef object mute(self, AccountType account, object kind, long long delay_ms, double now_ms, object charged=*)
     cpdef object broker_throttled(self, InFlightRequestType pending, long long broker_throttle_ms, double now_ms)
-    @cython.locals(until_ms=cython.double)
+    @cython.locals(until_ms=cython.double, penalty=PenaltyType)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
     cpdef bint _tells(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
     cpdef object _hold(self, double until_ms, double now_ms)
     cpdef object end_hold(self, AccountType account, int api_key, object amount, double now_ms)
+    @cython.locals(penalty=PenaltyType)
     cpdef object note(self, InFlightRequestType pending)

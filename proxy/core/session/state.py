@@ -10,7 +10,7 @@ from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM, Login
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
-from proxy.core.session.in_flight import InFlightQueue, InFlightRequest
+from proxy.core.session.in_flight import InFlightQueue, InFlightRequest, Penalty
 from proxy.core.session.login import UNAUTHENTICATED, Logins
 from proxy.core.session.request_time import MIN_MS, RequestTime
 from proxy.core.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
@@ -243,14 +243,12 @@ class SessionState:
 
     def wait_for_interceptor(self, head: bytes, body: bytes, pending: InFlightRequest) -> None:
         """Store a whole request until its interceptor has decided."""
-        pending.account.retain()
         self.waiting = (head, body, pending)
 
     def take_waiting(self) -> tuple[bytes, bytes, InFlightRequest]:
         """The interceptor has decided: return the arguments of `wait_for_interceptor`."""
         assert self.waiting is not None
         waiting, self.waiting = self.waiting, None
-        waiting[2].account.release()
         return waiting
 
     def count_request(self, account: Account, api_key: int) -> None:
@@ -290,17 +288,17 @@ class SessionState:
         for every throttle that it is told of.
         """
         until_ms = now_ms + delay_ms
+        penalty = pending.penalty
+        if penalty is None:
+            penalty = pending.penalty = Penalty(kind)
         if self._tells(pending, kind, delay_ms, now_ms):
-            if not pending.told_until_ms:
+            if not penalty.told_until_ms:
                 self.counters.throttles_told += 1
-            pending.told_until_ms = max(pending.told_until_ms, until_ms)
+            penalty.told_until_ms = max(penalty.told_until_ms, until_ms)
             self.told_until_ms = max(self.told_until_ms, until_ms)
             self._tell_again_ms = now_ms + TELL_AGAIN_MS
-        if until_ms >= pending.throttle_until_ms:
-            pending.throttle_until_ms = until_ms
-            pending.delay_ms = delay_ms
-            pending.cause = kind
-            pending.charged = charged
+        if until_ms >= penalty.until_ms:
+            penalty.kind, penalty.delay_ms, penalty.until_ms, penalty.charged = kind, delay_ms, until_ms, charged
         self._hold(until_ms, now_ms)
 
     def charge_own(self, account: Account, began_ms: float, now_ms: float) -> None:
@@ -444,14 +442,15 @@ class SessionState:
 
     def note(self, pending: InFlightRequest) -> None:
         """The request is finished: record the throttle it caused, under the one quota that caused it."""
-        if pending.cause is not None:
+        penalty = pending.penalty
+        if penalty is not None:
             self.ledger.note_throttle(
                 pending.account,
-                pending.cause,
-                pending.delay_ms,
-                at_ms=pending.throttle_until_ms - pending.delay_ms,
+                penalty.kind,
+                penalty.delay_ms,
+                at_ms=penalty.until_ms - penalty.delay_ms,
                 api_key=pending.api_key,
-                amount=pending.charged,
+                amount=penalty.charged,
             )
 
 

@@ -87,7 +87,6 @@ class TransparentConnection(Connection):
         counters.passthrough_opened += 1
         counters.passthrough_open += 1
         account = self._ledger.account(self.session.user, "")
-        account.retain()
         account.join()
         self._ledger.wake(account)
         try:
@@ -106,7 +105,6 @@ class TransparentConnection(Connection):
         finally:
             counters.passthrough_open -= 1
             account.leave()
-            account.release()
             self._ledger.wake(account)
         return self._reason or CloseReason.DRAINED
 
