@@ -142,9 +142,7 @@ def _pieces(data: bytes, cut: int) -> Iterator[bytes]:
 
 def _held(session: Session) -> int:
     """Bytes that a session keeps between two reads."""
-    sides = (session.requests, session.responses)
-    held = sum(len(side.walker.held or b"") for side in sides)
-    return held + len(session.requests._backlog or b"")
+    return sum(side.reader.kept_bytes() for side in (session.requests, session.responses))
 
 
 def _feed(session: Session, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_BYTES) -> tuple[bytes, str | None]:
@@ -217,7 +215,7 @@ def _client_streams() -> list[bytes]:
 
 
 @target(
-    "requests", _client_streams, ("proxy.core.session.framing", "proxy.core.session.request_handler"), max_bytes=1024
+    "requests", _client_streams, ("proxy.core.session.frames", "proxy.core.session.request_handler"), max_bytes=1024
 )
 def client_stream(data: bytes) -> None:
     """What a client sends, whole and in pieces of a size that the first byte says: the broker gets the same."""
@@ -291,7 +289,7 @@ def _scripts() -> list[bytes]:
     _scripts,
     (
         "proxy.core.session.session",
-        "proxy.core.session.framing",
+        "proxy.core.session.frames",
         "proxy.core.session.request_handler",
         "proxy.core.session.response_handler",
         "proxy.core.session.state",

@@ -180,9 +180,9 @@ class Driven:
             "to broker": bytes(self.to_broker),
             "to client": bytes(self.to_client),
             "ended": self.ended,
-            "walkers": [
-                (walker.skip, walker.dropping, walker.held, walker.stopped, walker.scrub is not None)
-                for walker in (asks.walker, answers.walker)
+            "readers": [
+                (reader.left, reader.movable(), reader.kept_bytes(), reader.stopped, reader.at_boundary())
+                for reader in (asks.reader, answers.reader)
             ],
             "exchange": (
                 state.mute_until_ms, state.held_bytes, state.broker_mute_until_ms, state.client_waits,
@@ -190,14 +190,13 @@ class Driven:
             ),
             "in flight": [pending_of(one) for one in state.inflight],
             "requests": (
-                asks.client_ids, asks.software, asks._saw_request, asks.established, asks._backlog,
-                None if asks._charged is None else (asks._charged_bytes, asks._charged_pending is not None),
-                asks._unsent is not None,
+                asks.client_ids, asks.software, asks._saw_request, asks.established,
+                asks._produced_bytes, asks._unanswered, asks._current is not None,
             ),
             "responses": answers.bytes_total,
             "time": (time.free_ms, time.recent, time._at, time.baseline_ms),
             "turns": (
-                turns.to_broker, turns.to_client, turns._answers, turns.last_activity_s, turns.compliance is not None,
+                turns.to_broker, turns.to_client, turns.last_activity_s, turns.compliance is not None,
             ),
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,

@@ -16,7 +16,8 @@ import pytest
 
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
-from proxy.core.session.framing import FRAMES_PER_WALK, Buffer
+from proxy.core.session.frames import FRAMES_PER_TURN
+from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
 from proxy.core.wire.messages import framed
 from proxy.core.wire.primitives import compact_string, uvarint
@@ -72,9 +73,11 @@ def client_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 0.0) -
     """As the shell does; what goes to the broker."""
     requests, sent = one.requests, bytearray()
     for part in in_reads(data):
-        sent += out_of(watch(partial(requests.take, memoryview(part), len(part), now_ms)), part, requests.walker.taken)
+        watch(partial(requests.take, memoryview(part), len(part), now_ms))
+        sent += out_of(requests.out)
         while one.has_backlog and not one.must_wait:
-            sent += b"".join(watch(partial(requests.resume, now_ms)))
+            watch(partial(requests.resume, now_ms))
+            sent += out_of(requests.out)
     return bytes(sent)
 
 
@@ -82,15 +85,16 @@ def broker_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 1.0) -
     """As the shell does; what goes to the client."""
     responses, sent = one.responses, bytearray()
     for part in in_reads(data):
-        took = watch(partial(responses.take, memoryview(part), len(part), now_ms, now_ms))
-        sent += out_of(took, part, responses.walker.taken)
+        watch(partial(responses.take, memoryview(part), len(part), now_ms, now_ms))
+        sent += out_of(responses.out)
         while responses.has_backlog():
-            sent += b"".join(watch(partial(responses.resume, now_ms)))
+            watch(partial(responses.resume, now_ms))
+            sent += out_of(responses.out)
     return bytes(sent)
 
 
-def out_of(out: list[Buffer] | None, part: bytearray, taken: int) -> bytes:
-    return bytes(part[:taken]) if out is None else b"".join(out)
+def out_of(out: Outgoing) -> bytes:
+    return b"".join(out.parts())
 
 
 def header_of_tags() -> bytes:
@@ -120,7 +124,7 @@ def test_a_pipeline_of_tiny_requests_goes_in_slices(what: str, limit: float | No
     sent = client_sends(one, data, watch)
     assert len(sent) == (0 if "answered here" in what else len(data))
     if "hundred" not in what:
-        assert len(watch.took) >= data.count(frame) // FRAMES_PER_WALK
+        assert len(watch.took) >= data.count(frame) // FRAMES_PER_TURN
     watch.check()
 
 
@@ -130,7 +134,7 @@ def test_a_pipeline_of_tiny_responses_goes_in_slices() -> None:
     client_sends(one, produce(1, 60) * count, Watch())
     told = broker_sends(one, produce_response(1) * count, watch)
     assert told == produce_response(1) * count
-    assert len(watch.took) >= count // FRAMES_PER_WALK
+    assert len(watch.took) >= count // FRAMES_PER_TURN
     assert not one.inflight
     watch.check()
 
@@ -148,7 +152,7 @@ def test_a_pipeline_of_responses_that_are_rewritten_goes_in_slices() -> None:
 
 def test_a_response_cut_behind_a_backlog_is_whole() -> None:
     one = session(ledger(), max_in_flight=1_000_000)
-    count = 3 * FRAMES_PER_WALK
+    count = 3 * FRAMES_PER_TURN
     client_sends(one, produce(1, 60) * count, Watch())
     told = bytearray()
     data = produce_response(1) * count
@@ -321,7 +325,8 @@ def test_as_many_topics_as_a_controller_deletes_in_slices() -> None:
     assert broker_sends(one, told, watch) == b""
     sent = bytearray()
     while one.has_backlog and not one.must_wait:
-        sent += b"".join(watch(partial(one.requests.resume, 2.0)))
+        watch(partial(one.requests.resume, 2.0))
+        sent += out_of(one.requests.out)
     assert bytes(sent) == data
     assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 2 * MAX_TOPICS
     watch.check(5.0)

@@ -5,7 +5,7 @@ login must not be guessed: some listeners of a cluster may and others not (trans
 reconfigured. So the first other request is held here, and the broker is sent a request without effect in its place,
 Metadata for no topics:
 
-    client: Produce ---> held (what has arrived of it; nothing more is read)
+    client: Produce ---> kept (what has arrived of it; nothing more is read)
                          Metadata ---> broker: closes, or answers with an error --> `login_missing`, nothing is charged
                                        broker: answers with its brokers ----------> no login is needed: the Produce
                                                                                     request is inspected as any other
@@ -13,12 +13,10 @@ Metadata for no topics:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import Forward, Outcome
-from proxy.core.session.framing import Buffer, FrameWalker
 from proxy.core.session.login import UNAUTHENTICATED
 from proxy.core.wire.apis import METADATA, api_name
 from proxy.core.wire.messages import metadata_request
@@ -40,15 +38,15 @@ QUESTION_CLIENT_ID: Final = "kquota"
 class BeforeLogin:
     """The phase before the login on one connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = ("_api_key", "_head", "_state", "_versions", "_walker", "expected")
+    __slots__ = ("_api_key", "_state", "_versions", "asks", "expected")
 
-    def __init__(self, state: SessionState, walker: FrameWalker, expected: bool) -> None:
+    def __init__(self, state: SessionState, expected: bool) -> None:
         self._state = state
-        self._walker = walker
         self.expected = expected
         """The listener is known to need a login, which has not been done yet."""
         self._versions = 0
-        self._head: bytes | None = None
+        self.asks = False
+        """A request is kept until the broker has shown whether it accepts any."""
         self._api_key = 0
 
     @property
@@ -56,11 +54,6 @@ class BeforeLogin:
         """Whether a login has to come before anything else: the configuration says so, or the broker has begun one."""
         logins = self._state.logins
         return self.expected or (logins is not None and logins.wanted)
-
-    @property
-    def holds(self) -> bool:
-        """A request is held until the broker has shown whether it accepts any."""
-        return self._head is not None
 
     def takes_versions(self) -> bool:
         """Whether one more ApiVersions request goes uncharged."""
@@ -83,25 +76,18 @@ class BeforeLogin:
         self.expected = False
         self._state.authenticated(None)
 
-    def ask(
-        self, pending: InFlightRequest, head: bytes, total: int, take_again: Callable[[bytes], None], out: list[Buffer]
-    ) -> int:
-        """Hold a request of `total` bytes, of which `head` has arrived, and ask in its place; returns as `inspect`.
-
-        If the broker accepts requests, `take_again(head)` is called and the walk goes on with the rest of the request.
-        """
-        state, walker = self._state, self._walker
-        self._head, self._api_key = head, pending.api_key
+    def ask(self, pending: InFlightRequest) -> bytes:
+        """The request to send in place of the client's `pending`, which is kept: it is inspected again once the broker
+        has shown that it accepts requests."""
+        state = self._state
+        self.asks, self._api_key = True, pending.api_key
 
         def answered(body: bytes, _now_ms: float) -> Outcome:
             # In the middle of a login brokers answer with an error before they close: then there are no brokers.
             if len(body) < INT32.size or INT32.unpack_from(body)[0] <= 0:
                 raise self._missing()
-            self._head = None
+            self.asks = False
             state.client_waits = False
-            take_again(head)
-            walker.skip = 0
-            walker.stopped = True  # the next read takes the held request first
             self._over()
             return Forward()  # for an intercepted request that waits: there is none
 
@@ -109,13 +95,11 @@ class BeforeLogin:
         pending.account = UNAUTHENTICATED
         state.inflight.append(pending)
         state.client_waits = True
-        out.append(metadata_request(QUESTION_VERSION, pending.correlation_id, QUESTION_CLIENT_ID))
-        walker.skip = total - len(head)
-        return -len(head)
+        return metadata_request(QUESTION_VERSION, pending.correlation_id, QUESTION_CLIENT_ID)
 
     def broker_ended(self) -> None:
         """The broker has closed the connection. Raises SessionError if the missing login explains that."""
-        if self.holds:
+        if self.asks:
             raise self._missing()
 
     def _missing(self) -> SessionError:

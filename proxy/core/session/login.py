@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from proxy.core.auth.sasl import Login, SaslWatch
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import Reply
-from proxy.core.session.framing import Buffer, FrameWalker
+from proxy.core.session.frames import FORWARD, Verdict, need
 from proxy.core.wire import sasl as wire
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.requests import RequestHeader
@@ -88,13 +88,10 @@ class Logins:
             pending.on_response = answered
         self._state.client_waits = True
 
-    def raw_frame(self, walker: FrameWalker, buf: bytearray | memoryview, start: int, end: int) -> bytes | None:
-        """The raw message at `start`; None when more bytes are needed, or if it is a request again (`watch.raw`)."""
+    def raw_frame(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict | None:
+        """The raw message of `total` bytes at `start`; None if it is a request again (`watch.raw`)."""
         watch, here = self.watch, end - start
-        if here < 4:
-            walker.need = 4
-            return None
-        size = int.from_bytes(buf[start : start + 4], "big", signed=True)
+        size = total - 4
         if not 0 <= size <= wire.MAX_SASL_BYTES:
             raise SessionError(
                 CloseReason.CLIENT_MALFORMED,
@@ -102,23 +99,18 @@ class Logins:
                 kind="sasl_too_large",
             )
         if not watch.answers_each:
-            head = bytes(buf[start : start + min(here, 8)])
-            if here < min(8, 4 + size):
-                walker.need = min(8, 4 + size)
-                return None
-            login = watch.ends_raw(head)
+            if here < min(8, total):
+                return need(min(8, total))
+            login = watch.ends_raw(bytes(buf[start : start + min(here, 8)]))
             if login is not None:
                 self._state.client_waits = False
                 self._tell(login)
                 return None
-        total = 4 + size
         if here < total:
-            walker.need = total
-            return None
+            return need(total)
         watch.message(memoryview(buf)[start + 4 : start + total])
         self._state.client_waits = watch.awaiting
-        walker.skip = 0
-        return bytes(buf[start : start + total])
+        return FORWARD
 
     # ---- from the broker --------------------------------------------------------------------------------------------
 
@@ -174,9 +166,4 @@ def wipe(view: memoryview) -> None:
     view[:] = bytes(len(view))
 
 
-def copies(buffers: list[Buffer]) -> list[Buffer]:
-    """Copies of the buffers, to be sent after the originals were wiped."""
-    return [bytes(buffer) for buffer in buffers]
-
-
-__all__ = ["RAW", "UNAUTHENTICATED", "Login", "Logins", "copies", "logins_of", "renewal_ms", "too_large", "wipe"]
+__all__ = ["RAW", "UNAUTHENTICATED", "Login", "Logins", "logins_of", "renewal_ms", "too_large", "wipe"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.core.session.framing import Buffer
+from proxy.core.session.frames import FORWARD, Verdict, need
 from proxy.core.session.in_flight import InFlightRequest, new_in_flight
 from proxy.core.session.login import RAW, UNAUTHENTICATED, logins_of, too_large
 from proxy.core.wire.requests import RequestHeader
@@ -14,46 +14,39 @@ if TYPE_CHECKING:
     from proxy.core.session.request_handler import RequestHandler
 
 
-def inspect_request(
+def request(
     side: RequestHandler,
     buf: bytearray | memoryview,
     start: int,
-    here: int,
+    end: int,
     header: RequestHeader,
     pending: InFlightRequest,
-    out: list[Buffer],
-) -> int:
-    """A login request: read whole and passed on; only a name is kept of it. Returns as `inspect`.
-
-    Raises WireError for one that is too large.
-    """
+) -> Verdict:
+    """A login request: read whole and passed on; only a name is kept of it. Raises WireError for one that is too
+    large."""
     total = 4 + header.size
     if header.size > MAX_SASL_BYTES:
         raise too_large(header.size)
-    state, walker = side._state, side.walker
+    state = side._state
     logins = logins_of(state)
     logins.watch.begin()
-    if here < total:
-        walker.need = total
-        return 0
+    if end - start < total:
+        return need(total)
     if not logins.refused:
         pending.account = UNAUTHENTICATED
     state.count_request(pending.account, pending.api_key)
     state.inflight.append(pending)
     logins.request(header, memoryview(buf)[header.body : start + total], pending)
-    out.append(bytes(buf[start : start + total]))
-    walker.skip = 0
-    return -total
+    return FORWARD
 
 
-def inspect_raw(side: RequestHandler, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-    """Inspect the raw SASL message at `start`, which has no request header."""
+def raw_message(
+    side: RequestHandler, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float
+) -> Verdict | None:
+    """The raw SASL message at `start`, which has no request header; None if it is a request."""
     logins = logins_of(side._state)
     # An earlier frame of the same read was a request again: so are all that follow it.
-    frame = logins.raw_frame(side.walker, buf, start, end) if logins.watch.raw else None
-    if frame is None:
-        return 0 if logins.watch.raw else side._inspect(buf, start, end, out)
-    if logins.watch.awaiting:
-        side._state.inflight.append(new_in_flight(0, SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, side._now_ms))
-    out.append(frame)
-    return -len(frame)
+    verdict = logins.raw_frame(buf, start, end, total) if logins.watch.raw else None
+    if verdict is FORWARD and logins.watch.awaiting:
+        side._state.inflight.append(new_in_flight(0, SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, now_ms))
+    return verdict

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.core.interceptors.intercept import Answer, Ask, Forward, Outcome, Wait, Work
-from proxy.core.session.framing import Buffer
 from proxy.core.session.in_flight import InFlightRequest, new_in_flight
+from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.state import SessionState
 from proxy.core.wire.apis import api_name
 from proxy.core.wire.messages import framed, request_header, response_frame
@@ -16,7 +16,7 @@ def carry_out(
     head: bytes,
     body: bytes,
     pending: InFlightRequest,
-    out: list[Buffer],
+    out: Outgoing,
     now_ms: float,
 ) -> bool:
     """Forward the request, of which `head` is the header and `body` the rest, answer it, or send its interceptor's own
@@ -36,7 +36,7 @@ def carry_out(
         question = new_in_flight(asked[2], asked[0], asked[1], pending.account, now_ms)
         question.asked = outcome.then
         state.inflight.append(question)
-        out.append(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
+        out.insert(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
         return True
     if isinstance(outcome, Wait):
         outcome.start(state.decided)
@@ -49,7 +49,7 @@ def carry_out(
         pending.on_response = outcome.on_response
         if outcome.on_response is not None:
             pending.held_bytes = len(body)
-        out.append(framed(head + (body if outcome.body is None else outcome.body)))
+        out.insert(framed(head + (body if outcome.body is None else outcome.body)))
     else:
         assert isinstance(outcome, Answer)
         delay_ms = max(outcome.delay_ms, state.answered_here(pending, began_ms, now_ms))

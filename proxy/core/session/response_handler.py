@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
-from proxy.core.session.framing import Buffer, FrameInspector, FrameWalker
+from proxy.core.session.frames import (
+    DROP,
+    FORWARD,
+    FRAMES_PER_TURN,
+    HEAD,
+    LEFT_AFTER_LITTLE,
+    NEED,
+    STOP,
+    FrameReader,
+    Verdict,
+    filtered,
+    need,
+    replace,
+)
 from proxy.core.session.in_flight import InFlightRequest
-from proxy.core.session.login import RAW, UNAUTHENTICATED, copies, wipe
+from proxy.core.session.login import RAW, UNAUTHENTICATED, wipe
+from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, responses, throttle
 from proxy.core.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
@@ -38,18 +51,21 @@ _FLEXIBLE_HEADER: Final = 1
 """A response header of version 1 is one byte longer: its (empty) tagged fields."""
 _FETCH_FIRST_FLEXIBLE: Final = 12
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
-_NOTHING: Final[tuple[Buffer, ...]] = ()
+_FRAMES_PER_TURN: Final = FRAMES_PER_TURN
+_LEFT_AFTER_LITTLE: Final = LEFT_AFTER_LITTLE
+_HEAD: Final = HEAD
+_FORWARD: Final = FORWARD
+_NEED: Final = NEED
 
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 BUSY: Final = Kind.REQUEST
 FETCHED: Final = Kind.FETCH
 
 
-class ResponseHandler(FrameInspector):
+class ResponseHandler:
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
-        "_backlog",
         "_came_ms",
         "_latency",
         "_max_response_bytes",
@@ -60,20 +76,24 @@ class ResponseHandler(FrameInspector):
         "_work",
         "bytes_total",
         "fetched_bytes",
-        "walker",
+        "left",
+        "out",
+        "reader",
     )
 
     def __init__(self, state: SessionState, max_response_bytes: int) -> None:
         self._state = state
         self._latency = state.counters.upstream_latency
         self._max_response_bytes = max_response_bytes
-        self.walker = FrameWalker()
+        self.out = Outgoing()
+        """What the last call sends to the client."""
+        self.reader = FrameReader(self.out)
+        self.left = 0
+        """How many more frames this turn may take. What takes as long as several lowers it."""
         self._now_ms = 0.0
         self._came_ms = 0.0
-        self._backlog: bytearray | None = None
-        """Responses read after the one at which the walk stopped."""
         self._raw = False
-        """The walk began with a raw SASL message, which has no response header."""
+        """The turn began with a raw SASL message, which has no response header."""
         self._work: Work[Reply] | None = None
         """What the interceptor of the oldest request in flight still has to compute from its response."""
         self._timed: InFlightRequest | None = None
@@ -82,61 +102,65 @@ class ResponseHandler(FrameInspector):
         self.fetched_bytes = 0
         """Size of the latest Fetch response."""
 
-    def take(self, view: memoryview, end: int, now_ms: float, arrived_ms: float) -> list[Buffer] | None:
+    def take(self, view: memoryview, end: int, now_ms: float, arrived_ms: float) -> None:
         """Process the first `end` bytes of a view, which were read from the broker and may have arrived as early as
-        `arrived_ms`. Returns the buffers to send to the client, in order; None for all these bytes, unchanged."""
+        `arrived_ms`: what to send is in `out`."""
         self.bytes_total += end
-        return self._walk(view, end, now_ms, arrived_ms, None)
+        self.out.begin()
+        self.reader.feed(view, end)
+        if self._read(now_ms, arrived_ms):
+            wipe(view[:end])
 
     def has_backlog(self) -> bool:
         """True if responses that were already read have to be inspected before more are read."""
-        return self._backlog is not None
+        return self.reader.keeps()
 
-    def resume(self, now_ms: float) -> list[Buffer]:
-        """Go on with the responses in the backlog; as `take`."""
-        backlog, self._backlog = self._backlog, None
-        assert backlog is not None
-        view = memoryview(backlog)
-        out = self._walk(view, len(view), now_ms, self._came_ms, backlog)
-        return [view[: self.walker.taken]] if out is None else out
+    def did_little(self) -> bool:
+        """Whether another turn may follow before others are served."""
+        return not self.reader.stopped and self.left >= _LEFT_AFTER_LITTLE
 
-    def _walk(
-        self, view: memoryview, end: int, now_ms: float, arrived_ms: float, backlog: bytearray | None
-    ) -> list[Buffer] | None:
-        """`backlog` holds the bytes of `view`, if they are in the backlog already."""
-        self._now_ms = now_ms
-        self._came_ms = arrived_ms
-        logins, walker = self._state.logins, self.walker
+    def resume(self, now_ms: float) -> None:
+        """Go on with the responses that are kept; as `take`."""
+        self.out.begin()
+        self.reader.go_on()
+        self._read(now_ms, self._came_ms)
+
+    def _read(self, now_ms: float, arrived_ms: float) -> bool:
+        """Take the responses that have come, as far as one turn goes. Returns whether a login is in progress: then
+        `out` has copies, and what was read has to be wiped."""
+        reader, logins = self.reader, self._state.logins
+        self._now_ms, self._came_ms = now_ms, arrived_ms
+        self.left = _FRAMES_PER_TURN
         secret = logins is not None and logins.active
         self._raw = secret and self._raw_comes()
-        out = walker.walk(self, view, end)
-        taken = walker.taken
-        if walker.stopped and walker.held is not None:
-            self._backlog, walker.held = walker.held + view[taken:end], None
-        elif taken < end:
-            self._backlog = bytearray(view[taken:end]) if taken or backlog is None else backlog
+        event = reader.next()
+        while event:
+            if event == _HEAD:
+                reader.follow(self._decide(reader.buf, reader.start, reader.stop, reader.total))
+            else:
+                self._ended()
+                self.left -= 1
+                if self.left <= 0 and reader.keeps():
+                    reader.stop_here()
+            event = reader.next()
         if secret:
-            out = copies([view[:taken]] if out is None else out)
-            if self._backlog is not backlog or backlog is None:
-                wipe(view[:end])
-        return out
+            self.out.copy()
+        return secret
 
-    def moved(self, count: int, now_ms: float) -> Sequence[Buffer]:
-        """`count` bytes of a response went to the client without passing through `take`; as `ready_answers`."""
+    def moved(self, count: int, now_ms: float) -> None:
+        """`count` bytes of a response went to the client without passing through `take`."""
         self.bytes_total += count
-        self.walker.skip -= count
-        if not self.walker.at_boundary():
-            return _NOTHING
-        self._now_ms = self._came_ms = now_ms
-        return self.complete()
+        self.out.begin()
+        self.reader.moved(count)
+        if not self.reader.left:
+            self._read(now_ms, now_ms)
 
     def close(self, now_ms: float) -> None:
         """The connection ends. A fetch response is charged whole when it begins; refund the part that never came."""
-        pending, missing = self._timed, self.walker.skip
+        pending, missing = self._timed, self.reader.left
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
-        self.walker.skip = 0
-        self._backlog = self._work = None
+        self._work = None
         self._timed = None
 
     def answer_due(self) -> bool:
@@ -144,47 +168,46 @@ class ResponseHandler(FrameInspector):
         oldest = self._state.inflight.oldest
         return oldest is not None and oldest.local_answer is not None
 
-    def ready_answers(self) -> Sequence[Buffer]:
-        """Local answers that are next in order: no older one is owed and no response is half sent."""
-        return self._ready() if self.walker.at_boundary() else _NOTHING
+    def answer(self) -> None:
+        """Send the local answers that are next in order: no older one is owed and no response is half sent."""
+        self.out.begin()
+        if self.reader.at_boundary():
+            self._send_answers()
 
-    def complete(self) -> Sequence[Buffer]:
+    def _ended(self) -> None:
         """The last byte of a response has come: the broker is free for the next request."""
         state = self._state
         # Unless it has muted us: then it is free when that ends (see `SessionState.broker_throttled`).
         arrived_ms, mute_ms = self._came_ms, state.broker_mute_until_ms
         state.request_time.free_ms = arrived_ms if arrived_ms > mute_ms else mute_ms
-        return self._ready() if self.answer_due() else _NOTHING
+        if self.answer_due():
+            self._send_answers()
 
-    def _ready(self) -> list[Buffer]:
-        out: list[Buffer] = []
+    def _send_answers(self) -> None:
         inflight = self._state.inflight
         while (pending := inflight.oldest) is not None and (answer := pending.local_answer) is not None:
             inflight.popleft()
             self._state.note(pending)
             self._state.held_bytes -= pending.held_bytes
             self.bytes_total += len(answer)
-            out.append(answer)
-        return out
+            self.out.insert(answer)
 
-    def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect the frame at `start`: a response, or during a login a raw message (see `FrameInspector.inspect`)."""
-        return self._inspect_raw(buf, start, end, out) if self._raw else self._inspect(buf, start, end, out)
-
-    def _inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect the response at `start`."""
-        walker, state, now_ms = self.walker, self._state, self._now_ms
-        here = end - start
-        if here < 8:
-            walker.need = 8
-            return 0
-        size, correlation_id = integers.int32(buf, start), integers.int32(buf, start + 4)
+    def _decide(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
+        """What becomes of the response (or raw SASL message) of `total` bytes at `start`, which has arrived up to
+        `end`."""
+        if self._raw:
+            return self._raw_message(buf, start, end, total)
+        state, now_ms = self._state, self._now_ms
+        here, size = end - start, total - 4
         if not 4 <= size <= self._max_response_bytes:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
                 f"the broker sent a frame of {size} bytes; expected 4 to {self._max_response_bytes}",
                 kind="broker_frame_size",
             )
+        if here < 8:
+            return need(8)
+        correlation_id = integers.int32(buf, start + 4)
         inflight = state.inflight
         pending = inflight.oldest
         if pending is None:
@@ -199,32 +222,28 @@ class ResponseHandler(FrameInspector):
                 f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}",
                 kind="broker_correlation_id",
             )
-        total = 4 + size
-        if here > total:
-            here = total
         api_key, version = pending.api_key, pending.api_version
         if pending is not self._timed:
             self._charge_time(pending)
         if pending.on_response is not None or pending.asked is not None:
-            return self._hand_over(buf, start, here, total, pending, out)
+            return self._hand_over(buf, start, here, total, pending)
         throttle_ms = self._throttle_ms(pending) if pending.penalty is not None else 0
-        used = here
+        verdict = _FORWARD
         if (
             state.translate is not None
             and api_key != _SHARE_FETCH
             and not responses.is_plain(api_key, version, buf, start, start + here)
             and responses.needs_rewrite(api_key, version)
         ):
-            used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)
-            if used == 0:
-                return 0
+            verdict = self._rewrite(buf, start, here, total, pending, throttle_ms)
+            if verdict.kind == _NEED:
+                return verdict
         elif throttle_ms > 0 or api_key in (_FETCH, _SHARE_FETCH):
             wanted = total
             if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
                 wanted = _HEAD_BYTES
             if here < wanted <= MAX_HELD_RESPONSE_BYTES:
-                walker.need = wanted
-                return 0
+                return need(wanted)
         inflight.popleft()
         if api_key == _FETCH:
             self.fetched_bytes = total
@@ -247,12 +266,11 @@ class ResponseHandler(FrameInspector):
             state.broker_throttled(pending, broker_throttle_ms, now_ms)
         if pending.penalty is not None:
             state.note(pending)
-        walker.skip = total - here
-        if throttle_ms > 0 and used > 0:
+        if throttle_ms > 0 and verdict is _FORWARD:
             throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
         if api_key == _SHARE_FETCH and state.translate is not None:
-            return self._scrub_share_fetch(version, buf[start : start + here], total, out)
-        return used
+            return _without_endpoints(version)
+        return verdict
 
     def _raw_comes(self) -> bool:
         """Whether the next frame is a raw SASL message: no response is owed at that time."""
@@ -261,23 +279,17 @@ class ResponseHandler(FrameInspector):
             return state.inflight.oldest.api_version == RAW
         return state.logins is not None and state.logins.watch.raw
 
-    def _inspect_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect the raw SASL message at `start`, which has no response header."""
-        state, here = self._state, end - start
-        if here < 4:
-            self.walker.need = 4
-            return 0
-        size = int.from_bytes(buf[start : start + 4], "big", signed=True)
-        if not 0 <= size <= MAX_SASL_BYTES:
+    def _raw_message(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
+        """A raw SASL message, which has no response header."""
+        state = self._state
+        if not 4 <= total <= 4 + MAX_SASL_BYTES:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
-                f"the broker sent a SASL message of {size} bytes",
+                f"the broker sent a SASL message of {total - 4} bytes",
                 kind="broker_frame_size",
             )
-        total = 4 + size
-        if here < total:
-            self.walker.need = total
-            return 0
+        if end - start < total:
+            return need(total)
         if state.inflight.oldest is not None:
             if state.inflight.oldest.api_version != RAW:
                 raise SessionError(
@@ -290,9 +302,7 @@ class ResponseHandler(FrameInspector):
             state.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
         elif state.logins is not None:
             state.logins.watch.answers += 1
-        out.append(bytes(buf[start : start + total]))
-        self.walker.skip = 0
-        return -total
+        return FORWARD
 
     def _latency_ms(self, pending: InFlightRequest) -> float:
         """From the request, or the end of the broker's own mute if later, to the first byte of its response."""
@@ -324,15 +334,9 @@ class ResponseHandler(FrameInspector):
         return math.ceil(left_ms) if left_ms > 0 else 0
 
     def _hand_over(
-        self,
-        buf: bytearray | memoryview,
-        start: int,
-        here: int,
-        total: int,
-        pending: InFlightRequest,
-        out: list[Buffer],
-    ) -> int:
-        """Pass a response whole to its interceptor; results as `_inspect`."""
+        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest
+    ) -> Verdict:
+        """Pass a response whole to its interceptor."""
         state, now_ms = self._state, self._now_ms
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
@@ -343,9 +347,8 @@ class ResponseHandler(FrameInspector):
                 kind="broker_too_large",
             )
         if here < total:
-            self.walker.need = total
-            return 0
-        self.walker.left = 0  # one in a walk
+            return need(total)
+        self.left = 0  # one in a turn
         began_ms = state.cpu_ms()
         broker_throttle_ms = responses.read_throttle(buf, start, start + total, api_key, version)
         try:
@@ -354,29 +357,27 @@ class ResponseHandler(FrameInspector):
             raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
         state.charge_own(pending.account, began_ms, now_ms)
         if reply is None:
-            self.walker.stopped = True
-            return 0
+            return STOP
         state.inflight.popleft()
         state.held_bytes -= pending.held_bytes
         if pending.asked is not None:
-            return -total
+            return DROP
         if reply.delay_ms > 0:
             state.impose(pending, reply.kind, reply.delay_ms, now_ms)
         state.note(pending)
         throttle_ms = self._throttle_ms(pending)
         if reply.body is not None:
             throttle_ms = max(throttle_ms, broker_throttle_ms)
-            out.append(response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
-            return -total
+            return replace(total, response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
         if throttle_ms > 0:
             responses.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
-        return total
+        return FORWARD
 
     def _reply(
         self, buf: bytearray | memoryview, start: int, total: int, pending: InFlightRequest, broker_throttle_ms: int
     ) -> Reply | None:
         """What the interceptor says to the response; None if it has more to compute: then the response stays where it
-        is, and the next walk comes back to it."""
+        is, and the next turn comes back to it."""
         state, now_ms = self._state, self._now_ms
         state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
         reply: Reply | Work[Reply] | None = self._work
@@ -398,18 +399,6 @@ class ResponseHandler(FrameInspector):
                 self._work = work
         return reply
 
-    def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
-        """Node endpoints come last in a share response, after all its records: remove them as it streams by."""
-        try:
-            scrubber = ShareFetchScrubber(version)
-        except WireError as error:
-            raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
-        scrub = partial(_scrub, scrubber)
-        out.append(scrub(head))
-        if len(head) < total:
-            self.walker.scrub = scrub
-        return -len(head)
-
     def _rewrite(
         self,
         buf: bytearray | memoryview,
@@ -418,9 +407,8 @@ class ResponseHandler(FrameInspector):
         total: int,
         pending: InFlightRequest,
         throttle_ms: int,
-        out: list[Buffer],
-    ) -> int:
-        """Replace broker addresses (or clamp ApiVersions) at the head of a response; results as `_inspect`."""
+    ) -> Verdict:
+        """Replace broker addresses (or clamp ApiVersions) at the head of a response."""
         state = self._state
         assert state.translate is not None
         api_key, version = pending.api_key, pending.api_version
@@ -448,19 +436,15 @@ class ResponseHandler(FrameInspector):
                     kind="broker_too_large",
                 )
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
-            self.walker.need = min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES)
-            return 0
-        self.walker.left -= here >> REWRITE_SHIFT
+            return need(min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES))
+        self.left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
-            return here
+            return _FORWARD
         state.counters.addresses_rewritten += 1
         head = bytearray(done.head)
         if throttle_ms > 0:
             responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
-        out.append(head)
-        if here > done.consumed:
-            out.append(bytes(buf[start + done.consumed : start + here]))
-        return -here
+        return replace(done.consumed, head)
 
     def _charge_fetch(self, pending: InFlightRequest, amount_bytes: int) -> None:
         """Charge a Fetch or ShareFetch response. If the request could not be answered here, the client is told now what
@@ -473,6 +457,15 @@ class ResponseHandler(FrameInspector):
             delay_ms = state.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
                 state.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
+
+
+def _without_endpoints(version: int) -> Verdict:
+    """Node endpoints come last in a share response, after all its records: remove them as it streams by."""
+    try:
+        scrubber = ShareFetchScrubber(version)
+    except WireError as error:
+        raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
+    return filtered(partial(_scrub, scrubber))
 
 
 def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:

@@ -23,7 +23,7 @@ from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM, Login
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
-from proxy.core.session.framing import Buffer
+from proxy.core.session.outgoing import Buffer
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
 from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
@@ -82,10 +82,12 @@ class Session:
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
         to the broker, up to where the client has to wait. Raises SessionError if the bytes are not Kafka's protocol."""
-        out = self.requests.take(view, len(view), now_ms)
-        sent = _sent(out, view, self.requests.walker.taken)
+        requests = self.requests
+        requests.take(view, len(view), now_ms)
+        sent = requests.out.parts()
         while self.has_backlog and not self.client_state(now_ms).blocks:
-            sent += self.requests.resume(now_ms)
+            requests.resume(now_ms)
+            sent += requests.out.parts()
         return sent
 
     def client_moved(self, count: int, now_ms: float) -> None:
@@ -94,26 +96,30 @@ class Session:
 
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the backlog after a mute; as `client_bytes`."""
-        return self.requests.resume(now_ms)
+        self.requests.resume(now_ms)
+        return self.requests.out.parts()
 
     def broker_bytes(self, view: memoryview, now_ms: float, arrived_ms: float | None = None) -> list[Buffer]:
         """Process bytes read from the broker, which may have arrived as early as `arrived_ms` (None: just now). Returns
         the buffers to send to the client, of the backlog as well. Raises SessionError if they match no request, or must
         be rewritten and cannot be parsed."""
         responses = self.responses
-        out = responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
-        sent = _sent(out, view, responses.walker.taken)
+        responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
+        sent = responses.out.parts()
         while responses.has_backlog():
-            sent += responses.resume(now_ms)
+            responses.resume(now_ms)
+            sent += responses.out.parts()
         return sent
 
     def broker_moved(self, count: int, now_ms: float) -> list[Buffer]:
         """`count` bytes from the broker went to the client unseen. Returns answers as `ready_answers`."""
-        return list(self.responses.moved(count, now_ms))
+        self.responses.moved(count, now_ms)
+        return self.responses.out.parts()
 
     def ready_answers(self) -> list[Buffer]:
         """Local answers that are next in order."""
-        return list(self.responses.ready_answers())
+        self.responses.answer()
+        return self.responses.out.parts()
 
     @property
     def user(self) -> str:
@@ -159,12 +165,12 @@ class Session:
     @property
     def client_skip(self) -> int:
         """Bytes from the client that may be moved to the broker unseen."""
-        return self.requests.walker.movable()
+        return self.requests.reader.movable()
 
     @property
     def broker_skip(self) -> int:
         """Bytes from the broker that may be moved to the client unseen."""
-        return self.responses.walker.movable()
+        return self.responses.reader.movable()
 
     @property
     def client_at_boundary(self) -> bool:
@@ -174,7 +180,7 @@ class Session:
     @property
     def response_begun(self) -> bool:
         """True in the middle of a response."""
-        return not self.responses.walker.at_boundary()
+        return not self.responses.reader.at_boundary()
 
     @property
     def under_way(self) -> bool:
@@ -207,7 +213,7 @@ class Session:
     @property
     def quiet(self) -> bool:
         """True if no answer is owed or half sent."""
-        return not self.inflight and self.responses.walker.at_boundary()
+        return not self.inflight and self.responses.reader.at_boundary()
 
     @property
     def client_ids(self) -> list[str]:
@@ -249,7 +255,3 @@ class Session:
             if pending.admission is not None:
                 state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
         state.inflight.clear()
-
-
-def _sent(out: list[Buffer] | None, view: memoryview, taken: int) -> list[Buffer]:
-    return out if out is not None else [view[:taken]] if taken else []

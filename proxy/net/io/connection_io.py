@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.core.errors import SessionError, broker_failed, client_failed
-from proxy.core.session.framing import Buffer
+from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
 from proxy.core.session.state import ClientState, Held
 from proxy.core.telemetry.observer import Counters
@@ -78,7 +78,6 @@ class ConnectionIO:
 
     __slots__ = (
         "_ahead_bytes",
-        "_answers",
         "_buffer",
         "_clock",
         "_requests",
@@ -117,7 +116,6 @@ class ConnectionIO:
         self.to_broker = b""
         """Bytes that the broker's full socket did not take: they are sent first."""
         self.to_client = b""
-        self._answers: list[Buffer] = []
         self._splice_min_bytes = 0
         """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
         self._splice_up = Splice(shared.pipes)
@@ -152,7 +150,7 @@ class ConnectionIO:
     def on_client_readable(self) -> StopReason | Again | None:
         """Do everything with the client's requests that does not block (see `proxy.net.io.reactor.take`)."""
         state, requests, responses, watch = self._state, self._requests, self._responses, self.client_watch
-        frames, splice, broker = requests.walker, self._splice_up, self.broker
+        frames, splice, broker = requests.reader, self._splice_up, self.broker
         if self.to_client:
             self._flush_client()
         if self.to_broker and not (self.broker is not None and self._flush_broker()):
@@ -188,8 +186,7 @@ class ConnectionIO:
                 if step is Step.ENDED:
                     return StopReason.ENDED
             if stopped and requests.has_backlog():
-                out: list[Buffer] | None = requests.resume(now_ms)
-                taken = 0
+                requests.resume(now_ms)
             elif not watch.readable:
                 return None
             else:
@@ -204,23 +201,24 @@ class ConnectionIO:
                 if received == 0:
                     return StopReason.ENDED
                 self.last_activity_s = now_s
-                out = requests.take(self._buffer, received, now_ms)
-                taken = frames.taken
+                requests.take(self._buffer, received, now_ms)
                 if received < wanted and not watch.over:
                     watch.readable = False
-            if taken if out is None else out:
+            out = requests.out
+            if not out.empty():
                 if broker is None:  # the broker is dialled when the first request arrives
-                    self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
+                    self.to_broker = b"".join(out.parts())
+                    out.begin()
                     return self._connect()
                 more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
-                self.to_broker = _send(broker, self._buffer, taken, out, more, broker_failed)
+                self.to_broker = _send(broker, out, more, broker_failed)
                 if self.to_broker and not self._flush_broker():
                     return None
             if responses.answer_due():
                 self._answer()
-            if not (watch.readable or frames.skip or frames.stopped or state.draining):
+            if not (watch.readable or frames.left or frames.stopped or state.draining):
                 return None  # the next round would find no more
-            if not frames.did_little():
+            if not requests.did_little():
                 break
         return AGAIN
 
@@ -303,9 +301,9 @@ class ConnectionIO:
     def _read_ahead(self, now_s: float, more_than: int) -> None:
         """If more than so many bytes are unread, read once what the client has sent, into the backlog."""
         requests, watch, shared = self._requests, self.client_watch, self._shared
-        if watch.readable and not requests.walker.skip and unread_bytes(self.client.sock) > more_than:
+        if watch.readable and not requests.reader.left and unread_bytes(self.client.sock) > more_than:
             left = (MAX_READ_AHEAD_BYTES_OF_ALL - shared.ahead_bytes + self._ahead_bytes) // 4
-            wanted = min(min(MAX_READ_AHEAD_BYTES, left) - requests.backlog_bytes, len(self._buffer))
+            wanted = min(min(MAX_READ_AHEAD_BYTES, left) - requests.kept_bytes, len(self._buffer))
             if wanted > 0:
                 try:
                     received = self.client.receive(self._buffer, wanted)
@@ -319,13 +317,13 @@ class ConnectionIO:
                     watch.over = True
 
     def _count_backlog(self) -> None:
-        ahead_bytes = self._requests.backlog_bytes
+        ahead_bytes = self._requests.kept_bytes
         self._shared.ahead_bytes += ahead_bytes - self._ahead_bytes
         self._ahead_bytes = ahead_bytes
 
     def _unforwarded_bytes(self) -> int:
         """What the client has sent and was not forwarded."""
-        return self._requests.backlog_bytes + unread_bytes(self.client.sock)
+        return self._requests.kept_bytes + unread_bytes(self.client.sock)
 
     def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
         if compliance.poll(now_s, self._state.client_bytes) and compliance.in_time(self._clock.now_s()):
@@ -349,12 +347,13 @@ class ConnectionIO:
         responses, watch, broker = self._responses, self.broker_watch, self.broker
         assert watch is not None
         assert broker is not None
-        frames, splice = responses.walker, self._splice_down
+        frames, splice = responses.reader, self._splice_down
         if self.to_client and not self._flush_client():
             return None
         for _ in range(READS_BEFORE_CHECKPOINT):
             if responses.has_backlog():
-                sent = self._send_client(0, responses.resume(self._clock.now_s() * 1000.0), False)
+                responses.resume(self._clock.now_s() * 1000.0)
+                sent = self._send_client(False)
                 self._progress()
                 return AGAIN if sent else None
             skip = frames.movable()
@@ -362,9 +361,8 @@ class ConnectionIO:
                 step = self._splice_response(broker, skip)
                 if step is Step.DONE:
                     self._rest_came(watch)
-                    answers, self._answers = self._answers, []
                     self._progress()
-                    if answers and not self._send_client(0, answers, False):
+                    if not self._send_client(False):
                         return None
                     continue
                 if step is Step.SHARE:
@@ -383,7 +381,7 @@ class ConnectionIO:
             if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
                 self._rest_came(watch)
             wanted = len(self._buffer)
-            if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
+            if self._splice_min_bytes and not frames.left and responses.fetched_bytes >= LARGE_FETCH_BYTES:
                 wanted = HEAD_BYTES
             try:
                 received = broker.receive(self._buffer, wanted)
@@ -395,27 +393,28 @@ class ConnectionIO:
             if received == 0:
                 return StopReason.ENDED
             self.last_activity_s = now_s = self._clock.now_s()
-            out = responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
+            responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
             if received < wanted and not watch.over:
                 watch.readable = False
             more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
-            sent = self._send_client(frames.taken, out, more)
+            sent = self._send_client(more)
             if self.progress_wanted:
                 self._progress()
             if not sent:
                 return None
-            if not (watch.readable or frames.skip or frames.stopped):
+            if not (watch.readable or frames.left or frames.stopped):
                 return None  # the next round would find no more
-            if not frames.did_little():
+            if not responses.did_little():
                 break
         return AGAIN
 
-    def _send_client(self, taken: int, out: list[Buffer] | None, more: bool) -> bool:
-        """Send to the client, with nothing left over. False: its socket is full; this is called again when it is
-        writable."""
-        if not (taken if out is None else out):
+    def _send_client(self, more: bool) -> bool:
+        """Send the responses' `out` to the client, with nothing left over. False: its socket is full; this is called
+        again when it is writable."""
+        out = self._responses.out
+        if out.empty():
             return True
-        self.to_client = _send(self.client, self._buffer, taken, out, more, client_failed)
+        self.to_client = _send(self.client, out, more, client_failed)
         return not self.to_client or self._flush_client()
 
     def _flush_client(self) -> bool:
@@ -432,9 +431,8 @@ class ConnectionIO:
     def _answer(self) -> None:
         """Send local answers that are next in order, unless older bytes still have to be sent before them."""
         if not self.to_client and not self._splice_down.inside:
-            answers = list(self._responses.ready_answers())
-            if answers:
-                self._send_client(0, answers, False)
+            self._responses.answer()
+            self._send_client(False)
 
     def _splice_response(self, broker: Endpoint, count: int) -> Step:
         splice = self._splice_down
@@ -447,7 +445,7 @@ class ConnectionIO:
         finally:
             if splice.moved:
                 self.last_activity_s = now_s = self._clock.now_s()
-                self._answers.extend(self._responses.moved(splice.moved, now_s * 1000.0))
+                self._responses.moved(splice.moved, now_s * 1000.0)
 
     def _expect_rest(self, watch: Watch) -> None:
         """The kernel is moving a large response, and the rest has not arrived yet."""
@@ -469,21 +467,22 @@ class ConnectionIO:
 Failed = Callable[[BaseException | None], SessionError]
 
 
-def _send(
-    endpoint: Endpoint, buffer: memoryview, taken: int, out: list[Buffer] | None, more: bool, failed: Failed
-) -> bytes:
-    """Send `out`, or the first `taken` bytes of the buffer if that is None. Returns a copy of what was not sent."""
+def _send(endpoint: Endpoint, out: Outgoing, more: bool, failed: Failed) -> bytes:
+    """Send all of `out`. Returns a copy of what was not sent."""
     try:
-        if out is None:
-            sent = endpoint.send(buffer, 0, taken, more)
-            return b"" if sent == taken else bytes(buffer[sent:taken])
-        sent = endpoint.send_all(out, more)
+        if out.buffers is None:
+            start, end = out.start, out.end
+            start += endpoint.send(out.view, start, end, more)
+            return b"" if start == end else bytes(out.view[start:end])
+        parts = out.parts()
+        out.begin()  # they may be copies of a login's messages
+        sent = endpoint.send_all(parts, more)
     except OSError as error:
         raise failed(error) from error
     total = 0
-    for part in out:
+    for part in parts:
         total += len(part)
-    return b"" if sent == total else b"".join(out)[sent:]
+    return b"" if sent == total else b"".join(parts)[sent:]
 
 
 def _flush(endpoint: Endpoint, left: bytes, failed: Failed) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from socket import MSG_MORE, socket
 
-from proxy.core.session.framing import Buffer
+from proxy.core.session.outgoing import Buffer
 
 
 class Endpoint:

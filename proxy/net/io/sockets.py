@@ -9,7 +9,7 @@ from socket import SHUT_WR, socket
 import trio
 
 from proxy.core.errors import SessionError
-from proxy.core.session.framing import Buffer
+from proxy.core.session.outgoing import Buffer
 from proxy.net.io import calls, records
 from proxy.net.io.endpoint import Endpoint
 from proxy.net.tls.channel import TlsSocket
