@@ -325,7 +325,7 @@ def session(data: bytes) -> None:
                 sent += sum(map(len, out)) + sum(map(len, one.ready_answers()))
                 got += len(part)
                 assert _held(one) <= SMALL_HELD_BYTES
-                assert len(one.inflight) <= 1025
+                assert len(one.exchange) <= 1025
                 assert one.mute_until_ms - now_ms <= 60_000
     except SessionError:
         pass
@@ -350,7 +350,7 @@ def _through_a_session(api_key: int, version: int, frame: bytes, cut: int, incom
     for pieces in (0, cut):
         one = _session(_ledger())
         _feed(one, _asking(api_key, version), 0)
-        if not one.inflight:
+        if not one.exchange:
             return  # ended already, or answered here
         out = bytearray()
         verdict = None

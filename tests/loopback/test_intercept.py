@@ -19,7 +19,7 @@ from proxy.core.interceptors.intercept import (
     Reply,
     Wait,
 )
-from proxy.core.session.in_flight import InFlightRequest, new_in_flight
+from proxy.core.session.exchange import InFlightRequest, new_in_flight
 from proxy.core.session.session import Session
 from proxy.core.session.state import SessionState
 from proxy.core.telemetry.observer import Counters
@@ -302,10 +302,10 @@ def test_of_several_throttles_the_longest_is_imposed_and_named(
 ) -> None:
     of = ledger()
     state, one = pending(of)
-    state.impose(one, Kind.PRODUCE, bytes_ms, 0.0)
-    state.impose(one, Kind.REQUEST, request_ms, at_ms)
-    state.note(one)
-    assert state.mute_until_ms == one.penalty.until_ms == max(bytes_ms, at_ms + request_ms)
+    state.throttle.impose(one, Kind.PRODUCE, bytes_ms, 0.0)
+    state.throttle.impose(one, Kind.REQUEST, request_ms, at_ms)
+    state.throttle.note(one)
+    assert state.throttle.until_ms == one.penalty.until_ms == max(bytes_ms, at_ms + request_ms)
     assert throttles(of, "ANONYMOUS") == {cause: (1, counted_ms)}
 
 

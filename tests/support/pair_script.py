@@ -102,7 +102,7 @@ def _states(data: bytes) -> Iterator[Any]:
 
 def _due(one: Driven, frame: bytes) -> bool:
     """Whether the frame answers the oldest request in flight that was not answered here."""
-    left = [each for each in one.session.inflight if each.local_answer is None]
+    left = [each for each in one.session.exchange if each.local_answer is None]
     return bool(left) and left[0].correlation_id == int.from_bytes(frame[4:8], "big", signed=True)
 
 

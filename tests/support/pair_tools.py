@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.errors import SessionError
-from proxy.core.session.in_flight import InFlightRequest
+from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
@@ -185,10 +185,10 @@ class Driven:
                 for reader in (asks.reader, answers.reader)
             ],
             "exchange": (
-                state.mute_until_ms, state.held_bytes, state.broker_mute_until_ms, state.client_waits,
-                state.client_bytes,
+                state.throttle.until_ms, state.exchange.kept_bytes, state.broker_mute_until_ms, state.client_waits,
+                state.throttle.client_bytes,
             ),
-            "in flight": [pending_of(one) for one in state.inflight],
+            "in flight": [pending_of(one) for one in state.exchange],
             "requests": (
                 asks.client_ids, asks.software, asks._saw_request, asks.established,
                 asks._produced_bytes, asks._unanswered, asks._current is not None,

@@ -106,7 +106,7 @@ def test_what_follows_the_first_request_is_not_looked_at() -> None:
     one = identified(of, login_expected=True)
     assert from_client(one, b"".join(produce(number, 1000) for number in range(50))) == question(0)
     assert one.must_wait
-    assert len(one.inflight) == 1
+    assert len(one.exchange) == 1
     assert identities(of) == set()
 
 
@@ -159,7 +159,7 @@ def test_all_that_was_read_together_follows_in_order() -> None:
     assert from_client(one, sent + sent[:700]) == question(0)
     from_broker(one, takes_requests(0))
     assert b"".join(bytes(part) for part in one.resume(1.0)) == sent + sent[:700]
-    assert [pending.correlation_id for pending in one.inflight] == [0, 1, 2, 3, 4, 0]
+    assert [pending.correlation_id for pending in one.exchange] == [0, 1, 2, 3, 4, 0]
 
 
 def test_a_limit_of_connections_may_end_it_then() -> None:
@@ -292,7 +292,7 @@ def test_whatever_comes_before_an_accepted_login_the_ledger_stays_empty(frames: 
     try:
         for frame in frames:
             passed += len(from_client(one, frame, 10.0))
-            while (pending := one.inflight.oldest) is not None and pending.local_answer is None:
+            while (pending := one.exchange.oldest) is not None and pending.local_answer is None:
                 if pending.api_version == -1:
                     break
                 if pending.asked is not None:

@@ -1,4 +1,4 @@
-"""What a session's client may do next (`ClientState`), reached as in traffic; and what keeps accounts from being
+"""What a session's client may do next (`Session.describe`), reached as in traffic; and what keeps accounts from being
 forgotten."""
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Outcome, Wait
+from proxy.core.session.exchange import MAX_KEPT_BYTES
 from proxy.core.session.session import Session
-from proxy.core.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
-from proxy.core.session.state import ClientState
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.sasl_tools import handshake, handshake_response
@@ -59,20 +58,16 @@ def admin(of: Ledger, *outcomes: Outcome) -> Session:
 
 def test_open_until_something_happens() -> None:
     one = session(ledger())
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
     from_client(one, produce(1, 100))
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
 
 
 def test_muted_until_its_deadline() -> None:
     """2 000 B in 10 s are 200 B/s, twice the limit: (200 - 100) / 100 * 10 s."""
     one = session(ledger(produce_rate=100, smooth=False))
     from_client(one, produce(1, 2000))
-    assert [one.client_state(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == [
-        ClientState.MUTED,
-        ClientState.MUTED,
-        ClientState.OPEN,
-    ]
+    assert [one.describe(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == ["muted", "muted", "open"]
 
 
 def test_held_while_the_group_owes_and_open_once_it_is_let_go() -> None:
@@ -82,30 +77,30 @@ def test_held_while_the_group_owes_and_open_once_it_is_let_go() -> None:
     assert from_client(one, produce(1, 1000), 0.0) == b""
     out, now_ms = b"", 0.0
     while not out:
-        assert one.client_state(now_ms) is ClientState.HELD
+        assert one.describe(now_ms) == "held"
         now_ms = one.mute_until_ms
         assert now_ms <= 30_000.0
         out = b"".join(bytes(part) for part in one.resume(now_ms))
-    assert one.client_state(now_ms) in (ClientState.OPEN, ClientState.MUTED)
-    assert one.state.held is None
+    assert one.describe(now_ms) in ("open", "muted")
+    assert one.state.throttle.place is None
 
 
 def test_full_until_a_response_makes_room() -> None:
     one = session(ledger(), max_in_flight=2)
     assert len(from_client(one, produce(1, 100) + produce(2, 100) + produce(3, 100))) == 2 * 104
-    assert one.client_state(0.0) is ClientState.FULL
+    assert one.describe(0.0) == "full"
     from_broker(one, produce_response(1))
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
     assert one.has_backlog
 
 
 def test_full_also_when_too_much_is_kept() -> None:
-    one = admin(ledger(), Answer(b"\0" * (MAX_HELD_IN_FLIGHT_BYTES + 1)))
+    one = admin(ledger(), Answer(b"\0" * (MAX_KEPT_BYTES + 1)))
     from_client(one, produce(1, 100))  # in front of it: the answer has to wait for its turn
     from_client(one, request(CREATE_TOPICS, 4, 2, b""))
-    assert one.client_state(0.0) is ClientState.FULL
+    assert one.describe(0.0) == "full"
     from_broker(one, produce_response(1))
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
 
 
 def test_asking_until_the_interceptor_decides() -> None:
@@ -113,11 +108,11 @@ def test_asking_until_the_interceptor_decides() -> None:
     interceptor.outcomes = [Wait(interceptor.later)]
     one = session(ledger(), interceptors={CREATE_TOPICS: interceptor})
     from_client(one, request(CREATE_TOPICS, 4, 1, b"") + produce(2, 100))
-    assert one.client_state(0.0) is ClientState.ASKING
+    assert one.describe(0.0) == "asking"
     assert not one.client_at_boundary
     assert interceptor.decide is not None
     interceptor.decide(Answer(b"\0\0\0\0"))
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
     assert b"".join(bytes(part) for part in one.resume(0.0)) == produce(2, 100)
     assert one.client_at_boundary
     assert len(answers(one)) > 4
@@ -126,36 +121,29 @@ def test_asking_until_the_interceptor_decides() -> None:
 def test_login_until_the_broker_has_answered() -> None:
     one = identified(ledger(), login_expected=True)
     from_client(one, handshake("PLAIN"))
-    assert one.client_state(0.0) is ClientState.LOGIN
+    assert one.describe(0.0) == "login"
     from_broker(one, handshake_response())
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
 
 
 def test_login_also_while_a_name_is_looked_up() -> None:
     one = session(ledger())
     one.hold()
-    assert one.client_state(0.0) is ClientState.LOGIN
+    assert one.describe(0.0) == "login"
     one.identify("alice")
-    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.describe(0.0) == "open"
 
 
 def test_of_several_the_last_in_the_table_counts() -> None:
     one = session(ledger(produce_rate=100, smooth=False), max_in_flight=1)
     from_client(one, produce(1, 2000))
     one.state.draining = one.state.connecting = True
-    assert one.client_state(0.0) is ClientState.MUTED
-    assert one.client_state(10_000.0) is ClientState.FULL
+    assert one.describe(0.0) == "muted"
+    assert one.describe(10_000.0) == "full"
     from_broker(one, produce_response(1), 10_000.0)
-    assert one.client_state(20_000.0) is ClientState.CONNECTING
+    assert one.describe(20_000.0) == "connecting"
     one.state.connecting = False
-    assert one.client_state(20_000.0) is ClientState.DRAINING
-    assert [one for one in ClientState if one.blocks] == [
-        ClientState.FULL,
-        ClientState.ASKING,
-        ClientState.LOGIN,
-        ClientState.HELD,
-        ClientState.MUTED,
-    ]
+    assert one.describe(20_000.0) == "draining"
 
 
 # ---- accounts -------------------------------------------------------------------------------------------------------
@@ -220,7 +208,7 @@ def ended_while_held(one: Session) -> None:
     other = session(one.state.ledger)
     from_client(other, produce(1, 1 * MB))
     from_client(one, produce(1, 100))
-    assert one.client_state(0.0) is ClientState.HELD
+    assert one.describe(0.0) == "held"
     other.close(0.0)
 
 

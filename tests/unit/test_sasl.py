@@ -299,7 +299,7 @@ def test_every_request_that_follows_raw_gssapi_in_one_read_is_charged(cut: Cut) 
     assert from_client(one, last, cut=cut) == last
     requests = [produce(7, 500), produce(8, 600), produce(9, 700)]
     assert from_client(one, b"".join(requests), cut=cut) == b"".join(requests)
-    assert [pending.correlation_id for pending in one.inflight] == [7, 8, 9]
+    assert [pending.correlation_id for pending in one.exchange] == [7, 8, 9]
     (account,) = of.accounts()
     assert account.identity == ("alice", "c")
     assert account.meters[Kind.PRODUCE].amount == 500 + 600 + 700

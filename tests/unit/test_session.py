@@ -36,11 +36,11 @@ def test_requests_and_responses_pass_unchanged_and_in_order(cut: Cut) -> None:
     one = session(ledger())
     requests = produce(1, 200) + request(METADATA, 1, 2, b"\0\0\0\0") + request(999, 3, 3, b"opaque") + produce(4, 90)
     assert from_client(one, requests, cut=cut) == requests
-    assert [pending.correlation_id for pending in one.inflight] == [1, 2, 3, 4]
+    assert [pending.correlation_id for pending in one.exchange] == [1, 2, 3, 4]
     responses = produce_response(1)
     assert from_broker(one, responses, cut=cut) == responses
     # An unknown API's response passes untouched; Metadata's has its turn first.
-    assert [pending.correlation_id for pending in one.inflight] == [2, 3, 4]
+    assert [pending.correlation_id for pending in one.exchange] == [2, 3, 4]
     assert from_broker(one, response(METADATA, 1, 2, struct.pack(">iii", 0, -1, 0)), cut=cut)
     unknown = struct.pack(">ii", 12, 3) + b"whatever"
     assert from_broker(one, unknown + produce_response(4), cut=cut) == unknown + produce_response(4)

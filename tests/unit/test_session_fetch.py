@@ -272,7 +272,7 @@ def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
     assert len(huge) > MAX_HELD_REQUEST_BYTES
     frame = request(FETCH, 12, 1, huge)
     assert from_client(one, frame) == b""
-    assert not one.inflight
+    assert not one.exchange
     assert one.mute_until_ms == 2000.0
     got = b"".join(bytes(buffer) for buffer in one.resume(20_000.0))
     assert len(got) == len(frame)

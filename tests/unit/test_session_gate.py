@@ -80,14 +80,14 @@ def test_a_new_connection_of_a_group_in_debt_waits_before_anything_is_forwarded(
     new = Fed(of)
     amount = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
     assert new.send(produce(1, 500), 1000.0, cut) == b""
-    assert new.one.state.held is not None
-    assert not new.one.inflight
+    assert new.one.state.throttle.place is not None
+    assert not new.one.exchange
     assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == amount
     at_ms, out = new.wait(1000.0)
     out += new.read(at_ms)
     assert out == produce(1, 500)
     assert 9_700.0 <= at_ms <= 9_900.0
-    assert new.one.state.held is None
+    assert new.one.state.throttle.place is None
     meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
     assert meter.held == 1
     assert meter.held_ms == pytest.approx(at_ms - 1000.0, abs=1)
@@ -179,13 +179,13 @@ def test_what_is_kept_for_a_client_that_has_gone(acks: int, sent: float, debt: i
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, debt, 0.0)
     new, frame = Fed(of), produce(1, 500, acks=acks)
     assert new.send(frame[: int(len(frame) * sent)], 1000.0) == b""
-    held = new.one.state.held
+    held = new.one.state.throttle.place
     assert held is not None
     held.all_read = True
-    assert new.one.state.keeps(len(frame), 1000.0) is kept
+    assert new.one.state.throttle.keeps(len(frame), 1000.0) is kept
     if kept:
-        assert new.one.state.keeps(len(frame), 10_999.0)
-        assert not new.one.state.keeps(len(frame), 11_000.0)
+        assert new.one.state.throttle.keeps(len(frame), 10_999.0)
+        assert not new.one.state.throttle.keeps(len(frame), 11_000.0)
     assert of.kept.requests == kept
     if kept:
         assert new.wait(1000.0) == (9_800.0, frame)
@@ -201,14 +201,14 @@ def test_a_muted_client_that_has_gone_pays_nothing(acks: int, forwarded: bool) -
     from_broker(gone.one, produce_response(1), 1.0)
     gate = next(of.groups(Kind.PRODUCE))._gate  # type: ignore[attr-defined]
     gone.rest = produce(2, 500 * KB, acks=acks)
-    gone.one.state.client_gone()
+    gone.one.state.throttle.client_gone()
     assert gate is None or gate.ahead_ms(1.0) == 0.0, "others do not wait for its next request"
     at_ms, out = gone.wait(1.0, until_ms=20_000.0)
     assert bool(out) is forwarded
     assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == 2 * MB + forwarded * 500 * KB
     if not forwarded:
-        assert gone.one.state.held is not None
-        assert not gone.one.state.keeps(1, at_ms)
+        assert gone.one.state.throttle.place is not None
+        assert not gone.one.state.throttle.keeps(1, at_ms)
 
 
 @pytest.mark.parametrize("api", [FETCH, METADATA])
@@ -216,7 +216,7 @@ def test_a_client_that_has_gone_may_leave_its_group(api: int) -> None:
     """What has an effect without its answer is forwarded, a Fetch is not."""
     one = Fed(ledger(produce_rate=100 * KB))
     one.send(produce(1, 2 * MB), 0.0)
-    one.one.state.client_gone()
+    one.one.state.throttle.client_gone()
     body = struct.pack(">iiiibiii", -1, 500, 1, MB, 0, 0, -1, 0) if api == FETCH else struct.pack(">i", 0)
     one.rest = request(api, 4 if api == FETCH else 1, 3, body)
     _, out = one.wait(0.0, until_ms=20_000.0)
@@ -233,7 +233,7 @@ def test_half_sent_requests_lose_their_place() -> None:
     for second in range(1, 41):
         now_ms = max(second * 1000.0, honest.one.mute_until_ms)
         for one in half:
-            if (held := one.one.state.held) is not None:
+            if (held := one.one.state.throttle.place) is not None:
                 held.all_read = True
             if one.one.mute_until_ms <= now_ms:
                 one.read(now_ms)
@@ -299,7 +299,7 @@ def test_a_share_fetch_waits_like_a_fetch() -> None:
     one = Fed(of, rewrite=False)
     frame = request(SHARE_FETCH, 1, 1, b"\0" + bytes(40))
     assert one.send(frame, 1000.0) == b""
-    held = one.one.state.held
+    held = one.one.state.throttle.place
     assert held is not None
     assert held.kind is Kind.FETCH
     at_ms, out = one.wait(1000.0)
@@ -332,7 +332,7 @@ def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler(
     one = Fed(of, interceptors=dict.fromkeys(MUTATION_APIS, handler))
     create = request(CREATE_TOPICS, 1, 1, struct.pack(">i", 1) + b"\0\1t" + struct.pack(">ihiiib", 1, 1, 0, 0, 1000, 0))
     assert one.send(create, 1000.0) == b""
-    assert one.one.state.held is not None
+    assert one.one.state.throttle.place is not None
     at_ms, out = one.wait(1000.0)
     assert out == create
     assert at_ms == 10_000.0
@@ -344,7 +344,7 @@ def test_the_login_behind_a_held_request_is_reached_before_the_session_ends() ->
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
     new = Fed(of)
     state = new.one.state
-    state.renew(9_200.0, 9_200.0 + renewal_ms(10_000), 0.0)
+    state.throttle.renewed(9_200.0, 9_200.0 + renewal_ms(10_000), 0.0)
     assert new.send(produce(1, 1 * MB), 5000.0) == b""
     at_ms, out = new.wait(5000.0, until_ms=20_000.0)
     assert out
@@ -359,7 +359,7 @@ def test_renewals_of_many_connections_share_one_allowance() -> None:
     passed = 0
     for _ in range(200):
         new = Fed(of)
-        new.one.state.renew(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
+        new.one.state.throttle.renewed(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
         passed += bool(new.send(produce(1, 1 * MB), 1000.0))
     assert passed == 10  # ten seconds' worth
 

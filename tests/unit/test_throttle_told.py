@@ -131,9 +131,9 @@ def test_request_time_is_told_beside_a_short_mute_that_is_not() -> None:
     one = Loop(ledger(produce_rate=RATE, request_percentage=1.0)).produce(4096, 20_000)
     state = one.session.state
     from_client(one.session, produce(2, 20_000), one.now_ms)
-    pending: Any = state.inflight.oldest
+    pending: Any = state.exchange.oldest
     assert (pending.penalty.delay_ms > 0, pending.penalty.told_until_ms) == (True, 0.0)
-    state.impose(pending, Kind.REQUEST, 20, one.now_ms)
+    state.throttle.impose(pending, Kind.REQUEST, 20, one.now_ms)
     assert pending.penalty.told_until_ms == one.now_ms + 20 < pending.penalty.until_ms
     answer = from_broker(one.session, produce_response(2), one.now_ms + 1)
     assert struct.unpack_from(">i", answer, len(answer) - 4) == (19,)

@@ -135,7 +135,7 @@ def test_a_pipeline_of_tiny_responses_goes_in_slices() -> None:
     told = broker_sends(one, produce_response(1) * count, watch)
     assert told == produce_response(1) * count
     assert len(watch.took) >= count // FRAMES_PER_TURN
-    assert not one.inflight
+    assert not one.exchange
     watch.check()
 
 
@@ -146,7 +146,7 @@ def test_a_pipeline_of_responses_that_are_rewritten_goes_in_slices() -> None:
     apis = b"".join(struct.pack(">hhh", key, 0, 20) for key in range(80))
     told = broker_sends(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 80) + apis) * count, watch)
     assert len(told) > 300 * count
-    assert not one.inflight
+    assert not one.exchange
     watch.check()
 
 

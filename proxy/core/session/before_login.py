@@ -23,7 +23,7 @@ from proxy.core.wire.messages import metadata_request
 from proxy.core.wire.primitives import INT32
 
 if TYPE_CHECKING:
-    from proxy.core.session.in_flight import InFlightRequest
+    from proxy.core.session.exchange import InFlightRequest
     from proxy.core.session.state import SessionState
 
 FREE_VERSIONS: Final = 4
@@ -93,7 +93,7 @@ class BeforeLogin:
 
         pending.api_key, pending.api_version, pending.asked = METADATA, QUESTION_VERSION, answered
         pending.account = UNAUTHENTICATED
-        state.inflight.append(pending)
+        state.exchange.append(pending)
         state.client_waits = True
         return metadata_request(QUESTION_VERSION, pending.correlation_id, QUESTION_CLIENT_ID)
 

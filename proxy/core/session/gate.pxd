@@ -1,7 +1,8 @@
 cimport cython
 
 from proxy.core.session.state cimport SessionState as SessionStateType
-from proxy.core.session.in_flight cimport InFlightRequest as InFlightRequestType
+from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType
+from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.wire cimport requests
 from proxy.core.wire.requests cimport RequestHeader
 from quota.accounts cimport Account as AccountType, Meter as MeterType
@@ -11,8 +12,8 @@ from quota.ledger cimport Ledger as LedgerType
 cdef int _FETCH, _PRODUCE
 
 
-@cython.locals(api_key=cython.int, ledger=LedgerType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
-               asks=cython.bint, gates=dict, kinds=tuple)
+@cython.locals(api_key=cython.int, ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType,
+               produce=cython.bint, asks=cython.bint, gates=dict, kinds=tuple)
 cpdef bint lets_through(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                         long long missing, double now_ms) except -1
 

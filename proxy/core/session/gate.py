@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.core.session.in_flight import InFlightRequest
+from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.request_time import EXEMPT
 from proxy.core.session.state import SessionState
 from proxy.core.wire import requests
@@ -57,16 +57,16 @@ def lets_through(
     now_ms: float,
 ) -> bool:
     """Whether the request in `buf`, of which the bytes up to `end` have arrived and `missing` bytes have not, may be
-    forwarded. If not, `state.mute_until_ms` is when to ask again. Raises WireError if it is malformed."""
-    api_key, ledger = header.api_key, state.ledger
+    forwarded. If not, `Throttle.until_ms` is when to ask again. Raises WireError if it is malformed."""
+    api_key, ledger, throttle = header.api_key, state.ledger, state.throttle
     gates = GATES
     # The two that make up nearly all traffic are recognised without a lookup.
     if api_key == _PRODUCE:
         kinds = PRODUCE_GATES
     else:
         kinds = ONLY_REQUEST_TIME if api_key == _FETCH else gates.get(api_key, ONLY_REQUEST_TIME)
-    if state.gone and api_key in FOR_THE_ANSWER and not _unanswered(header, buf, end):
-        state.hold(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
+    if throttle.gone and api_key in FOR_THE_ANSWER and not _unanswered(header, buf, end):
+        throttle.queue(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
         return False
     for kind in kinds:
         meter = account.meter(kind)
@@ -74,32 +74,32 @@ def lets_through(
         produce = kind is PRODUCED
         # A new client, or one with new limits, may get a counter that is already in debt.
         asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
-        if not asks and not (produce and (missing or state.owed_until_ms)):
+        if not asks and not (produce and (missing or throttle.grace.owed_until_ms)):
             continue
         if kind is MUTATED and header.api_version >= STRICT_FROM[api_key]:
             continue  # its interceptor refuses it topic by topic
         amount = 0
         if produce:
             amount = header.size
-            state.due_bytes = state.client_bytes + missing
-            if missing and group is not None and state.held is not None and state.held.all_read:
-                group.pass_held(state)  # nothing more of it arrives: it counts, and has a place, for what is here
+            throttle.due_bytes = throttle.client_bytes + missing
+            if missing and group is not None and throttle.place is not None and throttle.place.all_read:
+                group.pass_held(throttle)  # nothing more of it arrives: it counts, and has a place, for what is here
                 amount -= missing
-        wait_ms, group = ledger.hold(account, kind, state, amount, now_ms, whole=not missing)
+        wait_ms, group = ledger.hold(account, kind, throttle, amount, now_ms, whole=not missing)
         if produce:
-            if state.promised is not None and state.promised is not group:
-                state.promised.pass_held(state)
-            state.promised = group
-            wait_ms = max(wait_ms, state.put_off_ms(now_ms))
+            if throttle.promised is not None and throttle.promised is not group:
+                throttle.promised.pass_held(throttle)
+            throttle.promised = group
+            wait_ms = max(wait_ms, throttle.grace.owed_ms(now_ms))
         if wait_ms <= 0 or group is None:
             continue
-        if state.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
-            group.pass_held(state)
+        if throttle.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
+            group.pass_held(throttle)
             continue
-        state.hold(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
+        throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
         return False
-    if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
-        state.end_hold(account, api_key, header.size, now_ms)
+    if throttle.place is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
+        throttle.admit(account, api_key, header.size, now_ms)
     return True
 
 
@@ -113,8 +113,8 @@ def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float
     account = pending.account
     admission = state.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
     if admission.throttle_ms > 0:
-        state.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
+        state.throttle.queue(Kind.FETCH, None, admission.throttle_ms, now_ms)
         return False
     pending.admission = admission
-    state.end_hold(account, pending.api_key, 0, now_ms)
+    state.throttle.admit(account, pending.api_key, 0, now_ms)
     return True

@@ -20,7 +20,7 @@ from quota.entity import ANONYMOUS, Identity
 from quota.ledger import Account
 
 if TYPE_CHECKING:
-    from proxy.core.session.in_flight import InFlightRequest
+    from proxy.core.session.exchange import InFlightRequest
     from proxy.core.session.state import SessionState
 
 UNAUTHENTICATED: Final = Account(Identity(ANONYMOUS, ""))
@@ -139,7 +139,7 @@ class Logins:
                     kind="sasl_name",
                 )
             end_ms = now_ms + accepted.lifetime_ms if accepted.lifetime_ms else math.inf
-            state.renew(end_ms - renewal_ms(accepted.lifetime_ms), end_ms, now_ms)
+            state.throttle.renewed(end_ms - renewal_ms(accepted.lifetime_ms), end_ms, now_ms)
             self._tell(accepted.login)
 
     def _tell(self, login: Login) -> None:

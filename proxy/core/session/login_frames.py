@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proxy.core.session.exchange import InFlightRequest, new_in_flight
 from proxy.core.session.frames import FORWARD, Verdict, need
-from proxy.core.session.in_flight import InFlightRequest, new_in_flight
 from proxy.core.session.login import RAW, UNAUTHENTICATED, logins_of, too_large
 from proxy.core.wire.requests import RequestHeader
 from proxy.core.wire.sasl import MAX_SASL_BYTES, SASL_AUTHENTICATE
@@ -35,7 +35,7 @@ def request(
     if not logins.refused:
         pending.account = UNAUTHENTICATED
     state.count_request(pending.account, pending.api_key)
-    state.inflight.append(pending)
+    state.exchange.append(pending)
     logins.request(header, memoryview(buf)[header.body : start + total], pending)
     return FORWARD
 
@@ -48,5 +48,5 @@ def raw_message(
     # An earlier frame of the same read was a request again: so are all that follow it.
     verdict = logins.raw_frame(buf, start, end, total) if logins.watch.raw else None
     if verdict is FORWARD and logins.watch.awaiting:
-        side._state.inflight.append(new_in_flight(0, SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, now_ms))
+        side._state.exchange.append(new_in_flight(0, SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, now_ms))
     return verdict

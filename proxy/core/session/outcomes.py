@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.interceptors.intercept import Answer, Ask, Forward, Outcome, Wait, Work
-from proxy.core.session.in_flight import InFlightRequest, new_in_flight
+from proxy.core.session.exchange import InFlightRequest, new_in_flight
 from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.state import SessionState
 from proxy.core.wire.apis import api_name
@@ -27,7 +27,7 @@ def carry_out(
         decided = outcome.advance(now_ms)
         if decided is None:
             state.charge_own(pending.account, began_ms, now_ms)
-            state.outcome = outcome  # the next slice: others are served first
+            state.exchange.decide(outcome)  # the next slice: others are served first
             return True
         outcome = decided
     if isinstance(outcome, Ask):
@@ -35,14 +35,14 @@ def carry_out(
         asked = (outcome.api_key, outcome.api_version, pending.correlation_id)
         question = new_in_flight(asked[2], asked[0], asked[1], pending.account, now_ms)
         question.asked = outcome.then
-        state.inflight.append(question)
+        state.exchange.append(question)
         out.insert(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
         return True
     if isinstance(outcome, Wait):
         outcome.start(state.decided)
         return True
     if outcome.delay_ms > 0:
-        state.impose(pending, outcome.kind, outcome.delay_ms, now_ms)
+        state.throttle.impose(pending, outcome.kind, outcome.delay_ms, now_ms)
     if isinstance(outcome, Forward):
         state.charge_own(pending.account, began_ms, now_ms)
         pending.sent_ms = now_ms
@@ -57,6 +57,5 @@ def carry_out(
             pending.api_key, pending.api_version, pending.correlation_id, outcome.body, delay_ms
         )
         pending.held_bytes = len(pending.local_answer)
-    state.held_bytes += pending.held_bytes
-    state.inflight.append(pending)
+    state.exchange.append(pending)
     return False

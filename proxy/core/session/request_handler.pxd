@@ -1,8 +1,8 @@
 cimport cython
 
-from proxy.core.session cimport gate, in_flight
+from proxy.core.session cimport exchange, gate
 from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
-from proxy.core.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType
+from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.wire cimport fetch_heads, integers, requests, responses
@@ -11,7 +11,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
-cdef int _FRAMES_PER_TURN, _FULL, _HEAD, _HEADER_SHIFT, _LEFT_AFTER_LITTLE
+cdef int _FRAMES_PER_TURN, _HEAD, _HEADER_SHIFT, _LEFT_AFTER_LITTLE
 cdef long long _MAX_HELD_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
 

@@ -6,8 +6,9 @@ from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome, Work
-from proxy.core.session import gate, in_flight, login_frames
+from proxy.core.session import exchange, gate, login_frames
 from proxy.core.session.before_login import BeforeLogin
+from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.fetch import FetchShaper
 from proxy.core.session.frames import (
     DROP,
@@ -21,7 +22,6 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.in_flight import InFlightRequest
 from proxy.core.session.login import UNAUTHENTICATED, wipe
 from proxy.core.session.outcomes import carry_out
 from proxy.core.session.outgoing import Outgoing
@@ -33,7 +33,7 @@ from proxy.core.session.sizes import (
     is_established,
     unreadable,
 )
-from proxy.core.session.state import ClientState, SessionState
+from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.core.wire.frames import WireError
@@ -58,7 +58,6 @@ _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
-_FULL: Final = int(ClientState.FULL)
 _FRAMES_PER_TURN: Final = FRAMES_PER_TURN
 _LEFT_AFTER_LITTLE: Final = LEFT_AFTER_LITTLE
 _HEAD: Final = HEAD
@@ -200,12 +199,12 @@ class RequestHandler:
 
     def has_backlog(self) -> bool:
         """True if requests that were already read have to be inspected before more are read."""
-        return self.reader.keeps() or self._state.outcome is not None
+        return self.reader.keeps() or self._state.exchange.outcome is not None
 
     @property
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been inspected."""
-        return self.reader.at_boundary() and self._state.waiting is None and not self.before.asks
+        return self.reader.at_boundary() and self._state.exchange.waiting is None and not self.before.asks
 
     def did_little(self) -> bool:
         """Whether another turn may follow before others are served."""
@@ -219,13 +218,13 @@ class RequestHandler:
     def read_ahead(self, view: memoryview, end: int) -> None:
         """Keep the first `end` bytes of a view, read while the client is muted or its request is held. Not inside a
         request."""
-        self._state.client_bytes += end
+        self._state.throttle.client_bytes += end
         self.reader.keep(view, end)
 
     def take(self, view: memoryview, end: int, now_ms: float) -> None:
         """Process the first `end` bytes of a view, which were read from the client: what to send is in `out`."""
         state = self._state
-        state.client_bytes += end
+        state.throttle.client_bytes += end
         self.out.begin()
         self.reader.feed(view, end)
         self._read(now_ms)
@@ -237,9 +236,9 @@ class RequestHandler:
         """Go on with the requests that are kept; as `take`."""
         state = self._state
         self.out.begin()
-        outcome, state.outcome = state.outcome, None
-        if outcome is not None and state.waiting is not None:
-            head, body, pending = state.take_waiting()
+        outcome, state.exchange.outcome = state.exchange.outcome, None
+        if outcome is not None:
+            head, body, pending = state.exchange.take_waiting()
             try:
                 self._act(outcome, head, body, pending, now_ms)
             except WireError as error:
@@ -254,7 +253,7 @@ class RequestHandler:
 
     def moved(self, count: int, now_ms: float) -> None:
         """`count` bytes of the body went to the broker without passing through `take`."""
-        self._state.client_bytes += count
+        self._state.throttle.client_bytes += count
         self.reader.moved(count)
         if not self.reader.left:
             self._read(now_ms)
@@ -282,7 +281,7 @@ class RequestHandler:
 
     def _waits(self, now_ms: float) -> bool:
         """Whether no further request may be inspected now; one that was decided meanwhile is to be resumed before."""
-        return self._state.client_state(now_ms) >= _FULL or self._state.waiting is not None
+        return self._state.blocked(now_ms) or self._state.exchange.waiting is not None
 
     def _ended(self, now_ms: float) -> None:
         """The last byte of a request has been read: the broker can begin; charge it, if it is charged now, and mute."""
@@ -295,9 +294,9 @@ class RequestHandler:
             delay_ms = state.ledger.charge(pending.account, PRODUCED, size_bytes, now_ms)
             if delay_ms > 0:
                 if self._unanswered:
-                    state.mute(pending.account, PRODUCED, delay_ms, now_ms, size_bytes)
+                    state.throttle.impose_unanswered(pending.account, PRODUCED, delay_ms, now_ms, size_bytes)
                 else:
-                    state.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
+                    state.throttle.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
 
     def _decide(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
         """What becomes of the request (or raw SASL message) of `total` bytes at `start`, which has arrived up to `end`.
@@ -321,14 +320,14 @@ class RequestHandler:
         if account is None or header.client_id != self._client_id:
             account = self._client(api_key, header.client_id)
         if account is None:
-            asks = in_flight.new_in_flight(header.correlation_id, api_key, version, UNAUTHENTICATED, now_ms)
+            asks = exchange.new_in_flight(header.correlation_id, api_key, version, UNAUTHENTICATED, now_ms)
             self.out.insert(self.before.ask(asks))
             return _STOP
         if account is not UNAUTHENTICATED and not gate.lets_through(
             state, account, header, buf, end, total - (end - start), now_ms
         ):
             return _STOP
-        pending = in_flight.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
+        pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         if api_key == _PRODUCE:
             return self._produce(buf, start, end, total, header, pending)
         if api_key == _FETCH:
@@ -392,7 +391,7 @@ class RequestHandler:
         self._state.count_request(pending.account, pending.api_key)
         self._current, self._unanswered = pending, unanswered
         if not unanswered:
-            self._state.inflight.append(pending)
+            self._state.exchange.append(pending)
 
     def _fetch(
         self,
@@ -457,12 +456,12 @@ class RequestHandler:
         began_ms = state.cpu_ms()
         session_id = self._shaper.take_over(fields, body, version)
         if session_id is None:
-            state.hold(FETCHED, None, throttle_ms, now_ms)
+            state.throttle.queue(FETCHED, None, throttle_ms, now_ms)
             return _STOP
         delay_ms = max(throttle_ms, state.answered_here(pending, began_ms, now_ms))
         self._begin_fetch(pending, now_ms)
         self.left -= total >> BODY_SHIFT
-        state.impose(pending, FETCHED, throttle_ms, now_ms)
+        state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
         told_ms = delay_ms if pending.penalty is not None and pending.penalty.told_until_ms else 0
         pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
         state.counters.fetches_answered += 1
@@ -485,7 +484,7 @@ class RequestHandler:
         return _FORWARD
 
     def _begin_fetch(self, pending: InFlightRequest, now_ms: float) -> None:
-        self._state.end_hold(pending.account, FETCH, 0, now_ms)
+        self._state.throttle.admit(pending.account, FETCH, 0, now_ms)
         self._begin(pending, False)
 
     def _intercept(
@@ -515,6 +514,6 @@ class RequestHandler:
 
     def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: InFlightRequest, now_ms: float) -> None:
         # Set before the interceptor runs: one that waits may have decided by the time that it returns.
-        self._state.wait_for_interceptor(head, body, pending)
+        self._state.exchange.ask(head, body, pending)
         if not carry_out(self._state, outcome, head, body, pending, self.out, now_ms):
-            self._state.take_waiting()
+            self._state.exchange.take_waiting()

@@ -1,7 +1,7 @@
 cimport cython
 
 from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
-from proxy.core.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType
+from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.telemetry.observer cimport Histogram as HistogramType
@@ -32,14 +32,13 @@ cdef class ResponseHandler:
     @cython.locals(reader=FrameReaderType, secret=cython.bint, event=cython.int)
     cpdef bint _read(self, double now_ms, double arrived_ms) except -1
     cpdef object moved(self, long long count, double now_ms)
-    @cython.locals(oldest=InFlightRequestType)
     cpdef bint answer_due(self) except -1
     cpdef object answer(self)
     @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
     cpdef object _ended(self)
-    @cython.locals(pending=InFlightRequestType, inflight=InFlightQueueType)
+    @cython.locals(pending=InFlightRequestType, exchange=ExchangeType)
     cpdef object _send_answers(self)
-    @cython.locals(state=SessionStateType, inflight=InFlightQueueType, now_ms=cython.double, here=cython.Py_ssize_t,
+    @cython.locals(state=SessionStateType, exchange=ExchangeType, now_ms=cython.double, here=cython.Py_ssize_t,
                    size=cython.longlong, correlation_id=cython.longlong, pending=InFlightRequestType,
                    api_key=cython.int, version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType,
                    wanted=cython.Py_ssize_t, broker_throttle_ms=cython.longlong, admission=FetchAdmissionType)

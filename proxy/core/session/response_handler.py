@@ -8,6 +8,7 @@ from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
+from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.frames import (
     DROP,
     FORWARD,
@@ -22,7 +23,6 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.in_flight import InFlightRequest
 from proxy.core.session.login import RAW, UNAUTHENTICATED, wipe
 from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.state import SessionState
@@ -165,8 +165,7 @@ class ResponseHandler:
 
     def answer_due(self) -> bool:
         """Whether the oldest request in flight was answered here."""
-        oldest = self._state.inflight.oldest
-        return oldest is not None and oldest.local_answer is not None
+        return self._state.exchange.answer_due()
 
     def answer(self) -> None:
         """Send the local answers that are next in order: no older one is owed and no response is half sent."""
@@ -184,11 +183,10 @@ class ResponseHandler:
             self._send_answers()
 
     def _send_answers(self) -> None:
-        inflight = self._state.inflight
-        while (pending := inflight.oldest) is not None and (answer := pending.local_answer) is not None:
-            inflight.popleft()
-            self._state.note(pending)
-            self._state.held_bytes -= pending.held_bytes
+        exchange = self._state.exchange
+        while (pending := exchange.oldest) is not None and (answer := pending.local_answer) is not None:
+            exchange.popleft()
+            self._state.throttle.note(pending)
             self.bytes_total += len(answer)
             self.out.insert(answer)
 
@@ -208,8 +206,8 @@ class ResponseHandler:
         if here < 8:
             return need(8)
         correlation_id = integers.int32(buf, start + 4)
-        inflight = state.inflight
-        pending = inflight.oldest
+        exchange = state.exchange
+        pending = exchange.oldest
         if pending is None:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
@@ -244,7 +242,7 @@ class ResponseHandler:
                 wanted = _HEAD_BYTES
             if here < wanted <= MAX_HELD_RESPONSE_BYTES:
                 return need(wanted)
-        inflight.popleft()
+        exchange.popleft()
         if api_key == _FETCH:
             self.fetched_bytes = total
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
@@ -265,7 +263,7 @@ class ResponseHandler:
         if broker_throttle_ms > 0:
             state.broker_throttled(pending, broker_throttle_ms, now_ms)
         if pending.penalty is not None:
-            state.note(pending)
+            state.throttle.note(pending)
         if throttle_ms > 0 and verdict is _FORWARD:
             throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
         if api_key == _SHARE_FETCH and state.translate is not None:
@@ -275,8 +273,8 @@ class ResponseHandler:
     def _raw_comes(self) -> bool:
         """Whether the next frame is a raw SASL message: no response is owed at that time."""
         state = self._state
-        if state.inflight.oldest is not None:
-            return state.inflight.oldest.api_version == RAW
+        if state.exchange.oldest is not None:
+            return state.exchange.oldest.api_version == RAW
         return state.logins is not None and state.logins.watch.raw
 
     def _raw_message(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
@@ -290,14 +288,14 @@ class ResponseHandler:
             )
         if end - start < total:
             return need(total)
-        if state.inflight.oldest is not None:
-            if state.inflight.oldest.api_version != RAW:
+        if state.exchange.oldest is not None:
+            if state.exchange.oldest.api_version != RAW:
                 raise SessionError(
                     CloseReason.BROKER_MALFORMED,
                     "the broker sent two SASL messages for one",
                     kind="broker_unasked_response",
                 )
-            state.inflight.popleft()
+            state.exchange.popleft()
             assert state.logins is not None
             state.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
         elif state.logins is not None:
@@ -324,7 +322,7 @@ class ResponseHandler:
             return  # the client's own request is yet to be forwarded
         delay_ms = state.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
         if delay_ms > 0:
-            state.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
+            state.throttle.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
 
     def _throttle_ms(self, pending: InFlightRequest) -> int:
         """What is left of the throttle that the response tells."""
@@ -358,13 +356,12 @@ class ResponseHandler:
         state.charge_own(pending.account, began_ms, now_ms)
         if reply is None:
             return STOP
-        state.inflight.popleft()
-        state.held_bytes -= pending.held_bytes
+        state.exchange.popleft()
         if pending.asked is not None:
             return DROP
         if reply.delay_ms > 0:
-            state.impose(pending, reply.kind, reply.delay_ms, now_ms)
-        state.note(pending)
+            state.throttle.impose(pending, reply.kind, reply.delay_ms, now_ms)
+        state.throttle.note(pending)
         throttle_ms = self._throttle_ms(pending)
         if reply.body is not None:
             throttle_ms = max(throttle_ms, broker_throttle_ms)
@@ -388,7 +385,7 @@ class ResponseHandler:
             at = responses.body_at(buf, start, start + total, pending.api_key, pending.api_version)
             body = bytes(buf[at : start + total])
             if pending.asked is not None:
-                state.outcome = pending.asked(body, now_ms)
+                state.exchange.decide(pending.asked(body, now_ms))
                 return Reply()
             assert pending.on_response is not None
             reply = pending.on_response(body, now_ms)
@@ -456,7 +453,7 @@ class ResponseHandler:
         if pending.api_key == _SHARE_FETCH or pending.api_version > _FETCH_MAX:
             delay_ms = state.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
-                state.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
+                state.throttle.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
 
 
 def _without_endpoints(version: int) -> Verdict:

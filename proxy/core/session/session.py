@@ -6,7 +6,7 @@
                         |          |
     broker bytes -> ResponseHandler --+-- forwarded (throttle patched), or its head replaced (addresses)
 
-What the client may do next, and what changes that, is in `proxy.core.session.state.ClientState`.
+When the client has to wait, and for what, is in `proxy.core.session.states`.
 
 Rules that hold in both directions:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
@@ -17,7 +17,6 @@ Rules that hold in both directions:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Final
 
@@ -27,7 +26,7 @@ from proxy.core.session.outgoing import Buffer
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
 from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
-from proxy.core.session.state import AddressTranslator, ClientState, SessionState, no_clock
+from proxy.core.session.state import AddressTranslator, SessionState, no_clock
 from proxy.core.telemetry.observer import Counters
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -44,7 +43,7 @@ class Session:
     """
 
     __slots__ = (
-        "inflight",
+        "exchange",
         "requests",
         "responses",
         "state",
@@ -77,7 +76,7 @@ class Session:
         state.claim = claim
         self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
         """Both directions. The connection's I/O uses them, and `state`, directly for every read."""
-        self.inflight: Final = state.inflight
+        self.exchange: Final = state.exchange
 
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
@@ -85,7 +84,7 @@ class Session:
         requests = self.requests
         requests.take(view, len(view), now_ms)
         sent = requests.out.parts()
-        while self.has_backlog and not self.client_state(now_ms).blocks:
+        while self.has_backlog and not self.state.blocked(now_ms):
             requests.resume(now_ms)
             sent += requests.out.parts()
         return sent
@@ -151,7 +150,7 @@ class Session:
     @property
     def mute_until_ms(self) -> float:
         """The client is not read before this time."""
-        return self.state.mute_until_ms
+        return self.state.throttle.until_ms
 
     @property
     def round_trip_ms(self) -> float:
@@ -197,14 +196,14 @@ class Session:
         """True if requests that were already read wait to be inspected; call `resume` before reading more."""
         return self.requests.has_backlog()
 
-    def client_state(self, now_ms: float) -> ClientState:
-        """The client's state at `now_ms`."""
-        return ClientState(self.state.client_state(now_ms))
+    def describe(self, now_ms: float) -> str:
+        """What the client may do at `now_ms`, in one word."""
+        return self.state.describe(now_ms)
 
     @property
     def must_wait(self) -> bool:
-        """True while the client is not read until something else has happened: FULL, ASKING or LOGIN."""
-        return self.client_state(math.inf).blocks  # no mute lasts for ever
+        """True while no request is inspected until something other than time has happened."""
+        return self.state.must_wait()
 
     def when_decided(self, wake: Callable[[], None]) -> None:
         """`wake()` is called when an interceptor that waited has decided: check `must_wait` again."""
@@ -213,7 +212,7 @@ class Session:
     @property
     def quiet(self) -> bool:
         """True if no answer is owed or half sent."""
-        return not self.inflight and self.responses.reader.at_boundary()
+        return not self.exchange and self.responses.reader.at_boundary()
 
     @property
     def client_ids(self) -> list[str]:
@@ -236,7 +235,7 @@ class Session:
     @property
     def client_bytes_total(self) -> int:
         """Bytes received from the client."""
-        return self.state.client_bytes
+        return self.state.throttle.client_bytes
 
     @property
     def broker_bytes_total(self) -> int:
@@ -250,8 +249,8 @@ class Session:
         state.close()
         self.requests.end(now_ms)
         self.responses.close(now_ms)
-        for pending in state.inflight:
-            state.note(pending)
+        for pending in state.exchange:
+            state.throttle.note(pending)
             if pending.admission is not None:
                 state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
-        state.inflight.clear()
+        state.exchange.clear()

@@ -11,9 +11,6 @@ from proxy.core.wire.frames import WireError, diagnose
 from proxy.core.wire.requests import RequestHeader
 from proxy.core.wire.sasl import SASL_APIS
 
-MAX_HELD_IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
-"""Administrators' requests whose answers will be changed, and local answers, are kept until they are next in order.
-When they use more than this, no further request is inspected until some have been sent."""
 FIRST_BYTES: Final = 16
 """Enough of a connection's beginning to recognise its protocol."""
 BEGINNING_APIS: Final = frozenset({API_VERSIONS, *SASL_APIS})

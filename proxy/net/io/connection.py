@@ -90,23 +90,23 @@ class Connection:
     def info(self) -> ConnectionInfo:
         """What /connections shows."""
         session, now_s = self.session, trio.current_time()
-        now_ms, held = now_s * 1000.0, session.state.held
+        now_ms, place = now_s * 1000.0, session.state.throttle.place
         return ConnectionInfo(
             peer=self.peer,
             broker=self.broker_name,
             user=session.user,
             client_ids=tuple(session.client_ids),
             software=session.software,
-            in_flight=len(session.inflight),
+            in_flight=len(session.exchange),
             # While a request is held, `mute_until_ms` is when to ask again.
-            muted_for_ms=0.0 if held is not None else max(0.0, session.mute_until_ms - now_ms),
+            muted_for_ms=0.0 if place is not None else max(0.0, session.mute_until_ms - now_ms),
             client_bytes=session.client_bytes_total,
             broker_bytes=session.broker_bytes_total,
             idle_s=now_s - self.last_activity_s,
             user_source=self._user_source,
-            waiting_for=None if held is None else held.kind.value,
-            waited_ms=0.0 if held is None else max(0.0, now_ms - held.since_ms),
-            unmuted=session.client_state(math.inf).name.lower(),
+            waiting_for=None if place is None else place.kind.value,
+            waited_ms=0.0 if place is None else max(0.0, now_ms - place.since_ms),
+            unmuted=session.describe(math.inf),
         )
 
     # ---- life cycle -------------------------------------------------------------------------------------------------

@@ -4,14 +4,12 @@ from proxy.net.io cimport calls
 from proxy.net.io.endpoint cimport Endpoint
 from proxy.net.io.rounds cimport Clock as ClockType, Round as RoundType, Watch as WatchType
 from proxy.net.io.splice cimport Splice as SpliceType
+from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.session.frames cimport FrameReader
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.request_handler cimport RequestHandler as RequestHandlerType
 from proxy.core.session.response_handler cimport ResponseHandler as ResponseHandlerType
-
-
-cdef int _FULL, _HELD, _LOGIN
 
 
 cdef class ConnectionIO:
@@ -32,7 +30,7 @@ cdef class ConnectionIO:
 
     @cython.locals(state=SessionStateType, requests=RequestHandlerType, responses=ResponseHandlerType, watch=WatchType,
                    frames=FrameReader, splice=SpliceType, broker=Endpoint, now_s=cython.double,
-                   now_ms=cython.double, stopped=cython.bint, client_state=cython.int, skip=cython.longlong, out=OutgoingType,
+                   now_ms=cython.double, stopped=cython.bint, throttle=ThrottleType, skip=cython.longlong, out=OutgoingType,
                    wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, more=cython.bint, _=cython.int)
     cpdef object on_client_readable(self)
     cpdef object _connect(self)

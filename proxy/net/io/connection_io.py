@@ -15,7 +15,7 @@ from typing import Final
 from proxy.core.errors import SessionError, broker_failed, client_failed
 from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
-from proxy.core.session.state import ClientState, Held
+from proxy.core.session.throttle import Place
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.compliance import ThrottleComplianceProbe
@@ -42,9 +42,6 @@ MIN_UNREAD_BYTES: Final = 32_768
 MIN_MUTE_READ_AHEAD_S: Final = 1.0
 """With less of a mute left nothing is read ahead: nobody waits long for a client that has gone."""
 # In compiled code these are C numbers (see the .pxd).
-_FULL: Final = int(ClientState.FULL)
-_LOGIN: Final = int(ClientState.LOGIN)
-_HELD: Final = int(ClientState.HELD)
 
 
 class StopReason(enum.Enum):
@@ -150,7 +147,7 @@ class ConnectionIO:
     def on_client_readable(self) -> StopReason | Again | None:
         """Do everything with the client's requests that does not block (see `proxy.net.io.reactor.take`)."""
         state, requests, responses, watch = self._state, self._requests, self._responses, self.client_watch
-        frames, splice, broker = requests.reader, self._splice_up, self.broker
+        frames, splice, broker, throttle = requests.reader, self._splice_up, self.broker, state.throttle
         if self.to_client:
             self._flush_client()
         if self.to_broker and not (self.broker is not None and self._flush_broker()):
@@ -160,8 +157,7 @@ class ConnectionIO:
         for _ in range(READS_BEFORE_CHECKPOINT):
             now_s = self._clock.now_s()
             now_ms = now_s * 1000.0
-            client_state = state.client_state(now_ms)
-            if client_state >= _HELD and not splice.inside:
+            if throttle.blocks(now_ms) and not splice.inside:
                 return self._stay_muted(now_s)
             # No look at the client's compliance: now that the mute is over, those send as well that have waited.
             if self.compliance is not None or self.is_held:
@@ -169,8 +165,8 @@ class ConnectionIO:
             if state.draining and requests.at_boundary:
                 return StopReason.ENDED
             # The walk stopped at something to wait for, or at the backlog; or a name is being looked up.
-            stopped = frames.stopped or client_state == _LOGIN
-            if stopped and _FULL <= client_state < _HELD:
+            stopped = frames.stopped or state.client_waits
+            if stopped and state.must_wait():
                 return StopReason.WAITS
             skip = frames.movable()
             if broker is not None and ((watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside):
@@ -257,15 +253,14 @@ class ConnectionIO:
 
     def _stay_muted(self, now_s: float) -> StopReason | None:
         """The mute's deadline has not come: read nothing, and come back then. ENDED if the client has gone."""
-        session, watch = self.session, self.client_watch
-        compliance, deadline_s = self.compliance, self._state.mute_until_ms / 1000.0
-        held = self._state.held
-        if held is not None:
-            return self._stay_held(held, now_s, deadline_s)
+        session, watch, throttle = self.session, self.client_watch, self._state.throttle
+        compliance, deadline_s = self.compliance, throttle.until_ms / 1000.0
+        if throttle.place is not None:
+            return self._stay_held(throttle.place, now_s, deadline_s)
         if compliance is None:
             self._shared.counters.connections_muted += 1
             # Only what the client was told to wait for: a client that was told nothing ignores nothing.
-            told_s = min(deadline_s, self._state.told_until_ms / 1000.0)
+            told_s = min(deadline_s, throttle.told_until_ms / 1000.0)
             compliance = self.compliance = ThrottleComplianceProbe(self.client.sock, now_s, told_s)
         if deadline_s - now_s >= MIN_MUTE_READ_AHEAD_S:
             self._read_ahead(now_s, MIN_UNREAD_BYTES)
@@ -274,26 +269,26 @@ class ConnectionIO:
         if self._state.draining and session.client_at_boundary:
             return StopReason.ENDED
         if watch.over:
-            self._state.client_gone()
+            throttle.client_gone()
             if not (session.has_backlog or self._unforwarded_bytes()):
                 return StopReason.ENDED
         watch.come_back(min(deadline_s, compliance.next_poll_s))
         return None
 
-    def _stay_held(self, held: Held, now_s: float, deadline_s: float) -> StopReason | None:
+    def _stay_held(self, held: Place, now_s: float, deadline_s: float) -> StopReason | None:
         """As `_stay_muted`, while a request is held because its group is in debt. The client was not told to wait, so
         its compliance is not recorded."""
         if not self.is_held:
             self.unmute()
             self.is_held = True
             self._shared.counters.connections_waiting += 1
-        self._read_ahead(now_s, 0 if self._state.missing_bytes else MIN_UNREAD_BYTES)
+        self._read_ahead(now_s, 0 if self._state.throttle.missing_bytes else MIN_UNREAD_BYTES)
         self._count_backlog()
         held.all_read = not unread_bytes(self.client.sock)
         if self._state.draining:
             return StopReason.ENDED
         # A client sends a request that was not forwarded again, on another connection.
-        if self.client_watch.over and not self._state.keeps(self._unforwarded_bytes(), now_s * 1000.0):
+        if self.client_watch.over and not self._state.throttle.keeps(self._unforwarded_bytes(), now_s * 1000.0):
             return StopReason.ENDED
         self.client_watch.come_back(deadline_s)
         return None
@@ -326,7 +321,7 @@ class ConnectionIO:
         return self._requests.kept_bytes + unread_bytes(self.client.sock)
 
     def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
-        if compliance.poll(now_s, self._state.client_bytes) and compliance.in_time(self._clock.now_s()):
+        if compliance.poll(now_s, self._state.throttle.client_bytes) and compliance.in_time(self._clock.now_s()):
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
 
     def unmute(self) -> None:

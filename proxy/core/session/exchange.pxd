@@ -4,6 +4,10 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 
+cdef long long _MAX_KEPT_BYTES
+cdef object _ASKING, _FULL
+
+
 cdef class Penalty:
     cdef public object charged, kind
     cdef public long long delay_ms
@@ -25,10 +29,17 @@ cdef class InFlightRequest:
 cpdef InFlightRequest new_in_flight(long long correlation_id, int api_key, int api_version, AccountType account, double sent_ms)
 
 
-cdef class InFlightQueue:
+cdef class Exchange:
     cdef public InFlightRequest oldest, newest
     cdef public Py_ssize_t count
+    cdef public object outcome, state, waiting
+    cdef Py_ssize_t _most
+    cdef long long _kept_bytes
 
     cpdef object append(self, InFlightRequest pending)
     @cython.locals(pending=InFlightRequest)
     cpdef InFlightRequest popleft(self)
+    @cython.locals(oldest=InFlightRequest)
+    cpdef bint answer_due(self) except -1
+    @cython.locals(full=cython.bint)
+    cdef object _weigh(self)

@@ -1,9 +1,11 @@
-"""Requests that await their response: a broker answers each connection strictly in the order of its requests."""
+"""Requests that await their response, in order: a broker answers each connection strictly in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from proxy.core.session.states import EXCHANGE, Answering, Event, step
 
 if TYPE_CHECKING:
     from proxy.core.interceptors.intercept import OnResponse, Outcome
@@ -12,8 +14,16 @@ if TYPE_CHECKING:
     from quota.ledger import Account
 
 
+MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
+"""Administrators' requests whose answers will be changed, and local answers, are kept until they are next in order.
+When they use more than this, no further request is inspected until some have been sent."""
+_MAX_KEPT_BYTES: Final = MAX_KEPT_BYTES
+_FULL: Final = Answering.FULL
+_ASKING: Final = Answering.ASKING
+
+
 class Penalty:
-    """The throttle that a request caused (see `SessionState.impose`); most requests have none."""
+    """The throttle that a request caused (see `Throttle.impose`); most requests have none."""
 
     __slots__ = ("charged", "delay_ms", "kind", "told_until_ms", "until_ms")
 
@@ -94,28 +104,44 @@ def new_in_flight(
     return pending
 
 
-class InFlightQueue:
-    """The queue of one connection: `append` and `popleft` as in a deque."""
+class Exchange:
+    """The requests in flight of one connection, oldest first; and the one whose interceptor has not decided yet."""
 
-    __slots__ = ("count", "newest", "oldest")
+    __slots__ = ("_kept_bytes", "_most", "count", "newest", "oldest", "outcome", "state", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        """With so many requests in flight no further one is inspected (backpressure)."""
+        self._kept_bytes = 0
+        """Kept by requests in flight; above a bound no further request is inspected."""
+        self.state = Answering.FLOWING
         self.oldest: InFlightRequest | None = None
         """The request whose response comes next."""
         self.newest: InFlightRequest | None = None
         self.count = 0
+        self.waiting: tuple[bytes, bytes, InFlightRequest] | None = None
+        """Request (header, body) whose interceptor has not decided yet."""
+        self.outcome: Outcome | None = None
+        """The interceptor's decision about it, taken later."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of requests in flight and of their answers."""
+        return self._kept_bytes
 
     def append(self, pending: InFlightRequest) -> None:
-        """Add a request at the end."""
+        """A request is forwarded, or answered here."""
         if self.newest is None:
             self.oldest = pending
         else:
             self.newest.next = pending
         self.newest = pending
         self.count += 1
+        self._kept_bytes += pending.held_bytes
+        self._weigh()
 
     def popleft(self) -> InFlightRequest:
-        """Remove and return the oldest request. Raises IndexError if there is none."""
+        """The oldest request is answered. Raises IndexError if there is none."""
         pending = self.oldest
         if pending is None:
             raise IndexError("no request is in flight")
@@ -124,12 +150,49 @@ class InFlightQueue:
         if self.oldest is None:
             self.newest = None
         self.count -= 1
+        self._kept_bytes -= pending.held_bytes
+        self._weigh()
         return pending
+
+    def answer_due(self) -> bool:
+        """Whether the oldest request was answered here."""
+        return self.oldest is not None and self.oldest.local_answer is not None
+
+    def ask(self, head: bytes, body: bytes, pending: InFlightRequest) -> None:
+        """A whole request waits until its interceptor has decided."""
+        self.state = step(EXCHANGE, self.state, Event.ASK)
+        self.waiting = (head, body, pending)
+
+    def decide(self, outcome: Outcome) -> None:
+        """The interceptor has decided: `take_waiting` is next."""
+        if self.waiting is not None:
+            self.outcome = outcome
+            self._decided()
+
+    def take_waiting(self) -> tuple[bytes, bytes, InFlightRequest]:
+        """The arguments of `ask`: nothing waits any more."""
+        assert self.waiting is not None
+        waiting, self.waiting = self.waiting, None
+        self._decided()
+        return waiting
 
     def clear(self) -> None:
         """Forget all requests."""
+        self.waiting = self.outcome = None
+        self._decided()
         while self.oldest is not None:
             self.popleft()
+
+    def _decided(self) -> None:
+        if self.state is _ASKING:
+            self.state = step(EXCHANGE, self.state, Event.DECIDED)
+            self._weigh()
+
+    def _weigh(self) -> None:
+        full = self.count >= self._most or self._kept_bytes > _MAX_KEPT_BYTES
+        state = self.state
+        if (state is _FULL) != full and state is not _ASKING:
+            self.state = step(EXCHANGE, state, Event.FILLED if full else Event.ROOM)
 
     def __len__(self) -> int:
         return self.count

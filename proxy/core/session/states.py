@@ -1,0 +1,82 @@
+"""The states of a session, each with one owner and one table: what may follow what. Data, not code.
+
+The owners call `step` where something happens. A step that is not in its table is an internal error, which closes the
+connection.
+
+| machine  | owner    | the client is not read in                                              |
+|----------|----------|------------------------------------------------------------------------|
+| THROTTLE | Throttle | MUTED, QUEUED, before the deadline                                     |
+| EXCHANGE | Exchange | FULL, ASKING: between two requests, so that one that has begun is read |
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+
+class Throttled(enum.IntEnum):
+    """Why the client waits for a time."""
+
+    FREE = 0
+    MUTED = 1
+    """After a request that exceeded a quota (KIP-219)."""
+    QUEUED = 2
+    """Before a request whose group is in debt for earlier ones (ADR 0026)."""
+
+
+class Answering(enum.IntEnum):
+    """Whether one more request can be taken."""
+
+    FLOWING = 0
+    FULL = 1
+    """Too many requests are in flight, or too much is kept for them."""
+    ASKING = 2
+    """An interceptor has asked the broker something, or waits, before it decides."""
+
+
+class Event(enum.Enum):
+    """What moves them."""
+
+    MUTE = enum.auto()
+    QUEUE = enum.auto()
+    DEADLINE = enum.auto()
+    ADMIT = enum.auto()
+    FILLED = enum.auto()
+    ROOM = enum.auto()
+    ASK = enum.auto()
+    DECIDED = enum.auto()
+
+
+S = TypeVar("S", bound=enum.IntEnum)
+Table = Mapping[S, Mapping[Event, S]]
+
+THROTTLE: Final[Table[Throttled]] = {
+    Throttled.FREE: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED},
+    Throttled.MUTED: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED, Event.DEADLINE: Throttled.FREE},
+    # At its deadline a queued request asks again: it is admitted, or goes on waiting. A late response may mute as well.
+    Throttled.QUEUED: {
+        Event.MUTE: Throttled.QUEUED,
+        Event.QUEUE: Throttled.QUEUED,
+        Event.DEADLINE: Throttled.QUEUED,
+        Event.ADMIT: Throttled.FREE,
+    },
+}
+EXCHANGE: Final[Table[Answering]] = {
+    Answering.FLOWING: {Event.FILLED: Answering.FULL, Event.ASK: Answering.ASKING},
+    Answering.FULL: {Event.ROOM: Answering.FLOWING, Event.ASK: Answering.ASKING},
+    Answering.ASKING: {Event.DECIDED: Answering.FLOWING},
+}
+
+
+class StateError(Exception):
+    """A step that is not in its table: a bug of kquota. The connection is closed as `internal_error`."""
+
+
+def step(table: Table[S], state: S, event: Event) -> S:
+    """The state after an event. Raises StateError for one that the table does not have."""
+    try:
+        return table[state][event]
+    except KeyError:
+        raise StateError(f"no {event.name} in state {type(state).__name__}.{state.name}") from None

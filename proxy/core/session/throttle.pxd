@@ -1,0 +1,36 @@
+cimport cython
+
+from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType, Penalty as PenaltyType
+from quota.accounts cimport Account as AccountType
+from quota.ledger cimport Ledger as LedgerType
+
+cdef object _FREE, _MUTED
+
+
+cdef class Grace:
+    cdef public double expire_ms, owed_until_ms, renew_ms
+    cdef object _from_bytes
+    cdef bint _again
+
+    cpdef double defer(self, double until_ms, double now_ms, long long taken_bytes) except? -1
+    cpdef bint passes(self, double now_ms, long long taken_bytes) except -1
+
+
+cdef class Throttle:
+    cdef LedgerType _ledger
+    cdef object _counters
+    cdef double _tell_again_ms
+    cdef public Grace grace
+    cdef public object place, promised, state
+    cdef public bint gone
+    cdef public long long client_bytes, due_bytes
+    cdef public double told_until_ms, until_ms
+
+    @cython.locals(until_ms=cython.double, penalty=PenaltyType)
+    cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
+    @cython.locals(penalty=PenaltyType)
+    cpdef object note(self, InFlightRequestType pending)
+    cpdef bint _tells(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
+    cpdef object _mute(self, double until_ms, double now_ms)
+    cpdef object admit(self, AccountType account, int api_key, object amount, double now_ms)
+    cpdef bint blocks(self, double now_ms) except -1

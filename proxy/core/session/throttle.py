@@ -1,0 +1,306 @@
+"""Why and until when a client is not read: a mute after a request, or a place in the queue before one."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from proxy.core.session.exchange import InFlightRequest, Penalty
+from proxy.core.session.states import THROTTLE, Event, Throttled, step
+from proxy.core.telemetry.observer import Counters
+from proxy.core.wire.apis import PRODUCE
+from quota.counter import QuotaCounter
+from quota.entity import Kind
+from quota.gate import MAX_KEPT_MS
+from quota.ledger import Account, Ledger
+
+SHORT_MS: Final = 1000
+"""A paced group's clients need not be told to wait for less than this: they wait for the answer to their next request
+anyway. Even five requests at once, as Java's producers send them, take no more than 5 s of `request.timeout.ms`."""
+SHORT_FETCH_MS: Final = 5000
+"""The same for fetches, of which a consumer sends one at a time."""
+TELL_AGAIN_MS: Final = 10_000
+"""Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
+MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
+"""Bytes that may pass unmuted before a client logs in again, twice (`Grace.passes`): more than the socket
+buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
+FETCHED: Final = Kind.FETCH  # an alias, as looking it up in the enum takes longer
+_FREE: Final = Throttled.FREE
+_MUTED: Final = Throttled.MUTED
+
+
+class Place:
+    """The place of the next request in its group's queue (ADR 0026). The request has been neither charged nor
+    forwarded, and no response can tell the client of it."""
+
+    __slots__ = ("all_read", "group", "kept_bytes", "kept_until_ms", "kind", "since_ms", "unanswered")
+
+    def __init__(self, kind: Kind, group: QuotaCounter | None, since_ms: float) -> None:
+        self.kind = kind
+        self.group = group
+        """None: it waits for no debt, but because its own quota cannot be applied to it (a fetch that can be neither
+        lowered nor answered here)."""
+        self.since_ms = since_ms
+        self.unanswered = False
+        """It expects no answer (acks=0): it is forwarded in its turn even if the client has closed."""
+        self.all_read = False
+        """Everything that the client has sent so far has been read."""
+        self.kept_bytes: int | None = None
+        """The client has closed, and the request is kept: this was received on the connection and not forwarded,"""
+        self.kept_until_ms = 0.0
+        """and it is dropped at this time."""
+
+
+class Grace:
+    """The last part of a login's session, in which a client is not muted so that it can log in again (KIP-368)."""
+
+    __slots__ = ("_again", "_from_bytes", "expire_ms", "owed_until_ms", "renew_ms")
+
+    def __init__(self) -> None:
+        self.renew_ms = self.expire_ms = math.inf
+        """Between these times the client is not muted: its session ends then, and it has to log in again."""
+        self.owed_until_ms = 0.0
+        """End of a mute that was put off for that reason; it resumes once the client has logged in."""
+        self._from_bytes: int | None = None
+        """What the client had sent when a mute was first put off."""
+        self._again = True
+        """The second such time of this session is still available."""
+
+    def defer(self, until_ms: float, now_ms: float, taken_bytes: int) -> float:
+        """When a mute until `until_ms` ends, of a client that has sent `taken_bytes`: earlier, if it has to log in
+        before."""
+        if (
+            until_ms > self.renew_ms
+            and now_ms < self.expire_ms
+            and (now_ms < self.renew_ms or self.passes(now_ms, taken_bytes))
+        ):
+            self.owed_until_ms = max(self.owed_until_ms, until_ms)
+            return self.renew_ms
+        return until_ms
+
+    def owed_ms(self, now_ms: float) -> int:
+        """What is left of a mute that was put off; 0 for none."""
+        return math.ceil(self.owed_until_ms - now_ms) if self.owed_until_ms > now_ms >= self.renew_ms else 0
+
+    def may_renew(self, now_ms: float, taken_bytes: int) -> bool:
+        """Whether a client that should wait may pass so that its login can be read."""
+        return self.renew_ms <= now_ms < self.expire_ms and self.passes(now_ms, taken_bytes)
+
+    def passes(self, now_ms: float, taken_bytes: int) -> bool:
+        """Whether the client may pass now, or once more before its session ends.
+
+        In the last part of its session, no more may come than could have been in flight to us. If it is more, the
+        client ignores throttles (as librdkafka does) and its timer for the login is late. The login comes after
+        everything sent before that timer fires: all this gets a second chance, half way to the end.
+        """
+        if self._from_bytes is None:
+            self._from_bytes = taken_bytes
+        if taken_bytes - self._from_bytes < MAX_PASSING_BYTES:
+            return True
+        if not self._again:
+            return False
+        self._again = False
+        self._from_bytes = None
+        self.renew_ms = (now_ms + self.expire_ms) / 2.0
+        return True
+
+
+class Throttle:
+    """One client's throttle. It also stands for the connection in the queues of groups."""
+
+    __slots__ = (
+        "_counters",
+        "_ledger",
+        "_tell_again_ms",
+        "client_bytes",
+        "due_bytes",
+        "gone",
+        "grace",
+        "place",
+        "promised",
+        "state",
+        "told_until_ms",
+        "until_ms",
+    )
+
+    def __init__(self, ledger: Ledger, counters: Counters) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self.state = Throttled.FREE
+        self.until_ms = 0.0
+        """The client is not read before this time; QUEUED: when to ask again."""
+        self.place: Place | None = None
+        """QUEUED: where."""
+        self.promised: QuotaCounter | None = None
+        """The group that expects this connection's next request after its mute."""
+        self.grace = Grace()
+        self.client_bytes = 0
+        """Bytes received from the client,"""
+        self.due_bytes = 0
+        """and how many it will be when the latest Produce request that the gate was asked about is whole."""
+        self.gone = False
+        """The client has closed its side while it was muted or its request was queued."""
+        self.told_until_ms = 0.0
+        """The end of the latest throttle that a response tells the client."""
+        self._tell_again_ms = -math.inf
+        """Short throttles are not told before this time."""
+
+    # ---- after a request --------------------------------------------------------------------------------------------
+
+    def impose(
+        self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None
+    ) -> None:
+        """Do not read the client for `delay_ms`, because of this request.
+
+        A request may exceed several quotas, some when it comes and some when its response does. The throttle is the
+        longest of them, not their sum, and is attributed to that quota alone; of equal ones to the later, as in Kafka
+        to the request quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for
+        the request.
+
+        Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
+        for every throttle that it is told of.
+        """
+        until_ms = now_ms + delay_ms
+        penalty = pending.penalty
+        if penalty is None:
+            penalty = pending.penalty = Penalty(kind)
+        if self._tells(pending, kind, delay_ms, now_ms):
+            if not penalty.told_until_ms:
+                self._counters.throttles_told += 1
+            penalty.told_until_ms = max(penalty.told_until_ms, until_ms)
+            self.told_until_ms = max(self.told_until_ms, until_ms)
+            self._tell_again_ms = now_ms + TELL_AGAIN_MS
+        if until_ms >= penalty.until_ms:
+            penalty.kind, penalty.delay_ms, penalty.until_ms, penalty.charged = kind, delay_ms, until_ms, charged
+        self._mute(until_ms, now_ms)
+
+    def impose_unanswered(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float) -> None:
+        """The same for a Produce request that gets no response (acks=0)."""
+        self._ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
+        self._mute(now_ms + delay_ms, now_ms)
+
+    def note(self, pending: InFlightRequest) -> None:
+        """The request is finished: record the throttle it caused, under the one quota that caused it."""
+        penalty = pending.penalty
+        if penalty is not None:
+            self._ledger.note_throttle(
+                pending.account,
+                penalty.kind,
+                penalty.delay_ms,
+                at_ms=penalty.until_ms - penalty.delay_ms,
+                api_key=pending.api_key,
+                amount=penalty.charged,
+            )
+
+    def _tells(self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float) -> bool:
+        """Whether the response to this request tells of a throttle of `delay_ms`."""
+        group = pending.account.meter(kind).group
+        short_ms = SHORT_FETCH_MS if kind is FETCHED else SHORT_MS
+        return group is None or not group.paced or delay_ms >= short_ms or now_ms >= self._tell_again_ms
+
+    def renewed(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
+        """The client has logged in, and has to log in again between these two times."""
+        owed_until_ms = self.grace.owed_until_ms
+        self.grace = Grace()
+        self.grace.renew_ms, self.grace.expire_ms = renew_ms, expire_ms
+        if owed_until_ms > now_ms:
+            self._mute(owed_until_ms, now_ms)
+
+    def _mute(self, until_ms: float, now_ms: float) -> None:
+        if until_ms > self.grace.renew_ms:
+            until_ms = self.grace.defer(until_ms, now_ms, self.client_bytes)
+        self.state = step(THROTTLE, self.state, Event.MUTE)
+        self.until_ms = max(self.until_ms, until_ms)
+
+    # ---- before a request -------------------------------------------------------------------------------------------
+
+    def queue(
+        self, kind: Kind, group: QuotaCounter | None, wait_ms: float, now_ms: float, *, unanswered: bool = False
+    ) -> None:
+        """Do not read the client for `wait_ms`: its next request waits in `group`'s queue."""
+        self.state = step(THROTTLE, self.state, Event.QUEUE)
+        place = self.place
+        if place is None:
+            place = self.place = Place(kind, group, now_ms)
+        elif place.group is not group:
+            if place.group is not None:
+                place.group.pass_held(self)
+            place.kind, place.group = kind, group
+        place.unanswered = unanswered
+        until_ms = now_ms + wait_ms
+        if now_ms < self.grace.renew_ms < until_ms:
+            until_ms = self.grace.renew_ms  # it may pass then
+        self.until_ms = max(self.until_ms, until_ms)
+
+    def admit(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
+        """The queued request, if there is one, is forwarded now: record how long it has waited."""
+        place = self.place
+        if place is None:
+            return
+        self._leave(place)
+        self.state = step(THROTTLE, self.state, Event.ADMIT)
+        if place.group is not None and place.group is not self.promised:
+            place.group.pass_held(self)  # its limits changed; otherwise it left the queue when it was let through
+        waited_ms = round(now_ms - place.since_ms)
+        self._ledger.note_throttle(
+            account, place.kind, waited_ms, at_ms=now_ms, api_key=api_key, amount=amount, held=True
+        )
+
+    def may_renew(self, now_ms: float) -> bool:
+        """Whether a client that should wait may pass so that its login can be read (KIP-368)."""
+        return self.grace.may_renew(now_ms, self.client_bytes)
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes of the latest Produce request that the gate was asked about have not arrived yet."""
+        return max(self.due_bytes - self.client_bytes, 0)
+
+    # ---- time, and the end ------------------------------------------------------------------------------------------
+
+    def blocks(self, now_ms: float) -> bool:
+        """Whether nothing may be read from the client yet."""
+        if self.until_ms > now_ms:
+            return True
+        if self.state is _MUTED:
+            self.state = step(THROTTLE, self.state, Event.DEADLINE)
+        return False
+
+    def client_gone(self) -> None:
+        """The client has closed its side: others do not wait for its next request."""
+        if not self.gone:
+            self.gone = True
+            if self.promised is not None and self.place is None:
+                self.promised.pass_held(self)
+
+    def keeps(self, size_bytes: int, now_ms: float) -> bool:
+        """Whether the queued request of a client that has gone is kept until its turn: if it expects no answer and is
+        whole, its turn comes soon, and not too much is kept. `size_bytes` have been received and not forwarded."""
+        place = self.place
+        self.client_gone()
+        if place is None or not place.unanswered or (place.all_read and self.missing_bytes):
+            return False
+        if place.kept_bytes is not None:
+            return now_ms < place.kept_until_ms
+        kept = self._ledger.kept
+        if place.group is None or not kept.take(size_bytes):
+            return False
+        if not place.group.abandon(self, size_bytes, int(now_ms)):
+            kept.give_back(size_bytes)
+            return False
+        place.kept_bytes, place.kept_until_ms = size_bytes, now_ms + MAX_KEPT_MS
+        return True
+
+    def close(self) -> None:
+        """The connection ends: give up its place in any queue."""
+        place = self.place
+        if place is not None:
+            self._leave(place)
+        for group in (None if place is None else place.group, self.promised):
+            if group is not None:
+                group.pass_held(self)
+        self.state = Throttled.FREE
+
+    def _leave(self, place: Place) -> None:
+        self.place = None
+        if place.kept_bytes is not None:
+            self._ledger.kept.give_back(place.kept_bytes)
