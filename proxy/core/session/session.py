@@ -2,7 +2,7 @@
 
     client bytes -> RequestHandler  --+-- forwarded (perhaps patched), replaced, or dropped and answered here
                         |          |
-                     SessionState (requests in flight, mute)
+                     SessionState (Exchange: requests in flight; Throttle: mute)
                         |          |
     broker bytes -> ResponseHandler --+-- forwarded (throttle patched), or its head replaced (addresses)
 

@@ -121,7 +121,7 @@ class ConnectionInfo:
     """How long it has waited."""
     unmuted: str = "open"
     """The state when it is neither muted nor held: open, full, asking, login, connecting or draining
-    (`proxy.core.session.state.ClientState`)."""
+    (`proxy.core.session.state.SessionState.describe`)."""
 
     @property
     def state(self) -> str:
