@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.evasion import honest
-from benchmarks.evasion.arithmetic import compute_achieved
 from benchmarks.evasion.rows import BOUND, Row, chosen
 from benchmarks.evasion.run import in_words, run_batch
 from benchmarks.evasion.stage import Stage, stage
@@ -38,27 +37,6 @@ def short(row: Row) -> Row:
 
 
 # ---- arithmetic ----------------------------------------
-
-
-def stairs(*rises: tuple[float, float], until_s: float = 134.0) -> list[tuple[float, float]]:
-    """A staircase sampled every quarter of a second, from (time, how much more)."""
-    found, so_far, left = [], 0.0, list(rises)
-    for quarter in range(int(until_s * 4) + 1):
-        while left and left[0][0] <= quarter / 4:
-            so_far += left.pop(0)[1]
-        found.append((quarter / 4, so_far))
-    return found
-
-
-def test_the_first_window_is_left_out_and_what_follows_is_not() -> None:
-    burst = [(0.0, 1_100_000)]
-    paced = [(11.0 + number, 100_000) for number in range(120)]
-    assert compute_achieved(stairs(*burst, *paced), 100_000, 11, 134).achieved == pytest.approx(1.0)
-    twice = [(11.0 + number / 2, 100_000) for number in range(240)]
-    got = compute_achieved(stairs(*burst, *twice), 100_000, 11, 134)
-    assert got.achieved == pytest.approx(2.0, rel=0.01)
-    # 1.1 MB at once, then 0.1 MB/s more than allowed from 11 s to 130.5 s: 1.1 + 23.9 - 13.05 MB
-    assert got.burst == pytest.approx((1.1e6 + 24e6 - 13.05e6) / 1.1e6, rel=0.01)
 
 
 # ---- rows and frames ----------------------------------------

@@ -13,7 +13,6 @@ import pytest
 from proxy.app.common.probe import brokers_seen_by
 from tests.lab.kafka import (
     JarChecksumError,
-    JarDownloadError,
     KafkaCluster,
     cache_dir,
     resolve,
@@ -25,8 +24,6 @@ pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).parents[2]
 # Nothing listens on port 1, so every request through this "proxy" fails at once: for our code there is no network.
-PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-NO_NETWORK = {**dict.fromkeys(PROXIES, "http://127.0.0.1:1"), "NO_PROXY": "", "no_proxy": ""}
 
 
 def alive(pid: int) -> bool:
@@ -104,25 +101,3 @@ def test_a_damaged_jar_is_refused(own_cache: Path) -> None:
 
 def locked_jar(artifact: str) -> LockedJar:
     return next(jar for jar in read_lock("4.2.0") if jar.artifact == artifact)
-
-
-def test_the_second_start_needs_no_network(own_cache: Path) -> None:
-    code = "from tests.lab.kafka import KafkaCluster\nwith KafkaCluster.start(1) as c: print(len(c.nodes))"
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=REPOSITORY,
-        env=own_environment(**NO_NETWORK),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (result.stdout, result.stderr, result.returncode) == ("1\n", "", 0)
-
-
-def test_a_first_start_without_network_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KQUOTA_CACHE", str(tmp_path))
-    for name, value in NO_NETWORK.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(JarDownloadError, match=r"(?s)cannot fetch org\.apache\.kafka:.*first start needs a network"):
-        resolve("4.2.0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -12,8 +11,7 @@ import pytest
 
 from benchmarks.rig.procstat import resident_bytes
 from benchmarks.rig.rawclient import idle_connections
-from proxy.app.common.blocked_imports import UNUSED, blocked_imports
-from proxy.app.common.gc_tuning import settle
+from proxy.app.common.blocked_imports import UNUSED
 from tests.lab.kafka import KafkaCluster
 from tests.support.sidecars import sidecar
 
@@ -56,26 +54,6 @@ def test_a_start_loads_what_it_needs() -> None:
     loaded = set(json.loads(done.stdout))
     assert not loaded & NOT_AT_START
     assert len(loaded) < 850, "750 at the time of writing; a library more is some 30"
-
-
-def test_hidden_modules_can_be_had_afterwards() -> None:
-    name = "this.is.hidden"
-    with blocked_imports(name, "json"):
-        with pytest.raises(ModuleNotFoundError):
-            __import__(name)
-        assert __import__("json") is json, "what was there stays"
-    assert name not in sys.modules
-    with pytest.raises(RuntimeError), blocked_imports(name):
-        raise RuntimeError
-    assert name not in sys.modules
-
-
-def test_what_is_there_at_the_start_is_not_walked_again() -> None:
-    try:
-        settle()
-        assert gc.get_freeze_count() > 1000
-    finally:
-        gc.unfreeze()
 
 
 def test_memory_of_an_idle_sidecar_and_of_idle_connections(kafka: KafkaCluster) -> None:

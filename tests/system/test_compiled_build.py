@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -17,10 +15,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from typer.testing import CliRunner
 
-from proxy.app.cli.main import app
 from quota import compiled
 from tests.support.programs import program
 
@@ -70,11 +65,6 @@ def _environment(**more: str) -> dict[str, str]:
     """This process's, without what decides how kquota is built and run."""
     without = {name: value for name, value in os.environ.items() if name not in ("KQUOTA_PURE", "CC", "PYTHONPATH")}
     return without | more
-
-
-@pytest.mark.parametrize("value", ["1", "yes"])
-def test_the_environment_switches_it_off(value: str) -> None:
-    assert _described(KQUOTA_PURE=value) == "pure Python: KQUOTA_PURE is set"
 
 
 def test_a_checkout_runs_what_is_written_there_unless_asked() -> None:
@@ -136,12 +126,6 @@ def test_what_is_compiled_runs_whole_or_not_at_all(copied: Path) -> None:
         assert _what_runs(copied).endswith(" py py")
     with _changed(copied / f"proxy/net/io/_compiled/connection_io{SUFFIX}", None):
         assert _what_runs(copied) == "proxy/net/io/connection_io.py is not compiled for this Python py py"
-
-
-def test_the_version_says_which_code_runs() -> None:
-    shown = CliRunner().invoke(app, ["--version"])
-    assert (shown.exit_code, shown.stdout.startswith("kquota ")) == (0, True)
-    assert shown.stdout.endswith(f", data path: {compiled.description()}\n")
 
 
 @pytest.fixture
@@ -262,61 +246,7 @@ def test_without_a_compiler_that_is_said(checkout: Path, tmp_path: Path) -> None
     assert f"{SAYS}no C compiler (gcc)" in said
 
 
-def test_a_pure_wheel_can_be_asked_for(checkout: Path) -> None:
-    wheel, said = _wheel(checkout, KQUOTA_PURE="1")
-    assert f"{SAYS}KQUOTA_PURE is set" in said
-    assert wheel.name.endswith("-py3-none-any.whl")
-
-
 def test_what_has_to_be_compiled_and_cannot_be_is_an_error(checkout: Path) -> None:
     done = _build(checkout, "wheel", "--wheel-dir", "dist", KQUOTA_PURE="0", CC="false")
     assert done.returncode != 0
     assert "'/usr/bin/false' failed with exit code 1" in done.stdout + done.stderr or "false" in done.stdout
-
-
-def test_a_mistake_in_the_source_is_an_error(checkout: Path) -> None:
-    """Of ours, not of the machine: it is not taken for a missing compiler."""
-    (checkout / "proxy/net/io/calls.pyx").write_text("cdef int x = nobody_knows_this\n")
-    done = _build(checkout, "wheel", "--wheel-dir", "dist")
-    assert done.returncode != 0
-    assert "undeclared name not builtin: nobody_knows_this" in done.stdout + done.stderr
-
-
-def test_without_cython_that_is_said(checkout: Path) -> None:
-    """Only without build isolation: pip brings what pyproject.toml names."""
-    code = (
-        "import runpy, sys; sys.modules['Cython'] = None; sys.argv = ['setup.py', 'build_ext']; "
-        "runpy.run_path('setup.py')"
-    )
-    done = subprocess.run([str(BUILDER), "-c", code], cwd=checkout, env=_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"{SAYS}Cython is not installed" in done.stderr
-
-
-def test_what_builds_is_pinned_within_the_range_that_is_declared() -> None:
-    declared = [
-        Requirement(one) for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    ]
-    locked = dict(re.findall(r"^(\S+)==(\S+) ", (ROOT / "deploy/image/build.txt").read_text(), re.MULTILINE))
-    assert {one.name.lower() for one in declared} <= locked.keys()
-    for one in declared:
-        assert locked[one.name.lower()] in one.specifier, one
-
-
-@pytest.mark.parametrize("target", [".demo", ".analysis", ".dev", ".bench"])
-def test_make_compiles_a_changed_source_for_every_environment(target: str) -> None:
-    def would_do(*arguments: str) -> str:
-        done = subprocess.run(
-            ["make", "--dry-run", *arguments, f".venv/{target}"],
-            cwd=ROOT,
-            env=_environment(MAKEFLAGS="", MAKELEVEL="0"),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    changed = would_do("--what-if=proxy/net/io/connection_io.py")
-    assert "setup.py --quiet build_ext --inplace" in changed
-    if not would_do():
-        assert "pip" not in changed, "what is installed stays so, without a network"

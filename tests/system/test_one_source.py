@@ -42,14 +42,6 @@ def test_random_operations_end_in_the_same_state() -> None:
     assert len(set(pure_lines)) == CASES
 
 
-def test_the_comparison_sees_a_small_difference() -> None:
-    """A mean that learns a little quicker, in the Python code."""
-    code = "import quota.window as window; from tests.one_source import case; window._LEARN = 1 / 15; "
-    code += "print(case(0), case(4))"
-    ours = run("0", "-c", "from tests.one_source import case; print(case(0), case(4))")
-    assert ours != run("1", "-c", code)
-
-
 @pytest.mark.long
 def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
     names = (*(f"quota_{name}" for name in CORE), "session", "session_fetch")

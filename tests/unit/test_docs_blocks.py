@@ -163,18 +163,6 @@ def test_commands_are_commands(block: Block) -> None:
         assert code == 0, words
 
 
-@pytest.mark.parametrize("line", ["chek --config f", "check --confg f", "top --interval", "import strimsi f", "run"])
-def test_what_is_no_command_is_found_out(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
-    (words,) = commands(Block("page.md", 1, "sh", f"$ kquota {line}   # comment\n"))
-    with pytest.raises(Exception, match=r"chek|confg|interval|strimsi|config"):
-        parse(words)
-
-
-def test_there_are_commands() -> None:
-    assert sum(len(list(commands(block))) for block in WITH_COMMANDS) >= 25
-
-
 def files_of(page: str) -> dict[str, str]:
     """Files that a page shows, by the name in their first line (`# NAME`) or after `$ cat`."""
     shown = {}
@@ -207,30 +195,7 @@ def test_commands_about_files_of_the_page_do_what_they_are_for(
     assert "warning:" not in done.output
 
 
-def test_the_readme_shows_what_check_prints(tmp_path: Path) -> None:
-    (tmp_path / "kquota.yaml").write_text(files_of("README.md")["kquota.yaml"])
-    printed = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "kquota.yaml")]).output
-    own = [block.text for block in BLOCKS if block.page == "README.md"]
-    (shown,) = [text for text in own if text.lstrip().startswith("level ")]
-    assert textwrap.dedent(printed[printed.index("  level ") :]) == shown
-
-
 @named([block for block in SHELL if re.search(r"^make ", block.text, re.MULTILINE)])
 def test_make_has_these_targets(block: Block) -> None:
     for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
         assert target in TARGETS
-
-
-@named([block for block in SHELL if "helm/kquota" in block.text])
-def test_helm_is_given_the_chart_that_is_there(block: Block) -> None:
-    assert (ROOT / "helm/kquota/Chart.yaml").exists()
-    for file in re.findall(r"--values (\S+)", block.text):
-        assert any(f"# {file}" in other.text for other in BLOCKS if other.page == block.page), file
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_commands_in_sentences_exist(path: Path) -> None:
-    root: Any = typer.main.get_command(app)
-    prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for written in re.findall(r"`kquota ([a-z][a-z-]*)", prose):
-        assert written in {*root.commands, "is", "up"}, written

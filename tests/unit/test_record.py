@@ -93,8 +93,3 @@ def test_the_page_lists_every_field_with_its_type_unit_and_meaning() -> None:
             real_unit = record.UNITS[kind] if unit == "the kind's" else unit
             documented[name.replace("<kind>", kind)] = (type_, real_unit, null == "yes", meaning)
     assert documented == {f.name: (f.type, f.unit, f.nullable, f.meaning) for f in record.FIELDS}
-
-
-def test_the_page_s_example_is_a_record() -> None:
-    (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    assert record.problems(json.loads(example)) == []

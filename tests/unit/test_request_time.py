@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suites.request_time import main, table
 from proxy.core.session.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
@@ -136,30 +135,3 @@ def test_requests_among_brokers_are_exempt() -> None:
     for api_key in EXEMPT:
         assert of.busy_ms(api_key, 0.0, 900.0) == 0.0
     assert not EXEMPT & NEVER_WAIT
-
-
-def test_the_table_of_the_comparison() -> None:
-    rows = [
-        {
-            "traffic": "metadata",
-            "took_s": 10.0,
-            "load_1min": load,
-            "ours_ms": ours,
-            "brokers_ms": 100.0,
-            "ratio": ours / 100,
-        }
-        for load, ours in ((0.5, 100.0), (1.5, 300.0), (1.0, 150.0))
-    ]
-    machine = {"cores": 2, "cpu_model": "A", "kernel": "Linux 6"}
-    result = {"started": "2026-01-02T03:04:05", "machine": machine, "kafka": "4.2.0", "seconds": 9.0, "rounds": 3}
-    text = table(result | {"rows": rows})
-    assert "load average 0.5 to 1.5" in text
-    # 150 ms in 10 s are 1.5 % of a thread
-    assert text.splitlines()[-1] == "| metadata storm, one at a time | 1.50 | 1.00 | 1.50 (1.00–3.00) |"
-
-
-def test_the_comparison_knows_its_traffics(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--only", "metadata,nonsense"])
-    assert ended.value.code == 2
-    assert "no traffic nonsense" in capsys.readouterr().err

@@ -20,15 +20,6 @@ SESSIONS = re.findall(
 )
 
 
-def test_there_are_examples() -> None:
-    assert [command for _, _, command, _ in SESSIONS] == [
-        "simulate",
-        "simulate --compare",
-        "simulate",
-        "simulate --pacing smooth",
-    ]
-
-
 @pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
 def test_the_simulate_examples_are_what_comes_out(
     tmp_path: Path, quotas: str, events: str, command: str, results: str
@@ -37,8 +28,3 @@ def test_the_simulate_examples_are_what_comes_out(
     path.write_text(quotas)
     done = CliRunner().invoke(app, [*command.split(), "--config", str(path)], input=events)
     assert (done.exit_code, done.stdout) == (0, results)
-
-
-def test_every_command_is_listed() -> None:
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert {name for name in commands if f"| `kquota {name}" not in TEXT} == set()
