@@ -18,7 +18,7 @@ import yaml
 
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
-from tests.support.browser import FLAGS, text
+from tests.support.browser import chromium, text
 from tests.support.sidecars import Sidecar, sidecar
 
 
@@ -112,25 +112,6 @@ def other_origin() -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-@contextmanager
-def chromium(*flags: str) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    from tests.support.programs import program
-
-    found, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = found
-    for argument in (*FLAGS, *flags):
-        options.add_argument(argument)
-    driver = webdriver.Chrome(options=options, service=Service(driver_program))
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"

@@ -89,12 +89,6 @@ def test_targets_run_as_a_user_without_privileges(
     assert stage.last("ENTRYPOINT").arguments
 
 
-def test_spark_finds_a_name_for_its_user(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
-    """Hadoop's login asks for one, and every job fails without it."""
-    steps = " ".join(run.rest for run in dockerfile[1]["analysis"].all("RUN"))
-    assert f"'kquota:x:{UID}:{UID}:kquota:/tmp:/usr/sbin/nologin' >> /etc/passwd" in steps
-
-
 def test_the_sidecar_is_the_default_target_and_installs_nothing(
     dockerfile: tuple[dict[str, str], dict[str, Stage]],
 ) -> None:
@@ -134,16 +128,6 @@ def test_only_the_wheel_is_compiled_and_no_image_has_a_compiler(
         for step in run.rest.split("&&"):
             if "pip" in step and " install " in step and "analysis.txt" not in step:
                 assert "--only-binary :all:" in step or "--no-index" in step, step
-
-
-def test_locks_are_copied_before_sources(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
-    """So that a change of the code does not install every package again."""
-    for stage in dockerfile[1].values():
-        steps = list(enumerate(stage.instructions))
-        sources = [n for n, one in steps if one.word == "COPY" and (". ." in one.rest or "/dist" in one.rest)]
-        installs = [n for n, one in steps if one.word == "RUN" and "--require-hashes" in one.rest]
-        if sources and installs:
-            assert max(installs) < min(sources), stage.name
 
 
 def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
@@ -287,45 +271,6 @@ def test_the_data_path_of_the_image_is_compiled_from_these_sources(image: Builde
     assert pure.stdout == "pure Python: KQUOTA_PURE is set\n"
 
 
-def test_the_stages_other_than_the_wheels_cannot_compile(image: Builder) -> None:
-    """Not even here, where /usr is this machine's: nothing in the image was compiled by another stage."""
-    script = "echo 'int x;' | gcc -c -x c -o /dev/null -"
-    for stage, works in (("wheel", True), ("environment", False), ("kquota", False)):
-        command = image.command(stage, ["/bin/sh", "-c", script], writable_root=True)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-        assert (done.returncode == 0) is works, (stage, done.stderr)
-        assert works or "cc1" in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_the_image_runs_compiled_and_as_python(image: Builder, config: Path, pure: str) -> None:
-    port, admin, first, closed_port = free_ports(4)
-    settings = {
-        "upstream": {"bootstrap": [f"127.0.0.1:{closed_port}"]},
-        "listen": {"port": port, "broker_ports": f"{first}-{first}"},
-        "admin": {"port": admin},
-        "log": {"format": "json"},
-    }
-    _write(config, yaml.safe_dump(settings))
-    (image.root("kquota") / "etc/kquota").mkdir(exist_ok=True)
-    stage = image.stages["kquota"]
-    argv = [*stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments]
-    command = image.command(
-        "kquota", argv, user=UID, mounts={config: "/etc/kquota"}, environment={"KQUOTA_PURE": pure} if pure else None
-    )
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        _wait(lambda: get(f"http://127.0.0.1:{admin}/healthz").is_success, process)
-        (info,) = re.findall(r"^kquota_build_info\{.*\}", get(f"http://127.0.0.1:{admin}/metrics").text, re.M)
-        assert f'data_path="{"pure" if pure else "compiled"}"' in info
-    finally:
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
-    (up,) = (json.loads(line) for line in output.splitlines() if "kquota is up" in line)
-    assert up["data_path"] == ("pure Python: KQUOTA_PURE is set" if pure else "compiled")
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A directory as the kubelet makes it of a ConfigMap: the file is a link through `..data`, which is swapped."""
@@ -464,12 +409,6 @@ def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
-
-
-def test_the_image_for_redirect_rules_has_nft_and_no_more(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
-    (install,) = dockerfile[1]["redirect"].all("RUN")
-    assert install.rest.partition("--no-install-recommends ")[2].split(" && ")[0].split() == ["nftables"]
-    assert dockerfile[1]["redirect"].last("ENTRYPOINT").arguments == ["kquota", "redirect"]
 
 
 def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, topic: str) -> None:

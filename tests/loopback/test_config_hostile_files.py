@@ -106,13 +106,6 @@ def test_what_takes_its_place_after_the_look_is_not_read_either(
     assert said in error.value.strerror
 
 
-def test_a_file_that_vanishes_after_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_text("good")
-    after_the_look(monkeypatch, path, lambda _: None)
-    assert fingerprint(path).error == "No such file or directory"
-
-
 def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
@@ -128,55 +121,41 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
         read_file(path, 5000)
 
 
-def test_bytes_in_memory_are_a_file_for_libraries(tmp_path: Path) -> None:
-    data = os.urandom(300_000)
-    before = set(os.listdir("/proc/self/fd"))
-    with in_memory(data) as path:
-        assert Path(path).read_bytes() == data
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
 # ---- each that reads ----
 
 
-@kinds
-def test_a_configuration(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    reason = put(kind, path)
-    with pytest.raises(ConfigError) as error:
-        load(path)
-    assert str(error.value).startswith(f"{path}: (the whole file): cannot be read: {reason}")
+def overlay_config(path: Path) -> Config:
+    return load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
 
 
-@kinds
-def test_an_overlay(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "o.yaml"
-    reason = put(kind, path)
-    config = load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
-    for read in (lambda: load_overlay(path), lambda: FileSource(tmp_path / "q.yaml", config)):
-        with pytest.raises(ConfigError) as error:
-            read()
-        assert str(error.value).startswith(f"{path}: (the whole file): cannot be read: {reason}")
+def static_user(static: str) -> None:
+    load_security(load_bytes("q.yaml", f"{UPSTREAM}identity: {{static: {{{static}}}}}\n".encode()))
 
 
-@kinds
-def test_a_password(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "password"
-    reason = put(kind, path)
-    with pytest.raises(LoginError) as error:
-        Credentials("PLAIN", "me", path).secret()
-    assert str(error.value).startswith(f"{path}: {reason}")
+READERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "configuration": (load, "{path}: (the whole file): cannot be read: "),
+    "overlay": (load_overlay, "{path}: (the whole file): cannot be read: "),
+    "overlay at the start": (
+        lambda path: FileSource(path.with_name("q.yaml"), overlay_config(path)),
+        "{path}: (the whole file): cannot be read: ",
+    ),
+    "password": (lambda path: Credentials("PLAIN", "me", path).secret(), "{path}: "),
+    "static user": (lambda path: static_user(f"file: {path}"), "identity.static {path}: cannot be read: "),
+    "template of a user": (
+        lambda path: static_user(f'template: "{{namespace}}", directory: {path.parent}'),
+        "identity.static {path}: cannot be read: ",
+    ),
+}
 
 
-@kinds
-@pytest.mark.parametrize("name", ["user", "template"])
-def test_the_static_user(kind: str, name: str, tmp_path: Path) -> None:
-    file = tmp_path / "namespace"
-    static = f"file: {file}" if name == "user" else f'template: "{{namespace}}", directory: {tmp_path}'
-    reason = put(kind, file)
-    with pytest.raises(OSError) as error:  # noqa: PT011 - the text is looked at
-        load_security(load_bytes("q.yaml", f"{UPSTREAM}identity: {{static: {{{static}}}}}\n".encode()))
-    assert str(error.value).startswith(f"identity.static {file}: cannot be read: {reason}")
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "namespace"
+    reason = put("FIFO", path)
+    read, said = READERS[reader]
+    with pytest.raises((ConfigError, LoginError, OSError)) as error:
+        read(path)
+    assert str(error.value).startswith(said.format(path=path) + reason)
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +168,10 @@ def issued(authority: Authority) -> Issued:
     return authority.issue("host", "localhost", common_name="kquota")
 
 
-@kinds
 @pytest.mark.parametrize("name", ["certificate_file", "key_file", "client_ca_file"])
-def test_certificates_and_keys(kind: str, name: str, tmp_path: Path, authority: Authority, issued: Issued) -> None:
+def test_certificates_and_keys(name: str, tmp_path: Path, authority: Authority, issued: Issued) -> None:
     path = tmp_path / name
-    reason = put(kind, path)
+    reason = put("FIFO", path)
     paths = {"certificate_file": issued.chain, "key_file": issued.key, "client_ca_file": authority.certificate}
     given = paths | {name: path}
     with pytest.raises(TlsFilesError) as error:
@@ -221,16 +199,15 @@ def _after(manager: Any, act: Callable[[], object]) -> Any:
     return manager
 
 
-@kinds
-def test_the_webhook(kind: str, tmp_path: Path, issued: Issued) -> None:
+def test_the_webhook(tmp_path: Path, issued: Issued) -> None:
     path = tmp_path / "template"
-    reason = put(kind, path)
-    with pytest.raises(OSError, match="it has" if kind == "36 MB" else reason):
+    reason = put("FIFO", path)
+    with pytest.raises(OSError, match=reason):
         WebhookApp(path, lambda namespace: None, str).read()
     cert = tmp_path / "cert"
     put_file(cert, issued.chain.read_bytes())
     certificate = Certificate(partial(of_files, cert, issued.key))
-    put(kind, cert)
+    put("FIFO", cert)
     with structlog.testing.capture_logs() as logs:
         assert not certificate.refresh()
     assert [entry["event"] for entry in logs] == ["certificate refused, the last good one stays in use"]
@@ -310,31 +287,18 @@ async def test_a_watched_configuration(kind: str, tmp_path: Path) -> None:
     assert f"{path}: cannot be read: {reason}" in [e for e in logs if e["log_level"] == "error"][-1]["problems"][0]
 
 
-async def test_a_watched_configuration_of_very_many_brackets(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    put_file(path, quota(1))
-    async with watching(path) as running:
-        put_file(path, "[" * 100_000)
-        await until(lambda: running.state.failures == 1)
-        assert not running.state.successful
-        put_file(path, quota(2))
-        await until(lambda: running.limits == [2])
-
-
 def overlay_source(path: Path, timeout_s: float = LIMIT_S) -> FileSource:
-    config = load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
-    return FileSource(path.with_name("q.yaml"), config, poll_s=0.01, timeout_s=timeout_s)
+    return FileSource(path.with_name("q.yaml"), overlay_config(path), poll_s=0.01, timeout_s=timeout_s)
 
 
-@kinds
-async def test_a_watched_overlay(kind: str, tmp_path: Path) -> None:
+async def test_a_watched_overlay(tmp_path: Path) -> None:
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
     source = overlay_source(path)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run)
-            reason = put(kind, path)
+            reason = put("FIFO", path)
             await until(lambda: any(reason in str(entry.get("problems")) for entry in logs))
             assert not source.state.overlay_successful
             put_file(path, "quotas: [{user: alice, producer_byte_rate: 2}]")
@@ -343,8 +307,7 @@ async def test_a_watched_overlay(kind: str, tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-@kinds
-async def test_a_followed_certificate_and_static_user(kind: str, tmp_path: Path, issued: Issued) -> None:
+async def test_a_followed_certificate_and_static_user(tmp_path: Path, issued: Issued) -> None:
     cert, user = tmp_path / "cert", tmp_path / "user"
     put_file(cert, issued.chain.read_bytes())
     put_file(user, "web\n")
@@ -359,8 +322,8 @@ async def test_a_followed_certificate_and_static_user(kind: str, tmp_path: Path,
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follower.run)
-            reason = put(kind, cert)
-            put(kind, user)
+            reason = put("FIFO", cert)
+            put("FIFO", user)
             await until(lambda: not tls.successful and not static.successful)
             await until(
                 lambda: {e["setting"] for e in logs if reason in str(e.get("error"))} == {tls.setting, static.setting}
@@ -433,49 +396,6 @@ async def test_a_configuration_that_keeps_changing_is_told_of_once(
     assert error["problems"] == [
         f"{path}: cannot be read: it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same"
     ]
-
-
-async def test_a_file_that_is_really_written_all_the_time(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    put_file(path, quota(1))
-    over = threading.Event()
-
-    def write() -> None:
-        count = 0
-        while not over.is_set():
-            count += 1
-            put_file(path, quota(2) + f"# {count}\n")
-
-    writer = threading.Thread(target=write)
-    try:
-        async with watching(path) as running:
-            running.watcher._settle_s = 0.02  # the writer has certainly been there in between
-            writer.start()
-            await until(lambda: running.state.failures >= 1)
-            # A writer that got no core for a moment left the file alone, and it was rightly read then: it is one of
-            # those that were written. (Files that are never twice the same: the test above.)
-            assert set(running.limits) <= {2}
-            over.set()
-            await until(lambda: running.limits[-1:] == [2] and running.state.successful)
-    finally:
-        over.set()
-        writer.join()
-
-
-async def test_an_overlay_that_keeps_changing_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "o.yaml"
-    put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
-    source = overlay_source(path)
-    monkeypatch.setattr(proxy.app.sources.reading, "SETTLE_S", 0.001)
-    calm = never_the_same(monkeypatch, proxy.app.sources.reading, path)
-    with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(source.run)
-            await until(lambda: not source.state.overlay_successful)
-            calm.set()
-            await until(lambda: source.state.overlay_successful)
-            nursery.cancel_scope.cancel()
-    assert sum("it keeps changing" in str(entry.get("problems")) for entry in logs) == 1
 
 
 async def test_followed_files_that_keep_changing_are_told_of_once(

@@ -40,40 +40,30 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_brackets_are_exit_2_with_place_and_reason(command: tuple[str, ...], tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text("[" * 100_000)
-    done = kquota(*command, "--config", str(path))
-    assert done.returncode == 2, done.stderr
-    said = (done.stdout if "--json" in command else done.stderr).decode()
-    assert "expected at most 32 levels of nesting" in said
-    if "--json" not in command:
-        assert said == f"error: {path}:1:33: (the whole file): expected at most 32 levels of nesting\n"
+BRACKETS = "[" * 100_000
+DIGITS = f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_number_of_310_digits_is_exit_2_with_place(command: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "place", "reason"),
+    [
+        (BRACKETS, "1:33: (the whole file)", "expected at most 32 levels of nesting"),
+        (DIGITS, "3:33: quotas[0].producer_byte_rate", "got 999999"),
+    ],
+    ids=["brackets", "310 digits"],
+)
+def test_absurd_text_is_exit_2_with_place_and_reason(
+    command: tuple[str, ...], text: str, place: str, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "q.yaml"
-    path.write_text(f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n")
+    path.write_text(text)
     done = kquota(*command, "--config", str(path))
     assert done.returncode == 2, done.stderr
     said = (done.stdout if "--json" in command else done.stderr).decode()
-    assert "quotas[0].producer_byte_rate" in said
-    assert "--json" in command or said.startswith(f"error: {path}:3:33: quotas[0].producer_byte_rate: got 999999")
+    assert reason in said
+    assert "--json" in command or said.startswith(f"error: {path}:{place}: {reason}")
     assert b"Traceback" not in done.stderr
-
-
-def test_a_number_of_310_digits_leaves_a_running_sidecar(tmp_path: Path) -> None:
-    with running(tmp_path) as run:
-        good = run.config.read_text()
-        put_file(run.config, good.replace("1M}", f"{'9' * 310}}}"))
-        until(lambda: run.metric(SUCCESS) == 0)
-        (refused,) = run.logged("configuration refused, the last good one stays in force")
-        assert "producer_byte_rate: got 99999" in refused["problems"][0]
-        put_file(run.config, good)
-        until(lambda: run.metric(SUCCESS) == 1)
-        ends_in_time(run)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,24 +95,19 @@ def ends_in_time(run: Run, code: int = 0) -> None:
     assert run.logged("stopped")
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "endless device", "36 MB", "directory"])
+@pytest.mark.parametrize("kind", ["FIFO", "endless device", "36 MB", "directory", "brackets", "310 digits"])
 def test_a_running_sidecar_goes_on_and_ends_in_time(kind: str, tmp_path: Path) -> None:
     with running(tmp_path) as run:
-        reason = put(kind, run.config)
+        if kind in KINDS:
+            reason = f"{run.config}: cannot be read: {put(kind, run.config)}"
+        else:
+            put_file(run.config, BRACKETS if kind == "brackets" else DIGITS)
+            reason = "expected at most 32 levels" if kind == "brackets" else "producer_byte_rate: got 99999"
         until(lambda: run.metric(SUCCESS) == 0)
         refused = run.logged("configuration refused, the last good one stays in force")
-        assert f"{run.config}: cannot be read: {reason}" in refused[-1]["problems"][0]
+        assert reason in refused[-1]["problems"][0]
         run.process.send_signal(signal.SIGHUP)
         until(lambda: len(run.logged("configuration refused, the last good one stays in force")) > len(refused))
-        ends_in_time(run)
-
-
-def test_brackets_leave_a_running_sidecar_as_it_is(tmp_path: Path) -> None:
-    with running(tmp_path) as run:
-        put_file(run.config, "[" * 100_000)
-        until(lambda: run.metric(SUCCESS) == 0)
-        (refused,) = run.logged("configuration refused, the last good one stays in force")
-        assert refused["problems"] == [f"{run.config}:1:33: (the whole file): expected at most 32 levels of nesting"]
         assert b'"limit":1000000' in run.get("/explain?client_id=c")[1].replace(b" ", b"")
         put_file(run.config, text_of(run.ports, "2M"))
         until(lambda: run.metric(SUCCESS) == 1)
@@ -224,12 +209,6 @@ def stuck_sidecar(tmp_path: Path) -> Iterator[tuple[Run, Callable[[], None]]]:
         if process.poll() is None:
             process.kill()
         process.wait()
-
-
-def test_sigterm_does_not_wait_for_threads_that_hang_in_a_reading(tmp_path: Path) -> None:
-    with stuck_sidecar(tmp_path) as (run, stick):
-        stick()
-        ends_in_time(run)
 
 
 def test_a_file_system_that_does_not_answer_is_told_of(tmp_path: Path) -> None:

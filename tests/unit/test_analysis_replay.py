@@ -14,7 +14,7 @@ import pytest
 
 from analysis.replay import fold as replay
 from analysis.replay.fold import ReplayResult, Rule, fold
-from analysis.replay.intervals import events, near, ordered, places
+from analysis.replay.intervals import near, ordered
 from analysis.replay.window import delays_ms, rates, sample_begins
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
@@ -27,18 +27,6 @@ def delays(limit: float, *happened: tuple[int, float], num_samples: int = 11, sa
     amounts = np.array([amount for _, amount in happened], dtype=np.float64)
     found = rates(times, amounts, begins, np.cumsum(begins), num_samples=num_samples, sample_ms=sample_ms)
     return [int(one) for one in delays_ms(found, np.full(len(times), float(limit)))]
-
-
-def test_quota_violation_as_in_clientquotamanagertest() -> None:
-    # 400 each second for ten seconds: no delay. Then 2300 at 10.5 s: 6300 B / 10.5 s = 600 B/s,
-    # (600 - 500) / 500 * 10 500 ms = 2100 ms
-    happened = [(t_ms, 400) for t_ms in range(0, 10_000, 1000)]
-    assert delays(500, *happened, (10_500, 2300)) == [0] * 10 + [2100]
-
-
-def test_the_example_of_kip_13() -> None:
-    # 5 MB/s, 60 MB at once: 6 MB/s over 10 s, (6 - 5) / 5 * 10 s = 2 s
-    assert delays(5e6, (7, 60e6)) == [2000]
 
 
 def test_the_fence_post_and_the_end_of_a_sample() -> None:
@@ -224,13 +212,6 @@ def test_a_limit_that_is_far_away_costs_no_seconds() -> None:
     outcome = fold(Rule(), group, start_ms, duration_s, amount, np.array([[400.0]]))
     assert outcome.longest_ms.tolist() == [[2525]]  # (501 - 400) / 400 * 10 s
     assert outcome.seconds_over.tolist() == [[6]]
-
-
-def test_the_middle_of_a_long_interval_is_counted_not_made() -> None:
-    found = ordered(np.zeros(2, dtype=np.int64), np.array([0, 3_600_000]), np.full(2, 3600.0), np.full(2, 3.6e6))
-    made = events(found, places(found, 1000), np.array([True, True]), 11, 1000)
-    assert len(made.times_ms) == 2 * 13
-    assert made.weights.sum() == 7200
 
 
 def test_spread_bursts_of_a_long_time_agree_with_the_counter_itself() -> None:

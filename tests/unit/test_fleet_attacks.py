@@ -169,18 +169,6 @@ def test_one_number_for_two_instances_becomes_two() -> None:
     assert site.shares() == pytest.approx([1 / 3] * 3, rel=0.02)
 
 
-def test_a_record_of_the_own_number_and_sequence_is_told_from_the_own() -> None:
-    site = Site()
-    one, other = site.fleets
-    other.member = one.member
-    for now, fleet in enumerate(site.fleets):
-        site.log += fleet.tick(float(now))
-    (partition, data), *_ = site.log
-    other.read(partition, data, 0.0)
-    one.read(partition, data, 0.0)
-    assert (one.renumbered, other.renumbered) == (0, 1)
-
-
 @pytest.mark.parametrize("ticks", range(80, 84))
 def test_one_that_begins_to_use_a_group_first_hears_what_others_hold(ticks: int) -> None:
     """It has read the partition for long, but kept nothing of groups that were not its own."""

@@ -62,10 +62,6 @@ def test_floors_fit(instances: int) -> None:
     assert floor_share(instances) * instances <= RESERVE + 1e-12
 
 
-def test_instances_that_know_of_no_others() -> None:
-    assert floor_share(0) == RESERVE
-
-
 # ---- records --------------------------------------------------------------------------------------------------------
 
 
@@ -319,16 +315,6 @@ def _shuffled(count: int, seed: int, lose: float) -> float:
         most = max(most, rig.held())
         assert all(fleet.share(GROUP, rig.now) >= floor_share(fleet.known) for fleet in rig.fleets)
     return most
-
-
-def test_the_checks_of_the_sum_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held as soon as it is claimed, without a look at what the others leave, it adds up to more."""
-
-    def hasty(claim: Claim, seq: int, wanted: float) -> None:
-        claim.held = max(claim.held, wanted)
-
-    monkeypatch.setattr(Claim, "sent", hasty)
-    assert max(_shuffled(4, seed, 0.0) for seed in range(20)) > CAPACITY + 0.1
 
 
 @given(st.lists(st.sampled_from([0.0, 0.05, 0.2, 2.0]), min_size=2, max_size=8))
