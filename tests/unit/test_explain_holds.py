@@ -93,10 +93,6 @@ def test_top_and_quotas_show_those_that_wait(ledger: Ledger) -> None:
     assert "connections 4 (1 muted, 2 waiting)   counters 1 (1 throttled)" in str(head)
 
 
-def test_connections_have_a_state() -> None:
-    assert [_connection_json(one)["state"] for one in PEERS] == ["muted", "waiting", "waiting", "open"]
-
-
 def test_the_next_passes_when_the_debt_is_paid() -> None:
     """By the clock of the gate itself: what is shown is when `hold` lets the first one pass."""
     ledger = Ledger(QuotaTable([LIMITS]), max_throttle_ms=1000)
@@ -124,29 +120,6 @@ def test_a_large_request_waits_for_all_of_the_debt_and_others_do_not() -> None:
     assert group.line(0).next_ms == 89_800  # as long as Kafka's delay is in the window, but for 10 s
 
 
-def test_looking_at_the_line_changes_nothing() -> None:
-    def loop(look: bool) -> list[tuple[int, str]]:
-        ledger = Ledger(QuotaTable([LIMITS]), max_throttle_ms=1000)
-        account = ledger.account("web", "etl")
-        ledger.charge(account, Kind.PRODUCE, 130_000, 0)  # much of it is paid apart from the rest
-        (group,) = ledger.groups()
-        passed = []
-        asks = {"a": 0, "b": 7, "large": 3}
-        for now in range(200_000):
-            for name in [one for one, at in asks.items() if at == now]:
-                amount = 15_000 if name == "large" else 700
-                if look:
-                    group.line(now)
-                wait_ms = ledger.hold(account, Kind.PRODUCE, name, amount, now, whole=True).wait_ms
-                if wait_ms == 0:
-                    passed.append((now, name))
-                    wait_ms = max(ledger.charge(account, Kind.PRODUCE, amount, now), 1)
-                asks[name] = now + wait_ms
-        return passed
-
-    assert loop(look=True) == loop(look=False)
-
-
 def test_partition_mutations_know_who_waits_for_tokens() -> None:
     ledger = Ledger(QuotaTable([LIMITS]))
     account = ledger.account("web", "etl")
@@ -160,15 +133,6 @@ def test_partition_mutations_know_who_waits_for_tokens() -> None:
     ledger.hold(account, Kind.MUTATION, "d", 0, 0)
     ledger.pass_held(account, Kind.MUTATION, "d")
     assert hold.group.waiting == 0
-
-
-def test_as_a_broker_no_client_waits_so() -> None:
-    ledger = Ledger(QuotaTable([LIMITS]), smooth=False)
-    account = ledger.account("web", "etl")
-    for kind in (Kind.PRODUCE, Kind.REQUEST, Kind.MUTATION):
-        ledger.charge(account, kind, 50_000, 0)
-        assert ledger.hold(account, kind, "c", 100, 0).wait_ms == 0
-    assert [group.line(0) for group in ledger.groups()] == [(0, 0, 0, 0)] * 3
 
 
 def test_the_log_takes_a_hold_for_what_it_is() -> None:

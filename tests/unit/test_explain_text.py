@@ -16,7 +16,7 @@ from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.ledger import Ledger
-from quota.table import CandidateLimits, Entry, Mode, QuotaTable
+from quota.table import CandidateLimits, Entry, QuotaTable
 from tests.support.throttled import throttled_json
 
 TABLE = QuotaTable(
@@ -158,11 +158,6 @@ about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
     )
 
 
-def test_no_client_is_throttled() -> None:
-    text = throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404")
-    assert text.startswith("no client is throttled at 2026-09-21T14:13:20.000Z\n\nabout one client: ")
-
-
 def test_a_client_near_its_limit_is_said_to_be() -> None:
     ledger = Ledger(TABLE, smooth=False)
     use(ledger, "web", "etl", Kind.PRODUCE, 99e6, 0, 1500)
@@ -187,17 +182,6 @@ def test_a_candidate_says_what_it_would_have_done() -> None:
     assert "candidate 500 kB/s (500000): measured beside it, never applied" in explanation_text(
         on_paper | {"identity": on_paper["identity"] | {"given_source": "static"}}
     )
-
-
-def test_a_limit_that_has_left_shadow_mode_keeps_what_it_counted() -> None:
-    def table(mode: Mode) -> QuotaTable:
-        return QuotaTable([Entry(client_id="etl", producer_byte_rate=500e3, mode=mode)])
-
-    ledger = Ledger(table("shadow"), smooth=False)
-    use(ledger, "web", "etl", Kind.PRODUCE, 6e6, 0, 1500)
-    assert "          would have delayed 1 request, held clients up for 2 s" in explained(ledger, "web", "etl")
-    ledger.swap(table("enforce"))
-    assert "while it was in shadow mode it would have delayed 1 request" in explained(ledger, "web", "etl")
 
 
 def test_a_full_cap_is_named_before_it_refuses_a_connection_and_old_refusals_are_no_alarm() -> None:

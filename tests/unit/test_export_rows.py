@@ -73,17 +73,6 @@ def test_a_client_s_use_of_an_interval() -> None:
     assert watched.close() == []
 
 
-def test_what_comes_after_the_last_tick_is_the_next_interval_s() -> None:
-    watched = Watched()
-    watched.tick()
-    watched.charge("c", Kind.REQUEST, 250)
-    assert watched.close() == []
-    watched.tick()
-    (second,) = watched.close()
-    # 250 ms of one second of one thread are 25 percent
-    assert (second["request_seconds"], second["request_rate_max"]) == (0.25, 25.0)
-
-
 @pytest.mark.parametrize(
     ("rates", "samples", "percentiles"),
     [

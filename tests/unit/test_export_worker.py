@@ -124,11 +124,3 @@ def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
     for _ in range(1000):
         worker.offer(batch(b"x" * 100))
     assert worker.state().pending_bytes <= 1000
-
-
-def test_an_idle_sink_is_asked_now_and_then() -> None:
-    sink = Sink()
-    worker = Worker("w", sink, 1000)
-    worker.start()
-    until(lambda: sink.ticks > 0)
-    ended(worker)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.app.metrics.traffic import traffic_families
-from proxy.core.telemetry.observer import Counters
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -66,14 +64,3 @@ async def test_holds_of_those_without_a_series_are_in_other() -> None:
     assert sum(held.values()) == pytest.approx(4.2 + 7 * 2)
     # the client that was throttled most has a series of its own
     assert value(samples, "kquota_held_seconds_total", cause="produce", **ALICE) == 4.2
-
-
-def test_sockets_that_wait_are_told_apart_from_muted_ones() -> None:
-    counters = Counters()
-    counters.connections_muted, counters.connections_waiting = 1, 3
-    found = {
-        one.name: one.samples[0].value
-        for one in traffic_families(counters, Ledger(QuotaTable([])).connections, 5)
-        if one.name in ("kquota_connections_muted", "kquota_connections_waiting")
-    }
-    assert found == {"kquota_connections_muted": 1, "kquota_connections_waiting": 3}

@@ -153,14 +153,6 @@ def test_reloads_begin_end_and_change_a_candidate() -> None:
     assert trial_of(ledger) == TrialSnapshot(1000, 1.2, 2, 4000)
 
 
-def test_a_candidate_is_seen_in_an_explanation() -> None:
-    ledger = Ledger(with_candidate(PRODUCE, 500))
-    produce = ledger.explain("u", "c", 0).kinds[0]
-    assert (produce.limit, produce.candidate_limit, produce.candidate) == (LIVE, 500, None)
-    ledger.charge(ledger.account("u", "c"), PRODUCE, 6000, 0)
-    assert ledger.explain("u", "c", 0).kinds[0].candidate == TrialSnapshot(500, 1.2, 1, 2000)
-
-
 def test_a_candidate_takes_no_part_in_precedence() -> None:
     # The entry has no fetch limit, so it says nothing about fetches, and its fetch candidate nothing either.
     entry = Entry(user="u", producer_byte_rate=5, candidate=CandidateLimits(consumer_byte_rate=1))
@@ -168,12 +160,6 @@ def test_a_candidate_takes_no_part_in_precedence() -> None:
     assert table.resolve(FETCH, "u", "c").limit == 7
     assert entry.candidate_limit(FETCH) is None
     assert table.merged(Entry(user="u", consumer_byte_rate=9)).get("u", None) == entry._replace(consumer_byte_rate=9)
-
-
-@pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
-def test_candidates_are_limits(wrong: float) -> None:
-    with pytest.raises(ValueError, match="a quota is a finite number above 0"):
-        CandidateLimits(request_percentage=wrong)
 
 
 steps = st.lists(
