@@ -16,14 +16,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from deploy.kubernetes.chart import CHART
 from tests.apiserver import pods
@@ -151,18 +149,6 @@ def test_the_schemas_in_tests_are_those_of_the_published_definitions() -> None:
         assert file.read_text() == text, f"{file.name}: run `python -m tests.support.crd_schemas`"
 
 
-def test_the_api_server_does_refuse(api: ApiServer) -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}}
-    free = api.ask("POST", path("Pod", "monitoring"), pod | {"spec": {"containers": [{"name": "a", "image": "a"}]}})
-    assert free.status_code == 403
-    assert "violates PodSecurity" in free.text
-    (monitor,) = of_kind(documents(render_text(CHART / "ci/monitoring-values.yaml")), "PodMonitor")
-    monitor["spec"]["podMetricsEndpoint"] = []
-    wrong = api.ask("POST", path("PodMonitor", "default"), monitor, dryRun="All", fieldValidation="Strict")
-    assert wrong.status_code == 400
-    assert "podMetricsEndpoint" in wrong.text
-
-
 # --- Helm
 
 
@@ -181,73 +167,6 @@ def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, re
     for kind in ("ConfigMap", "Deployment", "PodMonitor", "PrometheusRule", "Service", "NetworkPolicy"):
         left = [one["metadata"]["name"] for one in api.get(path(kind, namespace))["items"]]
         assert [name for name in left if name != "kube-root-ca.crt"] == [], kind
-
-
-@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
-def test_nothing_is_deployed_before_it_was_checked(api: ApiServer, tmp_path: Path, release: HelmRelease) -> None:
-    """Helm waits for the pod of its hook; what became of that pod is said here in place of a kubelet."""
-    namespace = f"checked-{release.version[1]}"
-    api.namespace(namespace)
-    api.account(namespace, "default")
-    values = yaml.safe_load((CHART / "ci/gateway-values.yaml").read_text())
-    pod_path = f"{path('Pod', namespace)}/shop-kquota-check"
-
-    def deploy(what: str, rate: str, phase: str) -> tuple[int, str, list[str]]:
-        given = tmp_path / f"{rate}.yaml"
-        given.write_text(yaml.safe_dump(values | {"quotas": [{"user": "a", "producer_byte_rate": rate}]}))
-        command = (what, "shop", CHART, "--namespace", namespace, "--kubeconfig", api.kubeconfig, "--values", given)
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(helm, *command, "--timeout", "60s", release=release)
-
-            def waits_here() -> bool:
-                answer = api.ask("GET", pod_path)
-                return answer.status_code == 200 and answer.json()["status"]["phase"] == "Pending"
-
-            wait_for("the hook's pod", waits_here)
-            pod = api.get(pod_path)
-            assert pod["spec"]["containers"][0]["args"] == ["check", "--config", "/etc/kquota/kquota.yaml"]
-            checked = api.get(f"{path('ConfigMap', namespace)}/shop-kquota-check")["data"]["kquota.yaml"]
-            assert rate in checked, "the file as it will be"
-            api.ask("PUT", f"{pod_path}/status", pod | {"status": {"phase": phase}}).raise_for_status()
-            done = running.result()
-        there = [one["data"] for one in api.get(path("ConfigMap", namespace))["items"]]
-        names = {one["metadata"]["name"] for one in api.get(path("ConfigMap", namespace))["items"]}
-        config = [one["kquota.yaml"] for one in there if "kquota.yaml" in one] if "shop-kquota" in names else []
-        return done.returncode, done.stderr, config
-
-    status, said, config = deploy("install", "1M", "Succeeded")
-    assert status == 0, said
-    assert len(config) == 1, "the hook's own copy is gone"
-    status, said, _ = deploy("upgrade", "3M", "Failed")
-    assert status != 0
-    assert "pre-upgrade hooks failed" in said
-    config = api.get(f"{path('ConfigMap', namespace)}/shop-kquota")["data"]["kquota.yaml"]
-    assert "1M" in config, "nothing of the release has changed"
-    assert api.get(pod_path)["status"]["phase"] == "Failed", "it stays, with its log"
-    status, said, _ = deploy("upgrade", "4M", "Succeeded")
-    assert status == 0, said
-
-
-def test_changed_quotas_do_not_touch_the_pods(api: ApiServer, tmp_path: Path) -> None:
-    api.namespace("reload")
-    values = yaml.safe_load((CHART / "ci/gateway-values.yaml").read_text())
-    given = tmp_path / "values.yaml"
-
-    def applied(what: str, **changes: Any) -> tuple[int, str]:
-        given.write_text(yaml.safe_dump(values | changes))
-        install(api, "reload", given, what=what)
-        (deployment,) = api.get(path("Deployment", "reload"))["items"]
-        (config,) = [
-            one["data"] for one in api.get(path("ConfigMap", "reload"))["items"] if "kquota.yaml" in one["data"]
-        ]
-        return deployment["metadata"]["generation"], config["kquota.yaml"]
-
-    before = applied("install", quotas=[{"user": "a", "producer_byte_rate": "1M"}])
-    after = applied("upgrade", quotas=[{"user": "a", "producer_byte_rate": "2M"}])
-    assert before[0] == after[0], "a new generation would be new pods"
-    assert before[1] != after[1]
-    restarted = applied("upgrade", config=values["config"] | {"max_mute": "10s"})
-    assert restarted[0] > after[0]
 
 
 # --- the webhook
@@ -381,27 +300,6 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
         assert recorder.asked == []
 
 
-def test_the_failure_policy_of_each_namespace_decides_while_the_webhook_does_not_answer(installed: ApiServer) -> None:
-    api, here = installed, path("Pod", pods.NAMESPACE)
-    pod = pods.bare_pod()
-    pod["metadata"]["name"] = "late"
-    refused = api.ask("POST", here, pod)
-    assert refused.status_code == 500
-    assert "failed calling webhook" in refused.text
-    api.namespace("careless", {"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Ignore"})
-    assert api.ask("POST", path("Pod", "careless"), pod, dryRun="All").status_code == 201
-    install(api, RELEASED, VALUES, "--set", "webhook.failurePolicy=Ignore", what="upgrade")
-    api.namespace("careful", {"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Fail"})
-
-    def admitted() -> bool:  # the API server takes over a changed webhook a moment later
-        return api.ask("POST", here, pod, dryRun="All").status_code == 201
-
-    wait_for("a pod without a sidecar", admitted)
-    assert api.ask("POST", path("Pod", "careful"), pod, dryRun="All").status_code == 500
-    install(api, RELEASED, VALUES, what="upgrade")
-    wait_for("the former policy", lambda: not admitted())
-
-
 def quotas_of(api: ApiServer, namespace: str, text: str) -> None:
     """As the people of the namespace set them."""
     name = "shop-kquota-quotas"
@@ -451,22 +349,6 @@ def test_one_label_brings_the_configuration_and_the_namespaces_quotas(installed:
         install(api, RELEASED, VALUES, "--set", "config.max_mute=10s", what="upgrade")
         wait_for("the chart's change, pods of former times may run", lambda: "max_mute: 10s" in text())
         install(api, RELEASED, VALUES, what="upgrade")
-
-
-def test_a_pod_is_refused_with_the_sentence_that_helps(installed: ApiServer, tmp_path: Path) -> None:
-    api, here = installed, path("Pod", pods.NAMESPACE)
-    pod = pods.bare_pod()
-    pod["metadata"] = {"name": "greedy", "annotations": {"kquota.io/memory-limit": "10Gb"}}
-    with served(api, tmp_path):
-        refused = api.ask("POST", here, pod)
-        assert refused.status_code == 400
-        assert "pod annotation kquota.io/memory-limit: expected memory as Kubernetes writes it" in refused.text
-        pod["metadata"]["annotations"] = {"kquota.io/memory-limit": "1Gi", "kquota.io/cpus": "1"}
-        answer = api.ask("POST", here, pod, dryRun="All")
-        assert answer.status_code == 201
-        assert "kquota.io/cpus means nothing to kquota" in answer.headers["warning"]
-        limits = answer.json()["spec"]["initContainers"][0]["resources"]["limits"]
-        assert limits == {"memory": "1Gi"}
 
 
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ class Entry:
 ITEMS: dict[str, Entry] = {}
 
 
-def item(**needs: int) -> Callable[[Item], Item]:
+def item(name: str = "", /, **needs: int) -> Callable[[Item], Item]:
     """Add a function to the corpus. `needs`: APIs, each with the least newest version that the broker must offer."""
 
     def add(function: Item) -> Item:
-        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        assert name not in ITEMS
-        ITEMS[name] = Entry(function, needs)
+        known_as = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        assert known_as not in ITEMS
+        ITEMS[known_as] = Entry(function, needs)
         return function
 
     return add

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from tests.corpus.job import Job, digest, item, outcome
 from tests.corpus.tools import create_topic
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 BATCH_RECORDS = 60
 LARGE_BYTES = 20 * 1024 * 1024
 MAX_BYTES = 32 * 1024 * 1024
@@ -213,29 +212,8 @@ def _compression(job: Job, codec: str) -> Any:
     return result
 
 
-@item()
-def compression_none(job: Job) -> Any:
-    return _compression(job, "none")
-
-
-@item()
-def compression_gzip(job: Job) -> Any:
-    return _compression(job, "gzip")
-
-
-@item()
-def compression_snappy(job: Job) -> Any:
-    return _compression(job, "snappy")
-
-
-@item()
-def compression_lz4(job: Job) -> Any:
-    return _compression(job, "lz4")
-
-
-@item()
-def compression_zstd(job: Job) -> Any:
-    return _compression(job, "zstd")
+for _codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+    item(f"records.compression_{_codec}")(partial(_compression, codec=_codec))
 
 
 ODD_RECORDS = [

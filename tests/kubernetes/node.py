@@ -452,9 +452,8 @@ def running_node(images: Sequence[str] = ()) -> Iterator[Node]:
 
 
 def main() -> None:
-    """A node to try things on, until Ctrl-C: with the images (not with --bare), and no broker yet."""
-    images = () if "--bare" in sys.argv else ("client", "kafka", "kquota", "kquota-redirect")
-    with running_node(images) as node:
+    """A node to try things on, until Ctrl-C: with the images, and no broker yet."""
+    with running_node(("client", "kafka", "kquota", "kquota-redirect")) as node:
         print({name: round(seconds, 1) for name, seconds in node.times_s.items()})
         print(f"KQUOTA_NODE={node.folder}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

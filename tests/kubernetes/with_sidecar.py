@@ -17,7 +17,7 @@ import pytest
 from tests.kubernetes import workloads
 from tests.kubernetes.installed import GRACE_S, RATE, Release, installed, kquota, shop_values
 from tests.kubernetes.node import Node
-from tests.kubernetes.workloads import metrics, name_of_pod, statuses, throttled_s
+from tests.kubernetes.workloads import metrics, name_of_pod, statuses
 from tests.support.waiting import until
 
 NAMESPACE: Final = "shop"
@@ -53,12 +53,6 @@ def test_sidecar_is_started_before_the_application(pod: dict[str, Any]) -> None:
     (ready,) = [one for one in pod["status"]["conditions"] if one["type"] == "Ready"]
     took = at(ready["lastTransitionTime"]) - at(pod["metadata"]["creationTimestamp"])
     print(f"created to Ready: {took.total_seconds():.0f} s")
-
-
-def test_application_is_held_to_its_limit(node: Node, release: Release, pod: dict[str, Any]) -> None:
-    until(lambda: throttled_s(node, pod) > 5, limit_s=90)
-    print(f"{release.settled_rate(pod, RATE):,.0f} of {RATE:,.0f} B/s")
-    assert metrics(node, pod)["kquota_ready"] == 1
 
 
 def test_sidecar_is_confined_as_the_chart_says(node: Node, pod: dict[str, Any]) -> None:

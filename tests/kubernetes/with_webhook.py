@@ -5,14 +5,12 @@ The webhook makes its own certificate, brings the configuration, and takes quota
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from tests.kubernetes import workloads
 from tests.kubernetes.installed import RATE, Release
@@ -27,8 +25,6 @@ LABEL: Final = "kquota.io/injection=enabled"
 SECRET: Final = "kquota-webhook-certificate"
 WEBHOOK_POD: Final = "app.kubernetes.io/component=webhook"
 ORDERS_POD: Final = "app.kubernetes.io/name=orders"
-LIMIT_S: Final = 60
-"""Longer than the webhook and the kubelet take to bring a change."""
 
 
 def values(rate: float = RATE) -> dict[str, Any]:
@@ -92,12 +88,6 @@ def test_one_label_is_enough_for_the_chart_of_others(node: Node, webhook: Releas
     print(f"{orders.settled_rate(pod, RATE):,.0f} of {RATE:,.0f} B/s")
 
 
-def test_the_webhook_keeps_its_own_certificate(node: Node, webhook: Release) -> None:
-    held = node.object("secret", SECRET, SYSTEM)["data"]
-    assert authorities(node) == {held["ca.crt"]}
-    assert b"BEGIN CERTIFICATE" in base64.b64decode(held["tls.crt"])
-
-
 def test_changed_quotas_reach_the_namespace_without_an_upgrade_there(
     node: Node, webhook: Release, orders: Release
 ) -> None:
@@ -109,30 +99,6 @@ def test_changed_quotas_reach_the_namespace_without_an_upgrade_there(
     after = orders.pod(ORDERS_POD)
     assert name_of_pod(after) == name_of_pod(pod)
     assert {one["restartCount"] for one in statuses(after).values()} == {0}
-
-
-def test_quotas_of_a_namespace_lower_its_limits_and_raise_none(node: Node, webhook: Release, orders: Release) -> None:
-    pod = orders.pod(ORDERS_POD)
-
-    def own(rate: float) -> None:
-        quotas = yaml.safe_dump({"quotas": [{"client-id": "<default>", "producer_byte_rate": rate}]})
-        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kquota-quotas"}}
-        node.apply(config_map | {"data": {"quotas.yaml": quotas}}, namespace=ORDERS)
-
-    own(RATE / 2)
-    orders.settled_rate(pod, RATE / 2)
-    own(RATE * 2)
-
-    def refused() -> str:
-        where = ["--namespace", ORDERS, "--field-selector=reason=QuotasRefused"]
-        return node.kubectl("get", "events", *where, "--output=jsonpath={.items[*].message}")
-
-    until(refused, lambda: workloads.describe(node, SYSTEM, WEBHOOK_POD), LIMIT_S)
-    assert "would get producer_byte_rate 1000000, the chart's quotas have 500000" in refused(), refused()
-    orders.settled_rate(pod, RATE / 2)
-    node.kubectl("delete", "configmap", "kquota-quotas", "--namespace", ORDERS)
-    orders.settled_rate(pod, RATE)
-    assert {one["restartCount"] for one in statuses(orders.pod(ORDERS_POD)).values()} == {0}
 
 
 def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Release) -> None:
@@ -147,48 +113,6 @@ def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Re
     assert found == {"records": 2000, "missing": [], "repeated": []}
 
 
-def sleeping(name: str, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None) -> Any:
-    """A Deployment of something that does nothing."""
-    made = deployment(name, container("client", ["sleep", "infinity"]), terminationGracePeriodSeconds=1)
-    made["spec"]["template"]["metadata"]["labels"] |= labels or {}
-    made["spec"]["template"]["metadata"]["annotations"] = annotations or {}
-    return made
-
-
-def test_annotations_of_a_pod_set_its_sidecars_memory(node: Node, webhook: Release, orders: Release) -> None:
-    """The limit is the kernel's; what is impossible is refused with a sentence, where people look."""
-    node.apply(sleeping("small", annotations={"kquota.io/memory-limit": "200Mi"}), namespace=ORDERS)
-    pod = workloads.ready_pod(node, ORDERS, "app=small")
-    ask = (
-        "import pathlib; root = pathlib.Path('/sys/fs/cgroup'); found = root / 'memory.max'; "
-        "print((found if found.exists() else root / 'memory/memory.limit_in_bytes').read_text())"
-    )
-    where = ["--namespace", ORDERS, name_of_pod(pod), "--container=kquota"]
-    assert int(node.kubectl("exec", *where, "--", "python3", "-c", ask)) == 200 * 2**20
-    node.apply(sleeping("small", annotations={"kquota.io/memory-limit": "10Gb"}), namespace=ORDERS)
-
-    def events() -> str:
-        chosen = ["--namespace", ORDERS, "--field-selector=reason=FailedCreate"]
-        return node.kubectl("get", "events", *chosen, "--output=jsonpath={.items[*].message}")
-
-    until(lambda: "expected memory as Kubernetes writes it" in events(), events, LIMIT_S)
-    assert "kquota: pod annotation kquota.io/memory-limit" in events()
-    node.kubectl("delete", "deployment", "small", "--namespace", ORDERS)
-
-
-def test_pod_that_opts_out_and_other_namespaces_are_left_alone(node: Node, webhook: Release, orders: Release) -> None:
-    plain = sleeping("plain", labels={"kquota.io/inject": "false"})
-    node.apply(plain, namespace=ORDERS)
-    pod = workloads.ready_pod(node, ORDERS, "app=plain")
-    assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
-    assert "initContainers" not in pod["spec"]
-    node.apply(plain, namespace="kafka")
-    pod = workloads.ready_pod(node, "kafka", "app=plain")
-    assert "kquota.io/injection-skipped" not in pod["metadata"]["labels"]
-    for namespace in (ORDERS, "kafka"):
-        node.kubectl("delete", "deployment", "plain", "--namespace", namespace)
-
-
 def test_while_the_webhook_is_away_each_namespace_has_its_own_policy(
     node: Node, webhook: Release, orders: Release
 ) -> None:
@@ -200,7 +124,8 @@ def test_while_the_webhook_is_away_each_namespace_has_its_own_policy(
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=0")
     until(lambda: not node.pods(SYSTEM, WEBHOOK_POD), limit_s=90)
     node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)
-    node.apply(sleeping("plain"), namespace=LENIENT)
+    sleeping = container("client", ["sleep", "infinity"])
+    node.apply(deployment("plain", sleeping, terminationGracePeriodSeconds=1), namespace=LENIENT)
     assert "initContainers" not in workloads.ready_pod(node, LENIENT, "app=plain")["spec"]
     began = time.monotonic()
     node.kubectl("delete", "pod", "--namespace", ORDERS, f"--selector={ORDERS_POD}", "--timeout=90s")

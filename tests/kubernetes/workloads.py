@@ -13,7 +13,6 @@ from tests.support.waiting import until
 
 BROKER: Final = "kafka-0.kafka.kafka:9092"
 POD_LIMIT_S: Final = 180.0
-SETTLED_S: Final = 240.0
 SMALL_QUEUE: Final = "--set=queue.buffering.max.messages=20"
 """An idempotent producer of librdkafka's that is throttled and has a request's worth of records waiting keeps a core
 busy, at a broker with quotas of its own as well; the node has two for everything."""
@@ -194,12 +193,6 @@ def assert_exactly(node: Node, topic: str, done: dict[str, Any], pod: str) -> No
     assert (done["what"], done["unanswered"], done["failed"]) == ("done", 0, 0), done
     found = read_topic(node, topic)[pod]
     assert found == {"records": done["acknowledged"], "missing": [], "repeated": []}, (found, done)
-
-
-def only_pod(node: Node, namespace: str, selector: str = "") -> dict[str, Any]:
-    """The one pod that is not about to end."""
-    (found,) = [one for one in node.pods(namespace, selector) if "deletionTimestamp" not in one["metadata"]]
-    return found
 
 
 def statuses(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -178,15 +178,6 @@ class RawClient:
         (count,) = struct.unpack("i", answer)
         return int(count)
 
-    def is_silent(self, for_s: float) -> bool:
-        """True if neither a byte nor the end of the connection comes within `for_s`; what comes is left to be read."""
-        self.socket.settimeout(for_s)
-        try:
-            self.socket.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            return True
-        return False
-
     def topic(self, name: str) -> Topic:
         """A topic's name and id; the broker creates it if it is new, and this waits until its leader takes requests."""
         from kafka.protocol.metadata import MetadataRequest

@@ -51,9 +51,6 @@ from tests.support.strimzi import KAFKA_USERS
 
 MINIMAL = CHART / "ci/sidecar-values.yaml"
 DEMO = CHART / "ci/sidecar-demo-values.yaml"
-MONITORING = CHART / "ci/monitoring-values.yaml"
-GATEWAY = CHART / "ci/gateway-values.yaml"
-FULL = CHART / "ci/gateway-full-values.yaml"
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
 
 HOOK = "helm.sh/hook"
@@ -113,19 +110,6 @@ def test_manifests_are_valid_kubernetes(kubernetes: str, tmp_path: Path) -> None
             files.append(tmp_path / f"{name}.yaml")
             files[-1].write_text(yaml.safe_dump_all(render(name, kubernetes)))
     assert conform(files, kubernetes, tmp_path) == {}
-
-
-@pytest.mark.timeout(1200)  # Go builds kubeconform the first time
-def test_the_validation_can_fail(tmp_path: Path) -> None:
-    manifests = render("monitoring")
-    (monitor,) = of_kind(manifests, "PodMonitor")
-    monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "30s"
-    (job,) = of_kind(render("sidecar-demo"), "Job")  # a native sidecar is nothing that an old Kubernetes knows
-    (file := tmp_path / "wrong.yaml").write_text(yaml.safe_dump_all([monitor, job]))
-    wrong = conform([file], OLDEST, tmp_path)
-    assert "intervall" in wrong.pop(f"PodMonitor {monitor['metadata']['name']}")
-    assert "restartPolicy" in wrong.pop(f"Job {job['metadata']['name']}")
-    assert wrong == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,13 +183,6 @@ def test_without_a_cluster_it_says_what_is_missing(release: HelmRelease) -> None
     done = helm("template", RELEASE, CHART, release=release)
     assert done.returncode != 0
     assert "config.upstream.bootstrap is missing: name some brokers of the cluster" in done.stderr
-
-
-@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm3", "helm4"])
-def test_the_chart_lints_without_values(release: HelmRelease) -> None:
-    done = helm("lint", CHART, release=release)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[ERROR]" not in done.stdout
 
 
 # --- the configuration
@@ -363,14 +340,6 @@ def test_rules_without_a_destination_are_refused(values: Any) -> None:
     assert "it needs mode sidecar" in done.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_volume_is_of_one_kind(name: str) -> None:
-    """An API server refuses a second one, which no schema does: Helm merges a value with the chart's default."""
-    for where, pod in pod_specs(render(name)).items():
-        for volume in pod.get("volumes", []):
-            assert len(volume.keys() - {"name"}) == 1, (where, volume)
-
-
 def test_files_that_the_configuration_names_are_mounted() -> None:
     """Beside the configuration (nothing can be made inside a read-only mount), and never by subPath, which is stale."""
     manifests = render("sidecar-secured")
@@ -435,14 +404,6 @@ def test_the_key_of_injected_sidecars_is_in_each_namespace(values: Callable[...,
     """No Secret is copied to them: who may write Secrets everywhere may become anybody."""
     done = helm("template", RELEASE, CHART, "--values", values(**FLEET, webhook={"enabled": True}))
     assert "fleetKey.secret is missing: with webhook.enabled and config.fleet" in done.stderr
-
-
-def test_the_native_sidecar_comes_first_and_lasts() -> None:
-    (job,) = of_kind(render("sidecar-demo"), "Job")
-    pod = job["spec"]["template"]["spec"]
-    assert [one["name"] for one in pod["initContainers"]] == ["kquota"]
-    assert pod["initContainers"][0]["restartPolicy"] == "Always"
-    assert [one["name"] for one in pod["containers"]] == ["producer"], "nothing in it keeps the Job from ending"
 
 
 def test_a_job_is_refused_where_it_would_not_end() -> None:
@@ -535,23 +496,6 @@ def test_prometheus_finds_the_pods() -> None:
     assert endpoint["port"] in {port["name"] for port in container["ports"]}
 
 
-def test_rules_and_dashboards_come_from_the_charts_files(tmp_path: Path) -> None:
-    chart = tmp_path / "kquota"
-    shutil.copytree(CHART, chart)
-    rules = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": 'x{a="{{ $labels.b }}"} > 1'}]}]}
-    for folder in ("rules", "dashboards"):
-        (chart / "files" / folder).mkdir(exist_ok=True)
-    (chart / "files/rules/quotas.yaml").write_text(yaml.safe_dump(rules))
-    (chart / "files/dashboards/one.json").write_text('{"title": "{{ group }}",\n "panels": []}\n')
-    manifests = documents(render_text(MONITORING, chart=chart))
-    (rule,) = [one for one in of_kind(manifests, "PrometheusRule") if one["metadata"]["name"].endswith("-quotas")]
-    assert rule["spec"] == rules, "Prometheus' own templates are left alone"
-    (board,) = [one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"].endswith("-one")]
-    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert board["metadata"]["annotations"] == {"grafana_folder": "Kafka"}
-    assert yaml.safe_load(board["data"]["one.json"]) == {"title": "{{ group }}", "panels": []}
-
-
 def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:
     manifests = render("monitoring")
     (rule,) = of_kind(manifests, "PrometheusRule")
@@ -632,45 +576,6 @@ def test_another_chart_includes_an_ordinary_container_before_1_29() -> None:
     assert "restartPolicy" not in sidecar
     assert sidecar["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
     assert pod["terminationGracePeriodSeconds"] == 40 + 10 + 15
-
-
-def test_an_ordinary_container_can_be_asked_for() -> None:
-    (deployment,) = of_kind(_example(CHART / "ci/plain-sidecar-values.yaml"), "Deployment")
-    template = deployment["spec"]["template"]
-    sidecar = sidecar_of(template["spec"])
-    assert "initContainers" not in template["spec"]
-    assert sidecar["image"].startswith("registry.example/kquota@sha256:")
-    assert sidecar["env"] == [{"name": "KQUOTA_LOG_LEVEL", "value": "debug"}]
-    assert template["metadata"]["annotations"]["prometheus.io/port"] == "9404"
-    assert template["spec"]["terminationGracePeriodSeconds"] == 90 + 20 + 15
-
-
-def test_the_pages_values_install() -> None:
-    """The values examples of docs/kubernetes.md."""
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    found = [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in blocks]
-    shown = [text for text in found if "kquota:" not in text and "apiVersion" not in text]
-    assert len(shown) == 4
-    for number, text in enumerate(shown):
-        assert load_bytes("page", configuration(documents(_render_text(text, number))).encode())
-
-
-def _render_text(text: str, number: int) -> str:
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", suffix=f"{number}.yaml") as file:
-        file.write(text)
-        file.flush()
-        return render_text(Path(file.name))
-
-
-def test_names_are_of_the_release() -> None:
-    for name in NAMES:
-        for one in render(name):
-            assert one["metadata"]["name"].startswith(("shop-kquota", "kafka-gateway")), one["metadata"]
-            assert len(one["metadata"]["name"]) <= 63
-    assert NAMESPACE == "shop-prod"
 
 
 def test_what_the_hook_checks_is_what_will_run(tmp_path: Path) -> None:

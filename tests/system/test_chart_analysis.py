@@ -121,17 +121,6 @@ def test_prometheus_finds_the_stream(values: Path) -> None:
     assert told == {"scrape": "true", "path": endpoint["path"], "port": "9500"}
 
 
-@pytest.mark.parametrize("values", [PLAIN, OPERATOR])
-def test_a_stream_without_metrics(values: Path) -> None:
-    given = ("podMonitor.enabled=true", "prometheusAnnotations=true", "analysis.stream.metricsPort=0")
-    manifests = documents(render_text(values, *(part for one in given for part in ("--set", one))))
-    arguments, pod, ports = stream_pod(manifests)
-    assert cli.parser().parse_args(arguments).metrics is None
-    assert ports == {}
-    assert "annotations" not in pod
-    assert [one["metadata"]["name"] for one in of_kind(manifests, "PodMonitor")] == ["shop-kquota"]
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -200,11 +189,3 @@ def test_an_executor_starts_the_program_that_spark_s_jars_have() -> None:
     told: Any = done.stderr
     assert "Unrecognized options: --nonsense" in told
     assert set(program[end + 1 :: 2]) <= set(re.findall(r"--\w+(?:-\w+)*", told))
-
-
-def test_without_what_spark_sets_it_says_what_is_missing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "analysis.container", "driver"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 1
-    assert "expected SPARK_DRIVER_BIND_ADDRESS in the environment" in done.stderr

@@ -3,7 +3,6 @@ kustomize by a real kubectl."""
 
 from __future__ import annotations
 
-import base64
 import re
 import subprocess
 from pathlib import Path
@@ -28,9 +27,6 @@ from tests.support.chart_tools import (
     of_kind,
 )
 
-ROW = re.compile(r"^\| (\S+) \| [^|]+ \| (?:`.*?`|\S*) \| (.*) \|$", re.MULTILINE)
-
-
 # --- README and metadata
 
 
@@ -39,49 +35,10 @@ def test_the_readme_is_what_helm_docs_makes() -> None:
     assert README.read_text() == readme(), "run `make chart`"
 
 
-def leaves(values: Any, place: str = "") -> list[str]:
-    if not isinstance(values, dict) or not values:
-        return [place]
-    return [leaf for key, value in values.items() for leaf in leaves(value, f"{place}.{key}".lstrip("."))]
-
-
-def test_each_value_is_described() -> None:
-    rows = dict(ROW.findall(README.read_text()))
-    assert len(rows) > 120
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    missing = [one for one in leaves(values) if not any(one == row or one.startswith(f"{row}.") for row in rows)]
-    assert missing == []
-    assert [name for name, text in rows.items() if len(text) < 10] == []
-
-
 def test_the_blocks_of_the_readme_are_those_of_this_chart() -> None:
     (given,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
     done = helm("lint", "--strict", CHART, "--values", "/dev/stdin", stdin=given)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_nothing_is_left_to_recommend() -> None:
-    """Helm's linter asks for an icon; Chart.yaml has the file beside it, as data, and names no address."""
-    done = helm("lint", CHART, "--values", CHART / "ci/gateway-values.yaml")
-    assert "[INFO]" not in done.stdout, done.stdout
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    kind, _, data = chart["icon"].partition(";base64,")
-    assert kind == "data:image/svg+xml"
-    assert base64.b64decode(data) == (CHART / "icon.svg").read_bytes().strip()
-    assert {"home", "sources"} & chart.keys() == set()
-    assert chart["maintainers"]
-    assert not re.search(r"https?://", (CHART / "Chart.yaml").read_text())
-
-
-def test_the_notes_say_what_to_do_next() -> None:
-    """As Helm 4 shows them without a cluster; Helm 3 wants one for that."""
-    given = ("--namespace", "shop", "--dry-run=client", "--values")
-    injecting = helm("install", "kquota", CHART, *given, CHART / "ci/webhook-values.yaml").stdout
-    assert "kubectl label namespace NAME kquota.io/injection=enabled\n" in injecting
-    assert "Try it:          helm test kquota --namespace shop\n" in injecting
-    plain = helm("install", "kquota", CHART, *given, CHART / "ci/sidecar-values.yaml").stdout
-    assert "kubectl label" not in plain
-    assert "applications then connect to  127.0.0.1:9092" in plain
 
 
 def test_a_publisher_gives_the_addresses(tmp_path: Path) -> None:
@@ -104,12 +61,6 @@ def test_a_publisher_gives_the_addresses(tmp_path: Path) -> None:
     linted = helm("lint", "--strict", packed, "--values", CHART / "ci/webhook-values.yaml")
     assert linted.returncode == 0, linted.stdout
     assert helm("show", "readme", packed).stdout.strip() == README.read_text().strip()
-
-
-def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected an address that begins with https://"):
-        package.package("kquota.example.com", [], "", tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_changes_are_the_first_sentences_of_the_changelog() -> None:

@@ -112,14 +112,6 @@ def test_the_sidecar_is_put_in_first(name: str, template: Template) -> None:
     kubernetes_validate.validate(pod, FIRST_NATIVE, strict=True)
 
 
-def test_what_is_injected_is_what_others_include(template: Template) -> None:
-    """The demo's Job includes the named templates; the same values inject the same container and volumes."""
-    (job,) = of_kind(documents(render_text(VALUES, "--set", "demo.enabled=true")), "Job")
-    pod = job["spec"]["template"]["spec"]
-    assert pod["initContainers"] == [template.container]
-    assert [one for one in pod["volumes"] if one["name"] != "tmp"] == template.volumes
-
-
 def test_an_ordinary_container_before_1_29(ordinary: Template) -> None:
     pod, skipped = _decide(admission_review("deployment"), ordinary)
     assert skipped is None
@@ -361,12 +353,6 @@ def test_the_webhook_may_do_what_it_has_to_and_no_more() -> None:
     assert of_kind(others, "Role") == []
     hooks_rule = of_kind(others, "ClusterRole")[0]["rules"][-1]
     assert (hooks_rule["resources"], hooks_rule["verbs"]) == (["mutatingwebhookconfigurations"], ["get"])
-
-
-def test_rendering_twice_gives_the_same() -> None:
-    """So that Argo CD and others that render without a cluster see no change where there is none."""
-    assert render_text(VALUES) == render_text(VALUES)
-    assert render_text(GENERATED) != render_text(GENERATED), "Helm's certificate is a new one each time"
 
 
 def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
