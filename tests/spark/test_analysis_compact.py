@@ -219,22 +219,6 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
         assert not any("/rollups/" in one for one in of_records[2])
 
 
-def test_rollups_of_minutes_make_up_those_of_hours_and_days(spark: SparkSession, raw: Path) -> None:
-    run(spark, raw)
-    connection, store = duckdb.connect(), raw.parent / "store"
-    sums = {}
-    for name, step_s in {"minute": 60, "hour": 3600, "day": 86_400}.items():
-        files = f"'{store}/rollups/{name}/*/*/*.parquet'"
-        query = f"SELECT count(*), sum(records), sum(produce_bytes), max(bucket % {step_s}) FROM {files}"
-        (sums[name],) = connection.execute(query).fetchall()
-    # 24 records of two clients of two sidecars in two minutes a day, of three days; a thousand bytes each.
-    assert sums == {"minute": (24, 24, 24_000, 0), "hour": (24, 24, 24_000, 0), "day": (12, 24, 24_000, 0)}
-    compact(
-        spark, CompactSettings(str(raw), str(store), keep_days=2), lambda _: None, now_ms=NOW_MS
-    )  # and none is left of days that are deleted
-    assert {path.parent.name for path in store.glob("rollups/*/date=*/*")} <= {"date=2025-10-21", "date=2025-10-22"}
-
-
 def test_only_days_that_are_over_and_only_as_many_as_are_kept(spark: SparkSession, raw: Path) -> None:
     assert run(spark, raw, settle_h=4)[0] == 2  # the third day ended three hours ago
     written, told = run(spark, raw, keep_days=2)

@@ -143,33 +143,3 @@ quotas:
     promised = {row["candidate"]: float(row["produce_limits_bytes_per_s"]) for row in table(out, "candidates")}
     assert promised == {"fleet": 4e6, "each": 8e6}
     assert "fleet: 1 of 1 limited group over the limit, for 16 s (53.3 %)" in told
-
-
-def test_whatif_of_a_fleet_of_many_is_that_of_one_with_all_their_traffic(report: Make) -> None:
-    """Twenty sidecars with intervals that begin and end anywhere, against one that used the same in each second."""
-    rows, used = [], [0.0] * 120
-    for n in range(20):
-        start = n % 7
-        for number, length in enumerate((10, 7, 13, 10, 20, 10)):
-            amount = (n * 7919 + number * 104_729) % 50 * 10_000 * length
-            rows.append(
-                record(
-                    number + 1, start + n * 0.01, instance=f"i{n}", duration_s=float(length), user="many",
-                    fetch_bytes=amount,
-                )
-            )  # fmt: skip
-            for second in range(start, start + length):
-                used[second] += amount / length
-            start += length
-    seconds = [n for n, amount in enumerate(used) if amount]
-    rows += [
-        record(n + 1, second, instance="one", duration_s=1.0, user="one", fetch_bytes=round(used[second]))
-        for n, second in enumerate(seconds)
-    ]
-    quotas = [{"user": "<default>", "consumer_byte_rate": 5e6, "scope": "fleet"}]
-    _, out = report("whatif", rows, candidates={"c": CandidateQuotas(quotas)})
-    found = {row["group_user"]: row for row in table(out, "groups")}
-    names = ("seconds_over", "longest_delay_s", "extreme_in_window", "time_over_share")
-    assert floats(found["many"], *names) == pytest.approx(floats(found["one"], *names))
-    assert 0 < float(found["many"]["time_over_share"]) < 1
-    assert (found["many"]["sidecars"], found["one"]["sidecars"]) == ("20", "1")

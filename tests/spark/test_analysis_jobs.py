@@ -94,11 +94,6 @@ def test_throttling(report: Make) -> None:
     assert "Most of it, 80 %, was due to the produce quota" in told
 
 
-def test_no_client_throttled(report: Make) -> None:
-    told, _ = report("throttling", [record(1, 0)])
-    assert "No client was throttled in this time." in told
-
-
 def test_chargeback(report: Make) -> None:
     model = to_prices(
         {

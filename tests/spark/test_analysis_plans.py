@@ -15,9 +15,9 @@ import pytest
 from analysis.levels import CandidateQuotas
 from analysis.prices import to_prices
 from analysis.runner import make
-from benchmarks.suites.analysis_queries import QUERIES, differences, duckdb_asker, queries
+from benchmarks.suites.analysis_queries import queries
 from tests.lab.fleet import START_MS, GeneratedFleet, write
-from tests.support.plan_tools import Watched, scans, watched
+from tests.support.plan_tools import Watched, watched
 from tests.support.spark_tools import DAY_MS, table
 
 pytestmark = pytest.mark.long
@@ -42,11 +42,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},
 }
-SCANS = {"capacity": 2, "chargeback": 2, "forecast": 2, "recommend": 2, "whatif": 2}
-"""How often a job goes through the records; 1 where nothing is said. Those of the last hour again; burst, and
-idle; limits of the fleet, apart; what can be over its limit, again."""
-WITH_REPEATS = {"usage": 1}
-"""And how often without a look for repeats: for the libraries' names."""
 PARTITIONS = 8
 
 
@@ -105,28 +100,6 @@ def test_plans_are_fit_for_any_size(made: Callable[[str], Watched], name: str) -
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_no_records_are_sorted_to_be_summed(made: Callable[[str], Watched], name: str) -> None:
-    """Sums are kept in hash tables. The greatest of a text, say, would have Spark sort: not where all records go in."""
-    for plan in made(name).plans:
-        sorts = re.findall(
-            r"^\(\d+\) SortAggregate\nInput \[\d+\]: (.*)\n(?:.+\n)*?Functions \[\d+\]: (.*)", plan, re.MULTILINE
-        )
-        for taken, functions in sorts:
-            of_records = re.search(r"\b(sequence|start_ms|duration_s|mutes)#", taken)
-            # Of repeats, which are few, the first of each is kept.
-            assert not (of_records and "partial_" in functions and "partial_first(" not in functions), functions
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_no_scan_is_repeated(made: Callable[[str], Watched], fleet: Path, name: str) -> None:
-    """One scan looks at the sequence numbers, and where there are repeats another one keeps the records of the words of
-    sequence numbers that have some.
-    """
-    expected = 2 + SCANS.get(name, 1) + WITH_REPEATS.get(name, 0)
-    assert scans(made(name).plans, str(fleet)) == expected
-
-
-@pytest.mark.parametrize("name", OPTIONS)
 def test_no_task_has_most_of_the_work(made: Callable[[str], Watched], fleet: Path, rows: int, name: str) -> None:
     """Of what moves between tasks, no task takes in more than its share: less than half of a stage in 8 parts, or
     no more than a fifth of the records, as results do that are put in order at last.
@@ -167,16 +140,3 @@ def test_duckdb_finds_the_same(made: Callable[[str], Watched], fleet: Path, out:
     for payer, moved, burst in found["chargeback"]:
         assert int(bill[payer]["produce_bytes"]) + int(bill[payer]["fetch_bytes"]) == moved
         assert float(bill[payer]["burst_bytes"]) == pytest.approx(burst)
-
-
-def test_both_engines_take_the_queries_of_the_benchmark(spark: SparkSession, fleet: Path) -> None:
-    """The same text, the same rows, repeats and all."""
-    spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
-    spark.read.parquet(*map(str, sorted(fleet.glob("0*")))).createOrReplaceTempView("records")
-    ask = duckdb_asker(",".join(map(str, sorted(fleet.glob("0*")))))
-    for query in QUERIES.values():
-        mine = [list(row) for row in spark.sql(query).collect()]
-        assert mine
-        assert list(differences(mine, ask(query))) == []
-    spark.catalog.dropTempView("records")
-    spark.conf.unset("spark.sql.ansi.doubleQuotedIdentifiers")

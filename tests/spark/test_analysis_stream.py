@@ -21,7 +21,7 @@ import pytest
 
 from analysis.errors import WrongUseError
 from analysis.stream_metrics import StreamMetrics, lag_messages, late_rows, listen_address
-from analysis.streaming import ROLLUP, StreamSettings, address, follow, read_properties, start
+from analysis.streaming import ROLLUP, StreamSettings, follow, read_properties, start
 from quota.record import to_line
 from tests.lab.kafka.ports import free_ports
 from tests.support.records import subscribed
@@ -164,13 +164,6 @@ def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
     run_once(spark, source, output)
     expected = {number for first in (1, 101) for number in range(first, first + 20)}
     assert minutes(spark, output) == {("c", number): (1, number) for number in expected}
-
-
-def test_addresses_of_topics() -> None:
-    assert address("kafka://a:1,b:2/topic") == ("a:1,b:2", "topic")
-    for wrong in ("kafka://a:1", "kafka:///topic", "kafka://a:1/b/c"):
-        with pytest.raises(WrongUseError, match="expected kafka://"):
-            address(wrong)
 
 
 def test_properties_of_kafka_clients_from_a_file(tmp_path: Path) -> None:

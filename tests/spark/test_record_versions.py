@@ -40,13 +40,6 @@ def test_new_fields_are_at_the_end_and_may_be_null() -> None:
     assert all(field.nullable for field in new)
 
 
-def test_a_line_of_version_2_is_read_with_nulls() -> None:
-    old = new_record(1, 0) | {"schema_version": 2}
-    old = {name: value for name, value in old.items() if name not in SINCE_3}
-    assert record.problems(old) == []
-    assert {record.from_line(json.dumps(old))[name] for name in SINCE_3} == {None}
-
-
 def test_the_exporter_tells_the_share_of_a_fleet_s_limit() -> None:
     watched = Watched(Entry(None, "c", producer_byte_rate=1000.0, scope="fleet"))
     watched.charge("c", Kind.PRODUCE, 10)

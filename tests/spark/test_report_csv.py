@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import html
-import io
 import json
 import re
 import unicodedata
@@ -86,19 +85,6 @@ def test_texts_are_no_formulas_and_numbers_stay_numbers(spark: SparkSession, tmp
     assert [row[0] for row in found[1:]] == [str(index) for index in range(len(names))]
     assert [row[2] for row in found[1:]] == [f"{-index - 0.5}" for index in range(len(names))]
     assert {row[3] for row in found[1:]} == {""}
-
-
-def test_another_delimiter_makes_no_formula_either(spark: SparkSession, tmp_path: Path) -> None:
-    """Read as a spreadsheet that divides by semicolons or tabs would."""
-    names = [name for name in FORMULAS if not re.search(r"[\r\n]", name)]
-    rows = [json.dumps({"name": name, "after": "x"}) for name in names]
-    (tmp_path / "in.json").write_text("\n".join(rows))
-    write_csv(spark.read.json(str(tmp_path / "in.json")), str(tmp_path / "out.csv"))
-    text = (tmp_path / "out.csv").read_text()
-    for delimiter in ",;\t":
-        cells = [cell for row in csv.reader(io.StringIO(text), delimiter=delimiter) for cell in row]
-        assert len(cells) > len(names)
-        assert [cell for cell in cells if re.match(r"\s*[=+\-@]", cell)] == []
 
 
 @pytest.fixture

@@ -148,12 +148,6 @@ def test_the_script_is_the_one_that_was_published() -> None:
     assert "released into the public domain" in (folder / "LICENSE.txt").read_text()
 
 
-def test_nothing_is_drawn_where_none_stands_out(pages: dict[str, Path]) -> None:
-    page = pages["noisy"].read_text()
-    assert "none stands out" in page
-    assert "<svg" not in page
-
-
 def test_all_reports_are_one_click_away(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
     asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)

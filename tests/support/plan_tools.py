@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,10 +59,3 @@ def _items(found: Any) -> Iterator[Any]:
 def _shuffled(task: Any) -> int:
     metrics = task.taskMetrics()
     return metrics.get().shuffleReadMetrics().recordsRead() if metrics.isDefined() else 0
-
-
-def scans(plans: list[str], place: str) -> int:
-    """How often what lies below `place` is read."""
-    # Location: InMemoryFileIndex [file:/a/b], or InMemoryFileIndex(2 paths)[file:/a/b, ... 1 entries]
-    scan = rf"^Location: \w+(?:\(\d+ paths\))? ?\[file:{re.escape(place)}[/\],]"
-    return sum(len(re.findall(scan, plan, re.MULTILINE)) for plan in plans)
