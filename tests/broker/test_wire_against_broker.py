@@ -74,22 +74,6 @@ def test_nothing_that_this_broker_offers_is_clamped(cluster: KafkaCluster) -> No
             assert responses.rewrite(18, version, frame, 0, len(frame), lambda *_: ("h", 1)) is None
 
 
-def test_flexible_versions_are_those_of_the_broker_s_own_release(
-    cluster: KafkaCluster, request: pytest.FixtureRequest
-) -> None:
-    """Each broker's own schemas, for all that it advertises."""
-    release = request.node.callspec.params["cluster"]
-    messages = wire_schema.load(wire_schema.find_jar(release))
-    for api_key, (lowest, highest) in advertised(cluster).items():
-        for version in range(lowest, highest + 1):
-            for kind in ("request", "response"):
-                message = messages[api_key, kind]
-                if version in message.versions:  # 4.x advertises Produce 0-2 without having them (KAFKA-18659)
-                    assert apis.is_flexible(api_key, version) is (version in message.flexible), (api_key, version)
-                else:
-                    assert (api_key, release) == (apis.PRODUCE, "4.2.0")
-
-
 @pytest.mark.parametrize("name", READ_ONLY)
 def test_answers_have_headers_and_throttle_fields_where_the_table_says(cluster: KafkaCluster, name: str) -> None:
     request_class, response_class = (

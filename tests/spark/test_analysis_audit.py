@@ -43,14 +43,6 @@ def account(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def test_words_and_their_borders(spark: SparkSession) -> None:
-    """63 | 64 are neighbours in two words; 127 and 192 have the whole third word between them: one gap of 64."""
-    rows = [("a", number, number * 10, number * 10 + 10, "p") for number in (62, 63, 64, 65, 127, 192, 193)]
-    (row,) = instances(words(frame(spark, rows))).collect()
-    # Missing: 66 to 126 are 61, 128 to 191 are 64.
-    assert (row["records"], row["missing"], row["gaps"], row["duplicates"]) == (7, 125, 2, 0)
-
-
 def test_it_agrees_with_looking_at_each(spark: SparkSession, tmp_path: Path) -> None:
     """Losses, repeats, clocks set back onto the very times of earlier intervals, intervals of 1 to 30 clients."""
     dice = random.Random(7)

@@ -78,11 +78,3 @@ def test_when_limits_and_the_cluster_s_capacity_are_reached(report: Make) -> Non
     assert "Back-test: the last one or two weeks of" in told
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 3  # two limits, and the cluster's produce; it has no limit of fetched bytes
-
-
-@pytest.mark.long
-def test_of_a_few_days_it_says_that_they_are_too_few(report: Make) -> None:
-    limit = {"produce_limit": 1e9, "produce_limit_mode": "enforce", "produce_group_user": "u"}
-    rows = [day_of(day, day + 1, MB, produce_group_utilisation_peak=0.1, **limit) for day in range(5)]
-    told, _ = report("forecast", rows)
-    assert "Of 1 limit there are less than 14 days: too few for a forecast." in told

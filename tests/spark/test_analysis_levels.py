@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis.errors import WrongUseError
-from analysis.levels import CandidateQuotas, load_candidate, resolved
+from analysis.levels import load_candidate, resolved
 from config.load import load_bytes
 from config.table import to_table
 from proxy.app.cli.check import summary_json
@@ -65,12 +64,3 @@ def test_limits_and_counters_are_those_of_the_table(name: str, spark: SparkSessi
             names = ("group_user", "group_client")
             if right.limit is not None:
                 assert all(mine[key] == found[other][key] for key in names) == same, (kind, one, other)
-
-
-def test_what_is_no_candidate_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    for text, told in (("quotas: []", "expected what `kquota check --json` prints"), ("[]", "a right configuration")):
-        path.write_text(text)
-        with pytest.raises(WrongUseError, match=told):
-            load_candidate(path)
-    assert CandidateQuotas([]).entries(Kind.PRODUCE) == []

@@ -17,8 +17,6 @@ from tests.lab import wire_schema
 from tests.support.wire_tools import (
     THROTTLE_MS,
     every_way,
-    kafka_python_frame,
-    kafka_python_messages,
     kio_class,
     kio_frame,
     kio_versions,
@@ -40,16 +38,6 @@ def test_committed_schema_is_what_the_published_schemas_give() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_check_fails_when_the_committed_file_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "schema.py"
-    other.write_text(Path(wire_schema.TARGET).read_text().replace('"Produce"', '"Product"'))
-    monkeypatch.setattr(wire_schema, "TARGET", other)
-    assert wire_schema.main(["--check"]) == 1
-    assert wire_schema.main([]) == 0
-    assert other.read_text() == Path(schema.__file__ or "").read_text()
-    assert wire_schema.main(["--wrong"]) == 2
 
 
 def test_a_new_response_with_host_and_port_stops_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,15 +76,6 @@ def test_every_version_that_kio_knows_is_in_the_table_with_its_headers() -> None
     assert checked > 500
 
 
-def test_every_version_that_kafka_python_knows_is_in_the_table() -> None:
-    for cls in kafka_python_messages():
-        for version in range(cls.max_version + 1):
-            if (cls.API_KEY, version) in NEWER_THAN_THE_TABLE:
-                continue
-            assert apis.is_known(cls.API_KEY, version), (cls.API_KEY, version)
-            assert apis.is_flexible(cls.API_KEY, version) is cls.flexible_version_q(version), (cls.API_KEY, version)
-
-
 def throttle_in(frame: bytes, key: int, version: int) -> int | None:
     """What patch_throttle says is there, in all three ways: patched one up, and back."""
 
@@ -129,26 +108,6 @@ def test_throttle_field_of_kio_messages(key: int) -> None:
                 assert position == responses.throttle_offset(key, version)
             else:
                 assert responses.throttle_offset(key, version) is None
-
-
-def test_throttle_field_of_kafka_python_messages() -> None:
-    checked = 0
-    for cls in kafka_python_messages():
-        fields = {field["name"]: field for field in cls.json["fields"]}
-        if cls.type != "response":
-            continue
-        for version in range(cls.max_version + 1):
-            if (cls.API_KEY, version) in NEWER_THAN_THE_TABLE:
-                continue
-            field = fields.get("ThrottleTimeMs")
-            has = field is not None and version in wire_schema.versions(field["versions"])
-            frame = kafka_python_frame(cls, version, **({"throttle_time_ms": THROTTLE_MS} if has else {}))
-            position = throttle_in(frame, cls.API_KEY, version)
-            assert (position is not None) is has, (cls.API_KEY, version)
-            if position is not None:
-                assert frame.index(struct.pack(">i", THROTTLE_MS)) == position
-                checked += 1
-    assert checked > 130
 
 
 def test_throttle_positions_that_are_not_first() -> None:

@@ -104,12 +104,6 @@ def test_what_cannot_be_imported_is_said(text: str, code: int, expected: str, tm
     assert expected in done.stderr
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    done = kquota("import", "strimzi", str(tmp_path / "none.yaml"))
-    assert done.exit_code == 2
-    assert "none.yaml" in done.stderr
-
-
 # warnings
 
 
@@ -143,11 +137,6 @@ def test_check_warns_of_files_of_tls_and_logins_that_are_not_there(tmp_path: Pat
         "upstream.tls.key_file",
         "upstream.sasl.password_file",
     ]
-
-
-@pytest.mark.parametrize("text", ["listen: {broker_ports: 19092-19094}", "max_mute: 2m", "max_mute: 0\npacing: kafka"])
-def test_check_does_not_warn_of_what_is_in_order(text: str) -> None:
-    assert all_warnings(load_bytes("q.yaml", (BOOTSTRAP + QUOTAS + text).encode())) == []
 
 
 # help, and the sidecar that is asked

@@ -11,12 +11,10 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from typer.testing import CliRunner
 
 from config.problems import Problem
 from config.visible import visible
-from proxy.app.cli import top
 from proxy.app.cli.main import app
 from proxy.app.common import logs
 from proxy.app.common.text import json_text, readable_name, safe
@@ -194,14 +192,3 @@ def test_check_and_explain_show_names_as_top_does(command: list[str], options: l
         assert r"\u202egnol" in done.output
     else:
         assert CONFIGURED_SHOWN in done.output
-
-
-def test_the_table_of_top_shows_the_same() -> None:
-    console = Console(file=io.StringIO(), width=top.UNCUT)
-    group = {
-        "kind": "produce", "user": None, "client_id": CLIENT, "limit": 1.0, "level": "client-id", "mode": "enforce",
-        "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
-    }  # fmt: skip
-    console.print(top.table(top.rows([group], {}, 1.0), 10, top.UNCUT))
-    assert isinstance(console.file, io.StringIO)
-    assert CLIENT_SHOWN in console.file.getvalue()

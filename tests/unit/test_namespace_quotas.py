@@ -274,11 +274,3 @@ def test_quotas_of_a_namespace_cost_little_time(case: str) -> None:
         combined(BASE, own.encode(), "lower", FILE)
     assert time.thread_time() - began_s < 8
     assert said in str(refused.value)
-
-
-def test_as_many_quotas_as_a_namespace_may_have() -> None:
-    row = "- {{client-id: client-{0}, producer_byte_rate: 1M, consumer_byte_rate: 1M}}\n"
-    own = "quotas:\n" + "".join(row.format(number) for number in range(3500))
-    began_s = time.thread_time()
-    assert len(entries(combined(BASE, own.encode(), "lower", FILE))) == 3502
-    assert time.thread_time() - began_s < 8

@@ -76,17 +76,6 @@ def test_header_of_every_kio_request(client_id: str | None) -> None:
         assert header_of(frame) == expected, (key, version)
 
 
-def test_header_of_every_kafka_python_request() -> None:
-    for cls in kafka_python_messages():
-        if cls.type != "request":
-            continue
-        for version in range(cls.max_version + 1):
-            frame = kafka_python_frame(cls, version)
-            body_bytes = len(cls[version]().encode())
-            expected = expected_header(frame, cls.API_KEY, version, 0x0A0B0C0D, "client-ß", body_bytes)
-            assert header_of(frame) == expected, (cls.API_KEY, version)
-
-
 def test_every_known_version_has_the_header_that_the_table_says() -> None:
     for key, (_, low, high, flexible) in schema.APIS.items():
         for version in range(low, high + 1):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
-from proxy.core.wire import apis, messages, primitives, requests, responses, schema, throttle
+from proxy.core.wire import apis, requests, responses, schema, throttle
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.core.wire.software import client_software
@@ -96,25 +96,6 @@ def test_unknown_tagged_fields_around_the_endpoints_of_produce(version: int) -> 
         assert plain[at : at + 2] == b"\x01\x00"
         frames.append(framed(plain[4:at] + b"\x03" + b"\x4d\x03new" + plain[at + 1 :] + b"\x4e\x00"))
     assert rewritten(0, version, frames[0], shorter) == frames[1]
-
-
-@pytest.mark.parametrize("name", ["MetadataResponse", "FindCoordinatorResponse"])
-def test_all_versions_by_kafka_python(name: str) -> None:
-    cls = next(c for c in kafka_python_messages() if c.name == name)
-    for version in range(cls.max_version + 1):
-        if name == "MetadataResponse":
-            nodes = [{"node_id": n, "host": f"kafka-{n}", "port": 9092, "rack": None} for n in (1, 22)]
-            expected = [nodes[0] | {"host": "h", "port": 2}, nodes[1] | {"host": "h", "port": 23}]
-            frame, other = (kafka_python_frame(cls, version, brokers=value, topics=[]) for value in (nodes, expected))
-        elif version <= 3:
-            frame = kafka_python_frame(cls, version, error_code=0, node_id=7, host="kafka-7", port=9092)
-            other = kafka_python_frame(cls, version, error_code=0, node_id=7, host="h", port=8)
-        else:
-            one = {"key": "g", "node_id": 7, "host": "kafka-7", "port": 9092, "error_code": 0, "error_message": None}
-            bad = one | {"node_id": -1, "host": "", "port": -1, "error_code": 15}
-            frame = kafka_python_frame(cls, version, coordinators=[one, bad])
-            other = kafka_python_frame(cls, version, coordinators=[one | {"host": "h", "port": 8}, bad])
-        assert rewritten(cls.API_KEY, version, frame, shorter) == other, version
 
 
 def test_nodes_that_do_not_exist_are_left_alone() -> None:
@@ -422,11 +403,3 @@ def test_api_versions_with_absurd_lengths(body: str) -> None:
         responses.read_api_versions(3, frame, 0, len(frame))
     with pytest.raises(WireError, match="cut"):
         responses.read_api_versions(3, frame, 0, 9)
-
-
-def test_varints_are_minimal_and_read_back() -> None:
-    for value in (0, 1, 127, 128, 16383, 16384, (1 << 21) - 1, 1 << 21, (1 << 28) - 1, 1 << 28, (1 << 32) - 1):
-        raw = primitives.uvarint(value)
-        assert primitives.read_uvarint(raw, 0, len(raw)) == (value, len(raw))
-        assert primitives.read_uvarint(raw, 0, len(raw) - 1)[1] == -1
-    assert messages.framed(b"abc") == b"\0\0\0\3abc"

@@ -103,12 +103,6 @@ def test_padding_fills_exactly(length: int) -> None:
     assert primitives.uvarint(size) == field[after:content]
 
 
-def test_padding_has_a_smallest_length() -> None:
-    with pytest.raises(ValueError, match="2 bytes"):
-        padding(2)
-    assert len(padding(3)) == 3
-
-
 def test_large_records_are_counted_not_looked_at() -> None:
     message = sample(kio_class(apis.SHARE_FETCH, 1), random.Random(3), repeat=1)
     frame = kio_frame(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -239,9 +238,3 @@ def test_empty_answers_are_what_brokers_send() -> None:
         real = decoded(vector, vector.response)
         ours = decoded(vector, frame)
         assert ours == real | {"session_id": 5, "responses": []}
-
-
-def test_vectors_hold_nothing_of_the_machine() -> None:
-    for vector in VECTORS:
-        text = (vector.request + vector.response).decode("latin-1")
-        assert not re.search(r"/(home|tmp|root|work)\b", text)
