@@ -25,7 +25,6 @@ from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
-from tests.support.precedence import precedence
 from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
@@ -371,39 +370,3 @@ def test_where_records_come_from() -> None:
     assert Origin("i", {}).constants(config.export, "1")["pod"]
     assert new_exporter(load_bytes("k.yaml", b'upstream: {bootstrap: ["k:9092"]}'), Ledger(QuotaTable()), "1") is None
     assert Origin().instance != Origin().instance
-
-
-@pytest.mark.long
-def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-) -> None:
-    """librdkafka has no regard for throttle times (KIP-219), kafka-python waits as it is told."""
-    from confluent_kafka import Producer
-
-    quotas = [{"client-id": name, "producer_byte_rate": RATE} for name in ("rdkafka", "python")]
-    with (
-        precedence(),  # a mute whose end the sidecar is late for is not counted
-        sidecar(kafka.bootstrap, quotas, export={"directory": str(tmp_path), "interval_s": 1}) as proxy,
-    ):
-        hasty = Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "rdkafka", "linger.ms": 0})
-        until_s = time.monotonic() + 8
-        hasty.produce(topic, b"x" * 900_000)  # most of what the window of 10 s holds
-        while time.monotonic() < until_s:
-            hasty.produce(topic, b"x" * 10_000)
-            hasty.poll(0.05)
-        hasty.purge()
-        hasty.flush(1)
-        del hasty  # that ends its connections
-        send(proxy.bootstrap, "python", topic, [900_000] + [50_000] * 8)
-        until(lambda: proxy.metric("kquota_export_records_total", sink="files") >= 2, "records")
-    mutes: Counter[str] = Counter()
-    ignored: Counter[str] = Counter()
-    libraries = {}
-    for row in rows_of(tmp_path):
-        mutes[row["client_id"]] += row["mutes"]
-        ignored[row["client_id"]] += row["mutes_ignored"]
-        libraries[row["client_id"]] = row["client_library"]
-    assert libraries == {"rdkafka": "confluent-kafka-python", "python": "kafka-python"}, "as they call themselves"
-    assert mutes["python"] > 1
-    assert ignored["rdkafka"] > 0, mutes
-    assert ignored["python"] == 0, "it has one request under way, and waits for each response"

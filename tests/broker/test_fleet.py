@@ -176,27 +176,6 @@ def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: Ka
             load.stop()
 
 
-def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, topic: str) -> None:
-    from kafka import KafkaProducer
-
-    with _fleet(kafka, 2) as fleet:
-        until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
-        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
-        known = fleet[0].metric("kquota_fleet_records_total", outcome="malformed")
-        for data in (b"", b"kq", b"kq\2" + b"\xff" * 50, b"x" * 2000):
-            producer.send("kquota-fleet", data, partition=0)
-        producer.flush()
-        producer.close()
-        until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
-        assert fleet[0].metric("kquota_fleet_instances") == 2
-        assert fleet[0].metric("kquota_fleet_lost") == 0
-        # Its own traffic is charged to no client and is small: in ten seconds some ten records of 150 bytes.
-        before = fleet[0].metric("kquota_fleet_sent_bytes_total")
-        time.sleep(10)
-        assert fleet[0].metric("kquota_fleet_sent_bytes_total") - before < 10 * 500
-        assert fleet[0].metric("kquota_requests_total") == 0
-
-
 @pytest.mark.long
 def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, topic: str) -> None:
     """docs/fleet.md: five fetches per second and broker, four records per interval and partition, and their bytes.

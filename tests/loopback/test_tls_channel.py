@@ -17,7 +17,7 @@ import pytest
 from proxy.net.tls import channel
 from proxy.net.tls.channel import TlsSocket
 from tests.support.certificates import Authority
-from tests.support.tls_pairs import Pair, contexts, over_tcp, pair
+from tests.support.tls_pairs import contexts, over_tcp, pair
 
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 DIRECT = pytest.param(True, marks=pytest.mark.skipif(bool(channel.WHY_NOT), reason=channel.WHY_NOT), id="openssl")
@@ -38,16 +38,6 @@ def read(ours: TlsSocket, most: int = 65_536) -> bytes | None:
         return bytes(buffer[: ours.recv_into(buffer)])
     except BlockingIOError:
         return None
-
-
-def send_all(made: Pair, data: bytes) -> None:
-    """As the data path does: what was not taken is kept and sent first, from another place in memory."""
-    rest = data
-    while rest:
-        with suppress(BlockingIOError):
-            rest = bytes(rest[made.ours.send(rest) :])
-        made.carry()
-        made.all_of_theirs()
 
 
 @BOTH_WAYS
@@ -258,20 +248,6 @@ def test_the_goodbye_comes_after_the_rest(both: Contexts) -> None:
         assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut
 
 
-@ONLY_DIRECT
-def test_many_records_take_few_system_calls(both: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is for: a megabyte of small records is read by as many calls as buffers, and sent by one each 128 KB."""
-    with pair(both, direct=True, buffer_bytes=2_000_000) as made:
-        for _ in range(400):
-            made.theirs.send(b"x" * 150)
-        made.settle()
-        got = read(made.ours, 65_536)
-        assert got == b"x" * 60_000  # all of them by one call
-        assert made.ours.send(b"y" * 100_000) == 100_000
-        # One write: seven records, and a stream socket of this kind keeps the borders of writes in its queue.
-        assert len(made.near.recv(200_000, socket.MSG_PEEK)) > 100_000
-
-
 def test_a_python_whose_objects_are_not_known_does_it_itself(monkeypatch: pytest.MonkeyPatch, both: Contexts) -> None:
     openssl: Any = pytest.importorskip("proxy.net.tls._openssl")
     monkeypatch.setattr(openssl, "LAYOUTS", {})
@@ -285,13 +261,3 @@ def test_a_python_whose_objects_are_not_known_does_it_itself(monkeypatch: pytest
         made.theirs.send(b"all the same")
         made.settle()
         assert read(made.ours) == b"all the same"
-
-
-@ONLY_DIRECT
-def test_only_a_connection_can_be_taken_over(both: Contexts) -> None:
-    from proxy.net.tls import _openssl
-
-    with pair(both, direct=False) as made:
-        made.ours.close()
-        with pytest.raises(ValueError, match="is not a TLS connection"):
-            _openssl.Channel(made.ours)

@@ -113,12 +113,6 @@ def test_a_file_without_a_whole_line_goes(tmp_path: Path, data: bytes) -> None:
     assert visible(tmp_path) == []
 
 
-def test_a_long_last_line_is_cut_off_too(tmp_path: Path) -> None:
-    left_behind(tmp_path, line(7) + b"x" * 200_000)
-    sink(tmp_path).tick()
-    assert sequences(tmp_path) == [7]
-
-
 def test_the_file_of_a_living_sidecar_is_left_alone(tmp_path: Path) -> None:
     alive = sink(tmp_path)
     alive.write(batch(1))

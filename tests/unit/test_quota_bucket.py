@@ -77,17 +77,6 @@ def test_violation_and_recovery() -> None:
     assert client.strict(110, 11_000) == (True, 0)  # exactly 0 is fine
 
 
-def test_setting_and_removing_the_quota() -> None:
-    # E17
-    table = QuotaTable([Entry(user="u", producer_byte_rate=1)])
-    limit = table.resolve(Kind.MUTATION, "u", "c").limit
-    assert limit is None
-    table = table.merged(Entry(user="u", controller_mutation_rate=1.5))
-    assert table.resolve(Kind.MUTATION, "u", "c").limit == 1.5
-    table = table.without("u", None)
-    assert table.resolve(Kind.MUTATION, "u", "c").limit is None
-
-
 def test_without_a_quota_everything_is_accepted() -> None:
     # E7's unbounded object
     ledger = Ledger(QuotaTable())
@@ -151,15 +140,3 @@ def test_charge_and_record_without_delay_are_permissive() -> None:
     assert client.tokens(0) == -20
     assert client.ledger.allowance(client.account, Kind.MUTATION, 0) == 0
     assert client.ledger.allowance(client.account, Kind.MUTATION, 5000) == 30
-
-
-def test_shadow_mutations_are_never_refused() -> None:
-    table = QuotaTable([Entry(user="u", controller_mutation_rate=10, mode="shadow")])
-    ledger = Ledger(table, num_samples=10)
-    account = ledger.account("u", "c")
-    assert ledger.charge_mutation(account, 101, True, 0) == (True, 0)
-    assert ledger.charge_mutation(account, 5, True, 0) == (True, 0)
-    (group,) = ledger.snapshot(0)
-    assert group.shadow is not None
-    assert group.shadow.throttled == 1
-    assert group.observed == -1  # what enforcement would have refused is not taken from the bucket

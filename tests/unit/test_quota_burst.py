@@ -66,44 +66,11 @@ def test_tokens_come_back_in_steps() -> None:
     assert windows.measure(5, 2000) == 0
 
 
-def test_windows_of_other_lengths_hold_more() -> None:
-    windows = WindowedBurst(4, 2000)  # Q = 3: 6 in each window of 2 s, 24 in all
-    assert windows.burst(3) == 24
-    assert windows.take(20, 3, 500) == 4
-    assert windows.samples() == [6, 6, 6, 2]
-    assert windows.measure(3, 2499) == 4  # windows are aligned to the first touch, at 500
-    assert windows.measure(3, 2500) == 10
-
-
-def test_a_single_window() -> None:
-    windows = WindowedBurst(1, 1000)
-    assert windows.take(7, 5, 0) == -2
-    assert windows.measure(5, 1000) == 5
-
-
-def test_what_is_given_back_empties_the_youngest_first() -> None:
-    windows = WindowedBurst(4, 1000)
-    windows.take(27, 5, 0)
-    assert windows.samples() == [5, 5, 5, 12]
-    assert windows.take(-14, 5, 0) == 7
-    assert windows.samples() == [5, 5, 3, 0]
-    assert windows.take(-100, 5, 0) == 20  # never more than the burst
-
-
 def test_a_changed_limit_is_compared_with_what_was_used() -> None:
     windows = WindowedBurst(10, 1000)
     windows.take(50, 10, 0)
     assert windows.measure(2, 0) == -30  # 20 - 50
     assert windows.measure(10, 0) == 50
-
-
-def test_looking_changes_nothing() -> None:
-    windows = WindowedBurst(3, 1000)
-    assert windows.peek(5, 77) == 15
-    windows.take(15, 5, 1000)
-    assert windows.peek(5, 2500) == 5
-    assert windows.peek(5, 1_000_000) == 15
-    assert windows.samples() == [5, 5, 5]
 
 
 def test_use_without_a_limit_forgets_everything() -> None:

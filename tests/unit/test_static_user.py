@@ -153,12 +153,6 @@ identity: {{static: {{template: "{{namespace}}/{{label:team}}", directory: {volu
             nursery.cancel_scope.cancel()
 
 
-def test_a_missing_file_at_the_start_is_an_error_with_its_place(tmp_path: Path) -> None:
-    text = f'upstream: {{bootstrap: ["kafka:9092"]}}\nidentity: {{static: {{file: {tmp_path}/user}}}}'
-    with pytest.raises(OSError, match=r"identity\.static .*/user: cannot be read: No such file"):
-        load_security(load_bytes("q.yaml", text.encode()))
-
-
 async def test_files_that_are_being_written_are_looked_at_again(tmp_path: Path) -> None:
     """What cannot be used and has changed meanwhile is no failure yet."""
     path = tmp_path / "file"
