@@ -12,8 +12,7 @@ import pytest
 from benchmarks.suites.request_time import TRAFFICS, compare
 from proxy.net.io.kernel import round_trip_ms
 from tests.broker.test_throttle_on_the_wire import watch_mute
-from tests.lab.kafka import EmbeddedKafkaError, KafkaCluster
-from tests.lab.kafka.jmx import attributes
+from tests.lab.kafka import KafkaCluster
 from tests.support.clients import CONSUMERS, PRODUCERS, Load
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, produce_message
@@ -221,12 +220,6 @@ def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() ->
         rows = compare(chosen, 3.0, 1, print, brokers=1)
     print(*rows, sep="\n")
     assert [row for row in rows if not 1 / FACTOR <= row["ratio"] <= FACTOR] == []
-
-
-@pytest.mark.long
-def test_a_broker_that_cannot_be_asked_is_said_to_be_so(kafka: KafkaCluster) -> None:
-    with pytest.raises(EmbeddedKafkaError, match="no local JMX connector"):
-        attributes(kafka.nodes[0], "kafka.server:type=Request,*", "request-time")
 
 
 def test_the_kernel_knows_the_round_trip() -> None:
