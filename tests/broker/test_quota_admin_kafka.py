@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -519,31 +518,6 @@ def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> No
             assert process.returncode == 128 + signal.SIGKILL
         assert len(load_overlay(overlay)) == 201
     assert acknowledged > 4
-
-
-@pytest.mark.long
-def test_kafka_pythons_admin_client(kafka: KafkaCluster, tmp_path: Path) -> None:
-    """It has no methods for quotas (3.0), but knows both messages, and finds broker and versions itself."""
-    from kafka import KafkaAdminClient
-    from kafka.protocol.admin import AlterClientQuotasRequest as Alter
-    from kafka.protocol.admin import DescribeClientQuotasRequest as Describe
-
-    def altering(name: str | None, value: float | None) -> Any:
-        op = Alter.EntryData.OpData(key=PRODUCE, value=value or 0.0, remove=value is None)
-        entity = Alter.EntryData.EntityData(entity_type="user", entity_name=name)
-        return Alter(entries=[Alter.EntryData(entity=[entity], ops=[op])], validate_only=False)
-
-    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:
-        client = KafkaAdminClient(bootstrap_servers=proxy.bootstrap)
-        try:
-            send = partial(client._manager.run, client._manager.send)
-            for name, value, code in ((None, 5.0, 0), ("alice", 6.0, 0), ("alice", -1.0, 42), (None, None, 0)):
-                assert [entry.error_code for entry in send(altering(name, value)).entries] == [code]
-            (entry,) = send(Describe(components=[], strict=False)).entries
-            assert [(part.entity_type, part.entity_name) for part in entry.entity] == [("user", "alice")]
-            assert [(value.key, value.value) for value in entry.values] == [(PRODUCE, 6.0)]
-        finally:
-            client.close()
 
 
 def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_path: Path) -> None:

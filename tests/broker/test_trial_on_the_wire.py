@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.core.wire.messages import framed, request_header
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar
@@ -66,31 +65,3 @@ def test_each_byte_is_put_to_trial_and_none_waits(trying: Sidecar, topic: str, l
     assert rows["produce"]["throttle_ms"] >= 36_000
     explained = trying.get(f"/explain?user=ANONYMOUS&client_id={limit}")["kinds"]
     assert {kind["kind"]: kind["throttle_ms"] for kind in explained}["produce"] == 0
-
-
-@pytest.mark.long
-def test_invented_names_do_not_fill_the_sidecar(kafka: KafkaCluster) -> None:
-    """2 000 names of 20 KB each, one after the other: 40 MB of names, of which a hundred clients are remembered."""
-    quotas = [
-        {"client-id": "<default>", "request_percentage": 1e6},
-        {"client-id": "named", "request_percentage": 1e6},
-    ]
-    names, most = 2_000, 100
-    with sidecar(kafka.bootstrap, quotas, limits={"max_clients": most}) as running:
-        with RawClient(running.bootstrap, "named") as honest, RawClient(running.bootstrap, "other") as client:
-            honest.send(framed(request_header(18, 0, 1, "named")))
-            assert honest.read_frame().correlation_id == 1
-            before = running.metric("process_resident_memory_bytes")
-            for number in range(names):
-                client.send(framed(request_header(18, 0, number, f"{number:05}" * 4_000)))
-                assert client.read_frame().correlation_id == number
-            time.sleep(1.1)  # an exposition is up to a second old
-            assert running.metric("process_resident_memory_bytes") - before < 20_000_000
-            assert running.metric("kquota_clients_known") <= most + 20  # some are held: open connections, requests
-            assert running.metric("kquota_counters", kind="request") <= most + 1
-            assert running.metric("kquota_clients_overflowed_total", kind="request") > 0
-            rows = {row["client_id"]: row for row in running.get("/quotas")["groups"]}
-            assert rows["<overflow>"]["totals"]["charges"] > 0
-            assert rows["named"]["totals"]["charges"] == 1
-        said = [line for line in running.log.read_text().splitlines() if "more clients than limits.max_clients" in line]
-        assert 1 <= len(said) <= 3  # one a minute

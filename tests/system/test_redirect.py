@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.redirect.cli import app
-from deploy.redirect.rules import Rules, RulesError, check, iptables_install, nft_install
+from deploy.redirect.rules import Rules, iptables_install
 from tests.support.namespaces import Namespace
 
 TO, KAFKA = 15001, 9092
@@ -223,10 +223,3 @@ def test_many_ports_are_several_matches() -> None:
     text = iptables_install(Rules(TO, ports=ports, exclude_uids=(1,)), 4, jump=True)
     matches = [line.split("--dports ")[1].split()[0] for line in text.splitlines() if "--dports" in line]
     assert matches == ["1,2,3,4,5,6,7,8,9,10,100:102,200:202", "300:302"]
-
-
-def test_rules_are_checked_before_they_are_written() -> None:
-    check(Rules(TO, ports=(range(1, 2),), exclude_marks=(1,)), "iptables")
-    with pytest.raises(RulesError, match="nothing to redirect"):
-        check(Rules(TO, exclude_uids=(1,)), "nft")
-    assert "delete table inet kquota\ntable inet kquota {" in nft_install(Rules(TO, ports=(range(1, 2),)))
