@@ -307,30 +307,6 @@ def test_kafka_configs_sets_describes_and_deletes(kafka: KafkaCluster, java_tool
     ]
 
 
-@pytest.mark.long
-def test_kafka_configs_is_told_where_quotas_are_managed(kafka: KafkaCluster, java_tool: JavaTool) -> None:
-    with sidecar(kafka.bootstrap, quotas=[{"user": "alice", PRODUCE: 5}]) as proxy:
-        configs = Tool(java_tool, proxy.bootstrap)
-        complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=10")
-        assert (
-            f"PolicyViolationException: quotas cannot be altered through this kquota sidecar: they are managed in "
-            f"the file {proxy.config}" in complaint
-        )
-        assert "producer_byte_rate=5.0" in configs(*user("alice", "--describe"))
-        assert proxy.metric("kquota_quota_alterations_total", outcome="denied") == 1
-
-
-@pytest.mark.long
-def test_kafka_configs_of_a_user_who_is_not_listed(kafka: KafkaCluster, java_tool: JavaTool, tmp_path: Path) -> None:
-    quotas = applying(tmp_path) | {"alter_principals": ["admin"]}
-    with sidecar(kafka.bootstrap, quotas=quotas) as proxy:
-        configs = Tool(java_tool, proxy.bootstrap)
-        complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=10")
-        assert "ClusterAuthorizationException: user ANONYMOUS may not alter quotas through this kquota" in complaint
-        assert configs(*user("alice", "--describe")) == ""
-    assert not (tmp_path / "overlay.yaml").exists()
-
-
 # ---- the cluster's quotas -------------------------------------------------------------------------------------------
 
 
@@ -476,19 +452,6 @@ def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaClust
         with RawClient(proxy.bootstrap) as client:
             assert describe(client)[1] == expected
     assert len(load_overlay(tmp_path / "overlay.yaml")) == 100
-
-
-@pytest.mark.long
-def test_the_main_file_may_be_edited_and_the_overlay_stays(kafka: KafkaCluster, tmp_path: Path) -> None:
-    entries = [{"user": "alice", PRODUCE: 10, FETCH: 20}]
-    with sidecar(kafka.bootstrap, quotas=applying(tmp_path, entries)) as proxy, RawClient(proxy.bootstrap) as admin:
-        alter(admin, [([("user", "alice")], [(PRODUCE, 11.0), (FETCH, None)])])
-        text = proxy.config.read_text()
-        proxy.config.write_text(
-            text.replace("consumer_byte_rate: 20", "consumer_byte_rate: 21\n    request_percentage: 5")
-        )
-        alice = frozenset({("user", "alice")})
-        until(lambda: describe(admin)[1] == {alice: {PRODUCE: 11.0, TIME: 5.0}})
 
 
 @pytest.mark.long
