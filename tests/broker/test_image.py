@@ -13,14 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from contextlib import ExitStack
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 import yaml
 
@@ -32,6 +30,7 @@ from tests.support.clients import Load, in_background, produce_kafka_python
 from tests.support.image_tools import ROOT, Builder, Stage, built, context_files, locked_wheels, parse
 from tests.support.namespaces import network
 from tests.support.sidecars import get
+from tests.support.waiting import until_serving
 from tests.support.webhook_tools import (
     GENERATED,
     Webhook,
@@ -352,7 +351,7 @@ def test_the_image_serves_as_the_chart_runs_it(
 
     try:
         for kind in ("startup", "readiness", "liveness"):
-            _wait(functools.partial(probe, kind), process)
+            until_serving(functools.partial(probe, kind), process)
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
         (tester,) = smoke["containers"]
@@ -366,7 +365,9 @@ def test_the_image_serves_as_the_chart_runs_it(
         again = rendered()
         assert pod_specs(again) == pods, "no pod is restarted for it"
         _write(config, configuration(again))
-        _wait(lambda: "500000000" in get(f"http://127.0.0.1:{admin}/explain?client_id=kquota-demo").text, process)
+        until_serving(
+            lambda: "500000000" in get(f"http://127.0.0.1:{admin}/explain?client_id=kquota-demo").text, process
+        )
         assert run_the_demo() == throttled_s
     finally:
         process.send_signal(signal.SIGTERM)
@@ -402,7 +403,7 @@ def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     webhook = Webhook(port, template, "shop-kquota-webhook.shop-prod.svc", authority, process)
     try:
-        _wait(webhook.healthy, process)
+        until_serving(webhook.healthy, process)
         assert webhook.post(b"{}").status_code == 400
         assert webhook.post(admission_review("deployment")).json()["response"]["allowed"] is True
     finally:
@@ -451,7 +452,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
         process = subprocess.Popen(commands["kquota"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             admin = "http://127.0.0.1:9404"
-            _wait(lambda: get(f"{admin}/readyz").is_success, process)
+            until_serving(lambda: get(f"{admin}/readyz").is_success, process)
 
             def redirected() -> bool:
                 """From the first heartbeat on, as the values say whenDown: open."""
@@ -459,7 +460,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
                     host, port = client.getsockname()
                     return f"{host}:{port}" in get(f"{admin}/connections").text
 
-            _wait(redirected, process)
+            until_serving(redirected, process)
             load = Load(["10.77.0.11:9092"], topic, "app", records=load_bytes // 10_000)
             # In a thread that is started in here: the client is in the pod.
             timeline = in_background(produce_kafka_python, load).result(2 * LIMIT_S)
@@ -477,7 +478,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
                 assert all('user="shop"' in line for line in mine)
                 return sum(float(line.split()[-1]) for line in mine if '"produce"' in line) >= load_bytes
 
-            _wait(charged, process)
+            until_serving(charged, process)
         finally:
             process.send_signal(signal.SIGTERM)
             output, _ = process.communicate(timeout=LIMIT_S)
@@ -502,16 +503,3 @@ def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"error: 127.0.0.1:{port}: " in capsys.readouterr().err
     assert smoke.main([*arguments, f"--admin=http://127.0.0.1:{port}"]) == 1
     assert f"error: http://127.0.0.1:{port}: " in capsys.readouterr().err
-
-
-def _wait(condition: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        try:
-            if condition():
-                return
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.1)

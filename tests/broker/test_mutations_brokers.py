@@ -29,6 +29,7 @@ from tests.support.mutation_tools import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
@@ -112,10 +113,7 @@ def counts_of(bootstrap: str, names: tuple[str, ...]) -> dict[str, int]:
 
 def settled(bootstrap: str, expected: dict[str, int], names: tuple[str, ...]) -> None:
     """Wait until the broker has these topics, of all that are named."""
-    deadline = time.monotonic() + 30
-    while (found := counts_of(bootstrap, names)) != expected:
-        assert time.monotonic() < deadline, f"{found}, expected {expected}"
-        time.sleep(0.1)
+    until(lambda: counts_of(bootstrap, names) == expected, lambda: f"{counts_of(bootstrap, names)}, not {expected}")
 
 
 def errors(message: Any) -> dict[str, int]:
@@ -138,13 +136,12 @@ def charged(proxy: Sidecar) -> float:
 
 def refill(proxy: Sidecar) -> None:
     """Wait until the tokens of the limited client are back: earlier tests have used them."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def full() -> bool:
         groups = [one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
-        if all(one["observed"] >= BURST for one in groups):
-            return
-        assert time.monotonic() < deadline, groups
-        time.sleep(0.1)
+        return all(one["observed"] >= BURST for one in groups)
+
+    until(full)
 
 
 def check_permissive(message: Any, first: str, second: str, took_s: float) -> None:
@@ -369,10 +366,7 @@ def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
         proxy.set_quotas([other, {"client-id": LIMITED, "controller_mutation_rate": 0.02}])
         assert errors(raw.ask(create(7, {first: 1, second: 3}))) == {first: EXISTS, second: 0}
         assert limits() == [0.02]
-        deadline = time.monotonic() + 30
-        while not (tokens := proxy.metric("kquota_quota_tokens", kind="mutation")):  # which are a little old
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        tokens = until(lambda: proxy.metric("kquota_quota_tokens", kind="mutation"))  # which are a little old
         assert tokens == pytest.approx(-2.8, abs=1)  # 0.2 in hand, 3 used; 0.02 more in each second
         assert errors(raw.ask(delete(6, [second]))) == {second: THROTTLED}
         proxy.set_quotas([other, {"client-id": LIMITED, "controller_mutation_rate": 4000}])
@@ -397,10 +391,7 @@ def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
         assert errors(refused) == {second: THROTTLED}
         assert 80_000 < refused.throttle_time_ms <= 90_000
         # The window that holds the debt is forgotten after 10 s, sooner than the throttle time has it.
-        deadline = time.monotonic() + 60
-        while errors(raw.ask(create(7, {second: 1}))) != {second: 0}:
-            assert time.monotonic() < deadline
-            time.sleep(1)
+        until(lambda: errors(raw.ask(create(7, {second: 1}))) == {second: 0})
 
 
 @pytest.mark.long

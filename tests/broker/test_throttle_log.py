@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from quota.table import Entry, QuotaTable
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 Line = tuple[str, dict[str, Any]]
 
@@ -100,13 +100,12 @@ def test_a_real_sidecar_writes_them(kafka: KafkaCluster, topic: str) -> None:
     with sidecar(kafka.bootstrap, quotas) as running:
         with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
             client.ask(produce_message(9, client.topic(topic), [b"x" * 300_000]))
-        deadline = time.monotonic() + 30
-        found: list[dict[str, Any]] = []
-        while not found and time.monotonic() < deadline:
-            time.sleep(0.1)
+
+        def begun() -> list[dict[str, Any]]:
             written = map(json.loads, running.log.read_text().splitlines())
-            found = [line for line in written if line["message"] == "throttling begins"]
-        (line,) = found
+            return [line for line in written if line["message"] == "throttling begins"]
+
+        (line,) = until(begun)
         assert (line["level"], line["quota"], line["user"], line["client_id"]) == ("info", "produce", None, "greedy")
         assert line["by"] == "ANONYMOUS/greedy"
         assert line["limit"] == 20_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 LIVE = 10_000_000
 TRIED = 20_000
@@ -30,12 +30,9 @@ def trying(kafka: KafkaCluster) -> Iterator[Sidecar]:
 
 def would_throttle_s(running: Sidecar, kind: str, limit: str, *, least: float) -> float:
     """The metric, once it has come up to `least`: an exposition is up to a second old."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        found = running.metric("kquota_would_throttle_seconds_total", kind=kind, client_id=limit, limit=limit)
-        if found >= least or time.monotonic() > deadline:
-            return found
-        time.sleep(0.2)
+    labels = {"kind": kind, "client_id": limit, "limit": limit}
+    until(lambda: running.metric("kquota_would_throttle_seconds_total", **labels) >= least)
+    return running.metric("kquota_would_throttle_seconds_total", **labels)
 
 
 @pytest.mark.parametrize("limit", ["candidate", "shadow"])

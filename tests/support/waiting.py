@@ -6,9 +6,12 @@ tests/corpus/job.py.
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any, Final
+
+import httpx
 
 LIMIT_S: Final = 60.0
 """Long: a condition that is met ends the wait, and a busy machine may take its time."""
@@ -23,3 +26,16 @@ def until(condition: Callable[[], Any], message: str | Callable[[], str] = "", l
             raise AssertionError(f"not within {limit_s:g} s: {message if isinstance(message, str) else message()}")
         time.sleep(POLL_S)
     return answer
+
+
+def until_serving(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    """Until it is true of the HTTP server of a process, which may not listen yet and must not end."""
+
+    def met() -> Any:
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        try:
+            return condition()
+        except httpx.HTTPError:
+            return None
+
+    until(met)

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,31 +210,6 @@ def test_a_wheel_has_what_was_compiled_of_the_source_or_nothing(checkout: Path, 
     wheel, said = _wheel(checkout, CC="false")
     assert f"{SAYS}command " in said
     assert _number(wheel, tmp_path / "installed") == "0"
-
-
-def test_an_editable_installation_has_it_too(checkout: Path, tmp_path: Path) -> None:
-    """In an environment of its own, to which the builder's packages are lent."""
-    program("gcc", "gcc")
-    venv.create(tmp_path / "venv", symlinks=True)
-    python, version = tmp_path / "venv/bin/python", f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    lent = BUILDER.parents[1] / f"lib/{version}/site-packages"
-    (tmp_path / f"venv/lib/{version}/site-packages/lent.pth").write_text(f"{lent}\n")
-
-    def install(**environment: str) -> tuple[str, str]:
-        done = _build(checkout, "install", "--editable", python=python, **environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        code = "from quota import compiled; print(compiled.description())"
-        asked = _environment(KQUOTA_PURE="0")
-        told = subprocess.run([str(python), "-c", code], cwd=tmp_path, env=asked, capture_output=True, text=True)
-        return told.stdout.strip(), done.stdout + done.stderr
-
-    assert install()[0] == "compiled"
-    assert (checkout / f"proxy/net/io/_compiled/calls{SUFFIX}").exists()
-    told, said = install(CC="gcc -nostdinc")
-    assert SAYS in said, "a compiler without headers is as good as none"
-    assert told == "pure Python: it has not been compiled", "not the one of another source"
-    assert not list((checkout / "quota/_compiled").iterdir())
-    assert not list((checkout / "proxy/net/io/_compiled").iterdir())
 
 
 def test_without_a_compiler_that_is_said(checkout: Path, tmp_path: Path) -> None:

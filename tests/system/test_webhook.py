@@ -26,6 +26,7 @@ from deploy.kubernetes.review import ReviewError, Template, TemplateError, revie
 from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text, unhooked
 from tests.support.scripted_api import scripted_api
+from tests.support.waiting import until_serving
 from tests.support.webhook_tools import (
     GENERATED,
     MANAGED,
@@ -391,7 +392,7 @@ def _started(tmp_path: Path, account: Path, api_port: str) -> Iterator[Webhook]:
     )  # fmt: skip
     found = Webhook(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
     try:
-        _wait(found, found.healthy)
+        until_serving(found.healthy, found.process)
         yield found
     finally:
         process.send_signal(signal.SIGTERM)
@@ -426,7 +427,7 @@ def test_quotas_of_one_namespace_end_nothing_for_others(tmp_path: Path, evil: st
             api.put(f"/api/v1/namespaces/{name}", metadata={"labels": {"kquota.io/injection": "enabled"}})
             api.put(maps(name, told.quotas_name), data={"quotas.yaml": quotas})
         with _started(tmp_path, api.account, api.url.rpartition(":")[2]) as running:
-            _wait(running, lambda: any("/events/" in path for path in api.objects))
+            until_serving(lambda: any("/events/" in path for path in api.objects), running.process)
             assert "producer_byte_rate: 1M" in api.objects[maps("honest", told.name)]["data"]["kquota.yaml"]
             assert api.objects[maps("evil", told.name)]["data"] == {"kquota.yaml": base}
             assert running.post(admission_review("bare")).status_code == 200
@@ -434,19 +435,6 @@ def test_quotas_of_one_namespace_end_nothing_for_others(tmp_path: Path, evil: st
             assert metrics.splitlines()[2:] == ['kquota_webhook_namespace_problem{namespace="evil"} 1']
     (event,) = [one for path, one in api.objects.items() if "/events/" in path]
     assert event["metadata"]["namespace"] == "evil"
-
-
-def _wait(running: Webhook, condition: Any) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        assert running.process.poll() is None, running.process.stdout.read() if running.process.stdout else ""
-        try:
-            if condition():
-                return
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.1)
 
 
 def test_pods_are_changed_over_https(running: Webhook, template: Template) -> None:
@@ -487,7 +475,9 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
     time.sleep(6)  # longer than the poll
     assert running.post(admission_review("bare")).status_code == 200
     authority = write_certificate(fresh, running.directory)
-    _wait(running, lambda: running.post(admission_review("bare"), authority=authority).status_code == 200)
+    until_serving(
+        lambda: running.post(admission_review("bare"), authority=authority).status_code == 200, running.process
+    )
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         running.post(admission_review("bare"))
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from config.table import entries, to_table
-from quota.entity import DEFAULT, Default, Kind
+from config.table import entries
+from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
-from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
+from quota.table import CandidateLimits, Entry, QuotaTable
 
 BYTES = ("producer_byte_rate", "consumer_byte_rate")
 DOUBLES = ("request_percentage", "controller_mutation_rate")
@@ -133,27 +133,6 @@ def test_a_client_really_called_default_is_not_the_default() -> None:
 # Overlaps and repeats.
 
 
-def test_entries_may_overlap_and_the_most_specific_wins() -> None:
-    default: Default = DEFAULT
-    quotas = [
-        {"user": user, "client-id": client_id, "producer_byte_rate": limit}
-        for limit, (user, client_id) in enumerate(
-            [
-                ("u", "c"), ("u", "<default>"), ("u", None), ("<default>", "c"), ("<default>", "<default>"),
-                ("<default>", None), (None, "c"), (None, "<default>"),
-            ],
-            1,
-        )
-    ]  # fmt: skip
-    found = from_file(*reversed(quotas))  # whatever their order
-    assert {entry.user for entry in found} == {"u", default, None}
-    table = QuotaTable(found)
-    for limit, entry in enumerate(reversed(found), 1):
-        assert table.resolve(Kind.PRODUCE, "u", "c").limit == limit
-        table = table.without(*entry.entity)
-    assert not table.records(Kind.PRODUCE)
-
-
 def test_an_entity_stands_once_in_a_file_and_in_a_table() -> None:
     once = {"user": "u", "producer_byte_rate": 1}
     for again in (once, {"user": "u", "client-id": None, "consumer_byte_rate": 1}):
@@ -163,20 +142,3 @@ def test_an_entity_stands_once_in_a_file_and_in_a_table() -> None:
     # One after the other, as AlterClientQuotas: the later value of each limit stays
     table = QuotaTable([Entry("u", None, 1, 2)]).merged(Entry("u", None, 3)).merged(Entry("u", None, None, None, 4))
     assert table.entries == (Entry("u", None, 3, 2, 4),)
-
-
-def test_the_same_limit_twice_in_an_entry_is_refused() -> None:
-    text = b"upstream: {bootstrap: ['kafka:9092']}\nquotas: [{user: u, producer_byte_rate: 1, producer_byte_rate: 2}]"
-    with pytest.raises(ConfigError, match="expected each key once"):
-        load_bytes("q.yaml", text)
-
-
-def test_absurd_files_still_make_a_ledger_that_answers() -> None:
-    quotas: list[dict[str, object]] = [
-        {"user": "u", **dict.fromkeys(BYTES, 2**63 - 1), **dict.fromkeys(DOUBLES, 1.7e308)},
-        {"user": "v", **dict.fromkeys(BYTES, 1), **dict.fromkeys(DOUBLES, 5e-324)},
-    ]
-    ledger = Ledger(to_table(load_bytes("q.yaml", written(*quotas))))
-    for kind in RATE_FIELD:
-        assert ledger.charge(ledger.account("u", "c"), kind, 2**62, 0) == 0
-        assert ledger.charge(ledger.account("v", "c"), kind, 10**6, 0) in (1000, 30_000)
