@@ -144,7 +144,7 @@ def test_every_pod_is_admitted_where_only_restricted_pods_are(api: ApiServer, te
         assert answer.status_code == 201, (name, answer.text)
 
 
-def test_the_schemas_in_tests_are_those_of_the_published_definitions() -> None:
+def test_crd_schemas_match_published_definitions() -> None:
     for file, text in schemas().items():
         assert file.read_text() == text, f"{file.name}: run `python -m tests.support.crd_schemas`"
 
@@ -308,7 +308,7 @@ def quotas_of(api: ApiServer, namespace: str, text: str) -> None:
     api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true").raise_for_status()
 
 
-def test_one_label_brings_the_configuration_and_the_namespaces_quotas(installed: ApiServer, tmp_path: Path) -> None:
+def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, tmp_path: Path) -> None:
     """By the webhook in the name of its service account, with no more rights than the chart gives it."""
     api = installed
 

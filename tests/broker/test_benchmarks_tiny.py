@@ -27,7 +27,7 @@ BY_TLS = (
 
 
 @pytest.mark.timeout(240)
-def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = os.sched_getaffinity(0)
     code = main(["--plan", "tiny", "--variants", "direct,05", "--output", str(tmp_path)], Console(width=180))
     out = capsys.readouterr().out

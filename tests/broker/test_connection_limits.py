@@ -61,7 +61,7 @@ def producer(running: Sidecar, topic: str) -> Iterator[Callable[[], int]]:
         made.close()
 
 
-def test_a_client_above_the_cap_fails_with_a_reason_while_others_work(kafka: KafkaCluster, topic: str) -> None:
+def test_client_above_cap_fails_with_reason(kafka: KafkaCluster, topic: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -96,7 +96,7 @@ def test_a_client_above_the_cap_fails_with_a_reason_while_others_work(kafka: Kaf
 
 
 @pytest.mark.long
-def test_clients_over_the_rate_come_back_and_all_of_them_are_served(kafka: KafkaCluster) -> None:
+def test_clients_over_connection_rate_are_all_served(kafka: KafkaCluster) -> None:
     """Five connections a second for a user, ten clients at once: librdkafka backs off and tries again.
 
     By default it bootstraps anew after each refusal and then does not back off; how long its clients take is then a
@@ -123,7 +123,7 @@ def test_clients_over_the_rate_come_back_and_all_of_them_are_served(kafka: Kafka
 
 
 @pytest.mark.trio
-async def test_a_storm_is_held_to_the_rate_and_another_address_is_not_touched(kafka: KafkaCluster) -> None:
+async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -> None:
     """100 connections a second from one address, 20 allowed, Kafka's test windows (2 samples of 1 s)."""
     duration_s, interval_s = 5.0, 0.01
     outcomes: list[bool] = []

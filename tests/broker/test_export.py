@@ -67,7 +67,7 @@ def create_topic(cluster: KafkaCluster, topic: str, **configs: str) -> None:
         admin.close()
 
 
-def test_records_agree_with_what_clients_sent_with_metrics_and_with_the_topic(
+def test_records_match_clients_metrics_and_topic(
     kafka: KafkaCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KQUOTA_POD_NAMESPACE", "shop")
@@ -123,9 +123,7 @@ def test_records_agree_with_what_clients_sent_with_metrics_and_with_the_topic(
     assert first.key == rows[0]["instance"].encode()
 
 
-def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-) -> None:
+def test_kill_loses_at_most_one_interval_and_no_half_file(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     from kafka import KafkaProducer
 
     export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 3}
@@ -167,9 +165,7 @@ def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
 
 
 @pytest.mark.long
-def test_a_topic_that_takes_nothing_slows_no_client_and_gets_its_records_later(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-) -> None:
+def test_blocked_export_topic_slows_no_client(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     """The topic's limit on the size of messages refuses every record, until it is raised."""
     dead = f"{topic}-usage"
     create_topic(kafka, dead, **{"max.message.bytes": "500"})
@@ -230,7 +226,7 @@ def test_a_full_disk_slows_no_client_and_is_counted(kafka: KafkaCluster, topic: 
 
 
 @pytest.mark.long
-def test_a_topic_whose_brokers_are_gone_is_an_error_in_bounded_time() -> None:
+def test_export_without_brokers_fails_in_bounded_time() -> None:
     (port,) = free_ports(1)
     sink = TopicSink("usage", "i", connector([f"127.0.0.1:{port}"]))
     began = time.monotonic()
@@ -285,7 +281,7 @@ CONSTANTS = {"instance": "i", "kquota_version": "1"}
 
 
 @pytest.mark.long
-def test_a_clock_that_is_set_back_makes_intervals_overlap_and_nothing_else() -> None:
+def test_clock_set_back_only_overlaps_intervals() -> None:
     times, memory, ledger = Times(), Memory(), Ledger(QuotaTable())
     worker = Worker("memory", memory, 10**6)
     exporter = Exporter(ledger, [worker], 10.0, CONSTANTS, clocks=times.clocks())
@@ -320,12 +316,12 @@ def test_intervals_end_on_the_wall_clock_s_raster(wall_s: float, left_s: float) 
     assert exporter._end_of_interval() - times.monotonic_s == pytest.approx(left_s)
 
 
-def test_an_interval_that_begins_a_moment_before_the_hour_belongs_to_the_hour() -> None:
+def test_interval_just_before_the_hour_belongs_to_the_hour() -> None:
     assert partition_of(1_785_585_599_999) == "date=2026-08-01/hour=11"
     assert partition_of((1_785_585_599_998 + 1_785_585_609_998) / 2) == "date=2026-08-01/hour=12"
 
 
-async def test_the_loop_writes_the_interval_that_had_begun_when_it_ends() -> None:
+async def test_writes_the_open_interval_at_the_end() -> None:
     memory, ledger = Memory(), Ledger(QuotaTable())
     exporter = Exporter(ledger, [Worker("memory", memory, 10**6)], 300.0, CONSTANTS)
     async with trio.open_nursery() as nursery:
@@ -338,7 +334,7 @@ async def test_the_loop_writes_the_interval_that_had_begun_when_it_ends() -> Non
     assert exporter.state().sinks["memory"].records == 1
 
 
-async def test_a_failure_of_ours_is_counted_and_the_next_interval_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counts_own_failure_and_writes_next_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, ledger = Memory(), Ledger(QuotaTable())
     exporter = Exporter(ledger, [Worker("memory", memory, 10**6)], 1.0, CONSTANTS)
     tick = exporter._sampler.tick

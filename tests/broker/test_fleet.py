@@ -158,7 +158,7 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
 
 
 @pytest.mark.long
-def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: KafkaCluster, topic: str) -> None:
+def test_divides_limit_by_instances_without_topic(kafka: KafkaCluster, topic: str) -> None:
     """And the log says the command that makes it; traffic goes on."""
     name = f"missing-{uuid.uuid4().hex}"
     with _fleet(kafka, 1, topic=name, create_topic=False, instances=4) as (one,):
@@ -440,7 +440,7 @@ def test_the_topic_is_reached_by_tls_with_the_own_login(
         assert one.metric("kquota_fleet_lost") == 0
 
 
-def test_a_topic_that_may_not_be_made_is_an_error_with_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
+def test_forbidden_topic_creation_names_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(PASSWORDS["alice"])
     upstream = {

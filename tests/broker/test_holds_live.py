@@ -18,9 +18,7 @@ from tests.support.sidecars import sidecar
 RATE = 20_000
 
 
-def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(
-    kafka: KafkaCluster, topic: str, browse: Browse
-) -> None:
+def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: str, browse: Browse) -> None:
     quotas = [{"client-id": "greedy", "producer_byte_rate": RATE}]
     names = {"user": "ANONYMOUS", "client_id": "greedy"}
     group = {"kind": "produce", "user": "", "client_id": "greedy"}

@@ -246,7 +246,7 @@ def test_the_commands_of_the_image_work(image: Builder) -> None:
     assert "No module named 'pyspark'" in spark.stderr
 
 
-def test_the_data_path_of_the_image_is_compiled_from_these_sources(image: Builder) -> None:
+def test_image_data_path_is_compiled_from_sources(image: Builder) -> None:
     packages = next(image.root("kquota").glob("opt/kquota/lib/python3*/site-packages"))
     found = {str(path.relative_to(packages)) for path in packages.glob("**/_compiled/*.so")}
     types = [*ROOT.glob("quota/*.pxd"), *ROOT.glob("proxy/*/*/*.pxd")]

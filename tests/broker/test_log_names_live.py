@@ -16,7 +16,7 @@ from tests.support.sidecars import sidecar
 pytestmark = pytest.mark.long
 
 
-def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaCluster) -> None:
+def test_console_log_escapes_hostile_client_name(kafka: KafkaCluster) -> None:
     """The name comes over the wire; the log, `top` and `explain` of the running sidecar show the same text."""
     quotas = [{"client-id": "<default>", "producer_byte_rate": 1000}]
     with sidecar(kafka.bootstrap, quotas, log={"format": "console"}) as running:

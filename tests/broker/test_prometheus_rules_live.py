@@ -15,9 +15,7 @@ from tests.support.sidecars import get, sidecar
 pytestmark = pytest.mark.long
 
 
-def test_a_real_prometheus_scrapes_the_sidecar_and_evaluates_every_rule(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-) -> None:
+def test_prometheus_scrapes_and_evaluates_every_rule(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
     with sidecar(kafka.bootstrap, quotas) as running, prometheus(running, tmp_path) as url:
         assert wait_for("a first scrape", lambda: value(url, 'up{job="kquota"}')) == 1

@@ -411,9 +411,7 @@ def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
 
 
 @pytest.mark.long
-def test_a_producer_is_throttled_at_once_and_still_after_a_restart(
-    kafka: KafkaCluster, tmp_path: Path, topic: str
-) -> None:
+def test_altered_quota_throttles_at_once_and_after_restart(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy, RawClient(proxy.bootstrap, "admin") as admin:
         produce = producing(proxy, topic)
         assert produce(50_000) == 0

@@ -171,7 +171,7 @@ def test_over_both_quotas_only_the_larger_is_named(limited: Sidecar, topic: str)
 
 
 @pytest.mark.long
-def test_clients_that_measure_it_see_delays_of_one_window_at_most(kafka: KafkaCluster, topic: str) -> None:
+def test_request_quota_delays_at_most_one_window(kafka: KafkaCluster, topic: str) -> None:
     """Case C8. Both have 0.0005 %, 0.05 ms in ten seconds: on a quick machine, too, that is less than what the first
     requests of a connection take, so that each of the others is held. The writer sends 10 batches."""
     quotas = [{"client-id": "<default>", "request_percentage": 0.0005}]
@@ -212,7 +212,7 @@ def test_a_consumer_that_waits_is_not_charged_for_waiting(kafka: KafkaCluster, t
 
 
 @pytest.mark.long
-def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() -> None:
+def test_estimate_is_within_stated_factor_of_broker() -> None:
     """A wait for a core is charged here and not by the broker (docs/quota-arithmetic.md): all clients have a core."""
     chosen = [traffic for traffic in TRAFFICS if traffic.key in COMPARED]
     assert len(chosen) == len(COMPARED)

@@ -40,9 +40,7 @@ def test_brokers_and_quotas_are_known_before_any_client_comes(
         assert secret.read_text().strip() not in text
 
 
-def test_a_wrong_password_is_said_and_the_right_one_is_taken_once_it_is_there(
-    kafka_secure: KafkaCluster, tmp_path: Path
-) -> None:
+def test_reports_wrong_password_and_takes_the_right_one(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("not-the-password")
     settings = upstream(kafka_secure, secret, "SCRAM-SHA-512")

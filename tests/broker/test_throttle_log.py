@@ -66,7 +66,7 @@ def test_one_line_when_it_begins_and_one_when_it_has_ended(books: Ledger) -> Non
     assert [event for event, _ in lines.take()] == ["throttling begins"]
 
 
-def test_a_throttle_is_taken_note_of_once_whenever_it_is_looked_for(books: Ledger) -> None:
+def test_notes_each_throttle_once(books: Ledger) -> None:
     lines = Lines()
     log = ThrottleLog(books, lines)
     for at_ms in (10.0, 20.0, 20.0, 30.0):

@@ -70,7 +70,7 @@ def test_metadata_names_a_listener_for_each_broker(kafka3: KafkaCluster, proxy3:
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-def test_produce_to_the_wrong_broker_names_the_leader_at_the_sidecar(
+def test_produce_to_wrong_broker_names_leader_at_sidecar(
     version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
 ) -> None:
     def ask(address: tuple[str, int]) -> tuple[int, set[tuple[int, str, int]]]:
@@ -254,7 +254,7 @@ def test_leaders_move_while_clients_produce(kafka3: KafkaCluster, proxy3: Sideca
 
 
 @pytest.mark.long
-def test_new_brokers_get_a_listener_and_a_moved_one_keeps_its_own() -> None:
+def test_new_broker_gets_listener_and_moved_one_keeps_it() -> None:
     with KafkaCluster.start(1, progress=print) as cluster, sidecar(cluster.bootstrap) as proxy:
         (first,) = addresses(proxy).values()
         cluster.add_broker(2)

@@ -94,7 +94,7 @@ def wait_for_bytes(proxy: Sidecar, least: int, **labels: str) -> None:
     wait_for(f"{least} bytes of {labels}", lambda: proxy.metric("kquota_bytes_total", **labels) >= least)
 
 
-def test_with_a_key_tls_is_taken_and_made_anew_and_all_quotas_apply(
+def test_terminates_tls_with_key_and_applies_all_quotas(
     machine: Namespace, cluster: KafkaCluster, authority: Authority, topic: str
 ) -> None:
     """One client is known by its certificate, one by its login inside; the broker's certificate is checked for the

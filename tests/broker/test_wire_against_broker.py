@@ -75,7 +75,7 @@ def test_nothing_that_this_broker_offers_is_clamped(cluster: KafkaCluster) -> No
 
 
 @pytest.mark.parametrize("name", READ_ONLY)
-def test_answers_have_headers_and_throttle_fields_where_the_table_says(cluster: KafkaCluster, name: str) -> None:
+def test_broker_answers_match_the_wire_table(cluster: KafkaCluster, name: str) -> None:
     request_class, response_class = (
         next(cls for cls in kafka_python_messages() if cls.name == name + kind) for kind in ("Request", "Response")
     )

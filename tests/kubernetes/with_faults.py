@@ -71,9 +71,7 @@ def test_killed_sidecar_is_restarted_and_the_application_goes_on(
     assert not [line for line in release.said(after) if line["what"] == "failed"]
 
 
-def test_sidecar_out_of_memory_is_restarted_and_the_application_goes_on(
-    node: Node, release: Release, pod: dict[str, Any]
-) -> None:
+def test_restarts_sidecar_out_of_memory(node: Node, release: Release, pod: dict[str, Any]) -> None:
     """A volume in memory counts for the container that writes to it; the kernel ends its largest process."""
     fill = f"file = open('{FILLED}', 'wb'); [file.write(bytes(2**20)) for _ in range(1000)]"
     where = ["--namespace", NAMESPACE, name_of_pod(pod), "--container=kquota"]
@@ -98,7 +96,7 @@ def test_sidecar_that_does_not_answer_is_restarted(node: Node, release: Release,
     assert not [line for line in release.said(after) if line["what"] == "failed"]
 
 
-def test_broker_that_is_away_makes_pods_unready_and_restarts_nothing(
+def test_missing_broker_makes_pods_unready_not_restarted(
     node: Node, shop: Path, release: Release, pod: dict[str, Any]
 ) -> None:
     """A pod whose readiness asks /healthz stays in its Services meanwhile."""

@@ -77,9 +77,7 @@ def test_top_and_explain_find_the_sidecar_by_its_pod(node: Node, release: Releas
     assert "producer_byte_rate" in told, told
 
 
-def test_changed_quotas_arrive_by_the_configmap_without_a_restart(
-    node: Node, release: Release, pod: dict[str, Any]
-) -> None:
+def test_changed_configmap_applies_without_restart(node: Node, release: Release, pod: dict[str, Any]) -> None:
     release.helm("upgrade", shop_values(3 * RATE))
     began = time.monotonic()
     until(lambda: "configuration reloaded" in release.sidecar_log(pod), lambda: release.sidecar_log(pod), KUBELET_S)

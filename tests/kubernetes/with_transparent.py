@@ -15,7 +15,7 @@ DIRECT: Final = "direct"
 PODS: Final = "10.98.0.0/24"
 
 
-def test_transparent_mode_redirects_what_the_application_connects_to(node: Node, chart: Path) -> None:
+def test_transparent_mode_redirects_the_application(node: Node, chart: Path) -> None:
     """The init container needs NET_ADMIN, so the namespace allows it; the application knows the brokers alone."""
     node.import_images("kquota-redirect")
     workloads.namespace(node, DIRECT)

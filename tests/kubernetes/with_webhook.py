@@ -88,9 +88,7 @@ def test_one_label_is_enough_for_the_chart_of_others(node: Node, webhook: Releas
     print(f"{orders.settled_rate(pod, RATE):,.0f} of {RATE:,.0f} B/s")
 
 
-def test_changed_quotas_reach_the_namespace_without_an_upgrade_there(
-    node: Node, webhook: Release, orders: Release
-) -> None:
+def test_changed_quotas_reach_namespace_without_upgrade(node: Node, webhook: Release, orders: Release) -> None:
     pod = orders.pod(ORDERS_POD)
     webhook.helm("upgrade", values(3 * RATE))
     orders.settled_rate(pod, 3 * RATE)
@@ -113,9 +111,7 @@ def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Re
     assert found == {"records": 2000, "missing": [], "repeated": []}
 
 
-def test_while_the_webhook_is_away_each_namespace_has_its_own_policy(
-    node: Node, webhook: Release, orders: Release
-) -> None:
+def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, orders: Release) -> None:
     """`Fail`: no pod without a sidecar; `Ignore`: pods without. The webhook comes back by itself, as its own pods are
     exempt, here with a new certificate: its Secret is gone as well."""
     workloads.namespace(node, LENIENT)

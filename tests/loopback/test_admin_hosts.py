@@ -77,7 +77,7 @@ def test_hosts_that_are_not(host: str) -> None:
     assert Hosts(["*"]).allow(host)
 
 
-def test_without_a_list_and_names_there_are_addresses_and_localhost() -> None:
+def test_default_hosts_are_addresses_and_localhost() -> None:
     assert Hosts([]).allow("10.0.0.1:1")
     assert Hosts([]).allow("localhost")
     assert not Hosts([]).allow("shop-0")
@@ -154,7 +154,7 @@ async def test_no_path_answers_to_a_host_that_is_not_ours(path: str) -> None:
 
 
 @pytest.mark.trio
-async def test_requests_without_a_host_come_from_no_browser_and_are_answered() -> None:
+async def test_answers_requests_without_host() -> None:
     async with admin() as port:
         assert (await ask(port, b"GET /healthz HTTP/1.0\r\n\r\n"))[0] == 200
         assert (await ask(port, b"GET /healthz HTTP/1.0\r\nHost: evil.example\r\n\r\n"))[0] == 421

@@ -110,7 +110,7 @@ async def test_metrics_are_served_as_prometheus_wants_them() -> None:
 
 
 @pytest.mark.trio
-async def test_health_is_about_the_process_and_readiness_about_the_work() -> None:
+async def test_health_is_of_process_and_readiness_of_work() -> None:
     async with admin() as running:
         proxy = running.proxy
         assert (await running.get("/healthz"))[::2] == (200, b"ok\n")
@@ -173,7 +173,7 @@ async def test_explain_answers_for_any_client_and_creates_none() -> None:
 
 
 @pytest.mark.trio
-async def test_explain_shows_how_a_client_stands_and_its_last_throttles() -> None:
+async def test_explain_shows_state_and_last_throttles() -> None:
     async with admin() as running:
         ledger = running.ledger
         running.proxy.found = [

@@ -134,7 +134,7 @@ async def test_a_forced_reload_loads_an_unchanged_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_settings_that_take_a_restart_are_named_and_quotas_apply_at_once(tmp_path: Path) -> None:
+async def test_reload_names_restart_settings_and_applies_quotas(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     with structlog.testing.capture_logs() as logs:
@@ -150,7 +150,7 @@ async def test_settings_that_take_a_restart_are_named_and_quotas_apply_at_once(t
 
 
 @pytest.mark.trio
-async def test_a_file_in_the_middle_of_being_written_is_not_half_loaded(tmp_path: Path) -> None:
+async def test_does_not_load_half_written_file(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     running = Running(path)

@@ -183,7 +183,7 @@ async def test_a_round_that_fails_is_followed_by_others(api: ScriptedApi) -> Non
     assert "KeyError" in next(line["error"] for line in lines if line["log_level"] == "warning")
 
 
-async def test_a_pod_of_a_new_namespace_is_not_kept_waiting_for_ten_seconds(api: ScriptedApi) -> None:
+async def test_pod_of_new_namespace_does_not_wait_for_poll(api: ScriptedApi) -> None:
     async with Cluster(api.url, api.account) as cluster, trio.open_nursery() as nursery:
         distributor = Distributor(cluster, TOLD)
         nursery.start_soon(distributor.run)
@@ -218,7 +218,7 @@ async def kept(api: ScriptedApi) -> Pair:
         return await keep(cluster, "platform", "kquota-webhook-certificate", HOST, {}, TOLD.configuration)
 
 
-async def test_the_certificate_is_made_once_and_the_api_server_told_once(api: ScriptedApi) -> None:
+async def test_makes_certificate_and_tells_api_server_once(api: ScriptedApi) -> None:
     first, second = await kept(api), await kept(api)
     assert first == second
     assert api.objects[SECRET]["metadata"]["ownerReferences"][0]["name"] == "kquota-webhook.platform"
@@ -229,7 +229,7 @@ async def test_the_certificate_is_made_once_and_the_api_server_told_once(api: Sc
     assert bundles == {base64.b64encode(first.authority).decode()}
 
 
-async def test_of_two_replicas_that_begin_together_one_takes_the_others_certificate(api: ScriptedApi) -> None:
+async def test_second_replica_takes_the_first_certificate(api: ScriptedApi) -> None:
     other: list[Pair] = []
 
     def faster(method: str, path: str) -> int | None:

@@ -62,9 +62,7 @@ async def test_many_who_dial_one_name_ask_once(resolver: Resolver, lookups: Slow
     assert lookups.asked == ["kafka-0", "kafka-0"], "nothing is remembered: the name may stand for another address now"
 
 
-async def test_a_silent_resolver_takes_no_thread_of_others_and_each_waits_as_long_as_it_likes(
-    resolver: Resolver, lookups: SlowLookups
-) -> None:
+async def test_silent_resolver_blocks_no_other_lookup(resolver: Resolver, lookups: SlowLookups) -> None:
     with trio.move_on_after(0.01) as scope:
         await resolver.getaddrinfo(b"one", 1)
     assert scope.cancelled_caught

@@ -58,7 +58,7 @@ def rolled(place: Path) -> list[Any]:
     return duckdb.connect().execute(f"SELECT * FROM '{place}/*/*/*.parquet' ORDER BY ALL").fetchall()
 
 
-def test_late_and_repeated_records_merge_and_reports_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
+def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path: Path) -> None:
     raw, late = inputs(tmp_path)
     command = [sys.executable, "-m", "tests.support.iceberg_steps", str(tmp_path)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

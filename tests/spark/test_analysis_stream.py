@@ -68,9 +68,7 @@ def run_once(spark: SparkSession, source: Path, output: Path) -> tuple[int, int]
     return sum(one["numInputRows"] for one in progress), sum(late_rows(one) for one in progress)
 
 
-def test_repeats_are_dropped_late_records_too_and_minutes_end_by_the_records_clock(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_drops_repeats_and_late_records_by_record_time(spark: SparkSession, tmp_path: Path) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
     first = [record(1, 0, produce_bytes=100), record(2, 50, produce_bytes=10), record(3, 58, produce_bytes=1)]
     write(source, [*first, first[0], b"foreign\n"], "a.jsonl")  # the third is of the second minute: middle at 63 s
@@ -133,7 +131,7 @@ def test_lag_is_what_is_left_in_the_topic() -> None:
         listen_address("localhost")
 
 
-def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
+def test_signals_stop_the_stream_and_next_start_resumes(
     spark: SparkSession, tmp_path: Path, streams: list[Stream]
 ) -> None:
     source, output, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"

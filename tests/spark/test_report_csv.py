@@ -133,9 +133,7 @@ def test_a_report_with_hostile_names(spark: SparkSession, tmp_path: Path, hostil
 
 
 @pytest.mark.parametrize("name", ["usage", "throttling", "recommend"])
-def test_pages_and_terminals_show_what_turns_or_hides_text_as_its_code(
-    spark: SparkSession, tmp_path: Path, name: str
-) -> None:
+def test_pages_and_terminals_escape_bidi_and_hidden_text(spark: SparkSession, tmp_path: Path, name: str) -> None:
     rows = [
         record(day * 100 + number, day * 86_400 + number * 10, user=BIDI, client_id="\x1b[2J\x9b31m\u2028", requests=9)
         | {"produce_bytes": 9 * MB, "produce_limit": MB, "throttle_produce_seconds": 5.0, "throttle_produce_count": 9}

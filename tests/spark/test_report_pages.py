@@ -82,7 +82,7 @@ def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool, browse: Browse
                 accessible(driver)
 
 
-def test_tables_are_sorted_and_filtered_without_network_by_keyboard(pages: dict[str, Path], browse: Browse) -> None:
+def test_sorts_and_filters_tables_by_keyboard_offline(pages: dict[str, Path], browse: Browse) -> None:
     """And nothing but the page's own script may run: browsers are told its hash, and that nothing is to be loaded."""
     from selenium.webdriver.common.keys import Keys
 

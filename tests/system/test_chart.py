@@ -223,7 +223,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_pods_restart_for_what_a_running_sidecar_cannot_take_over(change: str, values: Any) -> None:
+def test_pods_restart_for_settings_that_need_it(change: str, values: Any) -> None:
     """The chart and the sidecar agree: the checksum differs just when kquota itself would ask for a restart."""
     before = documents(render_text(values(quotas=[{"client-id": "a", "producer_byte_rate": "2M"}], mode="gateway")))
     after = documents(render_text(values(mode="gateway", **CHANGES[change])))
@@ -238,7 +238,7 @@ def test_pods_restart_for_what_a_running_sidecar_cannot_take_over(change: str, v
         assert of_kind(before, "Deployment") == of_kind(after, "Deployment")
 
 
-def test_imported_quotas_are_values_a_file_and_quotas_of_a_namespace(tmp_path: Path) -> None:
+def test_imported_quotas_fit_values_file_and_namespace(tmp_path: Path) -> None:
     """`kquota import` prints one form, which is all three (import kafka prints it by the same function)."""
     (users := tmp_path / "users.yaml").write_text(KAFKA_USERS)
     printed = subprocess.run(
@@ -472,7 +472,7 @@ def test_the_gateway_is_reached_and_kept_available() -> None:
     assert port["port"] == load_bytes("kquota.yaml", configuration(manifests).encode()).listen.port
 
 
-def test_the_admin_port_of_a_gateway_answers_to_the_services_names() -> None:
+def test_gateway_admin_port_answers_to_service_names() -> None:
     def hosts(name: str) -> list[str]:
         config = load_bytes("kquota.yaml", configuration(render(name)).encode())
         assert config.admin is not None
@@ -565,7 +565,7 @@ def test_another_chart_includes_the_native_sidecar() -> None:
     assert len(template["metadata"]["annotations"]["kquota.io/restart-checksum"]) == len(theirs) == 64
 
 
-def test_another_chart_includes_an_ordinary_container_before_1_29() -> None:
+def test_other_chart_includes_ordinary_container_before_1_29() -> None:
     manifests = _example_at("1.28.0")
     (deployment,) = of_kind(manifests, "Deployment")
     kubernetes_validate.validate(deployment, OLDEST, strict=True)

@@ -314,7 +314,7 @@ def administered(tmp_path: Path) -> Path:
     return path
 
 
-def test_check_and_explain_take_the_overlay_into_account_and_say_so(administered: Path) -> None:
+def test_check_and_explain_include_the_overlay(administered: Path) -> None:
     overlay = administered.with_name("overlay.yaml")
     explaining = ("explain", "--config", str(administered))
     before = kquota("check", "--config", str(administered))

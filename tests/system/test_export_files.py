@@ -143,7 +143,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_leaves_no_half_line_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+def test_full_disk_leaves_no_half_line_and_resumes(small_disk: Path) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * 40_000)
     files = sink(small_disk)
@@ -172,7 +172,7 @@ def test_a_full_disk_leaves_no_half_line_and_goes_on_when_there_is_room(small_di
     assert sequences(small_disk) == [*written, *range(first, first + 5)]
 
 
-def test_a_directory_that_cannot_be_made_is_complained_of_and_tried_again(tmp_path: Path) -> None:
+def test_retries_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "usage").write_text("a file in the way")
     files = sink(tmp_path / "usage")
     with pytest.raises(ExportError, match=r"usage.*(exists|directory)"):

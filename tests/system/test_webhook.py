@@ -205,7 +205,7 @@ def test_a_pod_sets_resources_and_image_of_its_sidecar(template: Template) -> No
     kubernetes_validate.validate(pod, NEWEST, strict=True)
 
 
-def test_a_pod_brings_its_own_configuration_where_the_chart_allows_it() -> None:
+def test_pod_brings_own_configuration_where_allowed() -> None:
     allowing = Template.parse(sidecar_template(GENERATED))
     pod, _ = _decide(_annotated(config_map="checkout-quotas"), allowing)
     named = [one for one in pod["spec"]["volumes"] if one["name"] == "kquota-config"]
@@ -448,7 +448,7 @@ def test_pods_are_changed_over_https(running: Webhook, template: Template) -> No
     assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
 
 
-def test_what_cannot_be_answered_is_an_error_so_that_the_failure_policy_decides(running: Webhook) -> None:
+def test_unanswerable_review_is_an_http_error(running: Webhook) -> None:
     assert running.post(b"{}").status_code == 400
     assert running.post(b"x" * (9 * 1024 * 1024)).status_code == 413
     assert running.post(b"{}", path="/elsewhere").status_code == 404

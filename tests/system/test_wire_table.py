@@ -55,7 +55,7 @@ def test_old_versions_are_covered_by_the_union() -> None:
     assert schema.APIS[7][0] == "ControlledShutdown"
 
 
-def test_every_version_that_kio_knows_is_in_the_table_with_its_headers() -> None:
+def test_table_has_every_kio_version_with_its_headers() -> None:
     checked = 0
     for kind in (EntityType.request, EntityType.response):
         for key, version in kio_versions(kind):
@@ -141,7 +141,7 @@ def test_which_responses_are_rewritten() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(schema.ADDRESS_WALKS))
-def test_unknown_versions_of_responses_with_addresses_are_refused(key: int) -> None:
+def test_refuses_unknown_versions_with_addresses(key: int) -> None:
     unknown = schema.APIS[key][2] + 1
     for version in (unknown, -1):
         assert responses.needs_rewrite(key, version)
@@ -168,7 +168,7 @@ def test_fetch_is_asked_for_with_a_version_without_addresses() -> None:
     assert responses.fetch_version_upstream(newest + 1) == newest + 1  # refused elsewhere, not guessed
 
 
-def test_fetch_bodies_of_versions_15_to_18_differ_only_in_tagged_fields_that_consumers_do_not_send() -> None:
+def test_fetch_15_to_18_differ_only_in_replica_tags() -> None:
     """The reason why a consumer's Fetch 16-18 may be sent as 15, and the answer given back as it is."""
     newest = wire_schema.load(wire_schema.find_jar(wire_schema.RELEASES[0]))
     request, response = newest[apis.FETCH, "request"], newest[apis.FETCH, "response"]

@@ -11,7 +11,7 @@ from analysis.errors import WrongUseError
 from analysis.owners import Owner, expression, to_owners
 
 
-def test_patterns_are_taken_whole_and_nothing_but_stars_and_question_marks_is_special() -> None:
+def test_owner_patterns_match_whole_names() -> None:
     for pattern, fits, not_these in (
         ("app-*", ["app-", "app-1.x"], ["my-app-1", "app"]),
         ("a?", ["ab"], ["a", "abc"]),

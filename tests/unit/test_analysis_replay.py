@@ -214,7 +214,7 @@ def test_a_limit_that_is_far_away_costs_no_seconds() -> None:
     assert outcome.seconds_over.tolist() == [[6]]
 
 
-def test_spread_bursts_of_a_long_time_agree_with_the_counter_itself() -> None:
+def test_spread_bursts_agree_with_the_counter() -> None:
     """The seconds that are passed over, full queues and long pauses, leave no trace."""
     dice, rows, at_ms = random.Random(4), [], 5000
     for number in range(400):

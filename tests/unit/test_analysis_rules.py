@@ -18,14 +18,14 @@ FORBIDDEN = r"\.(collect|toPandas|toLocalIterator|toArrow|take|foreach\w*|rdd|ma
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_rows_come_to_the_driver_in_one_place_and_to_python_workers_in_two(name: str) -> None:
+def test_rows_reach_driver_and_workers_in_known_places(name: str) -> None:
     text = (ROOT / name).read_text()
     found = re.findall(FORBIDDEN, text)
     assert found == {"analysis/rows.py": ["collect"], **{one: ["mapInArrow"] for one in IN_PYTHON}}.get(name, [])
     assert not re.search(r"\b(pandas_)?udf\b", text)
 
 
-def test_what_runs_in_python_workers_knows_nothing_of_spark_nor_of_the_rest() -> None:
+def test_worker_code_imports_nothing_of_spark() -> None:
     """It is shipped by itself, with `quota`: `analysis.session.ship_code`."""
     assert len(SHIPPED) > 7
     for path in SHIPPED:

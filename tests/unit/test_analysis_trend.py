@@ -46,9 +46,7 @@ def test_growth_and_weekends_are_told_apart_from_any_day_on() -> None:
 @pytest.mark.parametrize(
     ("alike", "least", "most_error"), [(0.0, 0.75, 0.07), (0.5, 0.68, 0.09)], ids=["each day anew", "days alike"]
 )
-def test_held_out_weeks_are_within_the_bounds_as_often_as_is_said(
-    alike: float, least: float, most_error: float
-) -> None:
+def test_held_out_weeks_are_within_stated_bounds(alike: float, least: float, most_error: float) -> None:
     """300 series of eight weeks and two that are held out, with noise of 6 % of an average day: of what is foretold to
     be within the bounds with 80 %, 80 % are, or a bit less where days are alike. The mean error of a perfect forecast
     would be 0.8 times 6 MB, of values of 160 MB: 3 %; where days are alike 3.5 %."""
@@ -72,7 +70,7 @@ def test_weekends_without_any_use_are_foretold_as_such() -> None:
     assert (found.mean[ahead % 7 < 5] > 100 * MB).all()
 
 
-def test_who_has_gone_uses_less_and_less_but_never_less_than_nothing() -> None:
+def test_trend_of_gone_client_never_below_zero() -> None:
     day, value = weeks(21, growth=0.0)
     days, values = every_day(day, value, int(day[-1]) + 21)
     found = outlook(days, values, np.arange(days[-1] + 1, days[-1] + 91))

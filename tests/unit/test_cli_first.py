@@ -43,7 +43,7 @@ def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> N
     assert path.read_text().count("#") >= 5
 
 
-def test_without_limits_the_first_file_has_some_and_goes_to_standard_output() -> None:
+def test_first_file_has_limits_and_goes_to_stdout() -> None:
     done = kquota("init", "--bootstrap", "a:9092", "--shadow")
     (entry,) = to_table(load_bytes("-", done.stdout.encode())).entries
     assert (entry.limit(Kind.PRODUCE), entry.limit(Kind.FETCH), entry.mode) == (2_000_000, 4_000_000, "shadow")
@@ -123,7 +123,7 @@ def test_check_warns_of_what_can_hardly_be_meant(text: str, place: str, expected
     assert expected in warning.expected
 
 
-def test_check_warns_of_files_of_tls_and_logins_that_are_not_there(tmp_path: Path) -> None:
+def test_check_warns_of_missing_tls_and_login_files(tmp_path: Path) -> None:
     there = tmp_path / "ca.pem"
     there.write_text("")
     text = (

@@ -39,7 +39,7 @@ def own(text: str) -> dict[str, dict[str, Any]]:
     return {"orders": {"metadata": {"name": "kquota-quotas"}, "data": {"quotas.yaml": text}}}
 
 
-def test_a_namespace_with_the_label_gets_a_copy_that_goes_with_the_webhook() -> None:
+def test_labelled_namespace_gets_copy_owned_by_webhook() -> None:
     plan = only(seen(namespaces={"orders": ENABLED}))
     assert plan.body is not None
     assert plan.body["data"] == {"kquota.yaml": BASE}

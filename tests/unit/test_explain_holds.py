@@ -109,7 +109,7 @@ def test_the_next_passes_when_the_debt_is_paid() -> None:
     assert group.line(now).waiting == 0
 
 
-def test_a_large_request_waits_for_all_of_the_debt_and_others_do_not() -> None:
+def test_large_request_waits_for_the_whole_debt() -> None:
     ledger = Ledger(QuotaTable([LIMITS]))
     account = ledger.account("web", "etl")
     ledger.charge(account, Kind.PRODUCE, 110_000, 0)  # 100 s over the window; 90 s of it are paid beside the others

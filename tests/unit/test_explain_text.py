@@ -184,7 +184,7 @@ def test_a_candidate_says_what_it_would_have_done() -> None:
     )
 
 
-def test_a_full_cap_is_named_before_it_refuses_a_connection_and_old_refusals_are_no_alarm() -> None:
+def test_names_full_cap_before_it_refuses() -> None:
     ledger = Ledger(TABLE, smooth=False)
     for _ in range(3):
         ledger.connections.admit("10.0.0.7", "web", 1000)

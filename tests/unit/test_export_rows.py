@@ -106,7 +106,7 @@ def test_a_late_tick_divides_by_the_time_that_really_passed() -> None:
     assert told(row, "produce_bytes", "produce_rate_max", "samples") == [5010, 2000.0, 1]
 
 
-def test_only_active_clients_have_rows_and_sequences_have_no_gaps() -> None:
+def test_rows_are_of_active_clients_without_gaps() -> None:
     watched = Watched()
     watched.charge("a", Kind.PRODUCE, 1)
     watched.charge("b", Kind.PRODUCE, 1)
@@ -183,7 +183,7 @@ def test_limits_and_groups() -> None:
     assert row["produce_group_utilisation_peak"] == pytest.approx(0.4, abs=0.05)
 
 
-def test_what_limits_on_trial_would_have_done_is_told_once_per_group() -> None:
+def test_trial_limits_are_exported_once_per_group() -> None:
     """Three clients of one user share a shadow limit of 10 bytes/s."""
     watched = Watched(Entry("u", producer_byte_rate=10.0, mode="shadow"))
     for client in "abc":
@@ -231,7 +231,7 @@ def test_a_forgotten_client_starts_anew() -> None:
     assert row["produce_bytes"] == 7
 
 
-def test_clients_that_are_forgotten_within_an_interval_are_told_of_together() -> None:
+def test_exports_forgotten_clients_together() -> None:
     """At most two clients are remembered; five come, each is gone when its place is needed."""
     watched = Watched(max_clients=2)
     for index in range(5):

@@ -170,7 +170,7 @@ def test_one_number_for_two_instances_becomes_two() -> None:
 
 
 @pytest.mark.parametrize("ticks", range(80, 84))
-def test_one_that_begins_to_use_a_group_first_hears_what_others_hold(ticks: int) -> None:
+def test_newcomer_to_group_hears_others_first(ticks: int) -> None:
     """It has read the partition for long, but kept nothing of groups that were not its own."""
     site = Site()
     late = site.fleets.pop()

@@ -109,7 +109,7 @@ def test_without_a_fleet_such_a_limit_is_each_instance_s_own() -> None:
     assert ledger.snapshot(0)[0].limit == MB
 
 
-def test_a_new_counter_starts_from_the_floor_and_mutes_are_short_until_it_has_more() -> None:
+def test_new_counter_starts_from_floor_with_short_mutes() -> None:
     site = Site(4, _table())
     site.run(3)
     ledger = site.ledgers[0]
@@ -177,7 +177,7 @@ def test_tokens_of_mutations_are_shared() -> None:
     assert sum(site.limits(Kind.MUTATION)) <= 10.0
 
 
-def test_connection_rates_are_shared_and_one_per_window_is_always_allowed() -> None:
+def test_shares_connection_rates_and_allows_one_per_window() -> None:
     limits = ConnectionLimits([ConnectionEntry(EntityType.IP, DEFAULT, 10.0, scope="fleet")])
     site = Site(2, QuotaTable(connections=limits))
     admitted = [0, 0]
@@ -200,7 +200,7 @@ def test_connection_rates_are_shared_and_one_per_window_is_always_allowed() -> N
     assert admitted[0] == pytest.approx(admitted[1], rel=0.2)
 
 
-def test_explained() -> None:
+def test_explains_fleet_limits() -> None:
     site = Site(2, _table())
     site.run(10, {0: MB / 2, 1: MB / 4})
     group = site.ledgers[0].account("u", "c").meters[Kind.PRODUCE].group

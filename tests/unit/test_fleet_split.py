@@ -133,7 +133,7 @@ def test_other_fleets_on_the_topic_do_not_mix() -> None:
     assert (fleet.ignored.other_fleet, fleet.ignored.malformed, len(fleet.view.members)) == (1, 0, 0)
 
 
-def test_groups_are_told_apart_by_kind_and_by_which_names_take_part() -> None:
+def test_tells_groups_apart_by_kind_and_names() -> None:
     keys = [
         CounterKey("a", None),
         CounterKey(None, "a"),
@@ -157,7 +157,7 @@ def test_a_claim_is_held_after_it_came_back_twice() -> None:
     assert claim.held == 0.5
 
 
-def test_no_more_is_held_than_the_others_leave_free_nor_than_was_claimed_since() -> None:
+def test_holds_no_more_than_free_and_claimed() -> None:
     claim = Claim()
     for seq, wanted in enumerate([0.5, 0.5, 0.125]):
         claim.sent(seq, wanted)
@@ -330,7 +330,7 @@ def test_nothing_is_lost_while_an_instance_waits(wants: list[float]) -> None:
     assert rig.used() >= min(sum(wants), CAPACITY) - 0.05 * small - 1e-3
 
 
-def test_the_share_of_an_idle_instance_is_another_s_within_seconds_and_comes_back() -> None:
+def test_idle_share_moves_within_seconds_and_returns() -> None:
     rig = _rig(8)
     rig.run(3.0)
     rig.want[0] = 2.0
@@ -344,7 +344,7 @@ def test_the_share_of_an_idle_instance_is_another_s_within_seconds_and_comes_bac
     assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.125] * 8, rel=0.01)
 
 
-def test_without_records_the_last_share_stays_and_then_the_limit_is_divided_by_the_known_instances() -> None:
+def test_without_records_keeps_share_then_divides_limit() -> None:
     rig = _rig(4)
     rig.want = [2.0, 0.1, 0.1, 0.1]
     rig.run(6.0)
@@ -394,7 +394,7 @@ def test_no_other_instance_was_ever_heard() -> None:
     assert (fleet.share(GROUP, 15_001.0), fleet.lost) == (0.25, True)
 
 
-def test_goodbye_frees_a_share_at_once_and_a_kill_after_ten_intervals() -> None:
+def test_goodbye_frees_share_at_once_kill_after_ten_intervals() -> None:
     for polite in (True, False):
         rig = _rig(3)
         rig.want = [2.0] * 3
@@ -448,7 +448,7 @@ def test_only_the_partitions_of_groups_that_are_here_are_read() -> None:
     assert fleet.wanted == {0, 3}
 
 
-def test_what_a_killed_instance_had_in_its_window_fades_while_its_share_is_taken_over() -> None:
+def test_usage_of_killed_instance_fades() -> None:
     """Else the others would find the window half empty, and let ten seconds' worth of its share pass at once."""
     rig = _rig(2)
     rig.want = [2.0] * 2
@@ -491,7 +491,7 @@ def test_goodbye_leaves_the_window_as_full_as_it_was() -> None:
     assert fleet.level(GROUP, rig.now) == pytest.approx(1.0, rel=0.02)
 
 
-def test_one_that_asks_whether_anything_comes_back_is_not_forgotten_the_sooner() -> None:
+def test_probing_instance_is_not_forgotten_sooner() -> None:
     """A record without groups that is no tenth one: the instance says nothing more for ten seconds, and is there."""
     fleet = _fleet(0)
     fleet.read(0, encode(SEAL, 0, Record(9, 0, 1000, False, "other", ())), 0.0)

@@ -40,7 +40,7 @@ def test_use_and_held_time_of_each_counter() -> None:
     assert one["held"] == [None, 0.0, 0.5]
 
 
-def test_nothing_is_kept_beyond_15_minutes_and_idle_counters_leave() -> None:
+def test_keeps_15_minutes_and_drops_idle_counters() -> None:
     ledger = books()
     history = History(ledger, Counters())
     ledger.charge(ledger.account("u", "once"), Kind.PRODUCE, 5000, 0)

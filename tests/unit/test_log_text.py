@@ -132,7 +132,7 @@ def test_console_logs_show_values_of_other_types() -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
-def test_a_traceback_with_a_name_is_harmless_and_no_line_of_the_log(style: str) -> None:
+def test_escapes_names_in_tracebacks(style: str) -> None:
     out = io.StringIO()
     logs.configure("info", style, out)
     try:

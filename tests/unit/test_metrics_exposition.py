@@ -171,7 +171,7 @@ async def test_a_hundred_thousand_client_ids_stay_within_the_bound() -> None:
 
 
 @pytest.mark.trio
-async def test_nothing_is_lost_or_counted_twice_when_the_ledger_forgets() -> None:
+async def test_counts_once_when_the_ledger_forgets() -> None:
     ledger = Ledger(TABLE, smooth=False)
     metrics = metrics_of(ledger, most=1)
     hour_ms = 3_600_000
@@ -247,7 +247,7 @@ async def test_libraries_are_counted_by_name_and_version() -> None:
 
 
 @pytest.mark.trio
-async def test_invented_libraries_stay_within_the_bound_and_nothing_is_lost() -> None:
+async def test_bounds_invented_libraries_and_loses_nothing() -> None:
     counters = Counters()
     metrics = metrics_of(Ledger(TABLE), counters)
     note = counters.libraries.note

@@ -46,7 +46,7 @@ def test_the_most_active_get_the_places_and_keep_them() -> None:
     assert clients.look() == {("bigger", "c"): 200, ("big", "c"): 100, REST: 10_001.5}
 
 
-def test_idle_series_give_way_after_fifteen_minutes_and_only_if_wanted() -> None:
+def test_idle_series_give_way_after_15_minutes() -> None:
     clients = Clients(1)
     clients.add("old", 1)
     clients.look(0)
@@ -97,7 +97,7 @@ def test_a_client_called_other_is_no_duplicate() -> None:
     assert sorted(fold.series()) == [(REST, [3.0]), (("y", "c"), [1.0])]
 
 
-def test_random_histories_are_counted_exactly_once_and_never_go_back() -> None:
+def test_counts_random_histories_once_and_monotonic() -> None:
     for seed in range(20):
         rng = random.Random(seed)
         clients = Clients(4)

@@ -110,7 +110,7 @@ def test_a_fleets_limit_is_not_lowered_by_one_of_each_pod() -> None:
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
 
 
-def test_a_fleets_connection_rate_is_not_lowered_by_one_of_each_pod() -> None:
+def test_pod_rate_does_not_lower_fleet_rate() -> None:
     base = (
         HEAD
         + "fleet: {id: shop, key_file: /k}\nquotas: [{user: <default>, connection_creation_rate: 10, scope: fleet}]\n"

@@ -214,7 +214,7 @@ def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
     assert shadow.in_force.connections.entries == (ConnectionEntry(EntityType.IP, DEFAULT, 9.0),)
 
 
-def test_an_entity_that_is_there_twice_is_answered_once_and_its_first_alteration_stands() -> None:
+def test_entity_twice_is_answered_once_with_the_first() -> None:
     first, again = change(entity("a", "b"), producer_byte_rate=1.0), change(entity("a", "b"), consumer_byte_rate=2.0)
     (verdict,) = validate([first, again, again])
     assert verdict.error is not None
@@ -348,7 +348,7 @@ def test_what_only_the_overlay_sets_is_gone_without_a_trace() -> None:
     assert table.overlay == {}
 
 
-def test_candidates_stay_beside_altered_limits_and_go_with_removed_ones() -> None:
+def test_candidates_follow_altered_and_removed_limits() -> None:
     candidate = CandidateLimits(producer_byte_rate=5.0)
     table = Table(Entry("a", None, 10.0, candidate=candidate))
     table.alter(entity("a"), producer_byte_rate=9.0)
@@ -358,7 +358,7 @@ def test_candidates_stay_beside_altered_limits_and_go_with_removed_ones() -> Non
     assert table.in_force.entries == ()
 
 
-def test_an_entity_in_shadow_mode_is_enforced_with_what_the_overlay_sets() -> None:
+def test_overlay_enforces_limits_of_shadow_entity() -> None:
     table = Table(Entry("a", None, 1.0, 2.0, mode="shadow"))
     table.alter(entity("a"), producer_byte_rate=None)  # not in force: nothing to remove
     assert table.overlay == {}

@@ -152,7 +152,7 @@ def test_against_the_slow_model(num_samples: int, window_ms: int, events: list[t
     amounts=st.lists(st.integers(1, 60), min_size=1, max_size=60),
     pauses=st.lists(st.integers(0, 7), min_size=60, max_size=60),
 )
-def test_both_algorithms_agree_at_window_ends_until_a_debt_is_forgotten(amounts: list[int], pauses: list[int]) -> None:
+def test_algorithms_agree_at_window_ends(amounts: list[int], pauses: list[int]) -> None:
     # As long as the window that a client overdrew in is among the S latest ones, at whole windows both leave the same.
     bucket, windows = TokenBucket(1000), WindowedBurst(1000, 1000)
     now = 0

@@ -83,7 +83,7 @@ def test_i4_a_refused_connection_leaves_no_trace_in_any_rate() -> None:
     assert gate.observed(USER, "alice", 0) == 0.0
 
 
-def test_i4_a_user_that_is_refused_takes_back_what_its_address_recorded() -> None:
+def test_i4_refused_user_takes_back_address_record() -> None:
     gate = Gate(ConnectionEntry(IP, DEFAULT, 100), ConnectionEntry(USER, "alice", 0))
     assert admitted(gate.attempts(1, 0, user="bob")) == 1
     (refusal,) = gate.attempts(1, 0, user="alice")
@@ -137,7 +137,7 @@ def test_rate_and_cap_may_come_from_different_entries() -> None:
     assert (standing.rate.label, standing.cap.label) == ("user", "<default user>")
 
 
-def test_a_cap_refuses_at_once_and_the_rates_keep_what_they_recorded() -> None:
+def test_cap_refuses_at_once_and_rates_keep_records() -> None:
     gate = Gate(ConnectionEntry(USER, "alice", 100, 2))
     decisions = gate.attempts(3, 0, user="alice")
     assert decisions[2] == Refusal(Cause.USER_CAP, "alice", 2, 2, 0)
@@ -151,7 +151,7 @@ def test_a_cap_refuses_at_once_and_the_rates_keep_what_they_recorded() -> None:
     assert dict(gate.gate.open(IP)) == {A: 2}
 
 
-def test_a_cap_of_nothing_refuses_all_and_a_cap_that_comes_later_counts_those_that_are_open() -> None:
+def test_zero_cap_refuses_all_and_later_cap_counts_open() -> None:
     gate = Gate()
     tickets = gate.attempts(3, 0, user="alice")
     gate.limits = ConnectionLimits([ConnectionEntry(IP, DEFAULT, None, 3), ConnectionEntry(USER, "mallory", None, 0)])
@@ -164,7 +164,7 @@ def test_a_cap_of_nothing_refuses_all_and_a_cap_that_comes_later_counts_those_th
     assert not gate.gate.open(USER)
 
 
-def test_a_user_that_becomes_known_later_is_charged_then_and_once() -> None:
+def test_charges_late_user_once() -> None:
     gate = Gate(ConnectionEntry(USER, "alice", 1, 2), ConnectionEntry(IP, DEFAULT, 100))
     first, second, third = gate.attempts(3, 0)
     assert isinstance(first, Ticket)
@@ -192,7 +192,7 @@ def test_a_connection_may_change_its_user() -> None:
     assert dict(gate.gate.open(USER)) == {"alice": 1}
 
 
-def test_shadow_limits_count_what_they_would_have_refused_and_refuse_none() -> None:
+def test_shadow_limits_count_but_refuse_nothing() -> None:
     gate = Gate(
         ConnectionEntry(IP, A, 20, 25, mode="shadow"),
         ConnectionEntry(USER, "alice", 1000),
@@ -204,7 +204,7 @@ def test_shadow_limits_count_what_they_would_have_refused_and_refuse_none() -> N
     assert gate.observed(USER, "alice", 0) == 40.0
 
 
-def test_standing_tells_the_rate_and_what_one_more_connection_would_meet() -> None:
+def test_standing_tells_rate_and_next_delay() -> None:
     gate = Gate(ConnectionEntry(IP, A, 20, 30))
     assert gate.gate.standing(IP, A, 0).delay_ms == 0
     gate.attempts(19, 0)
@@ -363,7 +363,7 @@ def test_memory_is_bounded_however_many_addresses_come() -> None:
     assert not gate.gate.open(IP)
 
 
-def test_in_a_window_without_end_the_longest_idle_address_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgets_longest_idle_address_in_endless_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.connections.MAX_TRACKED", 3)
     gate = Gate(ConnectionEntry(IP, DEFAULT, 1), num_samples=10_000)
     for now, last in enumerate((1, 2, 3, 1, 4)):

@@ -47,7 +47,7 @@ def test_counters_work_under_any_limit(limit: float, smooth: bool, cap_ms: int |
         ledger.explain("u", "c", now)
 
 
-def test_what_is_counted_with_is_bounded_and_what_was_written_is_kept() -> None:
+def test_bounds_limits_for_counting_and_keeps_written() -> None:
     entry = Entry("u", None, 2.0**63, 1.0, 1e308, 1e-300, candidate=CandidateLimits(request_percentage=1e308))
     assert [entry.limit(kind) for kind in Kind] == [MAX_LIMIT, 1.0, MAX_LIMIT, MIN_LIMIT]
     assert entry.candidate_limit(Kind.REQUEST) == MAX_LIMIT

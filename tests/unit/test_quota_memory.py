@@ -196,7 +196,7 @@ def test_an_admitted_fetch_keeps_its_counter() -> None:
     assert group.forgettable(60_000)
 
 
-def test_a_window_longer_than_an_hour_is_not_forgotten_after_an_hour() -> None:
+def test_keeps_window_longer_than_an_hour() -> None:
     ledger = Ledger(DEFAULTS, num_samples=3, window_ms=HOUR_MS, smooth=False, max_throttle_ms=None)
     ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 7200, 0)
     ledger.expire(HOUR_MS + 1)

@@ -283,7 +283,7 @@ def paced(ledger: Ledger, now: float) -> bool:
     return any(group.paced for group in ledger.snapshot(now))
 
 
-def test_an_episode_begins_with_a_violation_and_that_delay_is_kafkas() -> None:
+def test_episode_begins_with_kafkas_delay() -> None:
     # 60 MB in one request at 5 MB/s: 6 MB/s over 10 s, (6 - 5) / 5 * 10 s = 2 s, pacing or not
     ledger = ledger_of(5 * MB, True)
     account = ledger.account("u", "c")
@@ -293,7 +293,7 @@ def test_an_episode_begins_with_a_violation_and_that_delay_is_kafkas() -> None:
     assert paced(ledger, 0)
 
 
-def test_an_episode_ends_after_two_calm_windows_and_the_burst_is_back() -> None:
+def test_episode_ends_after_two_calm_windows() -> None:
     ledger = ledger_of(1 * MB, True)
     account = ledger.account("u", "c")
     t = 0.0
@@ -342,7 +342,7 @@ def test_a_settled_admission_frees_what_it_reserved() -> None:
     assert not paced(ledger, 1)
 
 
-def test_fetchers_that_went_away_do_not_lengthen_the_queue_for_ever() -> None:
+def test_gone_fetchers_leave_the_queue() -> None:
     # 10 000 connections ask once within a second, nearly all are refused, and none comes back
     ledger = ledger_of(1 * MB, True)
     account = ledger.account("u", "c")

@@ -225,7 +225,7 @@ def test_candidates_are_the_eight_levels_in_order() -> None:
     assert candidates[1].level.label == "user+<default client-id>"
 
 
-def test_resolving_takes_the_same_time_whatever_the_number_of_entries() -> None:
+def test_resolve_cost_is_independent_of_entries() -> None:
     # O(1): a thousand times the entries, and the slowest of the levels. The bound is loose, a linear search would
     # be off by a factor of hundreds.
     def best(table: QuotaTable) -> float:

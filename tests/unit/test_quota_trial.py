@@ -128,7 +128,7 @@ def test_recorded_without_a_question_counts_too() -> None:
             assert trial_of(ledger).throttled == 1
 
 
-def test_a_candidate_above_the_limit_sees_what_the_limit_lets_through() -> None:
+def test_candidate_above_limit_sees_admitted_traffic() -> None:
     ledger = Ledger(with_candidate(PRODUCE, 600, live=500), smooth=False, max_throttle_ms=None)
     account = ledger.account("u", "c")
     assert ledger.charge(account, PRODUCE, 6000, 0) == 2000

@@ -42,7 +42,7 @@ def test_pipelined_requests_count_once() -> None:
     assert charged == [pytest.approx(x - HANDOVER_MS) for x in (4.0 - 1.0, 2.0, 1.0)]
 
 
-def test_never_less_than_the_cheapest_request_and_never_more_than_the_time_that_passed() -> None:
+def test_charge_is_between_baseline_and_elapsed() -> None:
     of = RequestTime()
     of.round_trip_ms = 50.0
     assert of.busy_ms(METADATA, 0.0, 40.0) == MIN_MS
@@ -51,7 +51,7 @@ def test_never_less_than_the_cheapest_request_and_never_more_than_the_time_that_
     assert of.busy_ms(METADATA, 5.0, 4.0) == 0.0  # answered before it was sent to its end
 
 
-def test_a_response_that_was_read_late_is_charged_from_when_it_may_have_come() -> None:
+def test_charges_late_read_from_possible_arrival() -> None:
     of = RequestTime()
     assert of.busy_ms(METADATA, 0.0, 10.0, arrived_ms=3.0) == pytest.approx(3.0 - HANDOVER_MS)
     assert of.busy_ms(METADATA, 0.0, 10.0, arrived_ms=-5.0) == MIN_MS  # the loop was told of nothing since before
@@ -70,9 +70,7 @@ def test_a_response_that_was_read_late_is_charged_from_when_it_may_have_come() -
     ),
     st.floats(0, 20),
 )
-def test_all_charges_together_are_no_longer_than_something_was_owed(
-    requests: list[tuple[float, float, int, bool]], round_trip_ms: float
-) -> None:
+def test_charges_never_exceed_time_owed(requests: list[tuple[float, float, int, bool]], round_trip_ms: float) -> None:
     of = RequestTime()
     of.round_trip_ms = round_trip_ms
     sent = free = total = owed = 0.0
@@ -106,7 +104,7 @@ def test_an_api_newer_than_the_sidecar_may_wait() -> None:
     assert RequestTime().busy_ms(999, 0.0, 30_000.0) == DEFAULT_BASELINE_MS
 
 
-def test_the_baseline_is_the_median_of_recent_requests_that_never_wait() -> None:
+def test_baseline_is_median_of_requests_that_never_wait() -> None:
     of = RequestTime()
     assert of.baseline_ms == DEFAULT_BASELINE_MS
     for _ in range(RECENT // 2):
@@ -121,7 +119,7 @@ def test_the_baseline_is_the_median_of_recent_requests_that_never_wait() -> None
     assert of.baseline_ms == pytest.approx(3.0)
 
 
-def test_acks_all_is_charged_for_its_size_but_not_for_the_replicas() -> None:
+def test_charges_acks_all_without_replica_wait() -> None:
     of = RequestTime()
     assert of.busy_ms(PRODUCE, 0.0, 900.0) == pytest.approx(900.0 - HANDOVER_MS)  # acks=1 waits for no replica
     # 500 000 B * 4 ns + 0.3 ms

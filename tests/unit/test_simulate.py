@@ -177,7 +177,7 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
     assert results[7]["removed"] is False
 
 
-def test_null_takes_one_limit_away_and_the_last_one_takes_the_entry() -> None:
+def test_null_removes_limit_and_last_one_the_entry() -> None:
     results, _ = simulate(
         CLIENT_500,
         {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": None}},
@@ -231,7 +231,7 @@ def test_null_takes_one_limit_away_and_the_last_one_takes_the_entry() -> None:
         ({"t_ms": 0, "set": {"ip": "10.0.0.1", "producer_byte_rate": 1}}, "an entry for ip to set"),
     ],
 )
-def test_wrong_events_are_named_with_their_line_and_change_nothing(event: Any, expected: str) -> None:
+def test_names_line_of_wrong_event_and_ignores_it(event: Any, expected: str) -> None:
     results, errors = simulate(CLIENT_500, produce(0, 100), event, "", produce(0, 100))
     assert [one["observed"] for one in results] == [10, 20]
     (error,) = errors
@@ -245,7 +245,7 @@ def test_time_only_goes_forward() -> None:
     assert errors == [{"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}]
 
 
-def test_amounts_without_end_are_refused_so_that_results_are_json() -> None:
+def test_refuses_infinite_amounts() -> None:
     results, errors = simulate(CLIENT_500, produce(0, 2**63), produce(0, 2**63), produce(0, 1e300))
     assert [one["throttle_ms"] for one in results] == [2**31 - 1] * 2
     assert json.loads(json.dumps(results, allow_nan=False)) == results

@@ -36,7 +36,7 @@ def times(results: list[dict[str, Any]]) -> list[tuple[float, float, float, floa
     return [tuple(one[name] for name in ("t_ms", "held_ms", "forwarded_ms", "throttle_ms")) for one in results]  # type: ignore[misc]
 
 
-def test_a_request_on_another_connection_is_held_until_the_group_has_paid() -> None:
+def test_holds_other_connection_until_group_has_paid() -> None:
     # 7000 B / 10 s = 700 B/s: (700 - 500) / 500 * 10 s = 4 s of debt. 0.2 s may be owed when the next one passes, so
     # "b" waits from 1 s to 3.8 s. With its 500 B the window has 7500 B in 10.8 s, 694.4 B/s: 4.2 s, of which 0.1 s may
     # become credit. So "d" passes 4.1 - 0.2 s later.
@@ -49,7 +49,7 @@ def test_a_request_on_another_connection_is_held_until_the_group_has_paid() -> N
     assert results[0]["throttle_ms"] == 4000
 
 
-def test_a_request_on_a_muted_connection_is_taken_when_the_mute_ends() -> None:
+def test_takes_request_when_mute_ends() -> None:
     results, _ = simulate(LIMIT_500, event(0, 7000), event(1000, 100), event(1001, 100))
     first, second, third = times(results)
     assert first == (0, 0, 0, 4000)
@@ -98,7 +98,7 @@ def test_other_kinds_wait_as_in_the_sidecar() -> None:
     assert by_time[6]["held_ms"] > 5000  # answered without the broker until there is room: 18 s' worth has come
 
 
-def test_refunds_limits_and_connections_take_effect_at_their_time() -> None:
+def test_applies_events_at_their_time() -> None:
     results, _ = simulate(
         LIMIT_500,
         event(0, 7000, "a"),
@@ -113,7 +113,7 @@ def test_refunds_limits_and_connections_take_effect_at_their_time() -> None:
     assert results[4]["forwarded_ms"] < 2100
 
 
-def test_requests_that_would_wait_for_ever_are_errors_and_others_go_on() -> None:
+def test_endless_wait_is_an_error_and_others_go_on() -> None:
     results, errors = simulate(LIMIT_500, event(0, 2**63, "a"), event(1, 2**62, "b"), event(2, 2**61, "d"))
     assert [one["t_ms"] for one in results] == [0, 1]  # a delay is never longer than 2^31 ms
     assert errors == [{"line": 3, "error": "it would wait until after 9007199254740992 ms, its group owes"}]

@@ -52,9 +52,7 @@ def test_nothing_begun_is_waited_for_for_ever() -> None:
         ("response_begun", "broker_bytes", CloseReason.SLOW_BROKER),
     ],
 )
-def test_who_is_in_the_middle_of_something_must_move_at_the_least_rate(
-    begun: str, counted: str, reason: CloseReason
-) -> None:
+def test_half_sent_request_must_move_at_least_rate(begun: str, counted: str, reason: CloseReason) -> None:
     # Nothing moves: 1 s is waited in each look, so that the 61st is over 60.
     assert ended_after_s({counted: 0}, 1000, **{begun: True}) == (61.0, reason)
     # One byte a second earns 1/500 s of it: 60 / (1 - 1/500) = 60.12 s.
@@ -89,7 +87,7 @@ def test_what_was_finished_is_forgotten() -> None:
         assert stalls.look(1.0, QUIET) is None
 
 
-def test_the_time_before_the_first_request_counts_while_it_is_the_clients_turn() -> None:
+def test_time_before_first_request_counts() -> None:
     assert ended_after_s({}, 100, under_way=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
     assert ended_after_s({"client_bytes": 1000}, 100, under_way=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
     assert ended_after_s({}, 1000, under_way=False, owed=True) is None
@@ -101,7 +99,7 @@ def test_the_time_before_the_first_request_counts_while_it_is_the_clients_turn()
     assert stalls.look(1.0, replace(QUIET, under_way=False)) is CloseReason.PRE_AUTH_TIMEOUT
 
 
-def test_a_closed_socket_that_has_lost_its_count_is_no_slow_reader() -> None:
+def test_closed_socket_is_no_slow_reader() -> None:
     """`send_queue` says (0, 0) of one. 100 000 bytes fewer at 500 bytes/s would have been 200 s of waiting."""
     stalls = Stalls(LIMITS)
     assert stalls.look(5.0, replace(QUIET, unsent=True, acked_bytes=100_000)) is None

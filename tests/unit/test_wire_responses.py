@@ -62,9 +62,7 @@ def kind_of(key: int, message: object) -> str:
 
 @pytest.mark.parametrize(("key", "version"), ADDRESSES)
 @pytest.mark.parametrize("translate", [shorter, longer])
-def test_rewritten_frames_are_what_kio_encodes_for_the_new_addresses(
-    key: int, version: int, translate: responses.Translate
-) -> None:
+def test_rewrites_addresses_as_kio_encodes(key: int, version: int, translate: responses.Translate) -> None:
     """kio's own encoding of the same message with other addresses is the oracle."""
     for seed in range(4):
         message = sample(kio_class(key, version), random.Random(seed), repeat=2 if seed else None)

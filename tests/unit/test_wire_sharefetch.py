@@ -156,7 +156,7 @@ def test_wrong_use() -> None:
         scrubber.feed(frame + b"x")
 
 
-def test_the_table_has_nothing_in_share_fetch_that_the_scrubber_does_not_know() -> None:
+def test_scrubber_knows_all_of_share_fetch() -> None:
     for version in range(3):
         scrubber = ShareFetchScrubber(version)
         assert not wire_schema._has(

@@ -192,7 +192,7 @@ def test_leaders_that_moved_were_recorded() -> None:
 
 
 @pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key == 1], ids=lambda vector: str(vector.name))
-def test_fetch_is_answered_without_addresses_in_the_version_asked_upstream(vector: Vector) -> None:
+def test_answers_fetch_in_the_version_asked_upstream(vector: Vector) -> None:
     """A broker's answer in version 15 is the answer of 16 to 18 without endpoints, for the same question."""
     if vector.version <= 15:
         assert b"127.0.0.1" not in vector.response
