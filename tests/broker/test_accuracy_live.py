@@ -12,7 +12,7 @@ from tests.lab.kafka import KafkaCluster
 pytestmark = pytest.mark.long
 
 
-def test_a_short_run(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_short_accuracy_run_meets_the_limits(kafka: KafkaCluster, tmp_path: Path) -> None:
     result = accuracy.measure(accuracy.QUICK, kafka, tmp_path, lambda _: None)
     assert len(result.figures) == 4
     for one in result.figures:

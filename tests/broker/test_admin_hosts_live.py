@@ -29,7 +29,7 @@ def running(kafka: KafkaCluster) -> Iterator[Sidecar]:
         yield one
 
 
-def test_the_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
+def test_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
     with httpx.Client(base_url=running.admin, timeout=10) as client:
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200  # by address, as the kubelet and Prometheus do
@@ -37,7 +37,7 @@ def test_the_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
             assert client.get(path, headers={"host": "evil.example"}).status_code == 421
 
 
-def test_a_list_in_the_configuration_counts(kafka: KafkaCluster) -> None:
+def test_admin_answers_configured_hosts(kafka: KafkaCluster) -> None:
     with sidecar(kafka.bootstrap, []) as one, httpx.Client(base_url=one.admin, timeout=10) as client:
         config = yaml.safe_load(one.config.read_text())
         config["admin"]["allowed_hosts"] = ["kquota.example.com"]
@@ -48,7 +48,7 @@ def test_a_list_in_the_configuration_counts(kafka: KafkaCluster) -> None:
         assert client.get("/quotas", headers={"host": "other.example.com"}).status_code == 421
 
 
-def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
+def test_refused_command_says_why(running: Sidecar) -> None:
     port = running.admin.rsplit(":", 1)[1]
     # 127.0.0.1 by a name that public DNS cannot have, and that the sidecar does not know
     program = (
@@ -119,7 +119,7 @@ REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"
 
 
 @pytest.mark.parametrize("page", ["127.0.0.1", "other.example"], ids=["same site", "another site"])
-def test_a_page_of_another_origin_reads_nothing(running: Sidecar, page: str) -> None:
+def test_page_of_other_origin_reads_nothing(running: Sidecar, page: str) -> None:
     from selenium.webdriver.common.by import By
 
     with other_origin() as port, chromium(REBOUND) as driver:
@@ -134,7 +134,7 @@ def test_a_page_of_another_origin_reads_nothing(running: Sidecar, page: str) -> 
         wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
 
 
-def test_a_name_that_was_rebound_to_the_sidecar_reads_nothing(running: Sidecar) -> None:
+def test_dns_rebound_name_reads_nothing(running: Sidecar) -> None:
     """For the browser it is the page's own origin: only the sidecar can tell."""
     port = running.admin.rsplit(":", 1)[1]
     with chromium(REBOUND) as driver:

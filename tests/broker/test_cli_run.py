@@ -102,7 +102,7 @@ def running(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0(tmp_path: Path, number: signal.Signals) -> None:
+def test_exits_0_on_signal(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path) as run:
         run.process.send_signal(number)
         assert run.process.wait(LIMIT_S) == 0
@@ -169,7 +169,7 @@ def test_reload_of_a_configmap_and_by_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["listen", "admin"])
-def test_a_port_in_use_is_one_clear_line_and_exit_1(tmp_path: Path, which: str) -> None:
+def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path, which: str) -> None:
     ports = free_ports(4)
     path = tmp_path / "q.yaml"
     path.write_text(text_of(ports, "1M"))
@@ -191,7 +191,7 @@ def test_a_port_in_use_is_one_clear_line_and_exit_1(tmp_path: Path, which: str) 
     assert "Traceback" not in done.stderr
 
 
-def test_a_bad_file_is_exit_2_with_the_problems(tmp_path: Path) -> None:
+def test_bad_file_exits_2_with_the_problems(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text("mode: magic\n")
     command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)]
@@ -244,7 +244,7 @@ def test_a_reload_changes_the_log_level(tmp_path: Path) -> None:
         assert visit() == 1
 
 
-def test_on_a_terminal_lines_are_for_people(tmp_path: Path) -> None:
+def test_writes_console_lines_on_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     ports = free_ports(4)
     path.write_text(text_of(ports, "1M"))

@@ -182,7 +182,7 @@ async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -
         await trio.to_thread.run_sync(lambda: context.__exit__(None, None, None))
 
 
-def test_a_low_soft_limit_of_open_files_is_raised(kafka: KafkaCluster) -> None:
+def test_raises_low_soft_limit_of_open_files(kafka: KafkaCluster) -> None:
     """1024 as in today's containers, and a hard limit above it."""
     with sidecar(kafka.bootstrap, before=("prlimit", "--nofile=1024:20000")) as running:
         (line,) = said(running, "limit of open files raised")

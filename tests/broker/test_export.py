@@ -355,7 +355,7 @@ async def test_counts_own_failure_and_writes_next_interval(monkeypatch: pytest.M
     assert sum(row["produce_bytes"] for row in memory.rows()) == 100
 
 
-def test_where_records_come_from() -> None:
+def test_records_name_their_sidecar() -> None:
     config = load_bytes(
         "k.yaml", b'{upstream: {bootstrap: ["k:9092"]}, export: {directory: /tmp/u, cluster_id: prod, interval_s: 5}}'
     )

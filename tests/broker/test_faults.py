@@ -119,7 +119,7 @@ IN_MAKE_TEST = ("connections reset", "stalled", "reset within responses", "broke
 
 
 @pytest.mark.parametrize("fault", FAULTS if os.environ.get("KQUOTA_FAULTS") == "all" else IN_MAKE_TEST)
-def test_fault(rig: Rig, topic: str, fault: str) -> None:
+def test_faults_lose_and_repeat_nothing(rig: Rig, topic: str, fault: str) -> None:
     direct = rig.cluster.bootstrap[0]
     create_topic(direct, topic)
     before, carried = charged(rig.proxy), traffic(rig)
@@ -145,7 +145,7 @@ def test_fault(rig: Rig, topic: str, fault: str) -> None:
         assert VALUE_BYTES * len(consuming.seen) < now.fetch - before.fetch <= moved.fetch - carried.fetch
 
 
-def test_a_broker_that_moved_is_followed(rig: Rig, topic: str) -> None:
+def test_follows_moved_broker(rig: Rig, topic: str) -> None:
     """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it.
 
     It is killed: a broker that stops in order, and is the only one, says at its end that the cluster has no brokers,

@@ -41,7 +41,7 @@ def is_ready(admin: str) -> bool:
     return get(admin + "/readyz").status_code == 200
 
 
-def test_names_that_do_not_resolve(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+def test_unresolvable_names_recover(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     """The bootstrap server's name is denied, its name server fails, or says nothing at all; and comes back."""
     port = kafka.bootstrap[0].rsplit(":", 1)[1]
     create_topic(kafka.bootstrap[0], topic)
@@ -75,7 +75,7 @@ def test_names_that_do_not_resolve(kafka: KafkaCluster, topic: str, tmp_path: Pa
             check_promises(found, [producing, *newcomers], [consuming])
 
 
-def test_a_clock_that_is_set_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     """A day forward, two days back: throttles last as long as told, and no usage is lost or counted twice."""
     program("faketime", "faketime")
     (library,) = glob("/usr/lib/*/faketime/libfaketimeMT.so.1")

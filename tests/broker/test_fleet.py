@@ -177,7 +177,7 @@ def test_divides_limit_by_instances_without_topic(kafka: KafkaCluster, topic: st
 
 
 @pytest.mark.long
-def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, topic: str) -> None:
+def test_bounds_fleet_requests_to_brokers(kafka: KafkaCluster, topic: str) -> None:
     """docs/fleet.md: five fetches per second and broker, four records per interval and partition, and their bytes.
 
     The instance reaches the cluster through a second sidecar, which counts what the fleet's client asks for.
@@ -363,7 +363,7 @@ def _rss_mib(one: Sidecar) -> float:
 
 
 @pytest.mark.timeout(180)
-def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaCluster, topic: str) -> None:
+def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -> None:
     """As by a broker that creates topics automatically: the fleet counts on the partitions that there were."""
     from kafka import KafkaAdminClient
     from kafka.admin import NewTopic

@@ -62,7 +62,7 @@ def kerberos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberos]:
             yield Kerberos(made, cluster, running)
 
 
-def test_a_request_in_the_middle_of_a_login_is_no_clients(kerberos: Kerberos, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_within_login_charges_no_client(kerberos: Kerberos, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker has accepted the ticket and then the empty message, and takes no request before the last message: with
     and without us it closes the connection. Nothing is charged to the user that stands for Kerberos' clients."""
     for name, value in environment(kerberos.realm.config, kerberos.realm.keytab).items():

@@ -113,7 +113,7 @@ def attacker(running: Sidecar) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_honest_client_beside_an_attacker(
+def test_attacker_does_not_slow_honest_client(
     running: Sidecar, honest: Honest, alone_ms: float, attacker: subprocess.Popen[str], kind: str
 ) -> None:
     assert attacker.stdin is not None
@@ -135,7 +135,7 @@ def test_an_honest_client_beside_an_attacker(
         assert done["ended"] >= 1, "not one of these is a client: each is shown the door"
 
 
-def test_nothing_of_them_is_left(running: Sidecar, honest: Honest) -> None:
+def test_attackers_leave_nothing_behind(running: Sidecar, honest: Honest) -> None:
     """Connections are gone and counted, nothing was a bug of ours, log and metrics can be read whatever they sent."""
 
     def gone() -> bool:

@@ -58,7 +58,7 @@ def dockerfile() -> tuple[dict[str, str], dict[str, Stage]]:
 # --- rules
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_accepts_the_dockerfile() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("hadolint")), "--failure-threshold", "style", str(ROOT / "Dockerfile")],
         capture_output=True,
@@ -129,7 +129,7 @@ def test_only_the_wheel_is_compiled_and_no_image_has_a_compiler(
                 assert "--only-binary :all:" in step or "--no-index" in step, step
 
 
-def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
+def test_build_context_is_the_wheels_sources() -> None:
     names = context_files((ROOT / ".dockerignore").read_text())
     assert {
         "pyproject.toml",

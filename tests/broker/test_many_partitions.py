@@ -50,7 +50,7 @@ def read(bootstrap: str, client_id: str, topic: str) -> int:
         consumer.close()
 
 
-def test_records_are_no_smaller_a_part_than_at_a_broker(kafka: KafkaCluster, topic: str) -> None:
+def test_fetches_fill_as_much_as_at_a_broker(kafka: KafkaCluster, topic: str) -> None:
     broker = kafka.bootstrap[0]
     fill(broker, topic)
     set_brokers_quota(broker, "theirs", "consumer_byte_rate", RATE)

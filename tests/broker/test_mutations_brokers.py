@@ -158,7 +158,7 @@ def check_strict(message: Any, first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(("broker", "version"), versions(CREATE_TOPICS))
-def test_create(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+def test_create_topics_is_charged_per_partition(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
     refill(raw.proxy)
     began = time.monotonic()
@@ -184,7 +184,7 @@ def test_create(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("broker", "version"), versions(DELETE_TOPICS))
-def test_delete(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+def test_delete_topics_is_charged_per_partition(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
     unlimited = raw.ask(create(7, {first: 25, second: 25}), FREE)
     assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E10
@@ -208,7 +208,7 @@ def test_delete(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("broker", "version"), versions(CREATE_PARTITIONS))
-def test_partitions(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+def test_create_partitions_is_charged_per_partition(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
     raw.ask(create(7, {first: 1, second: 1}), FREE)
     settled(raw.proxy.bootstrap, {first: 1, second: 1}, (first, second))
@@ -310,7 +310,7 @@ def comparable(api_key: int, version: int, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_refusals_are_a_brokers_own_to_the_byte(request: pytest.FixtureRequest, broker: str) -> None:
+def test_refusals_are_byte_for_byte_a_brokers(request: pytest.FixtureRequest, broker: str) -> None:
     # Two topics, both refused: by the broker for its own quota, and by the sidecar for ours. The answers differ in the
     # throttle time, in the message (a controller sends none) and in the order of deletes, which a broker shuffles.
     cluster: KafkaCluster = request.getfixturevalue(broker)
@@ -340,7 +340,7 @@ def test_refusals_are_a_brokers_own_to_the_byte(request: pytest.FixtureRequest, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
-def test_a_brokers_own_refusals_cost_nothing_here(request: pytest.FixtureRequest, broker: str) -> None:
+def test_broker_refusals_cost_nothing(request: pytest.FixtureRequest, broker: str) -> None:
     cluster: KafkaCluster = request.getfixturevalue(broker)
     theirs, (first, second) = use_up(cluster), pair()
     with sidecar(cluster.bootstrap, [{"client-id": "<default>", "controller_mutation_rate": RATE}]) as proxy:

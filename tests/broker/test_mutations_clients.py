@@ -72,7 +72,7 @@ def persistently(step: Callable[[], Any]) -> None:
             return
 
 
-def test_kafka_python(proxy: Sidecar, names: list[str]) -> None:
+def test_kafka_python_mutations_are_throttled(proxy: Sidecar, names: list[str]) -> None:
     from kafka import KafkaAdminClient
     from kafka.admin import NewPartitions, NewTopic
     from kafka.errors import ThrottlingQuotaExceededError
@@ -105,7 +105,7 @@ def test_kafka_python(proxy: Sidecar, names: list[str]) -> None:
 
 
 @pytest.mark.long
-def test_confluent_kafka(proxy: Sidecar, names: list[str]) -> None:
+def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: list[str]) -> None:
     from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
     admin = AdminClient({"bootstrap.servers": proxy.bootstrap, "client.id": "librdkafka-admin"})
@@ -136,7 +136,7 @@ def set_rate(proxy: Sidecar, rate: float) -> None:
 
 
 @pytest.mark.long
-def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> None:
+def test_kafka_topics_tool_is_throttled(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> None:
     # kafka-topics asks once and says that it was refused; the next one, when the tokens are back, does it.
     first, second, third = names
 

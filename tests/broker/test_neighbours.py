@@ -62,7 +62,7 @@ def high(times: list[float]) -> float:
 
 
 @pytest.mark.parametrize("kind", WORK)
-def test_a_neighbour_is_served_as_at_the_broker(
+def test_neighbour_is_served_as_at_the_broker(
     running: Sidecar, kafka: KafkaCluster, attacker: subprocess.Popen[str], kind: str
 ) -> None:
     for _ in range(TRIES):

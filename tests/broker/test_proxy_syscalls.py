@@ -32,7 +32,7 @@ def calls(trace: Path, begin: int) -> Counter[str]:
     return found
 
 
-def test_system_calls_for_a_small_request(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+def test_small_request_takes_few_system_calls(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     quotas = [{"client-id": "<default>", "producer_byte_rate": 10**12, "consumer_byte_rate": 10**12}]
     # -D: strace stands beside, and the process that we started and will signal is the sidecar itself

@@ -201,7 +201,9 @@ FILTERS: dict[str, tuple[Sequence[tuple[str, int, str | None]], bool]] = {
 
 
 @pytest.mark.parametrize(("cluster", "version"), [("kafka", 0), ("kafka", 1), ("kafka_391", 1)])
-def test_answers_are_a_brokers(request: pytest.FixtureRequest, tmp_path: Path, cluster: str, version: int) -> None:
+def test_quota_admin_answers_as_a_broker(
+    request: pytest.FixtureRequest, tmp_path: Path, cluster: str, version: int
+) -> None:
     """G1 to G12: the same requests, one after the other; error codes and the quotas afterwards are the same."""
     kafka: KafkaCluster = request.getfixturevalue(cluster)
     with (
@@ -350,7 +352,7 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
 
 
 @pytest.mark.long
-def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
+def test_forwarded_alteration_applies_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
     quotas = {"source": "cluster", "poll_interval_s": "1h", "alter": "forward"}
     with quotas_removed_afterwards(kafka.bootstrap[0]) as broker, sidecar(kafka.bootstrap, quotas=quotas) as proxy:
         configs = Tool(java_tool, proxy.bootstrap)
@@ -453,7 +455,7 @@ def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaClust
 
 
 @pytest.mark.long
-def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_overlay_survives_crash_at_any_moment(kafka: KafkaCluster, tmp_path: Path) -> None:
     """SIGKILL in the middle of alterations, again and again: what was acknowledged is there, or something newer."""
     overlay, last, acknowledged = tmp_path / "overlay.yaml", 0, 0
     for round_number in range(4):

@@ -85,7 +85,7 @@ def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
         yield running
 
 
-def test_a_metadata_storm_is_told_and_then_not_read(limited: Sidecar, kafka: KafkaCluster) -> None:
+def test_metadata_storm_is_throttled_and_muted(limited: Sidecar, kafka: KafkaCluster) -> None:
     """0.5 % of a thread are 50 ms in ten seconds; each ms more is (1 / 50) * 10 s = 200 ms of delay."""
     with precedence(limited.pid, *(node.pid for node in kafka.nodes)):
         with RawClient(limited.bootstrap, "storm") as client:
@@ -222,7 +222,7 @@ def test_estimate_is_within_stated_factor_of_broker() -> None:
     assert [row for row in rows if not 1 / FACTOR <= row["ratio"] <= FACTOR] == []
 
 
-def test_the_kernel_knows_the_round_trip() -> None:
+def test_kernel_tells_the_round_trip() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         assert 0 < round_trip_ms(client) < 100
     one, other = socket.socketpair()

@@ -14,7 +14,7 @@ MINUTES = float(os.environ.get("KQUOTA_SOAK_MINUTES", "2"))
 
 
 @pytest.mark.timeout(60 * MINUTES + 480)
-def test_nothing_grows_and_nothing_stays_behind() -> None:
+def test_soak_leaves_nothing_behind() -> None:
     """In a process of its own: the client libraries leave sockets to the garbage collector when faults strike them."""
     command = [sys.executable, "-m", "tests.soak", "--minutes", str(MINUTES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 * MINUTES + 420, check=False)

@@ -120,7 +120,7 @@ def run_all(kafka: KafkaCluster, running: Sidecar, clients: dict[str, Client], k
 
 
 @pytest.mark.usefixtures("timely")
-def test_producers(kafka: KafkaCluster, limited: Sidecar) -> None:
+def test_producers_run_evenly_at_their_limit(kafka: KafkaCluster, limited: Sidecar) -> None:
     timelines = run_all(kafka, limited, PRODUCERS, "produce")
     for name, timeline in timelines.items():
         assert timeline.steady_rate(FIRST_WINDOW_S) == pytest.approx(RATE, rel=0.05), name
@@ -137,7 +137,7 @@ def test_producers(kafka: KafkaCluster, limited: Sidecar) -> None:
 
 
 @pytest.mark.usefixtures("timely")
-def test_consumers(kafka: KafkaCluster, limited: Sidecar) -> None:
+def test_consumers_run_evenly_at_their_limit(kafka: KafkaCluster, limited: Sidecar) -> None:
     timelines = run_all(kafka, limited, CONSUMERS, "consume")
     for name, timeline in timelines.items():
         assert timeline.steady_rate(FIRST_WINDOW_S) == pytest.approx(RATE, rel=0.05), name

@@ -42,7 +42,7 @@ def throttle(of: Ledger, client_id: str, now_ms: float, delay_ms: int = 2000, us
     of.note_throttle(account, Kind.PRODUCE, delay_ms, at_ms=now_ms, api_key=0, amount=6000)
 
 
-def test_one_line_when_it_begins_and_one_when_it_has_ended(books: Ledger) -> None:
+def test_logs_throttle_begin_and_end(books: Ledger) -> None:
     lines = Lines()
     log = ThrottleLog(books, lines)
     log.look(900)
@@ -95,7 +95,7 @@ def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
     assert values["left_out"] > 2 * MAX_EPISODES
 
 
-def test_a_real_sidecar_writes_them(kafka: KafkaCluster, topic: str) -> None:
+def test_sidecar_logs_throttling(kafka: KafkaCluster, topic: str) -> None:
     quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
     with sidecar(kafka.bootstrap, quotas) as running:
         with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:

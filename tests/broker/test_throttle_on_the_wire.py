@@ -178,7 +178,7 @@ def test_fetch_over_quota_on_an_older_broker(limited_391: Sidecar, topic: str, v
 
 
 @pytest.mark.parametrize(("first", "second"), [(12, 13), (17, 11)])
-def test_a_session_that_changes_names_for_ids(
+def test_fetch_session_changes_names_for_ids(
     kafka: KafkaCluster, limited: Sidecar, topic: str, first: int, second: int
 ) -> None:
     """The sidecar has answered a request of the session itself. What follows has the errors that a broker gives."""
@@ -200,7 +200,7 @@ def test_a_session_that_changes_names_for_ids(
     assert errors == [(FETCH_SESSION_TOPIC_ID_ERROR, 0)] * 2
 
 
-def test_the_oldest_fetch_of_all_on_an_older_broker(limited_391: Sidecar, topic: str) -> None:
+def test_oldest_fetch_on_an_older_broker(limited_391: Sidecar, topic: str) -> None:
     """Fetch v0, which only brokers before 4.0 offer: no throttle field, an empty answer, and the mute."""
     where = fill(limited_391, topic, 2, 150_000)
 
@@ -237,7 +237,7 @@ def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str)
         assert groups["limited"]["totals"]["throttled"] == 1
 
 
-def test_a_client_that_goes_away_while_muted_is_let_go(limited: Sidecar, topic: str) -> None:
+def test_releases_client_that_leaves_while_muted(limited: Sidecar, topic: str) -> None:
     before = limited.metric("kquota_connections_open")
     with RawClient(limited.bootstrap, f"gone-{topic}") as client:
         # 3 MB: 300 000 B/s over 10 s, (300 000 - 20 000) / 20 000 * 10 s = 140 s, of which max_mute is told: 120 s.

@@ -49,7 +49,7 @@ def text_of(found: list[top.Row], width: int, most: int = 100) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_states_name_the_worst_first() -> None:
+def test_top_names_the_worst_state_first() -> None:
     found = top.rows(
         [
             group("a", 0.2),
@@ -116,7 +116,7 @@ def test_amounts_have_units(kind: Kind, limit: str, now: str) -> None:
     assert top.amount(kind, 1_500_000.0) == now
 
 
-def test_where_room_is_short_names_give_way_and_figures_do_not() -> None:
+def test_narrow_terminal_cuts_names_not_figures() -> None:
     long = "a-client-id-that-goes-on-and-on-without-an-end-in-sight"
     found = top.rows([group(long, 1.04, throttled_for_ms=560), group("bad\x1b[31m", 0.1)], {}, 1.0)
     wide, narrow = text_of(found, 200), text_of(found, 80)

@@ -186,7 +186,7 @@ def _start(bootstrap: str, mark: str, cluster: KafkaCluster, items: list[str], f
 
 
 @pytest.mark.parametrize(("cluster", "name"), CASES)
-def test_same_results(cluster: str, name: str, corpus: Callable[[str], Run]) -> None:
+def test_corpus_has_the_same_results(cluster: str, name: str, corpus: Callable[[str], Run]) -> None:
     run = corpus(cluster)
     direct, through = run.direct[name], run.through[name]
     assert "failure" not in direct, f"without the sidecar:\n{direct['failure']}"
@@ -196,7 +196,7 @@ def test_same_results(cluster: str, name: str, corpus: Callable[[str], Run]) -> 
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_second_tries_are_rare_and_not_because_of_the_sidecar(cluster: str, corpus: Callable[[str], Run]) -> None:
+def test_retries_are_rare_and_not_the_sidecars(cluster: str, corpus: Callable[[str], Run]) -> None:
     """Clients have bad moments of their own; through the sidecar at most one more than directly."""
     run = corpus(cluster)
     again = {
@@ -232,7 +232,7 @@ def test_clients_learn_only_the_sidecars_addresses(cluster: str, corpus: Callabl
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_the_sidecar_noticed_nothing_wrong(cluster: str, corpus: Callable[[str], Run]) -> None:
+def test_sidecar_counts_no_errors(cluster: str, corpus: Callable[[str], Run]) -> None:
     metrics = corpus(cluster).metrics
     closed = {label for (name, label), count in metrics.items() if name == "kquota_connections_closed_total" and count}
     assert closed <= {"client_closed", "client_reset"}
@@ -246,7 +246,7 @@ def test_the_sidecar_noticed_nothing_wrong(cluster: str, corpus: Callable[[str],
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_what_is_left_out_is_what_the_broker_does_not_offer(cluster: str, request: pytest.FixtureRequest) -> None:
+def test_leaves_out_only_what_the_broker_lacks(cluster: str, request: pytest.FixtureRequest) -> None:
     from kafka.protocol.metadata import ApiVersionsRequest
 
     broker: KafkaCluster = request.getfixturevalue(cluster)

@@ -314,7 +314,7 @@ def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy
 
 
 @pytest.mark.long
-def test_controllers_take_no_ports_of_brokers(kafka3: KafkaCluster) -> None:
+def test_controllers_take_no_broker_ports(kafka3: KafkaCluster) -> None:
     """Three brokers, three ports: `kafka-metadata-quorum` shows the controllers where they are, all brokers work.
 
     Controllers were given ports as well once: they used up the range, and the next broker found none.

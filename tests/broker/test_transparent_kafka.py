@@ -219,7 +219,9 @@ def everything_arrived(clients: Traffic) -> None:
 
 
 @pytest.mark.long
-def test_brokers_come_move_and_go(net: Network, cluster: KafkaCluster, rules: Callable[[str], None]) -> None:
+def test_follows_brokers_that_come_move_and_go(
+    net: Network, cluster: KafkaCluster, rules: Callable[[str], None]
+) -> None:
     rules(f"install {RULES}")
     with beside_the_application(net, []) as proxy, traffic(cluster, net) as (clients, topics, admin):
         clients.wait_for_progress()

@@ -36,7 +36,7 @@ def would_throttle_s(running: Sidecar, kind: str, limit: str, *, least: float) -
 
 
 @pytest.mark.parametrize("limit", ["candidate", "shadow"])
-def test_each_byte_is_put_to_trial_and_none_waits(trying: Sidecar, topic: str, limit: str) -> None:
+def test_candidates_and_shadow_limits_delay_nothing(trying: Sidecar, topic: str, limit: str) -> None:
     with RawClient(trying.bootstrap, limit) as client:
         where = client.topic(topic)
         for number in range(4):

@@ -116,7 +116,7 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 800, 1300])
-def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: bool, browse: Browse) -> None:
+def test_ui_is_readable_in_both_themes_and_any_width(busy: Sidecar, width: int, dark: bool, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
 
     with browse(width, dark=dark) as driver:
@@ -163,7 +163,7 @@ def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: 
 
 
 @pytest.mark.long
-def test_it_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
+def test_ui_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
@@ -199,7 +199,7 @@ def test_it_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
 
 
 @pytest.mark.long
-def test_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
+def test_ui_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
     with browse() as driver:
         driver.get(f"{busy.admin}/ui/")
         wait_for("a throttle", lambda: "throttled" in text(driver, "#groups"))
@@ -224,7 +224,7 @@ def test_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
 
 
 @pytest.mark.long
-def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster, browse: Browse) -> None:
+def test_ui_says_when_the_sidecar_is_gone(kafka: KafkaCluster, browse: Browse) -> None:
     with browse() as driver:
         with sidecar(kafka.bootstrap, []) as running:
             driver.get(f"{running.admin}/ui")
@@ -232,7 +232,7 @@ def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster, browse: Brows
         wait_for("the end", lambda: "does not answer" in text(driver, "#status"))
 
 
-def test_only_our_files_are_served(busy: Sidecar) -> None:
+def test_ui_serves_only_its_files(busy: Sidecar) -> None:
     with httpx.Client(base_url=busy.admin, timeout=10) as client:
         page = client.get("/ui/")
         assert page.headers["content-security-policy"].startswith("default-src 'self'")

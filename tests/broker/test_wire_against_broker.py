@@ -67,7 +67,7 @@ def test_every_advertised_version_is_in_the_table(cluster: KafkaCluster) -> None
             assert offered[api_key][1] <= schema.APIS[api_key][2]
 
 
-def test_nothing_that_this_broker_offers_is_clamped(cluster: KafkaCluster) -> None:
+def test_clamps_no_version_this_broker_offers(cluster: KafkaCluster) -> None:
     with connect(cluster) as peer:
         for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
             frame = ask(peer, responses.api_versions_request(version, 1, "kquota-test"))
@@ -114,7 +114,7 @@ def arguments(name: str, version: int) -> dict[str, Any]:
     return {}
 
 
-def test_sidecar_s_own_questions(cluster: KafkaCluster) -> None:
+def test_reads_brokers_from_real_metadata(cluster: KafkaCluster) -> None:
     offered = advertised(cluster)
     with connect(cluster) as peer:
         for version in range(1, offered[apis.METADATA][1] + 1):
@@ -124,7 +124,7 @@ def test_sidecar_s_own_questions(cluster: KafkaCluster) -> None:
             assert broker == (node.node_id, node.host, node.port)
 
 
-def test_unsupported_api_versions_is_answered_as_we_would(cluster: KafkaCluster) -> None:
+def test_answers_unsupported_api_versions_as_broker(cluster: KafkaCluster) -> None:
     header = struct.pack(">hhih", 18, 99, 77, -1) + b"\0"
     payload = header + b"\2a\2b\0"
     with connect(cluster) as peer:

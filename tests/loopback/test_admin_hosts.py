@@ -53,7 +53,7 @@ PATHS = (
         "b.a.corp.example.com:80", "shop-kquota.shop-prod.svc.other.domain",
     ],
 )  # fmt: skip
-def test_hosts_that_are_ours(host: str) -> None:
+def test_accepts_own_hosts(host: str) -> None:
     assert Hosts(LISTED, OWN).allow(host)
 
 
@@ -72,7 +72,7 @@ def test_hosts_that_are_ours(host: str) -> None:
         "*.corp.example.com",
     ],
 )  # fmt: skip
-def test_hosts_that_are_not(host: str) -> None:
+def test_refuses_other_hosts(host: str) -> None:
     assert not Hosts(LISTED, OWN).allow(host)
     assert Hosts(["*"]).allow(host)
 
@@ -94,7 +94,7 @@ def test_the_list_is_taken_by_the_configuration(entry: str) -> None:
 @pytest.mark.parametrize(
     "entry", ["http://x", "x:9404", "", "*.", "**", "a.*.b", "*x", ".x", "x.", "a b", "-a", "a/b", 7]
 )
-def test_what_cannot_be_a_host_in_the_list_is_told(entry: Any) -> None:
+def test_names_wrong_host_in_the_list(entry: Any) -> None:
     text = json.dumps({"upstream": {"bootstrap": ["k:9092"]}, "admin": {"allowed_hosts": ["fine", entry]}})
     with pytest.raises(ConfigError) as caught:
         load_bytes("k.yaml", text.encode())
@@ -170,7 +170,7 @@ async def test_answers_requests_without_host() -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize(("authority", "status"), [("localhost", 200), ("evil.example", 421)])
-async def test_http_2_has_no_other_door(authority: str, status: int) -> None:
+async def test_http_2_authority_is_checked_too(authority: str, status: int) -> None:
     async with admin() as port:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream:
@@ -267,9 +267,7 @@ async def test_an_origin_has_to_be_the_host(origin: str, status: int) -> None:
         ("something-new", "cors", "empty", "GET", 403),
     ],
 )
-async def test_what_browsers_say_about_where_a_request_comes_from(
-    site: str, mode: str, dest: str, method: str, status: int
-) -> None:
+async def test_checks_sec_fetch_site(site: str, mode: str, dest: str, method: str, status: int) -> None:
     given = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": dest}
     async with admin() as port:
         found, _, body = await get(port, method=method, **given)

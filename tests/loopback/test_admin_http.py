@@ -261,7 +261,7 @@ async def test_connections_shows_who_is_muted_first() -> None:
 
 
 @pytest.mark.trio
-async def test_an_index_for_people_and_honest_errors() -> None:
+async def test_admin_has_index_and_error_pages() -> None:
     async with admin() as running:
         assert b"/readyz" in (await running.get("/"))[2]
         assert (await running.get("/nothing"))[0] == 404
@@ -305,7 +305,7 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("behave", [hang, dribble, silent])
-async def test_bad_scrapers_are_cut_off_and_disturb_no_others(
+async def test_cuts_off_bad_scrapers_alone(
     behave: Callable[[Admin], Awaitable[trio.SocketStream]],
 ) -> None:
     async with admin(lifetime_s=5.0) as running:  # long enough for honest requests on a busy machine
@@ -333,7 +333,7 @@ async def test_a_hanging_scraper_does_not_hold_up_the_end() -> None:
 
 
 @pytest.mark.trio
-async def test_when_too_many_are_connected_the_oldest_makes_room() -> None:
+async def test_oldest_connection_makes_room() -> None:
     evicted = []
     async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
         streams = [await silent(running) for _ in range(10)]
@@ -358,7 +358,7 @@ async def test_when_too_many_are_connected_the_oldest_makes_room() -> None:
         b"\r\n" * 1000,
     ],
 )
-async def test_nonsense_closes_only_its_own_connection(raw: bytes) -> None:
+async def test_http_nonsense_closes_only_its_connection(raw: bytes) -> None:
     async with admin(lifetime_s=1.0) as running:
         with trio.fail_after(10):
             stream = await trio.open_tcp_stream("127.0.0.1", running.port)

@@ -56,7 +56,7 @@ def quota(limit: int) -> str:
 
 
 @kinds
-def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
+def test_reads_no_irregular_file(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     reason = put(kind, path)
     began_s = time.monotonic()
@@ -94,9 +94,7 @@ def after_the_look(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[P
 
 
 @kinds
-def test_what_takes_its_place_after_the_look_is_not_read_either(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_no_irregular_file_put_in_later(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_text("good")
     after_the_look(monkeypatch, path, KINDS[kind].put)
@@ -106,7 +104,7 @@ def test_what_takes_its_place_after_the_look_is_not_read_either(
     assert said in error.value.strerror
 
 
-def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_file_that_grows_while_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
     read = os.read
@@ -169,7 +167,9 @@ def issued(authority: Authority) -> Issued:
 
 
 @pytest.mark.parametrize("name", ["certificate_file", "key_file", "client_ca_file"])
-def test_certificates_and_keys(name: str, tmp_path: Path, authority: Authority, issued: Issued) -> None:
+def test_refuses_irregular_certificates_and_keys(
+    name: str, tmp_path: Path, authority: Authority, issued: Issued
+) -> None:
     path = tmp_path / name
     reason = put("FIFO", path)
     paths = {"certificate_file": issued.chain, "key_file": issued.key, "client_ca_file": authority.certificate}
@@ -183,7 +183,7 @@ def test_certificates_and_keys(name: str, tmp_path: Path, authority: Authority, 
     assert str(error.value).startswith(f"listen.tls.{name} {path}: cannot be read: {reason}")
 
 
-def test_openssl_gets_what_was_looked_at(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
@@ -199,7 +199,7 @@ def _after(manager: Any, act: Callable[[], object]) -> Any:
     return manager
 
 
-def test_the_webhook(tmp_path: Path, issued: Issued) -> None:
+def test_webhook_refuses_irregular_files(tmp_path: Path, issued: Issued) -> None:
     path = tmp_path / "template"
     reason = put("FIFO", path)
     with pytest.raises(OSError, match=reason):
@@ -214,7 +214,7 @@ def test_the_webhook(tmp_path: Path, issued: Issued) -> None:
     assert reason in logs[0]["error"]
 
 
-def test_nothing_else_than_a_file_is_written_over(tmp_path: Path) -> None:
+def test_overwrites_only_regular_files(tmp_path: Path) -> None:
     path = tmp_path / "o.yaml"
     for kind in ("FIFO", "endless device", "directory"):
         put(kind, tmp_path / "o.yaml.tmp")
@@ -269,7 +269,7 @@ async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Runn
 
 
 @kinds
-async def test_a_watched_configuration(kind: str, tmp_path: Path) -> None:
+async def test_irregular_configuration_keeps_the_former(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
     with structlog.testing.capture_logs() as logs:
@@ -291,7 +291,7 @@ def overlay_source(path: Path, timeout_s: float = LIMIT_S) -> FileSource:
     return FileSource(path.with_name("q.yaml"), overlay_config(path), poll_s=0.01, timeout_s=timeout_s)
 
 
-async def test_a_watched_overlay(tmp_path: Path) -> None:
+async def test_irregular_overlay_keeps_the_former(tmp_path: Path) -> None:
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
     source = overlay_source(path)
@@ -307,7 +307,7 @@ async def test_a_watched_overlay(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_followed_certificate_and_static_user(tmp_path: Path, issued: Issued) -> None:
+async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: Issued) -> None:
     cert, user = tmp_path / "cert", tmp_path / "user"
     put_file(cert, issued.chain.read_bytes())
     put_file(user, "web\n")
@@ -338,7 +338,7 @@ async def test_a_followed_certificate_and_static_user(tmp_path: Path, issued: Is
             nursery.cancel_scope.cancel()
 
 
-async def test_a_bug_while_files_are_loaded_ends_nothing(tmp_path: Path) -> None:
+async def test_load_bug_does_not_end_following(tmp_path: Path) -> None:
     path = tmp_path / "file"
     put_file(path, "1")
 
@@ -376,9 +376,7 @@ def never_the_same(monkeypatch: pytest.MonkeyPatch, module: Any, path: Path) -> 
     return calm
 
 
-async def test_a_configuration_that_keeps_changing_is_told_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logs_ever_changing_configuration_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
     with structlog.testing.capture_logs() as logs:
@@ -398,9 +396,7 @@ async def test_a_configuration_that_keeps_changing_is_told_of_once(
     ]
 
 
-async def test_followed_files_that_keep_changing_are_told_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logs_ever_changing_followed_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     put_file(path, "1")
     followed = Followed("listen.tls", [path], lambda: None)
@@ -447,9 +443,7 @@ class Silent:
         return self._real(path, *more)
 
 
-async def test_a_configuration_on_a_file_system_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_configuration_file_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
     silent = Silent(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
@@ -466,9 +460,7 @@ async def test_a_configuration_on_a_file_system_that_does_not_answer(
     assert error["problems"] == [f"{path}: cannot be read: no answer from the file system within 0.05 s"]
 
 
-async def test_an_overlay_on_a_file_system_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_overlay_does_not_stop_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
     source = overlay_source(path, timeout_s=0.05)
@@ -485,7 +477,7 @@ async def test_an_overlay_on_a_file_system_that_does_not_answer(
         nursery.cancel_scope.cancel()
 
 
-async def test_an_overlay_that_cannot_be_written_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overlay_write_without_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "o.yaml"
     text = f"{UPSTREAM}quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}\n"
     source = FileSource(tmp_path / "q.yaml", load_bytes("q.yaml", text.encode()), poll_s=0.01, timeout_s=0.2)
@@ -502,9 +494,7 @@ async def test_an_overlay_that_cannot_be_written_for_long(tmp_path: Path, monkey
         nursery.cancel_scope.cancel()
 
 
-async def test_followed_files_on_a_file_system_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     for one in (path, other):
         put_file(one, "1")
@@ -528,7 +518,7 @@ async def test_followed_files_on_a_file_system_that_does_not_answer(
     assert error == f"listen.tls {path}: no answer from the file system within 0.05 s"
 
 
-async def test_who_is_cancelled_does_not_wait_for_a_thread_that_reads(tmp_path: Path) -> None:
+async def test_cancel_does_not_wait_for_reading_thread(tmp_path: Path) -> None:
     answers = threading.Event()
     try:
         aside = Aside(timeout_s=LIMIT_S)

@@ -72,7 +72,7 @@ async def test_a_changed_file_is_put_in_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_bad_file_changes_nothing_and_is_counted_once(tmp_path: Path) -> None:
+async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     with structlog.testing.capture_logs() as logs:
@@ -99,7 +99,7 @@ async def test_a_bad_file_changes_nothing_and_is_counted_once(tmp_path: Path) ->
 
 
 @pytest.mark.trio
-async def test_configmap_symlink_swap(tmp_path: Path) -> None:
+async def test_reloads_after_configmap_symlink_swap(tmp_path: Path) -> None:
     def publish(generation: str, text: str) -> None:
         directory = tmp_path / f"..{generation}"
         directory.mkdir()

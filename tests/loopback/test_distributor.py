@@ -53,7 +53,7 @@ async def test_copies_are_made_and_then_left_alone(api: ScriptedApi) -> None:
     assert not [path for path in api.objects if path.startswith("/api/v1/namespaces/web/")]
 
 
-async def test_a_refusal_is_one_event_and_one_line_until_it_changes(api: ScriptedApi) -> None:
+async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
     too_much = "quotas: [{client-id: <default>, producer_byte_rate: 3M}]"
     api.put(QUOTAS, data={"quotas.yaml": too_much})
     with structlog.testing.capture_logs() as lines:
@@ -166,7 +166,7 @@ async def test_no_exception_of_one_namespace_reaches_another(
     assert "evil" not in distributor.metrics()
 
 
-async def test_a_round_that_fails_is_followed_by_others(api: ScriptedApi) -> None:
+async def test_failed_round_is_followed_by_others(api: ScriptedApi) -> None:
     """The release's own ConfigMap lost its key: the process lives, says so, and goes on when it is back."""
     original = api.objects["/api/v1/namespaces/platform/configmaps/kquota"]["data"]
     text = original.pop("kquota.yaml")
@@ -195,7 +195,7 @@ async def test_pod_of_new_namespace_does_not_wait_for_poll(api: ScriptedApi) -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_what_the_api_server_says_is_passed_on(api: ScriptedApi, tmp_path: Path) -> None:
+async def test_passes_on_what_the_api_server_says(api: ScriptedApi, tmp_path: Path) -> None:
     async with Cluster(api.url, api.account) as cluster:
         with pytest.raises(ApiServerError, match=r"GET /api/v1/none: /api/v1/none not found") as missing:
             await cluster.ask("GET", "/api/v1/none")
@@ -243,7 +243,7 @@ async def test_second_replica_takes_the_first_certificate(api: ScriptedApi) -> N
     assert await kept(api) == other[0]
 
 
-async def test_a_secret_that_was_spoilt_is_put_right(api: ScriptedApi) -> None:
+async def test_repairs_spoilt_secret(api: ScriptedApi) -> None:
     before = await kept(api)
     data: dict[str, Any] = api.objects[SECRET]["data"]
     data["tls.crt"] = base64.b64encode(b"nonsense").decode()

@@ -67,5 +67,5 @@ async def test_a_long_turn_is_counted_by_what_it_did() -> None:
     assert await turns_of(named, in_callback=False) == {"AlterClientQuotas": 1}
 
 
-async def test_a_turn_without_the_cpu_is_not_long() -> None:
+async def test_turn_without_cpu_is_not_long() -> None:
     assert await turns_of(lambda _: time.sleep(4 * LONG_S), in_callback=True) == {}

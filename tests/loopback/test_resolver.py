@@ -76,7 +76,7 @@ async def test_silent_resolver_blocks_no_other_lookup(resolver: Resolver, lookup
         nursery.cancel_scope.cancel()
 
 
-async def test_a_failure_is_told_to_all_and_the_next_asks_again(resolver: Resolver, lookups: SlowLookups) -> None:
+async def test_shares_failure_and_asks_again_next_time(resolver: Resolver, lookups: SlowLookups) -> None:
     lookups.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     lookups.go.set()
     for _ in range(2):

@@ -97,7 +97,7 @@ def test_a_short_read_has_taken_all_there_was(both: Contexts, direct: bool) -> N
 
 
 @BOTH_WAYS
-def test_half_a_record_is_nothing_yet(both: Contexts, direct: bool) -> None:
+def test_half_a_tls_record_yields_nothing(both: Contexts, direct: bool) -> None:
     with pair(both, direct=direct) as made:
         made.theirs.send(b"whole")
         record = made.far.recv(65_536)
@@ -124,7 +124,7 @@ def test_the_end_comes_after_what_came_before_it(both: Contexts, direct: bool) -
 
 @BOTH_WAYS
 @pytest.mark.parametrize("inside", [False, True], ids=["between records", "inside a record"])
-def test_an_end_without_goodbye_is_an_end(both: Contexts, direct: bool, inside: bool) -> None:
+def test_end_without_close_notify_is_an_end(both: Contexts, direct: bool, inside: bool) -> None:
     with pair(both, direct=direct) as made:
         made.theirs.send(b"data")
         record = made.far.recv(65_536)
@@ -135,7 +135,7 @@ def test_an_end_without_goodbye_is_an_end(both: Contexts, direct: bool, inside: 
 
 
 @ONLY_DIRECT
-def test_a_reset_is_told_as_one(both: Contexts) -> None:
+def test_reset_is_reported_as_reset(both: Contexts) -> None:
     """Python's `ssl` takes it for an end."""
     with over_tcp(both) as (ours, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -232,7 +232,7 @@ def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts) -> None:
 
 
 @ONLY_DIRECT
-def test_the_goodbye_comes_after_the_rest(both: Contexts) -> None:
+def test_close_notify_comes_after_the_rest(both: Contexts) -> None:
     with pair(both, direct=True, buffer_bytes=4608) as made:
         data = random.Random(3).randbytes(20_000)
         sent, heard = 0, b""
@@ -248,7 +248,7 @@ def test_the_goodbye_comes_after_the_rest(both: Contexts) -> None:
         assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut
 
 
-def test_a_python_whose_objects_are_not_known_does_it_itself(monkeypatch: pytest.MonkeyPatch, both: Contexts) -> None:
+def test_unknown_python_falls_back_to_ssl_module(monkeypatch: pytest.MonkeyPatch, both: Contexts) -> None:
     openssl: Any = pytest.importorskip("proxy.net.tls._openssl")
     monkeypatch.setattr(openssl, "LAYOUTS", {})
     reason = openssl.why_not()

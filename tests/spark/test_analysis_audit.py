@@ -43,7 +43,7 @@ def account(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def test_it_agrees_with_looking_at_each(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_agrees_with_looking_at_each(spark: SparkSession, tmp_path: Path) -> None:
     """Losses, repeats, clocks set back onto the very times of earlier intervals, intervals of 1 to 30 clients."""
     dice = random.Random(7)
     rows: list[Row] = []

@@ -64,7 +64,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
     ],
 )
-def test_wrong_use_is_told_before_a_jvm_starts(arguments: list[str], told: str) -> None:
+def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], told: str) -> None:
     result = kquota("report", *arguments, JAVA_HOME="/nonexistent", PATH="/nonexistent")
     assert result.returncode == 2, result.stderr
     assert told in result.stderr

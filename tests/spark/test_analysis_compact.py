@@ -112,7 +112,7 @@ def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSessio
 
 
 @pytest.mark.parametrize("step", ["place_files", "commit", "tidy", "files moved"])
-def test_a_run_that_is_broken_off_loses_and_repeats_nothing(
+def test_aborted_compaction_loses_and_repeats_nothing(
     step: str, spark: SparkSession, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken off on the first day, before or within each step; then again on a later generation, inputs deleted."""
@@ -227,7 +227,7 @@ def test_only_days_that_are_over_and_only_as_many_as_are_kept(spark: SparkSessio
     assert run(spark, raw, keep_days=2) == (0, [])
 
 
-def test_one_at_a_time(spark: SparkSession, raw: Path) -> None:
+def test_compacts_one_at_a_time(spark: SparkSession, raw: Path) -> None:
     lock = raw.parent / "store/_compacted/lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("on elsewhere\n")

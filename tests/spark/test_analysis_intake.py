@@ -127,7 +127,7 @@ def test_no_files_and_no_records_are_told_apart(spark: SparkSession, tmp_path: P
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"))
 
 
-def test_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> None:
+def test_reads_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> None:
     """The same records give the same figures; a foreign Parquet file is set aside row by row."""
     lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in (1, 2, 2, 4))
     (tmp_path / "a.jsonl").write_text(lines)

@@ -49,7 +49,7 @@ def floats(row: dict[str, str], *names: str) -> list[float]:
     return [float(row[name]) for name in names]
 
 
-def test_usage(report: Make) -> None:
+def test_usage_report(report: Make) -> None:
     # u/c: 6 MB on each of two sidecars in the first minute, 3 MB in the second: 200 kB/s and 50 kB/s
     rows = [
         record(1, 0, produce_bytes=6 * MB, requests=3, request_seconds=1.5, produce_rate_max=1e6),
@@ -68,7 +68,7 @@ def test_usage(report: Make) -> None:
     assert "2 clients produced 15 MB and fetched 5 MB" in told
 
 
-def test_throttling(report: Make) -> None:
+def test_throttling_report(report: Make) -> None:
     rows = [
         record(
             1, 0, requests=10, connections_peak=2,
@@ -94,7 +94,7 @@ def test_throttling(report: Make) -> None:
     assert "Most of it, 80 %, was due to the produce quota" in told
 
 
-def test_chargeback(report: Make) -> None:
+def test_chargeback_report(report: Make) -> None:
     model = to_prices(
         {
             "currency": "EUR",
@@ -126,7 +126,7 @@ def test_chargeback(report: Make) -> None:
     assert "4 payers owe 7.98 EUR in all." in told
 
 
-def test_recommend(report: Make) -> None:
+def test_recommend_report(report: Make) -> None:
     def one(number: int, user: str, rate: float, limit: float | None, **more: Any) -> Row:
         return record(
             number,
@@ -182,7 +182,7 @@ def test_recommend(report: Make) -> None:
     assert "1 recommendations are only in the table" in told
 
 
-def test_capacity(report: Make) -> None:
+def test_capacity_report(report: Make) -> None:
     # Peaks of 1, 2, 3, 4 MB/s on four days; 10 MB/s are allowed: at 1 MB/s a day reached six days after the last.
     limit = {"produce_limit": 10e6, "produce_limit_mode": "enforce", "produce_group_user": "u"}
     rows = [
@@ -198,7 +198,7 @@ def test_capacity(report: Make) -> None:
     assert "they reach the capacity in 4 days" in told
 
 
-def test_noisy(report: Make) -> None:
+def test_noisy_report(report: Make) -> None:
     # In 2 of 40 minutes `loud` moves a hundred times as much, and the other's requests take 30 ms instead of 10.
     rows = []
     for minute in range(40):
@@ -302,7 +302,7 @@ def test_whatif_side_by_side(report: Make) -> None:
     assert "q × 0.5: 1 of 1 limited group over the limit, for 17 s (21.2 %); 1 for more than 20 %" in told
 
 
-def test_obedience(report: Make) -> None:
+def test_obedience_report(report: Make) -> None:
     libraries = {"kafka-python": 0, "librdkafka": 27, "strange": 9}
     rows = [
         record(
@@ -321,7 +321,7 @@ def test_obedience(report: Make) -> None:
     assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in told
 
 
-def test_slo_by_team(report: Make) -> None:
+def test_slo_report_by_team(report: Make) -> None:
     owners = to_owners(
         {"owners": [{"team": "shop", "user": "u", "client-id": "a*"}, {"team": "rest", "user": "*"}]}, "o.yaml"
     )
@@ -377,7 +377,7 @@ def test_sums_by_team(report: Make) -> None:
     }  # fmt: skip
 
 
-def test_anomalies(report: Make) -> None:
+def test_anomalies_report(report: Make) -> None:
     day = 86_400
     usual = {"requests": 1, "produce_bytes": 20 * MB}
     rows = [record(n + 1, n * day, client_id="steady", **usual) for n in range(10)]
@@ -404,7 +404,7 @@ def test_anomalies(report: Make) -> None:
     assert "1 client used what they never used before, with most of it u / curious: 4 partitions created" in told
 
 
-def test_changes(report: Make) -> None:
+def test_changes_report(report: Make) -> None:
     hour = 3600
     rows = []
     for n in range(48):  # 1 MB/s and held for a fifth of the time; from the second day on 1.5 MB/s, and not held

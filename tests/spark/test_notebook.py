@@ -20,7 +20,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/notebooks/usage-records.i
 MB = 1_000_000
 
 
-def test_its_figures_are_right(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_figures_are_right(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"produce_limit": 1e6, "produce_group_client_id": "c"}
     held = {"throttle_produce_count": 4, "throttle_produce_seconds": 25.0}  # of several connections
     fleet = {"user": "shop", "produce_limit": 1e6, "produce_fleet_limit": 2e6, "produce_group_user": "shop"}

@@ -112,7 +112,7 @@ def made(spark: SparkSession, name: str, source: Path, tmp_path: Path, **options
     return told, tmp_path / "out" / name
 
 
-def test_a_report_with_hostile_names(spark: SparkSession, tmp_path: Path, hostile: Path) -> None:
+def test_csv_report_escapes_hostile_names(spark: SparkSession, tmp_path: Path, hostile: Path) -> None:
     _, out = made(spark, "usage", hostile, tmp_path)
     clients = table(out, "clients")
     by_user = {row["user"]: row for row in clients}

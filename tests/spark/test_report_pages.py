@@ -141,14 +141,14 @@ def sorted_by(texts: list[str], *, reverse: bool) -> bool:
     return values == sorted(values, reverse=reverse)
 
 
-def test_the_script_is_the_one_that_was_published() -> None:
+def test_page_script_is_the_published_one() -> None:
     folder = resources.files("analysis") / "templates/sortable"
     origin = json.loads((folder / "origin.json").read_text())
     assert hashlib.sha256((folder / "sortable.min.js").read_bytes()).hexdigest() == origin["sha256"]
     assert "released into the public domain" in (folder / "LICENSE.txt").read_text()
 
 
-def test_all_reports_are_one_click_away(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
+def test_index_links_all_reports(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
     asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
     told, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)

@@ -93,7 +93,7 @@ def values(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lint_is_strict_and_content(name: str) -> None:
+def test_strict_lint_accepts_the_chart(name: str) -> None:
     done = helm("lint", "--strict", CHART, "--values", CHART / f"ci/{name}-values.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[WARNING]" not in done.stdout
@@ -127,7 +127,7 @@ def _sorted(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def test_renders_are_what_was_reviewed() -> None:
+def test_renders_match_golden_files() -> None:
     """A difference is a change for all users that upgrade: look at it, then `make chart`."""
     expected = golden()
     assert sorted(GOLDEN.iterdir()) == sorted(expected)

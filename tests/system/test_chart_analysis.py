@@ -133,7 +133,7 @@ def test_prometheus_finds_the_stream(values: Path) -> None:
         (["analysis.stream.arguments[0]=--metrics=9405"], "set analysis.stream.metricsPort"),
     ],
 )
-def test_mistakes_fail_at_install(given: list[str], told: str) -> None:
+def test_analysis_mistakes_fail_at_install(given: list[str], told: str) -> None:
     done = helm("template", "shop", CHART, "--values", PLAIN, *(part for one in given for part in ("--set", one)))
     assert done.returncode != 0
     assert told in done.stderr

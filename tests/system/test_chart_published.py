@@ -72,7 +72,7 @@ def test_changes_are_the_first_sentences_of_the_changelog() -> None:
 # --- kustomize
 
 
-def test_the_component_is_the_charts() -> None:
+def test_kustomize_component_matches_the_chart() -> None:
     expected = kustomize()
     assert sorted(KUSTOMIZE.iterdir()) == sorted(expected)
     for path, text in expected.items():

@@ -77,7 +77,7 @@ def test_what_is_no_file_is_exit_2_with_the_reason(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("command", [("explain", "--user", "u"), ("check",)], ids=" ".join)
-def test_a_fifo_as_overlay_is_exit_2(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_fifo_as_overlay_exits_2(command: tuple[str, ...], tmp_path: Path) -> None:
     path, overlay = tmp_path / "q.yaml", tmp_path / "o.yaml"
     os.mkfifo(overlay)
     path.write_text(f'upstream: {{bootstrap: ["kafka:9092"]}}\nquotas: {{overlay: {overlay}}}\n')

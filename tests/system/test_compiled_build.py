@@ -66,7 +66,7 @@ def _environment(**more: str) -> dict[str, str]:
     return without | more
 
 
-def test_a_checkout_runs_what_is_written_there_unless_asked() -> None:
+def test_checkout_runs_python_unless_asked() -> None:
     why = "this is a checkout, where KQUOTA_PURE=0 asks for compiled code"
     assert _described() == _described(KQUOTA_PURE="") == f"pure Python: {why}"
     if not compiled.WHY_NOT:
@@ -112,7 +112,7 @@ def _changed(path: Path, content: bytes | None) -> Iterator[None]:
 @pytest.mark.parametrize(
     "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/net/io/calls.pyx", "proxy/net/io/connection_io.py"]
 )
-def test_an_edited_source_is_what_runs(edited: str, copied: Path) -> None:
+def test_edited_source_runs_as_python(edited: str, copied: Path) -> None:
     """All of it then: compiled modules know each other's layout."""
     assert _what_runs(copied) == "so so"
     with _changed(copied / edited, (copied / edited).read_bytes() + b"# edited\n"):
@@ -120,7 +120,7 @@ def test_an_edited_source_is_what_runs(edited: str, copied: Path) -> None:
 
 
 @COMPILED_ONLY
-def test_what_is_compiled_runs_whole_or_not_at_all(copied: Path) -> None:
+def test_compiled_code_runs_whole_or_not_at_all(copied: Path) -> None:
     with _changed(copied / f"quota/_compiled/rate{SUFFIX}", b"compiled for another machine"):
         assert _what_runs(copied).endswith(" py py")
     with _changed(copied / f"proxy/net/io/_compiled/connection_io{SUFFIX}", None):
@@ -180,7 +180,7 @@ def _alone(code: str, into: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_wheel_has_what_was_compiled_of_the_source_or_nothing(checkout: Path, tmp_path: Path) -> None:
+def test_wheel_has_code_compiled_from_its_source(checkout: Path, tmp_path: Path) -> None:
     """Two builds in one place: what the first has left does not get into the second."""
     program("gcc", "gcc")
     (checkout / "proxy/net/io/calls.pyx").write_text(SMALL.format(2))
@@ -212,7 +212,7 @@ def test_a_wheel_has_what_was_compiled_of_the_source_or_nothing(checkout: Path, 
     assert _number(wheel, tmp_path / "installed") == "0"
 
 
-def test_without_a_compiler_that_is_said(checkout: Path, tmp_path: Path) -> None:
+def test_build_says_there_is_no_compiler(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for name in ("sh", "env"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
@@ -220,7 +220,7 @@ def test_without_a_compiler_that_is_said(checkout: Path, tmp_path: Path) -> None
     assert f"{SAYS}no C compiler (gcc)" in said
 
 
-def test_what_has_to_be_compiled_and_cannot_be_is_an_error(checkout: Path) -> None:
+def test_required_compilation_that_fails_is_an_error(checkout: Path) -> None:
     done = _build(checkout, "wheel", "--wheel-dir", "dist", KQUOTA_PURE="0", CC="false")
     assert done.returncode != 0
     assert "'/usr/bin/false' failed with exit code 1" in done.stdout + done.stderr or "false" in done.stdout

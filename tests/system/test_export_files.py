@@ -106,7 +106,7 @@ def test_the_next_sidecar_completes_what_a_killed_one_left(tmp_path: Path, cut: 
 
 
 @pytest.mark.parametrize("data", [b"", b'{"half', b"x" * 200_000])
-def test_a_file_without_a_whole_line_goes(tmp_path: Path, data: bytes) -> None:
+def test_removes_file_without_a_whole_line(tmp_path: Path, data: bytes) -> None:
     path = left_behind(tmp_path, data)
     sink(tmp_path).tick()
     assert not path.exists()

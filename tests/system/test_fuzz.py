@@ -19,7 +19,7 @@ MUTATIONS = 150
 
 
 @pytest.mark.parametrize("path", sorted(REGRESSIONS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_what_fuzzing_has_found_stays_fixed(path: Path) -> None:
+def test_fuzzing_findings_stay_fixed(path: Path) -> None:
     TARGETS[path.parent.name].run(path.read_bytes())
 
 

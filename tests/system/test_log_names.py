@@ -61,7 +61,7 @@ def hostile_admin(answer: dict[str, Any], status: int = 200) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [["top", "--once"], ["explain"], ["explain", "--json"]], ids=" ".join)
-def test_an_answer_of_another_program_is_no_way_to_the_terminal(command: list[str]) -> None:
+def test_escapes_answers_of_other_programs(command: list[str]) -> None:
     row = {
         "kind": "produce", "user": CLIENT, "client_id": CLIENT, "limit": 1.0, "level": CLIENT, "mode": "enforce",
         "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},

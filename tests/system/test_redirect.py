@@ -83,7 +83,7 @@ def reached(machine: Namespace, host: str, port: int, *, uid: int = 0, gid: int 
 
 
 @TOOLS
-def test_what_is_taken_and_what_is_left_out(machine: Namespace, tool: str) -> None:
+def test_redirects_ports_and_leaves_out_exclusions(machine: Namespace, tool: str) -> None:
     said = redirect(
         machine,
         f"install --with {tool} --to-port {TO} --port {KAFKA} --port 9094-9096 --exclude-port 9095 "
@@ -179,7 +179,7 @@ def test_the_file_tells_port_and_mark(machine: Namespace, tmp_path: Path) -> Non
         ("--port 1 --exclude-uid 1 --when-down open --with iptables", "--when-down open needs nftables"),
     ],
 )
-def test_wrong_use(machine: Namespace, arguments: str, said: str) -> None:
+def test_wrong_use_is_an_error(machine: Namespace, arguments: str, said: str) -> None:
     text = " ".join(redirect(machine, f"install {arguments}", code=2).replace("│", " ").split())
     assert said in text
 
@@ -207,7 +207,7 @@ def test_without_the_programs_it_says_what_to_install(
     assert said in redirect(machine, f"install --port 9092 --exclude-uid 1 --with {tool}", code=1)
 
 
-def test_what_the_kernel_refuses_is_told(machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_what_the_kernel_refuses(machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "nft"
     fake.write_text("#!/bin/sh\necho 'Error: Could not process rule: Operation not supported' >&2\nexit 1\n")
     fake.chmod(0o755)

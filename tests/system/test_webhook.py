@@ -92,7 +92,7 @@ def _decide(asked: dict[str, Any], template: Template) -> tuple[dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["deployment", "job", "bare"])
-def test_the_sidecar_is_put_in_first(name: str, template: Template) -> None:
+def test_webhook_puts_the_sidecar_first(name: str, template: Template) -> None:
     asked = admission_review(name)
     pod, skipped = _decide(asked, template)
     assert skipped is None
@@ -163,13 +163,13 @@ def test_a_job_is_skipped_where_it_would_not_end(ordinary: Template) -> None:
     assert [one["name"] for one in pod["spec"]["containers"]] == ["app"]
 
 
-def test_opting_in() -> None:
+def test_webhook_honours_opt_in() -> None:
     wanted = Template.parse(sidecar_template(MANAGED))
     assert _decide(admission_review("deployment"), wanted)[1] == "not-opted-in"
     assert _decide(_labelled("deployment", **{"kquota.io/inject": "true"}), wanted)[1] is None
 
 
-def test_what_a_pod_claims_for_itself_does_not_count(template: Template) -> None:
+def test_ignores_what_a_pod_claims_for_itself(template: Template) -> None:
     """Our labels, annotations and volumes win, so that no pod brings a configuration of its own under our name."""
     asked = _labelled("deployment", **{"kquota.io/config": "mine", "kquota.io/injection-skipped": "no-need"})
     asked["request"]["object"]["metadata"]["annotations"]["kquota.io/restart-checksum"] = "0"
@@ -482,7 +482,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
         running.post(admission_review("bare"))
 
 
-def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
+def test_webhook_says_why_it_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     done = subprocess.run(
         [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",

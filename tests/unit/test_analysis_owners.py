@@ -24,7 +24,7 @@ def test_owner_patterns_match_whole_names() -> None:
         assert not any(found.fullmatch(name) for name in not_these), pattern
 
 
-def test_entries() -> None:
+def test_owner_entries() -> None:
     owners = to_owners({"owners": [{"team": "shop", "user": "app-*"}, {"team": "data", "client-id": "etl"}]}, "o.yaml")
     assert owners.entries == (Owner("shop", "app-*", None), Owner("data", None, "etl"))
 

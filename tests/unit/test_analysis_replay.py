@@ -41,7 +41,7 @@ def configuration(limits: str, **windows: int | str) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_events_as_simulate_has_them(seed: int) -> None:
+def test_replay_decides_as_simulate(seed: int) -> None:
     """Several in a millisecond, within a sample, at its end, after pauses of any length."""
     dice = random.Random(seed)
     num_samples, window_s = dice.choice(((11, 1), (11, 1), (5, 2), (3, 7), (1, 1)))
@@ -119,7 +119,7 @@ WINDOWS = [(11, 1), (11, 1), (5, 1), (4, 2), (3, 7), (2, 1), (1, 1)]
 
 @pytest.mark.parametrize(("num_samples", "window_s"), WINDOWS[1:])
 @pytest.mark.parametrize("shape", ["ten", "minutes", "seconds", "mixed"])
-def test_intervals_as_simulate_has_their_seconds(shape: str, num_samples: int, window_s: int) -> None:
+def test_replays_intervals_as_simulates_seconds(shape: str, num_samples: int, window_s: int) -> None:
     """Pruned, cut into blocks, with the middles of long intervals left out; the delays are the same to the millisecond,
     the rates to the last bit wherever the window's samples are seconds."""
     dice = random.Random(f"{shape} {num_samples} {window_s}")
@@ -144,7 +144,7 @@ def test_intervals_as_simulate_has_their_seconds(shape: str, num_samples: int, w
     assert held > 100
 
 
-def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_is_independent_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = traffic(random.Random(3), "ten", 2, 400)
     whole = folded(Rule(), rows, [[900.0], [600.0]])
     monkeypatch.setattr(replay, "MAX_EVENTS", 37)
@@ -155,7 +155,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.seconds_over.sum() > 300
 
 
-def test_busy_time_as_simulate_has_it() -> None:
+def test_replays_busy_time_as_simulate() -> None:
     """Milliseconds of one thread against percent, delayed by a sample at most."""
     rows = [(g, t, d, amount * 0.9) for g, t, d, amount in traffic(random.Random(8), "ten", 2, 80)]
     outcome = folded(Rule(11, 1000, 0.1, 1000), rows, [[60.0], [90.0]])
@@ -169,7 +169,7 @@ def test_busy_time_as_simulate_has_it() -> None:
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
 @pytest.mark.parametrize("shape", ["ten", "minutes", "mixed"])
-def test_partitions_as_simulate_has_them(shape: str, algorithm: str) -> None:
+def test_replays_partitions_as_simulate(shape: str, algorithm: str) -> None:
     dice = random.Random(f"{shape} {algorithm}")
     rows = [
         (g, t, d, float(dice.randrange(60 if d < 100 else 2000)) if dice.random() < 0.2 else 0.0)

@@ -81,7 +81,7 @@ def test_trend_of_gone_client_never_below_zero() -> None:
     assert (found.mean <= found.high).all()
 
 
-def test_of_too_few_days_nothing_is_said() -> None:
+def test_too_few_days_have_no_trend() -> None:
     day, value = weeks(FEWEST_DAYS + 6)
     ahead = np.arange(day[-1] + 1, day[-1] + 8)
     assert outlook(day[: FEWEST_DAYS - 1], value[: FEWEST_DAYS - 1], ahead) is None
@@ -90,7 +90,7 @@ def test_of_too_few_days_nothing_is_said() -> None:
     assert back_test(day, value) is None  # of three weeks less a day none can be held out
 
 
-def test_a_batch_of_series() -> None:
+def test_trends_of_a_batch_of_series() -> None:
     day, value = weeks(35)
     rows = [
         {"series": 7, "days": day.tolist(), "peaks": value.tolist()},

@@ -28,14 +28,14 @@ NAME = x509.Name([x509.NameAttribute(NameOID.EMAIL_ADDRESS, "a@b"), x509.NameAtt
 GOOD = certificate(NAME, datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC))
 
 
-def test_the_subject_as_java_prints_it() -> None:
+def test_prints_subject_as_java() -> None:
     # emailAddress has no name in RFC 2253: its OID, and an IA5String (tag 0x16) of 3 bytes
     assert subject(GOOD) == r"CN=\ x\,y\ ,1.2.840.113549.1.9.1=#1603614062"
     assert subject(certificate(x509.Name([]), datetime(2030, 1, 1, tzinfo=UTC))) == ""
 
 
 @pytest.mark.parametrize("year", [2030, 2049, 2050, 9999])
-def test_the_end_in_both_spellings(year: int) -> None:
+def test_reads_expiry_in_both_spellings(year: int) -> None:
     """Two digits of the year up to 2049 (UTCTime), four from 2050 on (GeneralizedTime)."""
     end = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
     assert not_after_s(certificate(NAME, end)) == end.timestamp()
@@ -54,7 +54,7 @@ def test_whatever_is_no_certificate_is_an_error_of_one_kind(data: st.DataObject)
                 read(der)
 
 
-def test_pem_files() -> None:
+def test_reads_pem_files() -> None:
     assert in_pem("nothing") == []
     with pytest.raises(CertificateError):
         in_pem("-----BEGIN CERTIFICATE-----\nA\n-----END CERTIFICATE-----")

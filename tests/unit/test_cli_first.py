@@ -159,7 +159,7 @@ def test_help_has_placeholders_that_people_understand(path: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("command", ["top", "explain"])
-def test_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def refuse(admin: str, *_: object) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == ["http://127.0.0.1:9404", "http://10.0.0.7:9404", "http://elsewhere:1"]
 
 
-def test_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prints_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     def group(client_id: str, use: float, limit: float | None = 100.0) -> dict[str, Any]:
         known = {"kind": "produce", "user": None, "client_id": client_id, "limit": limit, "observed": use * 100}
         times = {"throttled_for_ms": 5, "owed_ms": 0, "waiting": 0, "totals": {"throttle_ms": 7}}

@@ -50,7 +50,7 @@ def test_json_lines_start_with_when_how_bad_who_what() -> None:
     assert entry["timestamp"].endswith("Z")
 
 
-def test_levels() -> None:
+def test_log_levels() -> None:
     out = io.StringIO()
     logs.configure("warning", "json", out)
     log = structlog.get_logger("x")

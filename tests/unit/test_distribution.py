@@ -73,7 +73,7 @@ def test_a_copy_that_was_changed_is_put_right(change: dict[str, Any]) -> None:
     assert only(seen(namespaces={"orders": ENABLED}, copies={"orders": copy})).body == good
 
 
-def test_who_takes_part() -> None:
+def test_labelled_and_former_namespaces_take_part() -> None:
     copy = only(seen(namespaces={"orders": ENABLED})).body
     everywhere = {"orders": ENABLED, "platform": ENABLED, "web": {}, "former": {}}
     found = list(plans(seen(namespaces=everywhere, copies={"former": copy}), TOLD, {}))
@@ -196,7 +196,7 @@ def test_a_new_authority_is_trusted_beside_the_former_one() -> None:
     assert len(x509.load_pem_x509_certificates(third["ca.crt"])) == 2, "and not for ever"
 
 
-def test_what_is_no_good_is_made_anew() -> None:
+def test_remakes_unusable_certificate() -> None:
     first, other = renewed({}, HOST, NOW), renewed({}, HOST, NOW)
     assert first is not None
     assert other is not None

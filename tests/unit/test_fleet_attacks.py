@@ -116,7 +116,7 @@ def _old(site: Site) -> None:
         (_old, 0),
     ],
 )
-def test_shares_stay_as_they_were(attack: Callable[[Site], None], bad_mac: int) -> None:
+def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac: int) -> None:
     site = Site()
     site.run(10)
     repeated = [fleet.view.repeated for fleet in site.fleets]
@@ -158,7 +158,7 @@ def test_a_key_is_rotated_without_a_moment_of_two_fleets() -> None:
     assert sum(fleet.ignored.bad_mac for fleet in site.fleets) == 0
 
 
-def test_one_number_for_two_instances_becomes_two() -> None:
+def test_duplicate_instance_ids_become_two() -> None:
     """A copied virtual machine: both go on with the same number and the same sequence."""
     site = Site(3)
     site.fleets[1].member = site.fleets[0].member

@@ -58,7 +58,7 @@ def test_grants_of_the_same_records_add_up_to_the_capacity(demands: list[float])
 
 
 @given(st.integers(1, 100_000))
-def test_floors_fit(instances: int) -> None:
+def test_floors_fit_the_limit(instances: int) -> None:
     assert floor_share(instances) * instances <= RESERVE + 1e-12
 
 
@@ -171,7 +171,7 @@ def test_holds_no_more_than_free_and_claimed() -> None:
     assert claim.held == 0.25
 
 
-def test_lowering_is_immediate() -> None:
+def test_lowers_shares_at_once() -> None:
     claim = Claim()
     claim.hold_alone(0.5)
     assert claim.lower(0.25)
@@ -384,7 +384,7 @@ def test_without_records_keeps_share_then_divides_limit() -> None:
     assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.25] * 4, rel=0.02)
 
 
-def test_no_other_instance_was_ever_heard() -> None:
+def test_instance_that_hears_no_other_divides_limit() -> None:
     fleet = Fleet(SEAL, 1, "a", 0.0, at_least=4)
     fleet.join(GROUP, 0.0)
     assert fleet.share(GROUP, 0.0) == RESERVE / 4

@@ -37,7 +37,7 @@ class Clients:
         return {labels: values[0] for labels, values in self.fold.series()}
 
 
-def test_the_most_active_get_the_places_and_keep_them() -> None:
+def test_most_active_series_get_and_keep_places() -> None:
     clients = Clients(2)
     for name, amount in (("small", 1), ("big", 100), ("bigger", 200), ("tiny", 0.5)):
         clients.add(name, amount)
@@ -90,7 +90,7 @@ def test_refunds_never_make_a_series_go_back() -> None:
     assert values == [10, 10, 10, 10, 15]  # totals 10, 6, 7, 10, 15
 
 
-def test_a_client_called_other_is_no_duplicate() -> None:
+def test_client_named_other_is_no_duplicate() -> None:
     fold: TopKSeries[str] = TopKSeries(5, 1, weight)
     for _ in fold.look([("x", REST, (3.0,)), ("y", ("y", "c"), (1.0,))], 0):
         pass

@@ -35,7 +35,7 @@ from proxy.net.tls.principal import NoRuleError, PrincipalRules, RuleError
         ("RULE:(?i)cn=(.*+)/x/", "CN=a", "x"),
     ],
 )
-def test_as_a_broker_maps(rules: str, subject: str, user: str) -> None:
+def test_maps_principals_as_a_broker(rules: str, subject: str, user: str) -> None:
     assert PrincipalRules(rules).user(subject) == user
 
 
@@ -46,7 +46,7 @@ def test_as_a_broker_maps(rules: str, subject: str, user: str) -> None:
         ("RULE:CN=.*/x/", "CN=a\u2028b"),  # a dot is not the same character in both languages
     ],
 )
-def test_what_no_rule_matches_has_no_user(rules: str, subject: str) -> None:
+def test_unmatched_principal_has_no_user(rules: str, subject: str) -> None:
     with pytest.raises(NoRuleError):
         PrincipalRules(rules).user(subject)
 

@@ -160,7 +160,7 @@ def test_refuses_invalid_alterations_alone(alteration: tuple[Entity, list[Op]]) 
         (TIME, math.inf, False),
     ],
 )
-def test_g12_values(key: str, value: float, good: bool) -> None:
+def test_g12_values_are_checked(key: str, value: float, good: bool) -> None:
     assert code(change(entity("u"), **{key: value})) == [0 if good else INVALID_REQUEST]
 
 
@@ -282,7 +282,7 @@ def any_(kind: str) -> Component:
         ([named("user", "")], False, 0),
     ],
 )
-def test_g8_filters(components: list[Component], strict: bool, count: int) -> None:
+def test_g8_filters_match(components: list[Component], strict: bool, count: int) -> None:
     assert len(select(G8, components, strict=strict)) == count
 
 

@@ -48,7 +48,7 @@ class Mutations:
         return self.ledger.observed(self.account, Kind.MUTATION, now)
 
 
-def test_strict() -> None:
+def test_strict_bucket_refuses() -> None:
     # E4: rate 10, burst 100
     client = Mutations(10)
     assert client.strict(90, 0) == (True, 0)
@@ -59,7 +59,7 @@ def test_strict() -> None:
     assert client.ledger.check(client.account, Kind.MUTATION, 5000) == 3000  # -80 + 50 = -30
 
 
-def test_permissive() -> None:
+def test_permissive_bucket_charges() -> None:
     # E5: always accepted, delayed as soon as the tokens are below zero
     client = Mutations(10)
     assert client.permissive(90, 0) == (True, 0)
@@ -68,7 +68,7 @@ def test_permissive() -> None:
     assert client.ledger.check(client.account, Kind.MUTATION, 5000) == 12_000
 
 
-def test_violation_and_recovery() -> None:
+def test_bucket_violation_and_recovery() -> None:
     # E6: ten times 10, one second apart: refilled each time
     client = Mutations(10)
     assert [client.strict(10, t) for t in range(0, 10_000, 1000)] == [(True, 0)] * 10

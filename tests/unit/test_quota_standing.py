@@ -74,7 +74,7 @@ def test_a_huge_debt_is_found_too() -> None:
     assert found.free_ms == 200_000_000
 
 
-def test_nothing_used_means_free() -> None:
+def test_unused_counter_is_free() -> None:
     group = counter(Kind.PRODUCE, 100)
     found = counter_status(group, 0)
     assert (found.wait_ms, found.free_ms, found.muted_ms) == (0, 0, 0)

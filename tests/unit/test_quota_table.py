@@ -59,7 +59,7 @@ class Precedence:
         return limit, self.ledger.charge(self.ledger.account(user, client_id), PRODUCE, n * 11, 0)
 
 
-def test_precedence() -> None:
+def test_most_specific_level_wins() -> None:
     quotas = Precedence()
     check = quotas.check
     assert check("userA", "client1", 4500) == (5000, 0)  # B1: 49 500 / 10 s = 4950
@@ -128,7 +128,7 @@ def test_every_level_wins_over_the_ones_below() -> None:
         ([Level.DEFAULT_USER, Level.CLIENT], CounterKey("u", None)),
     ],
 )
-def test_tags(levels: list[Level], expected: CounterKey) -> None:
+def test_counter_tags_follow_levels(levels: list[Level], expected: CounterKey) -> None:
     table = QuotaTable(ALL_LEVELS[level] for level in levels)
     assert table.resolve(PRODUCE, "u", "c").key == expected
     assert table.resolve(PRODUCE, "u", "c").group == expected.tags

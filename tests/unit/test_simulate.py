@@ -54,7 +54,7 @@ def test_the_output_has_exactly_the_promised_keys() -> None:
     }
 
 
-def test_a_refund_takes_back() -> None:
+def test_simulate_refund_takes_back() -> None:
     # A25: 8000 -> 6000 ms; taken back; 400 -> 0
     fetch = {"t_ms": 0, "user": "u", "client_id": "c", "kind": "fetch"}
     events = [fetch | {"amount": 8000}, fetch | {"amount": 8000, "refund": True}, fetch | {"amount": 400}]
@@ -71,7 +71,7 @@ def test_delays_are_not_capped_and_not_paced() -> None:
     assert throttles(quotas, produce(0, 100)) == [90_000]  # (10 - 1) / 1 * 10 000 ms
 
 
-def test_kip_13s_example() -> None:
+def test_simulate_kip_13_example() -> None:
     # 5 MB/s, 60 MB in ten windows of 1 s: 6 MB/s, (6 - 5) / 5 * 10 s = 2 s
     events = [produce(t_ms, 6_000_000) for t_ms in range(0, 10_000, 1000)]
     assert throttles("quotas: [{client-id: c, producer_byte_rate: 5M}]", *events)[-1] == 2000

@@ -40,7 +40,7 @@ def ended_after_s(step: dict[str, float], most_s: float, **more: bool) -> tuple[
     return None
 
 
-def test_nothing_begun_is_waited_for_for_ever() -> None:
+def test_idle_connection_is_no_stall() -> None:
     assert ended_after_s({}, 10_000) is None
 
 
@@ -62,7 +62,7 @@ def test_half_sent_request_must_move_at_least_rate(begun: str, counted: str, rea
     assert ended_after_s({counted: 500}, 10_000, **{begun: True}) is None
 
 
-def test_nothing_is_earned_in_advance() -> None:
+def test_fast_bytes_earn_no_later_time() -> None:
     """A gigabyte, then nothing: ended as soon as any other."""
     stalls = Stalls(LIMITS)
     seen = replace(QUIET, unsent=True, acked_bytes=1_000_000_000)
@@ -71,7 +71,7 @@ def test_nothing_is_earned_in_advance() -> None:
     assert stalls.waited_s == 61.0
 
 
-def test_time_in_which_it_was_our_turn_does_not_count() -> None:
+def test_our_own_time_does_not_count_as_stall() -> None:
     for mine in ("muted", "unread_requests"):
         assert ended_after_s({"client_bytes": 0}, 1000, request_begun=True, **{mine: True}) is None
     for mine in ("unsent", "unread_responses"):
@@ -79,7 +79,7 @@ def test_time_in_which_it_was_our_turn_does_not_count() -> None:
         assert found is None
 
 
-def test_what_was_finished_is_forgotten() -> None:
+def test_finished_request_is_forgotten() -> None:
     stalls = Stalls(LIMITS)
     for _ in range(10):
         for _ in range(59):

@@ -87,7 +87,9 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
         ("{service_account}", lambda volume: (volume / "token").unlink(), "token: cannot be read"),
     ],
 )
-def test_files_that_tell_no_user(volume: Path, template: str, change: Callable[[Path], object], expected: str) -> None:
+def test_files_without_a_user_are_refused(
+    volume: Path, template: str, change: Callable[[Path], object], expected: str
+) -> None:
     change(volume)
     with pytest.raises(StaticUserError) as refused:
         reading(template, volume)

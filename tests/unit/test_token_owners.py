@@ -43,7 +43,7 @@ def test_owners_are_read_and_nothing_else() -> None:
     assert read_owners(memoryview(described())) == {}
 
 
-def test_a_broker_that_refuses() -> None:
+def test_refused_token_description_is_an_error() -> None:
     with pytest.raises(WireError, match="error 61"):
         read_owners(memoryview(described(error=61)))
 

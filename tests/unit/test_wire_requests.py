@@ -164,7 +164,7 @@ def reason_of(frame: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> str:
         ((1 << 31) - 1, "frame_too_large"),
     ],
 )
-def test_sizes_that_cannot_be(size: int, reason: str) -> None:
+def test_refuses_impossible_sizes(size: int, reason: str) -> None:
     assert reason_of(struct.pack(">i", size) + header(3, 1, 1, b"c")) == reason
 
 
@@ -243,7 +243,7 @@ def acks_of(frame: bytes, version: int) -> int | None:
 @pytest.mark.parametrize("version", range(14))
 @pytest.mark.parametrize("acks", [0, 1, -1])
 @pytest.mark.parametrize("transactional_id", [None, "", "tx", "t" * 126, "t" * 127, "t" * 150])
-def test_acks(version: int, acks: int, transactional_id: str | None) -> None:
+def test_reads_acks(version: int, acks: int, transactional_id: str | None) -> None:
     cls = next(c for c in kafka_python_messages() if c.name == "ProduceRequest")
     names: dict[str, Any] = {"transactional_id": transactional_id} if version >= 3 else {}
     frame = kafka_python_frame(cls, version, acks=acks, timeout_ms=0x01010101, topic_data=[], **names)
@@ -297,7 +297,7 @@ def fetch_fields(frame: bytes, version: int, share: bool = False) -> dict[str, i
 
 @pytest.mark.parametrize("version", range(19))
 @pytest.mark.parametrize("seed", range(3))
-def test_fetch(version: int, seed: int) -> None:
+def test_reads_fetch(version: int, seed: int) -> None:
     cls = next(c for c in kafka_python_messages() if c.name == "FetchRequest")
     rng = random.Random(seed)
     wait, least, most, session, epoch, replica = (rng.randrange(1, 1 << 31) for _ in range(6))
@@ -335,7 +335,7 @@ def test_unknown_fetch_versions_are_not_guessed() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_share_fetch(version: int, seed: int) -> None:
+def test_reads_share_fetch(version: int, seed: int) -> None:
     message = sample(kio_class(apis.SHARE_FETCH, version, REQUEST), random.Random(seed))
     found = fetch_fields(kio_frame(message), version, share=True)
     assert found["max_bytes"] == message.max_bytes
@@ -362,7 +362,7 @@ def test_share_fetch_with_impossible_lengths() -> None:
 # ---- ApiVersions ----------------------------------------------------------------------------------------------------
 
 
-def test_client_software() -> None:
+def test_reads_client_software() -> None:
     cls = next(c for c in kafka_python_messages() if c.name == "ApiVersionsRequest")
     for version in (3, 4):
         frame = kafka_python_frame(

@@ -328,7 +328,7 @@ def test_our_questions_are_what_kio_reads() -> None:
         responses.metadata_request(99, 1, "c")
 
 
-def test_read_brokers() -> None:
+def test_reads_brokers() -> None:
     cls = next(c for c in kafka_python_messages() if c.name == "MetadataResponse")
     for version in range(cls.max_version + 1):
         brokers = [{"node_id": n, "host": f"kafka-{n}", "port": 9092 + n, "rack": None} for n in range(3)]

@@ -139,14 +139,14 @@ HEAD = struct.pack(">i", 1) + b"\0" + struct.pack(">ih", 0, 0)
         (b"abc", "frame_too_small"),
     ],
 )
-def test_malformed(payload: bytes, reason: str) -> None:
+def test_malformed_share_fetch_is_refused(payload: bytes, reason: str) -> None:
     for step in (1, 5, 1 << 21):
         with pytest.raises(WireError) as caught:
             scrubbed(framed(payload), 1, step)
         assert caught.value.reason == reason
 
 
-def test_wrong_use() -> None:
+def test_wrong_use_is_an_error() -> None:
     scrubber = ShareFetchScrubber(1)
     assert scrubber.skippable == 0
     with pytest.raises(ValueError, match="cannot be skipped"):

@@ -74,7 +74,7 @@ def test_every_version_was_recorded() -> None:
 
 
 @every_vector
-def test_request_header(vector: Vector) -> None:
+def test_vectors_request_header(vector: Vector) -> None:
     def parse(buf: bytearray, start: int, end: int) -> tuple[int, int, str] | None:
         header = requests.parse_request_header(buf, start, end)
         return (header.api_key, header.api_version, header.client_id) if header else None
@@ -84,7 +84,7 @@ def test_request_header(vector: Vector) -> None:
 
 
 @pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key in (0, 1, 78)], ids=lambda vector: str(vector.name))
-def test_request_bodies(vector: Vector) -> None:
+def test_vectors_request_bodies(vector: Vector) -> None:
     parsed = requests.parse_request_header(vector.request, 0, len(vector.request))
     assert parsed is not None
     body, end = parsed.body, len(vector.request)
@@ -104,7 +104,7 @@ def test_request_bodies(vector: Vector) -> None:
 
 
 @every_vector
-def test_throttle_field(vector: Vector) -> None:
+def test_vectors_throttle_field(vector: Vector) -> None:
     """Patched, the library reads our throttle time, and nothing else is different."""
     before = decoded(vector, vector.response)
     has = responses_have_throttle(vector)
