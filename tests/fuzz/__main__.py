@@ -79,9 +79,9 @@ def main() -> None:
 
 def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
     """Fuzz one target in a process of its own."""
-    from tests.fuzz.targets import find
+    from tests.fuzz.targets import TARGETS
 
-    wanted = find(name)
+    wanted = TARGETS[name]
     seeds, grown, findings = (corpus / kind / name for kind in ("seeds", "corpus", "findings"))
     for directory in (seeds, grown, findings):
         directory.mkdir(parents=True, exist_ok=True)
@@ -124,10 +124,10 @@ def _child(name: str, arguments: list[str]) -> None:
         blind.main(name, arguments)
         return
     with atheris.instrument_imports(include=list(INSTRUMENTED), enable_loader_override=False):
-        from tests.fuzz.targets import find
+        from tests.fuzz.targets import TARGETS
     # libFuzzer's timer for slow inputs goes on until the end, and is deadly once Python has put its handler away.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
-    atheris.Setup([sys.argv[0], *arguments], find(name).run)
+    atheris.Setup([sys.argv[0], *arguments], TARGETS[name].run)
     atheris.Fuzz()
 
 

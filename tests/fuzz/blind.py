@@ -13,7 +13,7 @@ INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF)
 
 def main(name: str, arguments: list[str]) -> None:
     """Run a target; understands those of libFuzzer's arguments that the driver gives, and speaks as it does."""
-    from tests.fuzz.targets import find
+    from tests.fuzz.targets import TARGETS
 
     flags = dict(each[1:].split("=", 1) for each in arguments if each.startswith("-"))
     directories = [Path(each) for each in arguments if not each.startswith("-")]
@@ -25,7 +25,7 @@ def main(name: str, arguments: list[str]) -> None:
     while done != runs and time.monotonic() < ends:
         data = mutated(rng, inputs)[:limit]
         try:
-            find(name).run(data)
+            TARGETS[name].run(data)
         except Exception:
             kept = Path(flags["artifact_prefix"] + f"crash-{done}")
             kept.write_bytes(data)

@@ -48,7 +48,7 @@ def exchanges() -> tuple[Exchange, ...]:
 
 @cache
 def streams() -> tuple[Stream, ...]:
-    """Recorded connections of real client libraries (`tests.fuzz.record`)."""
+    """Recorded connections of kafka-python, librdkafka and aiokafka, each with a broker of Kafka 4.2."""
     return tuple(
         Stream(said["client"], bytes.fromhex(said["from_client"]), bytes.fromhex(said["from_broker"]))
         for path in sorted(RECORDED.glob("*.json"))

@@ -66,11 +66,6 @@ class Target:
 TARGETS: dict[str, Target] = {}
 
 
-def find(name: str) -> Target:
-    """A target by its name; "broken" is one that tests have a finding of."""
-    return BROKEN if name == "broken" else TARGETS[name]
-
-
 def _timed(run: Callable[[bytes], None], most_cpu_s: float, data: bytes) -> None:
     """Run a target: it may take a certain CPU time for each byte of its input, however the bytes are put together."""
     began_s = time.thread_time()
@@ -608,12 +603,5 @@ def overlay(data: bytes) -> None:
         return
     assert problems
 
-
-def broken(data: bytes) -> None:
-    """Breaks at every other input: what tests see with that findings are reported."""
-    assert sum(data) % 2 == 0, "found"
-
-
-BROKEN = Target("broken", broken, lambda: [b"seed"], (), 16)
 
 from tests.fuzz import connection_io_targets, file_targets, identity_targets, tls_targets  # noqa: E402, F401 - they need what is above
