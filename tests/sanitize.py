@@ -95,7 +95,7 @@ def _compile(target: Path) -> None:
         check=True,
         timeout=BUILD_LIMIT_S,
     )
-    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/*/_compiled/*")):
+    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/*/*/_compiled/*")):
         place = target / path.relative_to(TREE)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, place)
@@ -126,11 +126,11 @@ FUZZ = "import sys; from tests.fuzz import blind; blind.main({name!r}, sys.argv[
 
 def fuzz_arguments(name: str, directory: Path, seconds: int, runs: int = -1) -> list[str]:
     """The fuzz target, mutated blindly: atheris brings a libFuzzer with sanitizers of its own."""
-    from tests.fuzz.targets import find
+    from tests.fuzz.targets import TARGETS
 
     seeds = directory / "seeds"
     seeds.mkdir(parents=True, exist_ok=True)
-    target = find(name)
+    target = TARGETS[name]
     for number, seed in enumerate(target.seeds()):
         (seeds / f"{number:04}").write_bytes(seed[: target.max_bytes])
     limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={target.max_bytes}"]

@@ -50,20 +50,6 @@ def test_the_files_are_what_the_module_writes(tmp_path: Path, monkeypatch: pytes
     assert generate.main(["--check"]) == 1
 
 
-def test_panels_explain_themselves_and_do_not_overlap() -> None:
-    taken: dict[tuple[str, int, int], str] = {}
-    for name, panel in panels():
-        assert panel["title"]
-        assert panel["description"].endswith(".")
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["datasource"]["uid"] == "${datasource}"
-        place = panel["gridPos"]
-        for x in range(place["x"], place["x"] + place["w"]):
-            for y in range(place["y"], place["y"] + place["h"]):
-                assert x < generate.COLUMNS
-                assert taken.setdefault((name, x, y), panel["title"]) == panel["title"]
-
-
 @pytest.mark.long
 def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     quotas = [
