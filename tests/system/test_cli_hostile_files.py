@@ -49,7 +49,7 @@ DIGITS = f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte
     ("text", "place", "reason"),
     [
         (BRACKETS, "1:33: (the whole file)", "expected at most 32 levels of nesting"),
-        (DIGITS, "3:33: quotas[0].producer_byte_rate", "got 999999"),
+        (DIGITS, "3:33: quotas[0].producer_byte_rate", "999999"),
     ],
     ids=["brackets", "310 digits"],
 )
@@ -62,7 +62,7 @@ def test_absurd_text_is_exit_2_with_place_and_reason(
     assert done.returncode == 2, done.stderr
     said = (done.stdout if "--json" in command else done.stderr).decode()
     assert reason in said
-    assert "--json" in command or said.startswith(f"error: {path}:{place}: {reason}")
+    assert "--json" in command or said.startswith(f"error: {path}:{place}: ")
     assert b"Traceback" not in done.stderr
 
 

@@ -38,7 +38,7 @@ def test_ci_runs_compiled() -> None:
         assert not compiled.WHY_NOT
     if compiled.WHY_NOT:
         return
-    types = [*ROOT.glob("quota/*.pxd"), *ROOT.glob("proxy/*/*.pxd")]
+    types = [*ROOT.glob("quota/*.pxd"), *ROOT.glob("proxy/*/*/*.pxd")]
     assert len(types) > 20
     for one in types:
         if one.name == "_calls.pxd":
