@@ -89,11 +89,12 @@ async def test_one_namespace_that_cannot_be_written_disturbs_no_other(api: Scrip
 
 EVIL = {
     "310 digits": "quotas: [{client-id: a, producer_byte_rate: %s}]" % ("9" * 310),
+    "310 digits of a count": "quotas: [{user: a, max_connections: %s}]" % ("9" * 310),
     "no number": "quotas: [{client-id: a, producer_byte_rate: 190:20:30}]",
     "a tag": "quotas: !!python/object/apply:os.system ['true']",
     "a NUL": 'quotas: [{user: "\\0another", producer_byte_rate: 1}]',
     "nesting": "quotas: " + "[" * 100_000,
-    "a megabyte": "quotas:\n" + "- {client-id: c, producer_byte_rate: 1M}\n" * 25_000,
+    "a megabyte": "quotas:\n" + "- {client-id: c, mode: shadow}\n" * 35_000,
     "another alphabet": "\ud800",
 }
 

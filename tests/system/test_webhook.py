@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.kubernetes.cluster import CONFIGURATIONS
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text, unhooked
-from tests.support.scripted_api import scripted_api
 from tests.support.waiting import until_serving
 from tests.support.webhook_tools import (
     GENERATED,
@@ -370,13 +367,13 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
 # --- over HTTPS
 
 
-@contextmanager
-def _started(tmp_path: Path, account: Path, api_port: str) -> Iterator[Webhook]:
-    """With the certificate that Helm makes."""
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Webhook]:
+    """With the certificate that Helm makes, and an API server that does not answer: pods are answered nevertheless."""
     manifests = documents(render_text(GENERATED))
     (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
     (container,) = own["spec"]["template"]["spec"]["containers"]
-    (port,) = free_ports(1)
+    port, closed_port = free_ports(2)
     authority = write_certificate(manifests, tmp_path)
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     arguments = [
@@ -384,8 +381,8 @@ def _started(tmp_path: Path, account: Path, api_port: str) -> Iterator[Webhook]:
     ]
     process = subprocess.Popen(
         [sys.executable, "-m", "proxy.app.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}",
-         f"--service-account={account}"],
-        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": api_port},
+         f"--service-account={service_account(tmp_path)}"],
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -402,41 +399,6 @@ def _started(tmp_path: Path, account: Path, api_port: str) -> Iterator[Webhook]:
     assert "namespace configuration is not up to date" in output
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Webhook]:
-    """With an API server that does not answer: pods are answered nevertheless."""
-    (closed_port,) = free_ports(1)
-    with _started(tmp_path, service_account(tmp_path), str(closed_port)) as found:
-        yield found
-
-
-@pytest.mark.parametrize(
-    "evil",
-    [f"quotas: [{{user: a, max_connections: {'9' * 310}}}]", "quotas:\n" + "- {client-id: c, mode: shadow}\n" * 35_000],
-    ids=["310 digits", "a megabyte"],
-)
-def test_quotas_of_one_namespace_end_nothing_for_others(tmp_path: Path, evil: str) -> None:
-    """These ended the webhook of the whole cluster, or took seconds of its time at each change."""
-    told = Template.parse(sidecar_template()).distribution
-    base = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
-    with scripted_api(tmp_path) as api:
-        maps = "/api/v1/namespaces/{}/configmaps/{}".format
-        api.put(maps(told.namespace, told.name), data={"kquota.yaml": base})
-        api.put(f"{CONFIGURATIONS}/{told.configuration}", webhooks=[])
-        for name, quotas in (("evil", evil), ("honest", "quotas: [{client-id: a, producer_byte_rate: 1M}]")):
-            api.put(f"/api/v1/namespaces/{name}", metadata={"labels": {"kquota.io/injection": "enabled"}})
-            api.put(maps(name, told.quotas_name), data={"quotas.yaml": quotas})
-        with _started(tmp_path, api.account, api.url.rpartition(":")[2]) as running:
-            until_serving(lambda: any("/events/" in path for path in api.objects), running.process)
-            assert "producer_byte_rate: 1M" in api.objects[maps("honest", told.name)]["data"]["kquota.yaml"]
-            assert api.objects[maps("evil", told.name)]["data"] == {"kquota.yaml": base}
-            assert running.post(admission_review("bare")).status_code == 200
-            metrics = httpx.get(f"https://127.0.0.1:{running.port}/metrics", verify=False).text
-            assert metrics.splitlines()[2:] == ['kquota_webhook_namespace_problem{namespace="evil"} 1']
-    (event,) = [one for path, one in api.objects.items() if "/events/" in path]
-    assert event["metadata"]["namespace"] == "evil"
-
-
 def test_pods_are_changed_over_https(running: Webhook, template: Template) -> None:
     for name in ("deployment", "job", "bare"):
         asked = admission_review(name)
@@ -446,6 +408,8 @@ def test_pods_are_changed_over_https(running: Webhook, template: Template) -> No
     asked = _labelled("job", **{"kquota.io/inject": "false"})
     pod = _patched(asked, running.post(asked).raise_for_status().json())
     assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
+    metrics = httpx.get(f"https://127.0.0.1:{running.port}/metrics", verify=False).text
+    assert "# TYPE kquota_webhook_namespace_problem gauge" in metrics
 
 
 def test_unanswerable_review_is_an_http_error(running: Webhook) -> None:
