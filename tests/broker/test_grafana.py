@@ -15,7 +15,7 @@ import pytest
 from deploy.grafana import generate
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
-from tests.support.prometheus_tools import prometheus, value
+from tests.support.prometheus_tools import prometheus, rules, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar
 
@@ -92,3 +92,6 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
         # Rates need two scrapes of a series: what has just happened is seen a moment later.
         wait_for("something in every panel", lambda: not empty())
         assert empty() == set()
+        groups = get(f"{url}/api/v1/rules").json()["data"]["groups"]
+        health = {one["name"]: (one["health"], one.get("lastError", "")) for group in groups for one in group["rules"]}
+        assert health == {one.get("alert") or one["record"]: ("ok", "") for one in rules()}
