@@ -6,11 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +16,7 @@ from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.browser import chromium, text
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.web_server import web_server
 
 
 @pytest.fixture(scope="module")
@@ -89,31 +86,6 @@ Promise.all(Object.entries(tries).map(async ([name, attempt]) => {
 </script><a id="link">to the sidecar</a><script>document.getElementById("link").href = admin + "/ui/";</script>"""
 
 
-@contextmanager
-def other_origin() -> Iterator[int]:
-    """A foreign web server; yields its port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(PAGE)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"
 """Names of others lead to this machine, as after a rebinding."""
 
@@ -122,7 +94,8 @@ REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"
 def test_page_of_other_origin_reads_nothing(running: Sidecar, page: str) -> None:
     from selenium.webdriver.common.by import By
 
-    with other_origin() as port, chromium(REBOUND) as driver:
+    html = "text/html; charset=utf-8"
+    with web_server(lambda path: (200, PAGE), content_type=html) as port, chromium(REBOUND) as driver:
         driver.get(f"http://{page}:{port}/?admin={running.admin}")
         wait_for("all attempts", lambda: driver.title == "done")
         said = json.loads(driver.execute_script("return document.documentElement.dataset.said"))

@@ -8,9 +8,7 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from quota.entity import Kind
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
+from tests.support.web_server import web_server
 
 
 def group(client_id: str | None, use: float, *, kind: str = "produce", user: str | None = "u", **more: Any) -> Any:
@@ -141,23 +140,12 @@ def admin() -> Iterator[tuple[str, dict[str, Answer]]]:
     """An admin port that answers what the test puts into the dictionary (path -> status, JSON)."""
     said: dict[str, Answer] = {}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = said.get(self.path.partition("?")[0], (404, {}))
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+    def answer(path: str) -> tuple[int, bytes]:
+        status, body = said.get(path, (404, {}))
+        return status, json.dumps(body).encode()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", said
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with web_server(answer) as port:
+        yield f"http://127.0.0.1:{port}", said
 
 
 def test_a_page_tells_totals_and_what_was_left_out(admin: tuple[str, dict[str, Answer]]) -> None:

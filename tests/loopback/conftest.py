@@ -9,5 +9,5 @@ from quota import compiled
 
 @pytest.fixture
 def data_path() -> str:
-    """What this process's data path runs as. (tests/loopback/test_pure.py runs what matters as the other one.)"""
+    """What this process's data path runs as. (tests/system/test_one_source.py runs what matters as the other one.)"""
     return "pure" if compiled.WHY_NOT else "compiled"

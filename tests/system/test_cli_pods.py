@@ -10,13 +10,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.support.web_server import web_server
 
 STAND_IN = """\
 #!{python}
@@ -41,27 +40,11 @@ NO_POD = 'Error from server (NotFound): pods "gone" not found'
 ANSWER = {"at": "2026-01-01T00:00:00.000Z", "throttled": [], "decisions": [], "refused": []}
 
 
-class Admin(BaseHTTPRequestHandler):
-    """As much of an admin port as `explain` asks for."""
-
-    def do_GET(self) -> None:
-        """No client is throttled."""
-        body = json.dumps(ANSWER).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
 def port() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    """As much of an admin port as `explain` asks for."""
+    with web_server(lambda path: (200, json.dumps(ANSWER).encode())) as found:
+        yield found
 
 
 def kquota(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:

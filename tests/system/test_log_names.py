@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.hostile_names import CLIENT, CONFIGURED, harmless, write_config
+from tests.support.web_server import web_server
 
 
 @pytest.fixture
@@ -36,30 +32,6 @@ def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
     assert CONFIGURED in json.loads(done.stdout)["group"]
 
 
-@contextmanager
-def hostile_admin(answer: dict[str, Any], status: int = 200) -> Iterator[str]:
-    """Another program's web server in place of a sidecar."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status, "no \x9b31m\x1b]0;owned\x07")
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.mark.parametrize("command", [["top", "--once"], ["explain"], ["explain", "--json"]], ids=" ".join)
 def test_escapes_answers_of_other_programs(command: list[str]) -> None:
     row = {
@@ -71,9 +43,10 @@ def test_escapes_answers_of_other_programs(command: list[str]) -> None:
         "at": f"2026-01-01T{CLIENT}", "throttled": [], "decisions": [], "refused": [],
     }  # fmt: skip
     for status in (200, 500):
-        with hostile_admin(answer, status) as admin:
+        said = status, json.dumps(answer).encode()
+        with web_server(lambda path, said=said: said, reason="no \x9b31m\x1b]0;owned\x07") as port:  # type: ignore[misc]
             done = subprocess.run(
-                [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", admin],
+                [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", f"http://127.0.0.1:{port}"],
                 capture_output=True,
                 timeout=60,
             )
