@@ -5,9 +5,8 @@ cdef class Usage:
 
 cdef class QuotaCounter:
     cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed, share, whole
-    cdef public bint carries, fleet, may_hold, pays, shadow
+    cdef public bint fleet, may_hold, shadow
     cdef public long long capped, last_ms, throttled_until, users
-    cdef public double owed_until
     cdef public Usage usage
 
     cpdef long long charge(self, double amount, long long now) except? -1

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from quota.entity import CounterKey, Kind, Level
-from quota.rate import MAX_THROTTLE_MS
 from quota.table import Entry, Limit
 from quota.trial import Trial
 
@@ -74,7 +73,6 @@ class QuotaCounter:
         "applied",
         "candidate",
         "capped",
-        "carries",
         "entry",
         "fleet",
         "key",
@@ -84,8 +82,6 @@ class QuotaCounter:
         "limit",
         "max_throttle_ms",
         "may_hold",
-        "owed_until",
-        "pays",
         "shadow",
         "shadowed",
         "share",
@@ -109,18 +105,10 @@ class QuotaCounter:
         self.level: Level | None = None
         self.entry: Entry | None = None
         self.shadow = False
-        self.pays = settings.smooth
-        """The group pays its debt before more of its requests are forwarded (ADR 0026). Otherwise as in a broker: a
-        mute stops the connection that caused it and no other."""
         self.may_hold = False
         """Requests have to ask :meth:`hold`. While this is False no whole request is held."""
         self.max_throttle_ms = settings.max_throttle_ms
-        self.carries = True
-        """Whether the part of a delay beyond the cap has to be carried, because the counter itself would forget it."""
         self.last_ms = now
-        self.owed_until = 0.0
-        """The end of the uncapped delay, a whole number of ms: the next delay ends there at the earliest (DESIGN:
-        max_mute). No integer of 64 bits: a debt at a high limit takes ages at a low one."""
         self.throttled_until = 0
         self.applied = -1
         """Generation of the table that the limit is from; kept by :mod:`quota.counter_store`."""
@@ -142,7 +130,7 @@ class QuotaCounter:
             self.share = 1.0
         self.limit = None if self.whole is None else self.whole * self.share
         if old is not None and self.limit is not None and old != self.limit:
-            self._rescale(old / self.limit)
+            self._rescale(old / self.limit, self.last_ms)
         self.shadow = limit.entry is not None and limit.entry.mode == "shadow"
         self.shadowed = _put(self.shadowed, self.limit if self.shadow else None)
         candidate = None if limit.entry is None else limit.entry.candidate_limit(self.kind)
@@ -162,7 +150,7 @@ class QuotaCounter:
             self.candidate.limit *= share / before
         self._move(old, new, level, now)
 
-    def fullness(self, _now: int) -> float:
+    def fullness(self, now: int) -> float:
         """How full the window is, as a fraction of the whole limit (not of the share of it)."""
         return 0.0
 
@@ -178,13 +166,16 @@ class QuotaCounter:
         """Take back a charge."""
         raise NotImplementedError
 
-    def hold(self, _connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
+    # Without a debt that others pay for, as in a broker, no request waits here: a mute stops the connection that caused
+    # it and no other. Counters that hold requests override these.
+
+    def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
         """How long a request of this connection that costs `amount` has to wait before it may be forwarded, because of
         the group's debt (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it is
         charged at once; otherwise the connection is a :class:`quota.gate.Sender`."""
-        return self.due(now) if self.pays else 0
+        return 0
 
-    def abandon(self, _connection: object, _size_bytes: int, _now: int) -> bool:
+    def abandon(self, connection: object, size_bytes: int, now: int) -> bool:
         """The client of a held request has gone. Whether the request, of which `size_bytes` and what follows it have
         been received, keeps a place: one that it shares with all others like it."""
         return False
@@ -202,11 +193,11 @@ class QuotaCounter:
         """Whether smooth pacing is active (ADR 0004)."""
         return False
 
-    def line(self, _now: int) -> Line:
+    def line(self, now: int) -> Line:
         """The state of the queue, without changing anything."""
         return NO_LINE
 
-    def renews(self, _size_bytes: int, _now: int) -> bool:
+    def renews(self, size_bytes: int, now: int) -> bool:
         """Whether a request of a client that has to log in again soon may pass although it should wait: the login comes
         after it (KIP-368). It is charged like any other, so later requests pay for it. The allowance is the group's,
         whatever its connections, and is refilled at the limit's rate."""
@@ -238,46 +229,38 @@ class QuotaCounter:
 
     def owes(self, now: int) -> bool:
         """Whether evicting this counter now would forgive a delay or a debt."""
-        return max(self.owed_until, self.throttled_until) > now
+        return self.throttled_until > now
 
     def owed_ms(self, now: int) -> int:
         """The debt beyond the delays that clients were told: requests are held for it although no mute applies."""
-        return max(int(self.owed_until) - now, 0)
+        return 0
 
     def forgettable(self, now: int) -> bool:
         """Whether a new counter would make the same decisions from `now` on, if the limit stays the same: none of the
         past charges matters any more."""
         return not self.owes(now)
 
-    def _move(self, old: float, new: float, _level: float, now: int) -> None:
-        self.owed_until = float(now + int(max(self.owed_until - now, 0.0) * old / new))
+    def _move(self, old: float, new: float, level: float, now: int) -> None:
+        """The limit changed from `old` to `new` because a share of a fleet's moved."""
+        raise NotImplementedError
 
-    def _rescale(self, factor: float) -> None:
-        """A debt is an amount: under another limit it takes a different time to pay."""
-        self.owed_until = float(self.last_ms + int(max(self.owed_until - self.last_ms, 0.0) * factor))
+    def _rescale(self, factor: float, now: int) -> None:
+        """The limit changed from L to L / `factor`: a debt is an amount, which takes another time to pay now."""
 
     def _impose(self, delay: int, now: int) -> int:
-        """Turn a delay into the one to tell the client: carry, cap, shadow."""
+        """Turn a delay into the one to tell the client: cap, shadow."""
         if self.shadowed is not None and self.shadow:
             self.shadowed.note(delay, now)
             return 0
-        if self.owed_until > now:
-            delay = max(delay, int(self.owed_until) - now)
         if delay <= 0:
             return 0
-        delay = self._capped(delay, now, count=True)
-        self.throttled_until = max(self.throttled_until, now + delay)
-        return delay
+        told = self._capped(delay)
+        self.capped += told < delay
+        self.throttled_until = max(self.throttled_until, now + told)
+        return told
 
-    def _capped(self, delay: int, now: int, *, count: bool) -> int:
-        longest = self.max_throttle_ms
-        if longest is None or delay <= longest:
-            return min(delay, MAX_THROTTLE_MS)
-        if count:
-            self.capped += 1
-            if self.carries:
-                self.owed_until = float(now + delay)
-        return longest
+    def _capped(self, delay: int) -> int:
+        return delay if self.max_throttle_ms is None else min(delay, self.max_throttle_ms)
 
 
 def _put(trial: Trial | None, limit: float | None) -> Trial | None:

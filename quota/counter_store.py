@@ -8,8 +8,10 @@ from quota.accounts import STEP, Meter
 from quota.counter import LedgerSettings, QuotaCounter
 from quota.entity import DEFAULT, CounterKey, Kind, Name
 from quota.mutation import BucketCounter
+from quota.paced import BusyCounter, PacedCounter
+from quota.reservation import FetchCounter
 from quota.table import Limit, QuotaTable, Resolution
-from quota.window import WindowCounter
+from quota.window import KafkaCounter
 
 EXPIRE_AFTER_MS: Final = 3_600_000
 """Kafka removes a sensor after an hour without records."""
@@ -22,6 +24,14 @@ PAUSE_MS: Final = 20
 """After a search without result, new clients do not search again for this time."""
 
 Entity = tuple[Name, Name]
+Sorts = dict[Kind, Callable[[Kind, CounterKey, LedgerSettings, int], QuotaCounter]]
+AS_KAFKA: Final[Sorts] = {**dict.fromkeys(Kind, KafkaCounter), Kind.MUTATION: BucketCounter}
+PACED: Final[Sorts] = {
+    Kind.PRODUCE: PacedCounter,
+    Kind.FETCH: FetchCounter,
+    Kind.REQUEST: BusyCounter,
+    Kind.MUTATION: BucketCounter,
+}
 
 
 class CounterStore:
@@ -141,8 +151,8 @@ class CounterStore:
         return group
 
     def _new(self, kind: Kind, key: CounterKey, limit: Limit, now: int) -> QuotaCounter:
-        sort = BucketCounter if kind is Kind.MUTATION else WindowCounter
-        group = sort(kind, key, self._settings, now)
+        sorts = PACED if self._settings.smooth else AS_KAFKA
+        group = sorts[kind](kind, key, self._settings, now)
         self._apply(group, limit)
         return group
 

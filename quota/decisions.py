@@ -11,6 +11,7 @@ from typing import Final
 
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Identity, Kind
+from quota.window import KafkaCounter
 
 MAX_EACH: Final = 8
 MAX_COUNTERS: Final = 1000
@@ -73,7 +74,8 @@ class Decisions:
         elif used is not None and used > 1.0:
             why = Why.OVER
         else:
-            why = Why.OWED if group.owed_until >= now + delay_ms else Why.PACED
+            owed = isinstance(group, KafkaCounter) and group.owed_until >= now + delay_ms
+            why = Why.OWED if owed else Why.PACED
         place = (group.kind, group.key)
         ring = self._by_counter.get(place)
         if ring is None:

@@ -71,7 +71,7 @@ class FetchSizer:
         """A fetch asks, or is answered, whose response has `head_bytes` without its records."""
         self.head = max(float(max(head_bytes, HEAD_BYTES)), self.head * HEAD_FADE)
 
-    def learn(self, max_bytes: int, records_bytes: float) -> None:
+    def learn(self, max_bytes: int | None, records_bytes: float) -> None:
         """A fetch that was granted `max_bytes` got a response with `records_bytes` besides its head."""
         if max_bytes == SINGLE and records_bytes > EMPTY_BYTES - HEAD_BYTES:
             self.batch = max(records_bytes, self.batch * FADE)

@@ -4,6 +4,7 @@ cimport cython
 from quota.accounts cimport Account as AccountType, Meter as MeterType
 from quota.counter cimport FetchAdmission as FetchAdmissionType, QuotaCounter
 from quota.mutation cimport BucketCounter
+from quota.reservation cimport FetchCounter
 from quota.window cimport WindowCounter
 
 
@@ -18,7 +19,7 @@ cdef class Ledger:
     cpdef object charge_no_throttle(self, AccountType account, object kind, double amount, double now_ms)
     @cython.locals(group=QuotaCounter, window=WindowCounter, admission=FetchAdmissionType)
     cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms, long long head_bytes=*)
-    @cython.locals(window=WindowCounter)
+    @cython.locals(fetched=FetchCounter)
     cpdef object settle(self, AccountType account, object kind, FetchAdmissionType admission, double amount, double now_ms)
     @cython.locals(meter=MeterType)
     cdef QuotaCounter _use(self, AccountType account, object kind, double amount, long long charges, double now_ms)

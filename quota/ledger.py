@@ -17,6 +17,7 @@ from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
 from quota.gate import Kept
 from quota.mutation import BucketCounter
+from quota.reservation import FetchCounter
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial
 from quota.window import WindowCounter
@@ -287,10 +288,10 @@ class Ledger:
 
     def settle(self, account: Account, kind: Kind, admission: FetchAdmission, amount: float, now_ms: float) -> None:
         """Charge an admitted fetch with the size of its response; 0 when there will be none."""
-        if isinstance(admission.group, WindowCounter):
+        if isinstance(admission.group, FetchCounter):
             self.reservations -= 1
-            window = admission.group
-            window.settle(admission, amount)
+            fetched = admission.group
+            fetched.settle(admission, amount)
         if amount:
             self.charge_no_throttle(account, kind, amount, now_ms)
 

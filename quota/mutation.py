@@ -16,7 +16,6 @@ class BucketCounter(QuotaCounter):
     def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         super().__init__(kind, key, settings, now)
         self.may_hold = settings.smooth
-        self.carries = False  # tokens below zero are the debt, to the last partition
         self._settings = settings
         self.bucket = _new_bucket(settings)
         self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, created when there is one
@@ -35,7 +34,6 @@ class BucketCounter(QuotaCounter):
         return max(_used_share(self.bucket, self.limit, max(now, self.last_ms)), 0.0) * self.share
 
     def _move(self, old: float, new: float, level: float, now: int) -> None:
-        super()._move(old, new, level, now)
         self.bucket.move(old, new, level, max(now, self.last_ms))
 
     def charge(self, amount: float, now: int) -> int:
@@ -92,13 +90,11 @@ class BucketCounter(QuotaCounter):
         """See :meth:`QuotaCounter.due`."""
         if self.limit is None or self.shadow:
             return 0
-        now = max(now, self.last_ms)
-        delay = max(bucket_throttle_ms(self.bucket.peek(self.limit, now), self.limit), int(self.owed_until) - now)
-        return self._capped(delay, now, count=False) if delay > 0 else 0
+        return self._capped(bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit))
 
     def hold(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
         """See :meth:`QuotaCounter.hold`: until tokens are no longer below zero."""
-        wait_ms = self.due(now) if self.pays else 0
+        wait_ms = self.due(now) if self.may_hold else 0
         (self._waiting.add if wait_ms else self._waiting.discard)(connection)
         return wait_ms
 
@@ -113,7 +109,7 @@ class BucketCounter(QuotaCounter):
 
     def line(self, now: int) -> Line:
         """See :meth:`QuotaCounter.line`."""
-        if self.limit is None or self.shadow or not self.pays:
+        if self.limit is None or self.shadow or not self.may_hold:
             return NO_LINE
         owed_ms = bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit)
         return Line(self.waiting, owed_ms if self._waiting else 0, owed_ms, owed_ms)

@@ -1,8 +1,7 @@
 cdef class Pacer:
-    cdef public bint active
-    cdef public double paid_at, backlog_ms, _apart_ms, _last_scheduled
+    cdef public double paid_at, backlog_ms, _apart_ms, _held_until, _last_scheduled, _most_ms
     cdef public long long _tolerance_ms
-    cdef public object _scheduled, _held_until, _calm_since
+    cdef public object _scheduled, _calm_since
 
     cpdef object tolerate(self, double portion_ms)
     cpdef double owed_ms(self, long long now) except? -1.0

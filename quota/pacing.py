@@ -7,6 +7,7 @@ waits for the later of the two. It never shortens Kafka's delay.
 """
 
 from collections import deque
+from math import inf
 from typing import Final
 
 TOLERANCE_MS: Final = 1000
@@ -41,35 +42,36 @@ class Pacer:
         "_calm_since",
         "_held_until",
         "_last_scheduled",
+        "_most_ms",
         "_scheduled",
         "_tolerance_ms",
-        "active",
         "backlog_ms",
         "paid_at",
     )
 
-    def __init__(self, tolerance_ms: int = TOLERANCE_MS, apart_ms: float = LARGE_MS) -> None:
-        self.active = False
+    def __init__(self, tolerance_ms: int = TOLERANCE_MS, apart_ms: float = LARGE_MS, most_ms: float = inf) -> None:
         self.paid_at = 0.0
         self.backlog_ms = 0.0
         """The debt beyond `paid_at`, for charges larger than `apart_ms`. It is paid by half of the limit while other
         requests use the other half, because each of their charges pays as much of it, and by all of it while there are
         none. In total the group owes `paid_at - now + backlog_ms`, and no byte is charged twice or not at all."""
         self._apart_ms = apart_ms
+        self._most_ms = most_ms
+        """A charge leaves no larger debt than this before `paid_at`."""
         self._tolerance_ms = tolerance_ms
         self._last_scheduled = 0.0
         self._scheduled: deque[float] | None = None  # the latest ones; created on demand, as few groups need them
-        self._held_until = 0  # by Kafka's delay
+        self._held_until = 0.0  # by Kafka's delay
         self._calm_since: int | None = None
 
     def tolerate(self, portion_ms: float) -> None:
         """Fetches bring this much time's worth: one that comes late may still catch up."""
         self._tolerance_ms = max(FETCH_TOLERANCE_MS, int(portion_ms + 1000))
 
-    def begin(self, now: int, kafka_delay_ms: int) -> None:
+    def begin(self, now: int, kafka_delay_ms: float) -> None:
         """Start an episode with the clock at the end of Kafka's delay: no earlier credit is left."""
-        self.active = True
-        self.paid_at = now + min(float(kafka_delay_ms), self._apart_ms)
+        kafka_delay_ms = min(kafka_delay_ms, self._most_ms)
+        self.paid_at = now + min(kafka_delay_ms, self._apart_ms)
         self.backlog_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
         self._held_until = now + kafka_delay_ms
         self._last_scheduled = 0.0
@@ -87,7 +89,7 @@ class Pacer:
             share_ms = min(cost_ms, self.backlog_ms)
             self.backlog_ms -= share_ms
             cost_ms += share_ms
-        self.paid_at = max(self.paid_at, now - self._tolerance_ms) + cost_ms
+        self.paid_at = min(max(self.paid_at, now - self._tolerance_ms) + cost_ms, now + self._most_ms)
         if kafka_delay_ms > 0:
             self.hold(now + kafka_delay_ms, slack_ms)
         return self.owed_ms(now) if large else self.paid_at - now
@@ -148,11 +150,6 @@ class Pacer:
             scheduled.popleft()
         return len(scheduled)
 
-    def note_idle(self, empty_since: int) -> None:
-        """Nothing was charged for so long that the window has been empty since `empty_since`."""
-        if self._calm_since is None:
-            self._calm_since = empty_since
-
     def note_rate(self, share: float, now: int) -> None:
         """The group's rate is `share` of its limit at `now`."""
         if share >= CALM_SHARE:
@@ -160,11 +157,17 @@ class Pacer:
         elif self._calm_since is None:
             self._calm_since = now
 
-    def calm(self, now: int, calm_ms: int, owed_until: int, empty_since: int) -> bool:
-        """Whether the group was calm for `calm_ms`, which ends the episode. Silence that Kafka's delay (or the rest of
-        a capped one, until `owed_until`) demands does not count as calm. The window is empty since `empty_since`, if
-        that has passed."""
-        since = self._calm_since
-        if since is None:
-            since = empty_since  # not calm for `calm_ms` before then
-        return self.owed_ms(now) <= 0 and now - max(since, self._held_until, owed_until) >= calm_ms
+    def calm(self, now: int, empty_since: int, window_ms: int) -> bool:
+        """Whether all is paid and the group was calm for two windows, which ends the episode. Silence that Kafka's
+        delay demands does not count as calm. The window is empty since `empty_since`, if that has passed."""
+        if self._calm_since is None and now > empty_since:
+            self._calm_since = empty_since
+        since = now if self._calm_since is None else self._calm_since
+        return self.owed_ms(now) <= 0 and now - max(since, self._held_until) >= 2 * window_ms
+
+    def rescale(self, factor: float, now: int) -> None:
+        """The limit has changed from L to L / `factor`: debt and credit are amounts. A lower limit does not increase a
+        credit."""
+        if factor < 1 or self.paid_at > now:
+            self.paid_at = now - self.credit_ms(now) * factor
+        self.backlog_ms *= factor

@@ -7,7 +7,7 @@ cdef class Sample:
 
 
 cdef class SampledRate:
-    cdef public long long _sample_ms, _slots, _min_ms, _expire_ms, _oldest_start, _purge_at, window_ms
+    cdef public long long _sample_ms, _slots, _min_ms, _oldest_start, _purge_at, reach_ms, window_ms
     cdef public Py_ssize_t _place
     cdef public Sample _current
     cdef public list _ring

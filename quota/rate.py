@@ -35,7 +35,6 @@ class SampledRate:
 
     __slots__ = (
         "_current",
-        "_expire_ms",
         "_min_ms",
         "_oldest_start",
         "_place",
@@ -43,6 +42,7 @@ class SampledRate:
         "_ring",
         "_sample_ms",
         "_slots",
+        "reach_ms",
         "window_ms",
     )
 
@@ -53,7 +53,8 @@ class SampledRate:
         self._sample_ms = window_ms
         self._slots = num_samples + 1
         self._min_ms = (num_samples - 1) * window_ms
-        self._expire_ms = num_samples * window_ms
+        self.reach_ms = num_samples * window_ms
+        """After this time without events every sample has expired."""
         self._ring: list[Sample] = []
         self._place = -1
         self._current = Sample(_NEVER)
@@ -83,7 +84,7 @@ class SampledRate:
 
     def empty(self, now: int) -> bool:
         """Whether every sample has expired at `now`: from then on it is the same as a new rate."""
-        return self._place < 0 or now - self._current.last >= self._expire_ms
+        return self._place < 0 or now - self._current.last >= self.reach_ms
 
     def peek(self, now: int) -> tuple[float, int]:
         """(sum, window in ms) as measure() at `now` would see them, without changing anything."""
@@ -94,7 +95,7 @@ class SampledRate:
             for sample in self._ring:
                 total += sample.sum
             return total, self._window(now - self._oldest_start)
-        horizon = now - self._expire_ms
+        horizon = now - self.reach_ms
         total = 0.0
         oldest = now  # an expired sample counts as one that starts now
         for sample in self._ring:
@@ -129,7 +130,7 @@ class SampledRate:
     def _fill(self, amount: float, now: int) -> None:
         """Add `amount` evenly over all samples, creating missing ones."""
         sample_ms, count = self._sample_ms, self._slots - 1
-        horizon = now - self._expire_ms
+        horizon = now - self.reach_ms
         kept = [sample for sample in self._ring if sample.last > horizon]
         newest = self._current.start if kept else now
         newest += (now - newest) // sample_ms * sample_ms
@@ -144,11 +145,6 @@ class SampledRate:
             sample.last = max(sample.last, min(old.last, now))
         self._ring, self._place, self._current = ring, count - 1, ring[count - 1]
         self._refresh()
-
-    @property
-    def reach_ms(self) -> int:
-        """After this time without events every sample has expired."""
-        return self._expire_ms
 
     @property
     def samples(self) -> list[tuple[int, int, float]]:
@@ -178,7 +174,7 @@ class SampledRate:
 
     def _purge(self, now: int) -> None:
         """Reset, in place, every sample whose last event is num_samples windows ago or more."""
-        horizon = now - self._expire_ms
+        horizon = now - self.reach_ms
         for sample in self._ring:
             if sample.last <= horizon:
                 self._reset(sample, now)
@@ -195,7 +191,7 @@ class SampledRate:
             last = min(last, sample.last)
         self._oldest_start = oldest
         # The current sample's last event only moves forward, so this is early at worst, never late.
-        self._purge_at = last + self._expire_ms
+        self._purge_at = last + self.reach_ms
 
 
 def round_half_up(value: float) -> int:

@@ -62,7 +62,7 @@ def counter_status(group: QuotaCounter, now_ms: float) -> CounterStatus:
         free_ms=max(free_ms(group, now), line.newcomer_ms if line.waiting else 0),
         muted_ms=max(group.throttled_until - now, 0),
         owed_ms=group.owed_ms(now),
-        paced=isinstance(group, WindowCounter) and group.paced,
+        paced=group.paced,
         line=line,
     )
 
@@ -72,15 +72,15 @@ def free_ms(group: QuotaCounter, now: int) -> int:
     one is Kafka's formula, cut to `max_mute`; this one follows the samples as they leave the window."""
     if not _waits(group, now):
         return 0
-    step_ms = max(_horizon_ms(group, now) // _STEPS, 1)
+    step_ms = max(_horizon_ms(group) // _STEPS, 1)
     waits, free = 0, step_ms
     while _waits(group, now + free):
         waits = free
-        free += step_ms
-        if free > _horizon_ms(group, now):  # the debt may be larger: ever larger steps
-            step_ms *= 2
-        if free > _LATEST_MS:
+        if free == _LATEST_MS:
             return _LATEST_MS
+        if free > _horizon_ms(group):  # the debt may be larger: ever larger steps
+            step_ms *= 2
+        free = min(free + step_ms, _LATEST_MS)
     while free - waits > 1:
         middle = (waits + free) // 2
         if _waits(group, now + middle):
@@ -95,9 +95,6 @@ def _waits(group: QuotaCounter, now: int) -> bool:
     return group.due(now) > 0 or (not group.waiting and group.line(now).newcomer_ms > 0)
 
 
-def _horizon_ms(group: QuotaCounter, now: int) -> int:
-    """Roughly when all past usage is forgotten or paid."""
-    owed_ms = max(int(group.owed_until) - now, 0)
-    if isinstance(group, WindowCounter):
-        return int(max(group.rate.reach_ms, owed_ms, group.pacer.paid_at - now)) + 1
-    return max(owed_ms, 1000)
+def _horizon_ms(group: QuotaCounter) -> int:
+    """When all past usage has left the window, or roughly is paid."""
+    return group.rate.reach_ms + 1 if isinstance(group, WindowCounter) else 1000

@@ -21,8 +21,9 @@ from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
 from quota.counter import FetchAdmission
 from quota.ledger import Ledger
+from quota.paced import DebtCounter
+from quota.reservation import FetchCounter
 from quota.table import QuotaTable
-from quota.window import WindowCounter
 from tests.support.session_tools import translate
 
 BUFFER_BYTES = 16_384
@@ -41,7 +42,7 @@ def book_of(ledger: Ledger, now_ms: float) -> Any:
         )
         for account in ledger.accounts()
     )
-    groups = [window_of(group) for group in ledger.groups() if isinstance(group, WindowCounter)]
+    groups = [window_of(group) for group in ledger.groups() if isinstance(group, DebtCounter)]
     return accounts, groups, ledger.reservations, [_snapshot(one) for one in ledger.snapshot(now_ms)]
 
 
@@ -49,13 +50,14 @@ def _snapshot(one: Any) -> Any:
     return [(name, getattr(one, name)) for name in one.__slots__ if name not in ("shadow", "candidate")]
 
 
-def window_of(group: WindowCounter) -> Any:
-    rate, pacer, portions = group.rate, group.pacer, group._fetch_sizer
+def window_of(group: DebtCounter) -> Any:
+    rate, pacer = group.rate, group.pacer
+    fetched = group if isinstance(group, FetchCounter) else None
     return (
-        (rate.samples, rate.window_ms, group.last_ms, group.owed_until),
-        (group._admitted, group._outstanding, group._typical),
-        (pacer.active, pacer.paid_at, pacer._last_scheduled, pacer._held_until, pacer._calm_since),
-        None if portions is None else (portions.batch, portions._fetches),
+        (rate.samples, rate.window_ms, group.last_ms),
+        (group.may_hold, pacer.paid_at, pacer._last_scheduled, pacer._held_until, pacer._calm_since),
+        fetched and (fetched._admitted, fetched._outstanding, fetched._typical),
+        fetched and (fetched._fetch_sizer.batch, fetched._fetch_sizer._fetches),
     )
 
 

@@ -1,0 +1,33 @@
+cimport cython
+
+from quota.pacing cimport Pacer
+from quota.window cimport WindowCounter
+
+
+cpdef double mean_with(double value, object mean) except? -1.0
+
+
+cdef class DebtCounter(WindowCounter):
+    cdef public object _gate
+    cdef public Pacer pacer
+
+    cdef bint _in_episode(self, long long before, long long now) except -1
+    cdef bint _calm(self, long long before, long long now) except -1
+    @cython.locals(goes_on=cython.bint, delay=cython.longlong)
+    cdef long long _delay(self, double amount, double observed, double limit, long long before, long long now) except? -1
+    cdef object _begin(self, long long delay, long long now)
+    cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
+
+
+cdef class BusyCounter(DebtCounter):
+    cdef public object _typical_ms
+
+    cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
+
+
+cdef class PacedCounter(DebtCounter):
+    @cython.locals(cost_ms=cython.double, paced=cython.double)
+    cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
+    cdef double _slack_ms(self, double limit, long long now) except? -1.0
+    cdef long long _due(self, double limit, long long now) except? -1
+    cdef double _room(self, double limit, long long now) except? -1.0

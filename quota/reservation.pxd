@@ -1,0 +1,27 @@
+cimport cython
+
+from quota.counter cimport FetchAdmission as FetchAdmissionType
+from quota.fetch_sizer cimport FetchSizer
+from quota.paced cimport PacedCounter
+from quota.pacing cimport Pacer
+
+
+cdef class FetchCounter(PacedCounter):
+    cdef public long long _admitted
+    cdef public object _typical
+    cdef public FetchSizer _fetch_sizer
+    cdef public double _outstanding
+
+    @cython.locals(pacer=Pacer, sizer=FetchSizer, chunk_ms=cython.double, kafka=cython.longlong, wait=cython.longlong, expected=cython.double, paced_ms=cython.double, paced=cython.bint)
+    cpdef object admit(self, object wanted, long long now, long long head_bytes=*)
+    cpdef object settle(self, FetchAdmissionType admission, object amount)
+    cdef long long _due(self, double limit, long long now) except? -1
+    @cython.locals(total=cython.double, window_ms=cython.longlong, available_ms=cython.double, kafka=cython.longlong)
+    cdef (long long, long long) _delays(self, double limit, double chunk_ms, long long now) except *
+    cdef double _room(self, double limit, long long now) except? -1.0
+    @cython.locals(total=cython.double, window_ms=cython.longlong, room=cython.double)
+    cdef double _room_besides(self, double limit, double chunk_ms, long long now) except? -1.0
+    cdef double _chunk_ms(self, double limit, long long now) except? -1.0
+    @cython.locals(total=cython.double, window_ms=cython.longlong, chunk_ms=cython.double)
+    cdef double _chunk_begun_ms(self, double limit, long long now) except? -1.0
+    cdef double _slack_ms(self, double limit, long long now) except? -1.0
