@@ -102,6 +102,9 @@ def test_what_cannot_be_imported_is_said(text: str, code: int, expected: str, tm
     done = kquota("import", "strimzi", str(path))
     assert (done.exit_code, done.stdout) == (code, "")
     assert expected in done.stderr
+    path.unlink()
+    done = kquota("import", "strimzi", str(path))
+    assert (done.exit_code, done.stderr) == (2, f"error: {path}: No such file or directory\n")
 
 
 # warnings

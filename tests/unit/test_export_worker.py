@@ -124,3 +124,11 @@ def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
     for _ in range(1000):
         worker.offer(batch(b"x" * 100))
     assert worker.state().pending_bytes <= 1000
+
+
+def test_ticks_an_idle_sink() -> None:
+    sink = Sink()
+    worker = Worker("w", sink, 1000)
+    worker.start()
+    until(lambda: sink.ticks > 0)
+    ended(worker)

@@ -127,6 +127,13 @@ def test_the_example_of_kip_599_under_both_algorithms() -> None:
         assert results[4]["observed"] == both[4][algorithm]["observed"]
 
 
+def test_compares_algorithms_without_a_limit() -> None:
+    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
+    event = b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 9}'
+    ((_, result),) = run(config, [event], compare=True)
+    assert result["algorithms"]["windowed_burst"] == {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": None}
+
+
 def test_a_limit_set_on_the_way_counts_for_both_algorithms() -> None:
     config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
     lines = [
