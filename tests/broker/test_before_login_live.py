@@ -81,7 +81,7 @@ def test_a_login_that_a_broker_has_begun_ends_there_too(wanted: Sidecar, kafka_s
     assert wanted.metric("kquota_bytes_total") == 0
 
 
-def test_a_listener_without_a_login_goes_on_where_one_was_expected(
+def test_listener_without_login_goes_on_where_one_was_expected(
     kafka_secure: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
     """The sidecar has a login of its own, so it expects one of clients; the listener behind it takes none.

@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_only_that_connection_ends_and_the_reason_is_counted_and_logged(running: Sidecar, kind: str) -> None:
+def test_malformed_request_ends_only_its_connection(running: Sidecar, kind: str) -> None:
     before = parse_errors(running, kind)
     with RawClient(running.bootstrap, "innocent") as innocent:
         innocent.send(API_VERSIONS_0)
@@ -87,7 +87,7 @@ def test_a_header_cut_at_each_byte_is_waited_for_and_then_let_go(running: Sideca
         time.sleep(0.1)
 
 
-def test_a_frame_whose_size_ends_inside_the_header_is_refused_at_each_byte(running: Sidecar) -> None:
+def test_refuses_frame_size_ending_inside_the_header(running: Sidecar) -> None:
     payload = request(3, 9, 1, b"", client_id="cutter")[4:]
     for cut in range(len(payload)):
         assert ended(struct.pack(">i", cut) + payload[:cut] + b"\0" * 64, running) == b""

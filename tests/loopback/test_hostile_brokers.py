@@ -143,7 +143,7 @@ async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
         assert not proxy.counters.connections_closed["internal_error"]
 
 
-async def test_more_elements_than_any_cluster_has_do_not_hold_the_others_up() -> None:
+async def test_absurd_element_counts_do_not_hold_others_up() -> None:
     """Three megabytes of nodes that do not exist: a walk over all of them would take seconds."""
     node = struct.pack(">i", -1) + b"\1" + bytes(4) + b"\0\0"  # id -1, empty host, port 0, no rack, no tags
     count = 3 * MB // len(node)

@@ -77,7 +77,7 @@ def created(correlation_id: int, throttle_ms: int = 0, rest: bytes = b"results")
 
 
 @three_ways
-def test_a_handler_is_given_the_whole_request_and_may_let_it_pass(cut: Cut) -> None:
+def test_handler_gets_whole_request_and_may_let_it_pass(cut: Cut) -> None:
     handler = Scripted(lambda request, now_ms: Forward())
     one = judged_by(handler)
     assert from_client(one, create(1) + produce(2, 90), cut=cut) == create(1) + produce(2, 90)
@@ -89,7 +89,7 @@ def test_a_handler_is_given_the_whole_request_and_may_let_it_pass(cut: Cut) -> N
 
 
 @three_ways
-def test_request_and_response_can_be_replaced_and_the_larger_throttle_is_told(cut: Cut) -> None:
+def test_handler_replaces_messages_and_larger_throttle_is_told(cut: Cut) -> None:
     def on_response(body: bytes, now_ms: float) -> Reply:
         assert (body, now_ms) == (struct.pack(">i", 40) + b"results", 10.0)
         return Reply(struct.pack(">i", 0) + b"merged")
@@ -144,7 +144,7 @@ def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
     assert one.quiet
 
 
-def test_requests_behind_a_question_wait_for_the_decision_and_for_the_mute() -> None:
+def test_requests_behind_a_question_wait_for_decision_and_mute() -> None:
     one = judged_by(Scripted(asking))
     assert from_client(one, create(1) + produce(2, 80)) == request(METADATA, 12, 1, b"which?")
     from_broker(one, response(METADATA, 12, 1, struct.pack(">i", 0) + b"told"), 5.0)
@@ -197,7 +197,7 @@ def test_unknown_versions_pass_by_and_are_not_judged() -> None:
     assert handler.given == []
 
 
-def test_what_cannot_be_read_ends_the_connection_and_names_the_culprit() -> None:
+def test_unreadable_message_ends_connection_and_names_culprit() -> None:
     def malformed(request: AdminRequest, now_ms: float) -> Outcome:
         raise WireError("request_malformed", "no topics here")
 
@@ -215,7 +215,7 @@ def test_what_cannot_be_read_ends_the_connection_and_names_the_culprit() -> None
     assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
-def test_what_is_too_large_to_be_judged_ends_the_connection_before_it_is_held() -> None:
+def test_oversized_request_ends_connection_before_it_is_held() -> None:
     one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply())))
     large = create(1, b"t" * MAX_INTERCEPTED_BYTES)
     with pytest.raises(SessionError, match=f"CreateTopics request of {len(large) - 4} bytes") as caught:
@@ -228,7 +228,7 @@ def test_what_is_too_large_to_be_judged_ends_the_connection_before_it_is_held() 
     assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
-async def test_through_the_shell_later_requests_wait_for_what_was_asked() -> None:
+async def test_later_requests_wait_for_what_was_asked() -> None:
     async def serve(stream: trio.SocketStream, frame: bytes) -> None:
         api, correlation_id = frame[5], int.from_bytes(frame[8:12], "big")
         if api == METADATA:
@@ -255,7 +255,7 @@ async def test_through_the_shell_later_requests_wait_for_what_was_asked() -> Non
         assert await read_frame(client) is None
 
 
-async def test_through_the_shell_a_wait_holds_up_its_own_connection_only() -> None:
+async def test_interceptor_wait_holds_its_own_connection_only() -> None:
     decide: list[Callable[[Outcome], None]] = []
 
     async def serve(stream: trio.SocketStream, frame: bytes) -> None:

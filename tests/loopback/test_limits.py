@@ -203,7 +203,7 @@ async def test_what_is_too_large_ends_only_its_own_connection(frame: bytes, kind
         await honest(proxy)
 
 
-async def test_a_header_that_comes_in_drops_is_refused_as_soon_as_it_is_too_large() -> None:
+async def test_refuses_dripping_oversized_header_at_once() -> None:
     """Its client-id announces 30 000 bytes; the limit is 300."""
     async with through(answer, sizes=SIZES) as (proxy, _, _):
         client = await connect(proxy)
@@ -268,7 +268,7 @@ def no_descriptors_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_without_descriptors_clients_are_turned_away_and_others_served(
+async def test_turns_clients_away_without_descriptors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with through(answer) as (proxy, _, _):

@@ -74,7 +74,7 @@ async def settled(proxy: Proxy, accepted: int) -> None:
     await until(lambda: proxy.counters.connections_opened == accepted)
 
 
-async def test_over_the_rate_a_connection_is_held_unserved_and_then_closed(mock_clock: MockClock) -> None:
+async def test_holds_connection_over_the_rate_unserved_then_closes(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, HERE, 5)) as (proxy, _):
         clients = [await connect(proxy) for _ in range(8)]
         await settled(proxy, 8)
@@ -94,7 +94,7 @@ async def test_over_the_rate_a_connection_is_held_unserved_and_then_closed(mock_
         assert await served(await connect(proxy))
 
 
-async def test_beyond_the_most_that_are_held_connections_are_closed_at_once(mock_clock: MockClock) -> None:
+async def test_closes_connections_beyond_the_most_held(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=2) as (proxy, _):
         clients = [await connect(proxy) for _ in range(6)]
         await settled(proxy, 6)
@@ -154,7 +154,7 @@ async def test_a_drain_does_not_wait_for_held_connections(mock_clock: MockClock)
         assert proxy.counters.connections_held == 0
 
 
-async def test_descriptors_that_run_out_are_taken_from_held_connections(
+async def test_takes_missing_descriptors_from_held_connections(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_accept = socket.socket.accept

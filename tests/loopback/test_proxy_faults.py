@@ -34,7 +34,7 @@ LIMIT_S = 20
 
 
 @pytest.mark.parametrize("handler", [never_answer, flood_reader])
-async def test_a_client_that_leaves_a_silent_broker_leaves_nothing_behind(handler: Any) -> None:
+async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) -> None:
     async with through(handler, drain_timeout_s=0.3, connections_max_idle_s=3600.0) as (proxy, broker, _):
         client = await connect(proxy)
         await client.send_all(produce(1, 100))
@@ -46,7 +46,7 @@ async def test_a_client_that_leaves_a_silent_broker_leaves_nothing_behind(handle
         assert not proxy.connections()
 
 
-async def test_a_client_that_leaves_while_muted_is_still_taken_at_its_time() -> None:
+async def test_takes_muted_client_that_left_at_its_time() -> None:
     """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than the patience."""
     async with through(never_answer, drain_timeout_s=0.2, connections_max_idle_s=3600.0, quota=100.0) as (
         proxy,
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_while_muted_is_still_taken_at_its_time() -> 
         await closed_reason(proxy, "client_closed")
 
 
-def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> None:
+def test_patience_with_gone_client_begins_after_its_mute() -> None:
     """It is not its turn in the very moment: many mutes may end together."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.sendall(produce(1, 50, acks=0))
@@ -164,7 +164,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_broker_that_moved_is_looked_for_as_soon_as_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_looks_for_moved_broker_as_soon_as_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour between two looks at the cluster: only the failed connection can be why the new address is found."""
     monkeypatch.setattr(cluster_brokers, "REFRESH_S", 3600.0)
     with trio.fail_after(LIMIT_S):

@@ -30,7 +30,7 @@ from tests.support.scripted_broker import (
 from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
 
 
-async def test_drain_refuses_new_clients_and_lets_requests_in_flight_finish() -> None:
+async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
     go = trio.Event()
 
     async def slow(stream: trio.SocketStream, frame: bytes) -> None:
@@ -64,7 +64,7 @@ async def test_drain_gives_up_after_its_timeout() -> None:
         await closed_reason(proxy, "drain_timeout")
 
 
-async def test_an_unreachable_broker_ends_the_client_cleanly_with_a_reason(
+async def test_unreachable_broker_ends_client_with_a_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with through(answer, reachable=False) as (proxy, _, _):
@@ -95,7 +95,7 @@ async def test_half_close_delivers_what_is_owed() -> None:
         await closed_reason(proxy, "client_closed")
 
 
-async def test_half_close_delivers_what_the_clients_socket_has_no_room_for() -> None:
+async def test_half_close_delivers_what_the_client_had_no_room_for() -> None:
     """A client that reads late gets the end of the last response too, which waited here for room in its socket."""
     sizes = [8_000_000, *[30_000] * 8]
 
@@ -116,7 +116,7 @@ async def test_half_close_delivers_what_the_clients_socket_has_no_room_for() -> 
         await closed_reason(proxy, "client_closed")
 
 
-async def test_a_broker_that_dies_inside_a_response_is_passed_on_as_far_as_it_came() -> None:
+async def test_passes_on_a_response_cut_by_a_dying_broker() -> None:
     async def half(stream: trio.SocketStream, _frame: bytes) -> None:
         await stream.send_all(produce_response(1)[:10])
         await stream.send_eof()
@@ -133,7 +133,7 @@ async def test_a_broker_that_dies_inside_a_response_is_passed_on_as_far_as_it_ca
         await closed_reason(proxy, "broker_closed")
 
 
-async def test_large_frames_pass_whole_in_both_directions_and_leave_no_pipe_behind() -> None:
+async def test_large_frames_pass_whole_and_leave_no_pipe_behind() -> None:
     size = 30_000_000
     body = os.urandom(1 << 20) * 30
 
@@ -229,7 +229,7 @@ async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None
         await closed_reason(proxy, "idle")
 
 
-async def test_more_brokers_than_ports_close_the_connection_instead_of_leaking_an_address() -> None:
+async def test_more_brokers_than_ports_leak_no_address() -> None:
     async def many(stream: trio.SocketStream, frame: bytes) -> None:
         kio = kio_message("metadata", 1, "response")
         brokers = tuple(
@@ -275,7 +275,7 @@ async def test_each_broker_has_its_port() -> None:
         (b"", "closed without an answer"),
     ],
 )
-async def test_a_cluster_that_answers_nonsense_is_not_reached_and_harms_no_client(said: bytes, error: str) -> None:
+async def test_nonsense_from_the_cluster_harms_no_client(said: bytes, error: str) -> None:
     async with through(answer) as (proxy, broker, _):
         broker.metadata = lambda _frame: said  # type: ignore[method-assign]
         with pytest.raises(ClusterError, match=error):

@@ -88,7 +88,7 @@ async def apply(source: QuotaSource, changes: Changes) -> str | None:
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
-async def test_an_alteration_is_in_force_on_the_disk_and_still_there_after_a_restart(path: Path) -> None:
+async def test_alteration_is_in_force_on_disk_and_after_restart(path: Path) -> None:
     config = with_overlay(path, {"user": "alice", PRODUCE: 10, FETCH: 20})
     source = FileSource(Path("kquota.yaml"), config)
     assert source.quotas() == {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
@@ -123,7 +123,7 @@ async def test_who_may_alter_is_what_the_file_says_now(path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["file", "cluster"])
-async def test_another_source_takes_a_restart_and_limits_stay_until_then(source: str, path: Path) -> None:
+async def test_other_source_takes_a_restart_and_limits_stay(source: str, path: Path) -> None:
     file = with_overlay(path, {"user": "alice", PRODUCE: 10})
     cluster = configured(source="cluster", alter="forward")
     one = FileSource(Path("kquota.yaml"), file) if source == "file" else ClusterSource(cluster, list)
@@ -134,7 +134,7 @@ async def test_another_source_takes_a_restart_and_limits_stay_until_then(source:
     assert other.restart_settings() != (file if source == "file" else cluster).restart_settings()
 
 
-async def test_a_directory_that_is_not_there_is_told_and_nothing_changes(tmp_path: Path) -> None:
+async def test_missing_overlay_directory_is_told_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "overlay.yaml"
     source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
     async with running(source) as swapped:
@@ -250,7 +250,7 @@ async def test_an_overlay_that_came_with_a_reload_takes_a_restart(path: Path) ->
         )
 
 
-def test_a_replaced_file_keeps_its_permissions_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_replaced_file_keeps_permissions_and_follows_no_link(tmp_path: Path) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     replace_file(path, b"one")
     path.chmod(0o600)
@@ -377,7 +377,7 @@ async def test_what_was_altered_at_the_broker_is_asked_for_at_once(monkeypatch: 
         assert source.rule == "forward"
 
 
-async def test_a_broker_that_learns_of_an_alteration_late_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_asks_again_a_broker_that_learns_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller has answered, the broker that is asked has not heard of it yet."""
     answers: list[Quotas] = [{}]  # one after the other, the last one for ever
     asked = 0
@@ -450,7 +450,7 @@ def test_what_a_cluster_can_have_and_we_cannot_enforce_is_named() -> None:
 
 
 @pytest.mark.parametrize("entries", [[{"user": "alice", PRODUCE: 1}], [{"ip": "10.0.0.1", RATE: 1}]])
-def test_a_cluster_source_shows_what_it_has_before_the_first_answer(entries: Sequence[dict[str, Any]]) -> None:
+def test_cluster_source_shows_its_entries_before_first_answer(entries: Sequence[dict[str, Any]]) -> None:
     if "user" in entries[0]:
         with pytest.raises(ConfigError, match="expected limits of connections only"):
             cluster_source("a", entries=entries)

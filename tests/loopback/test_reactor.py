@@ -84,7 +84,7 @@ def in_trio(main: object, *arguments: object) -> object:
     return trio.run(limited)
 
 
-def test_what_comes_is_read_until_the_end_also_if_that_comes_with_the_last_bytes(nested: bool) -> None:
+def test_reads_all_bytes_that_come_with_the_end(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs):
@@ -253,7 +253,7 @@ def test_a_turn_comes_back_at_its_time_and_the_last_word_counts(nested: bool) ->
     in_trio(main)
 
 
-def test_many_that_come_back_together_let_sockets_be_read_in_between(nested: bool) -> None:
+def test_reads_sockets_between_many_that_resume(nested: bool) -> None:
     """What comes while hundreds of mutes end waits for a few of them, not for all."""
     many = 20 * LATE_AT_ONCE
 

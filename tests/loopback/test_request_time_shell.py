@@ -22,7 +22,7 @@ def charged_ms(ledger: Ledger) -> float:
     return ledger.account(ANONYMOUS, "c").meters[Kind.REQUEST].amount
 
 
-async def test_the_time_until_the_response_is_charged_less_the_round_trip() -> None:
+async def test_charges_response_time_less_the_round_trip() -> None:
     async def busy(stream: trio.SocketStream, frame: bytes) -> None:
         await trio.sleep(BUSY_S)
         await answer(stream, frame)
@@ -56,7 +56,7 @@ async def test_a_large_request_is_charged_from_its_last_byte_on(splice_min_bytes
         assert charged_ms(ledger) <= (time.perf_counter() - last_s) * 1000
 
 
-async def test_a_response_that_the_loop_could_not_read_in_time_is_not_charged_for_that() -> None:
+async def test_does_not_charge_late_reads_of_the_loop() -> None:
     async def answer_and_hold_up(stream: trio.SocketStream, frame: bytes) -> None:
         await answer(stream, frame)
         time.sleep(LATE_S)  # noqa: ASYNC251 - the sidecar's loop is this one: it has other things to do

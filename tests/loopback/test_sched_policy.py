@@ -45,7 +45,7 @@ class Kernel:
         return SchedPolicy(self.set_policy, lambda: self.policy)
 
 
-def test_it_gives_way_only_while_rests_are_to_come_and_nothing_else_has_come_lately() -> None:
+def test_gives_way_only_while_large_rests_are_to_come() -> None:
     kernel = Kernel()
     polite = kernel.sched_policy()
     polite.before_wait(1.0)
@@ -75,7 +75,7 @@ def test_a_policy_that_was_chosen_stays(policy: int) -> None:
     assert (kernel.asked, polite.gives_way) == ([], False)
 
 
-def test_what_the_kernel_refuses_is_said_once_and_not_tried_again() -> None:
+def test_says_once_that_the_kernel_refuses_the_policy() -> None:
     kernel = Kernel()
     kernel.error = OSError(errno.EPERM, "Operation not permitted")
     polite = kernel.sched_policy()
@@ -101,7 +101,7 @@ def test_a_kernel_that_does_not_tell_is_left_alone() -> None:
     assert kernel.asked == []
 
 
-def test_the_kernel_takes_it_from_an_ordinary_thread_and_gives_it_back() -> None:
+def test_kernel_changes_policy_of_an_ordinary_thread() -> None:
     seen: list[int] = []
 
     def change() -> None:
@@ -170,7 +170,7 @@ def client(port: int, policy: Callable[[], int]) -> int:
         return policy()
 
 
-async def test_the_rest_of_a_large_response_interrupts_no_thread_and_what_follows_does_again() -> None:
+async def test_loop_gives_way_during_large_response_only() -> None:
     loop_thread = threading.get_native_id()
 
     def policy() -> int:

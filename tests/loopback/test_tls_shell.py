@@ -158,7 +158,7 @@ async def refused(proxy: Proxy, context: ssl.SSLContext) -> str:
     return await trio.to_thread.run_sync(attempt)
 
 
-async def test_what_is_refused_is_told_to_both_ends_and_harms_no_other_connection(
+async def test_refusal_is_told_to_both_ends_and_harms_no_other(
     issuer: Authority, stranger: Authority, host: Issued, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tls = ServerTls(

@@ -177,7 +177,7 @@ async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
     assert "[fd77::11]:9092 is not among transparent.networks and transparent.ports" in said["error"]
 
 
-async def test_a_broker_that_is_not_there_ends_the_client_with_its_address(machine: Namespace) -> None:
+async def test_missing_broker_ends_client_with_its_address(machine: Namespace) -> None:
     with machine.inside(), capture_logs() as logs:
         async with intercepting() as (proxy, _):
             assert await ask(BROKERS[0], KAFKA + 1) is None
@@ -205,7 +205,7 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
 # --- readiness, drain, end
 
 
-async def test_it_is_ready_once_the_listener_is_bound_or_the_given_cluster_has_answered(machine: Namespace) -> None:
+async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespace) -> None:
     with machine.inside():
         async with intercepting() as (proxy, _):
             assert not_ready(proxy) == []
@@ -218,7 +218,7 @@ async def test_it_is_ready_once_the_listener_is_bound_or_the_given_cluster_has_a
             assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"
 
 
-async def test_a_drain_refuses_new_connections_and_lets_requests_in_flight_finish(machine: Namespace) -> None:
+async def test_transparent_drain_finishes_requests_in_flight(machine: Namespace) -> None:
     """One request is with the broker; another client has been throttled, and has its answer already."""
     go = trio.Event()
 

@@ -285,9 +285,7 @@ async def terminating(
             nursery.cancel_scope.cancel()
 
 
-async def test_with_certificates_requests_are_seen_and_the_brokers_name_is_the_one_that_the_client_asked_for(
-    machine: Namespace, authority: Authority
-) -> None:
+async def test_certificates_show_requests_and_keep_the_asked_name(machine: Namespace, authority: Authority) -> None:
     names: list[str | None] = []
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(authority.certificate)
@@ -309,9 +307,7 @@ async def test_with_certificates_plain_connections_go_on_in_plain(machine: Names
             assert proxy.counters.tls_handshakes == {}
 
 
-async def test_with_upstream_tls_alone_plain_connections_go_on_by_tls_and_tls_as_it_is(
-    machine: Namespace, authority: Authority
-) -> None:
+async def test_upstream_tls_alone_encrypts_plain_connections(machine: Namespace, authority: Authority) -> None:
     names: list[str | None] = []
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(authority.certificate)

@@ -59,7 +59,7 @@ def takes_requests(correlation_id: int) -> bytes:
 
 @pytest.mark.parametrize("cut", THREE_WAYS)
 @pytest.mark.parametrize("api_key", [0, 1, 3, 10, 17 + 2, 999])
-def test_a_request_before_the_login_is_charged_to_no_client_and_goes_nowhere(api_key: int, cut: Cut) -> None:
+def test_request_before_login_is_not_charged_nor_forwarded(api_key: int, cut: Cut) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000, request_percentage=0.001)
     one = identified(of, login_expected=True)
     first = request(API_VERSIONS, 0, 1, b"")
@@ -85,7 +85,7 @@ def test_a_request_before_the_login_is_charged_to_no_client_and_goes_nowhere(api
     assert sum(one.state.counters.requests.values()) == 1, "ApiVersions alone"
 
 
-def test_twenty_connections_do_not_throttle_a_client_that_need_not_log_in() -> None:
+def test_connections_without_login_throttle_no_client() -> None:
     """2 MB before logins, at 1 MB/s of the user that stands for all without a name."""
     of = ledger(produce_rate=100_000, smooth=False)
     for _ in range(20):
@@ -206,7 +206,7 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
 
 @pytest.mark.parametrize("login_expected", [False, True])
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_request_in_the_middle_of_a_login_is_charged_to_no_client(steps: int, login_expected: bool) -> None:
+def test_request_within_a_login_charges_no_client(steps: int, login_expected: bool) -> None:
     """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
     of = ledger()
     one = identified(of, login_expected=login_expected)
@@ -284,7 +284,7 @@ def test_after_the_login_no_question_is_asked(version: int) -> None:
     ),
     error=st.sampled_from([0, 33, 58]),
 )
-def test_whatever_comes_before_an_accepted_login_the_ledger_stays_empty(frames: list[bytes], error: int) -> None:
+def test_ledger_stays_empty_before_an_accepted_login(frames: list[bytes], error: int) -> None:
     """A broker that takes no request without a login; the requests that reach it are ApiVersions and logins."""
     of = ledger(produce_rate=1000, request_percentage=1.0)
     one = identified(of, login_expected=True)

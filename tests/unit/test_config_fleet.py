@@ -59,7 +59,7 @@ quotas:
     ],
     ids=["no section", "cap", "scope", "no key", "path", "topic", "interval", "default", "key"],
 )
-def test_mistakes_are_told_with_place_value_and_what_was_expected(text: str, complaint: str) -> None:
+def test_mistakes_name_place_value_and_expectation(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_bytes("kquota.yaml", (START + text).encode())
     assert complaint in str(caught.value)

@@ -147,7 +147,7 @@ def test_as_many_values_as_are_taken_whichever_way_they_are_read() -> None:
             parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * items)
 
 
-def test_ten_thousand_entries_with_everything_in_them_are_far_from_too_many() -> None:
+def test_loads_ten_thousand_full_entries() -> None:
     entry = (
         "- {user: user-%d, client-id: client-%d, producer_byte_rate: 4M, consumer_byte_rate: 4M, "
         "request_percentage: 5, controller_mutation_rate: 7, "

@@ -94,7 +94,7 @@ def test_static_form_of_kip_13_means_client_id_entries() -> None:
     ]
 
 
-def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
+def test_reports_every_problem_in_file_order() -> None:
     found = problems_of(
         """mode: transparently
 listen: {port: 99999, broker_ports: 19092-1}
@@ -467,7 +467,7 @@ def test_missing_upstream() -> None:
     assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")
 
 
-def test_settings_of_the_data_path_have_the_files_names_and_defaults() -> None:
+def test_data_path_settings_have_names_and_defaults() -> None:
     def settings(text: str) -> ProxySettings:
         return proxy_settings(load_bytes("q.yaml", (MINIMAL + text).encode()), identity=identity)
 
@@ -573,7 +573,7 @@ def test_static_users_that_cannot_be_meant(static: str, expected: str) -> None:
     assert expected in str(problem)
 
 
-def test_settings_that_need_a_restart_are_everything_but_quotas_and_logging() -> None:
+def test_all_but_quotas_and_logging_needs_a_restart() -> None:
     first = load_bytes("q.yaml", MINIMAL.encode()).restart_settings()
     live = "quotas: [{user: a, producer_byte_rate: 1}]\nquota.producer.default: 1\n"
     live += "log: {level: debug}"
@@ -614,7 +614,7 @@ def test_entries_of_a_mapping_are_named_as_they_are_written() -> None:
     assert "has an entry already, quotas.entries[0] at line 2" in text
 
 
-def test_schema_names_every_setting_as_it_is_written_and_forbids_others() -> None:
+def test_schema_names_every_setting_and_forbids_others() -> None:
     schema = json_schema()
     names = keys_of(schema)
     assert {"quota.window.num", "quota.producer.override", "client-id", "producer_byte_rate", "broker_ports"} <= names

@@ -126,7 +126,7 @@ def test_no_file_is_no_overlay_and_neither_are_comments_alone(tmp_path: Path) ->
         load_overlay(tmp_path)
 
 
-def test_the_entries_in_force_are_those_of_the_file_with_the_overlay(tmp_path: Path) -> None:
+def test_entries_in_force_are_file_with_overlay(tmp_path: Path) -> None:
     path = tmp_path / "overlay.yaml"
     quotas = {
         "entries": [{"user": "a", PRODUCE: 1, "consumer_byte_rate": 2}],

@@ -55,7 +55,7 @@ def test_no_sizes(text: str) -> None:
         ("00", "0"),
     ],
 )
-def test_what_means_something_else_elsewhere_is_refused_with_a_proposal(text: str, meant: str) -> None:
+def test_refuses_ambiguous_units_with_a_proposal(text: str, meant: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
     assert similar_size(text) == meant

@@ -56,3 +56,8 @@ MODULES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py
 def test_each_module_says_what_it_is_for() -> None:
     for path in MODULES:
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_no_test_has_a_name_longer_than_60_characters() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE) if len(name) > 60] == []

@@ -29,7 +29,7 @@ def test_the_first_source_that_knows_a_name_wins(
     assert IdentityPolicy(sources, static).choose(**known) == expected
 
 
-def test_after_identification_requests_are_the_new_users_and_those_before_are_not() -> None:
+def test_identify_charges_later_requests_to_new_user() -> None:
     accounts = ledger(produce_rate=1_000_000)
     one = session(accounts)
     from_client(one, produce(1, 100))

@@ -356,7 +356,7 @@ def test_changes_made_elsewhere_count_at_once() -> None:
     assert client.charged == 2 + 2 + 15
 
 
-def test_what_the_broker_does_not_know_yet_is_remembered_from_the_answer() -> None:
+def test_remembers_unknown_topics_from_the_answer() -> None:
     client = Client(2)
     client.send(create(7, {"a": 8}))
     client.cluster.hidden.add("a")
@@ -438,7 +438,7 @@ def test_what_is_remembered_does_not_outlive_the_topic(version: int) -> None:
     assert client.charged == 15 + 2 + 1
 
 
-def test_a_broker_that_knows_fewer_partitions_of_the_same_topic_is_behind() -> None:
+def test_recognises_broker_behind_in_partitions() -> None:
     client = Client(2)
     client.send(create(7, {"a": 1}))
     topic_id, _ = client.cluster.topics["a"]
@@ -514,7 +514,7 @@ def test_more_topics_than_are_judged_are_refused_as_by_kraft(of: tuple[Any, int]
     assert (done.delay_ms, client.charged, client.cluster.seen) == (0, 0, [])
 
 
-def test_topics_that_the_client_may_not_see_are_the_brokers_to_refuse() -> None:
+def test_leaves_refusal_of_hidden_topics_to_the_broker() -> None:
     client = Client(2)
     client.cluster.add(secret=30, a=1)
     client.cluster.hidden.add("secret")  # a broker answers TOPIC_AUTHORIZATION_FAILED in place of UNKNOWN_TOPIC
@@ -525,7 +525,7 @@ def test_topics_that_the_client_may_not_see_are_the_brokers_to_refuse() -> None:
     assert client.charged == 21
 
 
-def test_an_answer_that_cannot_be_read_passes_if_it_need_not_be_changed() -> None:
+def test_passes_unreadable_answer_that_needs_no_change() -> None:
     client = Client(2)
     request = AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, encoded(create(7, {"a": 5})))
     outcome = client.judge(request)
@@ -535,7 +535,7 @@ def test_an_answer_that_cannot_be_read_passes_if_it_need_not_be_changed() -> Non
     assert (reply.body, reply.delay_ms, client.charged) == (None, 0, 5)
 
 
-def test_an_answer_that_must_be_changed_and_cannot_be_read_ends_the_connection() -> None:
+def test_unreadable_answer_that_needs_change_ends_connection() -> None:
     client = Client(2)
     client.cluster.handle = lambda *_: b"\0\0\0"  # type: ignore[method-assign]
     with pytest.raises(WireError) as caught:

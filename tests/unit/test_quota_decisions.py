@@ -58,7 +58,7 @@ def test_a_client_within_its_limit_that_is_paced_says_so() -> None:
     assert newest.observed < 1000
 
 
-def test_each_counter_keeps_its_newest_and_all_together_are_in_order() -> None:
+def test_each_counter_keeps_its_newest_decisions_in_order() -> None:
     books = ledger()
     for turn in range(MAX_EACH + 4):
         throttle(books, "loud", 60_000, 10.0 * turn)
@@ -71,7 +71,7 @@ def test_each_counter_keeps_its_newest_and_all_together_are_in_order() -> None:
     assert books.decisions.latest(1) == loud[:1]
 
 
-def test_invented_names_push_out_the_oldest_and_no_more_than_that() -> None:
+def test_invented_names_push_out_only_the_oldest() -> None:
     books = ledger()
     for number in range(MAX_COUNTERS + 50):
         throttle(books, f"c{number}", 60_000, float(number))
@@ -80,7 +80,7 @@ def test_invented_names_push_out_the_oldest_and_no_more_than_that() -> None:
     assert len(books.decisions.latest(2 * MAX_COUNTERS)) == MAX_COUNTERS
 
 
-def test_what_a_session_imposes_is_remembered_with_api_and_amount() -> None:
+def test_remembers_api_and_amount_of_each_throttle() -> None:
     books = ledger()
     session = Session(books, Counters(), user="web", translate=None)
     from_client(session, produce(1, 6000, client_id="c"), 100.0)

@@ -199,7 +199,7 @@ def test_half_sent_requests_hold_up_no_other() -> None:
     assert next(ledger.groups(PRODUCE)).waiting == 0
 
 
-def test_one_large_request_does_not_make_its_group_mates_wait_for_all_of_it() -> None:
+def test_large_request_holds_group_mates_only_briefly() -> None:
     """100 MB at 1 MB/s are 100 s. The other five wait until it has left Kafka's window; from then on half of the limit
     is theirs, and the other half pays."""
     loop = closed_loop(6, lambda number: 100 * MB if number == 0 else 16 * KB, 1 * MB, 1200)
@@ -368,7 +368,7 @@ def test_without_a_limit_in_force_nothing_waits(entry: Entry | None) -> None:
     assert ledger.hold(account, PRODUCE, "other", 100 * MB, 2).wait_ms == 0
 
 
-def test_exactly_as_a_broker_nothing_waits_before_it_is_forwarded() -> None:
+def test_exact_algorithm_holds_nothing_before_forwarding() -> None:
     """`pacing: kafka`, with all that follows from it: 4 x 5 MB at 0.1 MB/s got 3.7 times their limit from a broker."""
     loop = closed_loop(4, 5 * MB, 100 * KB, 95, of=ledger_of(100 * KB, smooth=False, max_throttle_ms=None))
     assert max(held for _, _, held in loop.waits) == 0
@@ -401,7 +401,7 @@ def test_request_time_is_paid_before_more_is_forwarded() -> None:
     assert 0.9 <= in_time / (360 * 10) <= 1.05
 
 
-def test_request_time_owed_is_bounded_so_that_heartbeats_come_through() -> None:
+def test_bounds_owed_request_time_for_heartbeats() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, request_percentage=1)]))
     account = ledger.account("u", "c")
     assert ledger.charge(account, REQUEST, 5000.0, 0) == 1000
@@ -421,7 +421,7 @@ def test_permissive_mutations_wait_until_the_tokens_are_back() -> None:
     assert ledger.hold(account, Kind.MUTATION, "another", 0, 20_000).wait_ms == 0
 
 
-def test_the_allowance_for_renewals_is_the_groups_and_comes_back_with_time() -> None:
+def test_renewal_allowance_is_the_groups_and_returns() -> None:
     ledger = ledger_of(1 * MB)
     ledger.charge(ledger.account("u", "c"), PRODUCE, 100 * MB, 0)
     group = next(ledger.groups(PRODUCE))
@@ -431,7 +431,7 @@ def test_the_allowance_for_renewals_is_the_groups_and_comes_back_with_time() -> 
     assert sum(group.renews(1 * MB, 11_000) for _ in range(1000)) == 10  # 10 s at 1 MB/s
 
 
-def test_a_connection_that_does_not_ask_in_time_is_passed_over_and_goes_first_later() -> None:
+def test_passes_over_connection_that_asks_too_late() -> None:
     queue = Queue()
     assert queue.enter("a", 100, 500, 0) == 500
     assert queue.enter("b", 100, 500, 0) == 600
@@ -456,7 +456,7 @@ def test_a_connection_that_leaves_makes_room() -> None:
     assert len(gate) == 0
 
 
-def test_connections_are_told_to_come_back_when_it_is_their_turn_again() -> None:
+def test_tells_connections_when_it_is_their_turn() -> None:
     """64 connections with 1 MB each at 1 MB/s: each is told 64 s, and hardly waits once it has come back."""
     loop = closed_loop(64, 1 * MB, 1 * MB, 600)
     assert max(held for at, _, held in loop.waits if at > 200_000) <= 1000
@@ -470,7 +470,7 @@ def test_connections_are_told_to_come_back_when_it_is_their_turn_again() -> None
     assert gate.ahead_ms(500) == 0, "or does not come"
 
 
-def test_large_and_ordinary_requests_take_turns_when_nothing_is_owed_apart() -> None:
+def test_large_and_ordinary_requests_take_turns() -> None:
     """Ordinary requests that came before a large one pass before it, those that came after it wait for it."""
     gate = Gate()
     paid_at = 1000.0

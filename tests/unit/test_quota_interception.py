@@ -130,7 +130,7 @@ def altered(version: int, frame: bytes) -> list[tuple[int, str | None, Entity]]:
 
 @versions
 @pytest.mark.parametrize("cut", THREE_WAYS)
-def test_describe_shows_what_is_enforced_once_the_broker_lets_the_client_look(version: int, cut: Cut) -> None:
+def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: Cut) -> None:
     one, _ = under(Authority())
     asked = from_client(one, request(DESCRIBE, version, 1, describing(version, ("user", 0, "alice"))), cut=cut)
     assert asked == request(DESCRIBE, version, 1, describing(version, strict=True))  # finds nothing, costs nothing
@@ -143,7 +143,7 @@ def test_describe_shows_what_is_enforced_once_the_broker_lets_the_client_look(ve
 
 
 @versions
-def test_describe_of_everything_is_what_the_sidecar_itself_reads_from_a_broker(version: int) -> None:
+def test_describe_all_is_what_the_sidecar_reads_itself(version: int) -> None:
     authority = Authority()
     one, _ = under(authority)
     from_client(one, request(DESCRIBE, version, 1, describe_request(version)))
@@ -152,7 +152,7 @@ def test_describe_of_everything_is_what_the_sidecar_itself_reads_from_a_broker(v
 
 
 @versions
-def test_a_client_that_the_broker_does_not_let_look_gets_the_brokers_refusal(version: int) -> None:
+def test_forbidden_describe_gets_the_brokers_refusal(version: int) -> None:
     one, _ = under(Authority())
     from_client(one, request(DESCRIBE, version, 1, describing(version)))
     refusal = response(DESCRIBE, version, 1, described(version, CLUSTER_AUTHORIZATION_FAILED, message="no"))
@@ -171,7 +171,7 @@ def test_a_client_that_the_broker_does_not_let_look_gets_the_brokers_refusal(ver
         ([("ip", 2, None), ("user", 2, None)], ErrorCode.invalid_request),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_answered_as_a_broker_does(
+def test_answers_senseless_filter_as_a_broker(
     version: int, components: list[tuple[str, int, str | None]], error: ErrorCode
 ) -> None:
     one, _ = under(Authority())
@@ -187,7 +187,7 @@ def test_a_filter_that_makes_no_sense_is_answered_as_a_broker_does(
 
 
 @versions
-def test_deny_refuses_each_entity_and_says_where_quotas_are_managed(version: int) -> None:
+def test_deny_refuses_each_entity_and_says_where(version: int) -> None:
     one, admin = under(Authority())
     bob: Entity = (("client-id", "c"), ("user", "bob"))
     body = altering(version, (ALICE, {PRODUCE: 1.0}), (bob, {PRODUCE: 1.0}), (ALICE, {PRODUCE: 2.0}))
@@ -198,7 +198,7 @@ def test_deny_refuses_each_entity_and_says_where_quotas_are_managed(version: int
 
 
 @versions
-def test_forward_passes_request_and_response_untouched_and_the_source_looks_again(version: int) -> None:
+def test_forward_passes_untouched_and_source_looks_again(version: int) -> None:
     authority = Authority("forward")
     one, admin = under(authority)
     sent = request(ALTER, version, 1, altering(version, ((("nonsense", ""),), {"bad": -1.0})))
@@ -238,7 +238,7 @@ def test_apply_answers_when_it_is_done(version: int, cut: Cut) -> None:
 
 
 @versions
-def test_what_cannot_be_stored_is_an_error_of_each_entity_that_was_valid(version: int) -> None:
+def test_failed_store_is_an_error_of_each_valid_entity(version: int) -> None:
     authority = Authority("apply")
     one, admin = under(authority)
     bad: Entity = (("user", ""),)
@@ -348,7 +348,7 @@ def test_the_longest_names_fit_into_complaints_about_them(version: int) -> None:
 
 @versions
 @given(data=st.binary(max_size=60))
-def test_any_bytes_are_answered_or_end_the_connection_with_a_reason(version: int, data: bytes) -> None:
+def test_any_bytes_are_answered_or_end_with_a_reason(version: int, data: bytes) -> None:
     for api in (DESCRIBE, ALTER):
         one, _ = under(Authority("apply"))
         with suppress(SessionError):

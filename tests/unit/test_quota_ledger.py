@@ -150,7 +150,7 @@ def test_counters_survive_a_reload() -> None:
     assert ledger.charge(account, PRODUCE, 600, 0) == 1000  # 660: 60 / 600 * 10 000
 
 
-def test_another_sort_of_level_is_another_counter_and_the_old_one_is_kept() -> None:
+def test_other_level_is_another_counter_and_old_one_stays() -> None:
     ledger = kafka_ledger(Entry(user="u", producer_byte_rate=500))
     account = ledger.account("u", "c")
     assert ledger.charge(account, PRODUCE, 6000, 0) == 2000
@@ -259,7 +259,7 @@ def test_idle_groups_and_accounts_are_forgotten_after_an_hour() -> None:
     assert [account.identity.user for account in ledger.accounts()] == ["v"]
 
 
-def test_an_account_that_a_connection_holds_is_kept_and_stays_right() -> None:
+def test_account_held_by_a_connection_stays_right() -> None:
     ledger = kafka_ledger(Entry(user=DEFAULT, producer_byte_rate=500))
     held = ledger.account("u", "c")
     held.join()

@@ -180,7 +180,7 @@ EVENTS = 1_000_000
 """In each test; docs/quota-arithmetic.md has the figures for ten times as many."""
 
 
-def test_a_million_charges_and_refunds_leave_no_trace_in_the_window() -> None:
+def test_million_charges_and_refunds_leave_no_trace() -> None:
     rate, events = SampledRate(), EVENTS // 2
     kept: list[tuple[int, int]] = []
     for number in range(events):
@@ -195,7 +195,7 @@ def test_a_million_charges_and_refunds_leave_no_trace_in_the_window() -> None:
     assert total == sum(amount for at, amount in kept if at >= oldest)  # to the last byte
 
 
-def test_a_million_tenths_of_milliseconds_stay_right_to_the_last_digits() -> None:
+def test_million_tenths_of_ms_stay_exact() -> None:
     # 1 ms busy each ms is 100 %: tenths are not exact in doubles, so each sample is off by some of its last digits,
     # and no more than that after any number of samples.
     ledger = Ledger(QuotaTable([Entry(user="u", request_percentage=200)]))

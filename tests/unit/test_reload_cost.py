@@ -240,7 +240,7 @@ def test_no_two_models_of_entries_exist_together() -> None:
 
 
 @pytest.mark.trio
-async def test_the_collector_looks_at_little_at_a_time_while_entries_are_made() -> None:
+async def test_collector_looks_at_little_while_entries_are_made() -> None:
     file = text(3000).encode()
     young: list[int] = []
 
@@ -268,7 +268,7 @@ async def test_the_collector_looks_at_little_at_a_time_while_entries_are_made() 
 
 
 @pytest.mark.trio
-async def test_the_collector_is_as_before_after_a_bad_file_and_after_the_last_of_several() -> None:
+async def test_collector_is_restored_after_bad_and_several_files() -> None:
     usual = gc.get_threshold()
     with pytest.raises(ConfigError):
         await beside_traffic(watch._load, "q.yaml", b"quotas: [{}]")
@@ -294,7 +294,7 @@ async def test_the_collector_is_as_before_after_a_bad_file_and_after_the_last_of
     assert gc.get_threshold() == usual
 
 
-def test_the_collector_is_on_after_the_start_and_stays_off_where_it_was_off() -> None:
+def test_collector_is_on_after_start_and_stays_off_if_off() -> None:
     with uncollected():
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -307,7 +307,7 @@ def test_the_collector_is_on_after_the_start_and_stays_off_where_it_was_off() ->
         gc.enable()
 
 
-def test_a_table_makes_no_object_for_the_collector_but_the_entry_and_its_key() -> None:
+def test_table_makes_no_collectable_object_but_entries() -> None:
     _, table, _ = watch._load("q.yaml", text(1000).encode())
     gc.collect()
     before = len(gc.get_objects())
@@ -319,7 +319,7 @@ def test_a_table_makes_no_object_for_the_collector_but_the_entry_and_its_key() -
 
 
 @pytest.mark.trio
-async def test_what_the_event_loop_does_for_a_reload_does_not_grow_with_entries(tmp_path: Path) -> None:
+async def test_reload_work_of_the_loop_is_independent_of_entries(tmp_path: Path) -> None:
     async def calls(entries: int) -> int:
         path = tmp_path / "q.yaml"
         path.write_text(text(10))

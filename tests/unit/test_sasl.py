@@ -205,7 +205,7 @@ def test_scram_is_believed_with_the_servers_final_message_alone(server_final: by
     assert told == []
 
 
-def test_a_mechanism_that_the_broker_does_not_have_ends_the_login() -> None:
+def test_unsupported_mechanism_ends_the_login() -> None:
     one = session(ledger())
     told = listen(one)
     from_client(one, handshake("SCRAM-SHA-256", 0))
@@ -289,7 +289,7 @@ def test_raw_gssapi_ends_where_a_request_begins(cut: Cut) -> None:
 
 
 @pytest.mark.parametrize("cut", THREE_WAYS)
-def test_every_request_that_follows_raw_gssapi_in_one_read_is_charged(cut: Cut) -> None:
+def test_charges_every_request_behind_raw_gssapi(cut: Cut) -> None:
     """The first request ends the raw messages; those behind it, in the same read, are requests as well."""
     of = ledger(produce_rate=1e9)
     one = session(of)
@@ -388,7 +388,7 @@ def test_whoever_asks_for_logins_where_none_are_taken_is_charged() -> None:
 # ---- again and again (KIP-368) --------------------------------------------------------------------------------------
 
 
-def test_a_client_whose_session_ends_is_not_muted_any_more_and_afterwards_is_again() -> None:
+def test_mute_pauses_for_reauthentication_and_resumes() -> None:
     """1000 B/s, so 10 000 B in the window's first second. 25 000 B come: (25 000 - 10 000) / 1000 = 15 s of mute, of
     which the session (10 s, the last 0.8 s left free) has room for 9.1."""
     of = ledger(produce_rate=1000, smooth=False)

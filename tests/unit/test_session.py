@@ -57,7 +57,7 @@ def test_acks_0_has_no_response(cut: Cut) -> None:
 
 
 @three_ways
-def test_an_over_quota_produce_mutes_at_once_and_its_response_tells_what_is_left(cut: Cut) -> None:
+def test_over_quota_produce_mutes_at_once_and_tells_the_rest(cut: Cut) -> None:
     # KIP-13: 5 MB/s, ten windows of 1 s. 60 MB at once: 60 MB / 10 s = 6 MB/s, (6 - 5) / 5 * 10 s = 2 s.
     one = session(ledger(produce_rate=5 * MB, smooth=False))
     first = produce(1, 60 * MB)
@@ -90,7 +90,7 @@ def test_acks_0_is_muted_without_a_response() -> None:
     assert one.quiet
 
 
-def test_requests_read_together_with_a_throttled_one_wait_for_the_end_of_the_mute() -> None:
+def test_requests_read_with_a_throttled_one_wait_for_the_mute() -> None:
     one = session(ledger(produce_rate=100, smooth=False))
     first, second, third = produce(1, 2000), produce(2, 50), request(METADATA, 1, 3, b"\0\0\0\0")
     assert from_client(one, first + second + third[:5]) == first
@@ -116,7 +116,7 @@ def test_too_many_requests_in_flight_stop_the_client() -> None:
 
 
 @three_ways
-def test_broker_addresses_are_replaced_and_the_rest_of_a_long_response_streams_through(cut: Cut) -> None:
+def test_replaces_broker_addresses_and_streams_the_rest(cut: Cut) -> None:
     one = session(ledger())
     from_client(one, request(METADATA, 1, 7, b"\xff\xff\xff\xff"))
     kio = kio_message("metadata", 1, "response")
@@ -193,7 +193,7 @@ def test_a_response_without_a_request_ends_the_connection() -> None:
     assert caught.value.kind == "broker_unasked_response"
 
 
-def test_a_metadata_response_that_ends_inside_its_brokers_ends_the_connection() -> None:
+def test_truncated_metadata_ends_the_connection() -> None:
     one = session(ledger())
     from_client(one, request(METADATA, 1, 7, b"\xff\xff\xff\xff"))
     with pytest.raises(SessionError) as caught:
@@ -201,7 +201,7 @@ def test_a_metadata_response_that_ends_inside_its_brokers_ends_the_connection() 
     assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
-def test_a_newer_version_of_an_address_carrying_api_is_refused_not_leaked() -> None:
+def test_refuses_newer_version_of_api_with_addresses() -> None:
     one = session(ledger())
     from_client(one, request(METADATA, 90, 7, b"\0"))
     with pytest.raises(SessionError) as caught:
@@ -209,7 +209,7 @@ def test_a_newer_version_of_an_address_carrying_api_is_refused_not_leaked() -> N
     assert caught.value.reason is CloseReason.UNSUPPORTED_VERSION
 
 
-def test_a_newer_produce_or_fetch_is_refused_because_its_answers_could_not_be_counted() -> None:
+def test_refuses_newer_produce_and_fetch_uncountable() -> None:
     for api_key in (0, FETCH):
         with pytest.raises(SessionError) as caught:
             from_client(session(ledger()), request(api_key, 90, 7, b"\0" * 64))
@@ -240,7 +240,7 @@ def kio_ms(milliseconds: int) -> object:
 
 
 @three_ways
-def test_an_api_versions_request_newer_than_the_table_is_turned_down_as_a_broker_does(cut: Cut) -> None:
+def test_turns_down_newer_api_versions_as_a_broker(cut: Cut) -> None:
     one = session(ledger())
     assert from_client(one, request(API_VERSIONS, 99, 4, b"whatever"), cut=cut) == b""
     # v0 layout whatever was asked: correlation id, error 35 UNSUPPORTED_VERSION, one API: 18 with versions 0 to 4.

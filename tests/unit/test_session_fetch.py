@@ -62,7 +62,7 @@ def over_quota(rate: int = 1000, **settings: Any) -> tuple[Ledger, Session]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sessionless_fetch_over_quota_gets_an_empty_response_of_its_version(version: int) -> None:
+def test_sessionless_fetch_over_quota_gets_empty_response(version: int) -> None:
     _, one = over_quota()
     assert from_client(one, request(FETCH, version, 5, fetch_body(version, partitions={0: 0}))) == b""
     frame = answers(one)
@@ -94,7 +94,7 @@ def test_full_fetch_over_quota_creates_no_session(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
-def test_incremental_fetch_over_quota_keeps_the_session_and_tells_the_broker_later(version: int) -> None:
+def test_incremental_fetch_over_quota_keeps_the_session(version: int) -> None:
     """Epochs 3 and 4 are answered here; the broker gets epoch 5 as its own 3, with everything said meanwhile."""
     _, one = over_quota()
 
@@ -157,7 +157,7 @@ def test_a_session_that_changes_names_for_ids_is_refused(first: int, second: int
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_fetch_near_the_quota_is_made_smaller_and_nothing_else_changes(version: int) -> None:
+def test_shrinks_fetch_near_the_quota_only(version: int) -> None:
     book = ledger(fetch_rate=1000, smooth=False)
     book.charge_no_throttle(book.account("ANONYMOUS", "c"), Kind.FETCH, 9_000, 0)
     one = session(book)
@@ -170,7 +170,7 @@ def test_fetch_near_the_quota_is_made_smaller_and_nothing_else_changes(version: 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_fetch_without_a_quota_passes_unchanged_but_for_the_upstream_version(version: int) -> None:
+def test_unlimited_fetch_passes_with_upstream_version_only(version: int) -> None:
     one = session(ledger())
     frame = request(FETCH, version, 1, fetch_body(version, partitions={0: 0}))
     got = from_client(one, frame)
@@ -299,7 +299,7 @@ def test_reservations_are_given_back_when_the_connection_ends() -> None:
     assert book.allowance(account, Kind.FETCH, 0) == free
 
 
-def test_when_the_news_cannot_be_added_the_broker_is_made_to_ask_for_all_of_it() -> None:
+def test_broker_resends_all_when_news_cannot_be_added() -> None:
     _, one = over_quota()
     small = fetch_body(12, session_id=77, epoch=3, partitions={0: 10})
     assert from_client(one, request(FETCH, 12, 1, small), 0.0) == b""

@@ -75,7 +75,7 @@ def indebted() -> Ledger:
 
 
 @pytest.mark.parametrize("cut", [whole, byte_by_byte, in_sevens])
-def test_a_new_connection_of_a_group_in_debt_waits_before_anything_is_forwarded(cut: Cut) -> None:
+def test_new_connection_of_group_in_debt_waits(cut: Cut) -> None:
     of = indebted()
     new = Fed(of)
     amount = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
@@ -110,7 +110,7 @@ def test_bad_requests_of_a_group_in_debt_are_refused(body: bytes, version: int, 
         assert refused.value.reason is reason
 
 
-def test_what_comes_before_it_is_forwarded_and_what_comes_after_it_waits_too() -> None:
+def test_only_requests_behind_a_held_one_wait() -> None:
     of = indebted()
     new = Fed(of)
     metadata = request(METADATA, 1, 1, struct.pack(">i", 0))
@@ -263,7 +263,7 @@ def test_acks_0_on_new_connections_is_no_way_around() -> None:
     assert forwarded * 100 * KB <= 100 * KB * (120 + 10 + 1) * 1.02
 
 
-def test_a_request_that_never_becomes_whole_is_charged_as_far_as_it_was_forwarded() -> None:
+def test_charges_incomplete_request_as_far_as_forwarded() -> None:
     of = ledger(produce_rate=1 * MB)
     one = Fed(of)
     one.send(produce(1, 5 * MB)[: 3 * MB], 0.0)
@@ -321,7 +321,7 @@ def test_a_fetch_that_cannot_be_answered_here_waits_as_well() -> None:
     assert len(out) == len(frame)
 
 
-def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler() -> None:
+def test_permissive_mutations_wait_and_strict_are_refused() -> None:
     from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
     from quota.entity import DEFAULT
     from quota.table import Entry, QuotaTable
@@ -338,7 +338,7 @@ def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler(
     assert at_ms == 10_000.0
 
 
-def test_the_login_behind_a_held_request_is_reached_before_the_session_ends() -> None:
+def test_reaches_login_behind_held_request_before_session_end() -> None:
     """KIP-368: what is in the way of the login passes, as far as the group's allowance goes; it is charged."""
     of = ledger(produce_rate=1 * MB)
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)

@@ -143,7 +143,7 @@ def test_pipelined_requests_count_once() -> None:
     assert charged(of) == pytest.approx(50.0 - 5 * HANDOVER_MS)
 
 
-def test_answers_that_were_read_late_are_charged_from_when_they_may_have_come() -> None:
+def test_charges_late_read_answers_from_possible_arrival() -> None:
     of = ledger()
     one = session(of)
     from_client(one, heartbeat(1), 0.0)
@@ -156,7 +156,7 @@ def test_answers_that_were_read_late_are_charged_from_when_they_may_have_come() 
     assert charged(of) == pytest.approx(4.0 + 2.0 + 13.0 - 3 * HANDOVER_MS)
 
 
-def test_what_lies_behind_a_long_poll_is_charged_from_its_response_on() -> None:
+def test_charges_behind_long_poll_from_its_response() -> None:
     of = ledger()
     one = session(of)
     from_client(one, request(JOIN_GROUP, 0, 1, b"") + heartbeat(2), 0.0)
@@ -166,7 +166,7 @@ def test_what_lies_behind_a_long_poll_is_charged_from_its_response_on() -> None:
     assert charged(of) == pytest.approx(DEFAULT_BASELINE_MS + 2.0 - HANDOVER_MS)
 
 
-def test_a_request_that_takes_long_to_come_is_charged_from_its_last_byte_on() -> None:
+def test_charges_slow_request_from_its_last_byte() -> None:
     of = ledger()
     one = session(of)
     frame = produce(1, 5000)
@@ -176,7 +176,7 @@ def test_a_request_that_takes_long_to_come_is_charged_from_its_last_byte_on() ->
     assert charged(of) == pytest.approx(2.0 - HANDOVER_MS)
 
 
-def test_a_response_that_takes_long_to_go_does_not_count_for_the_next_request() -> None:
+def test_slow_response_does_not_count_for_next_request() -> None:
     """The broker begins with the next request when the last byte of this response has left it."""
     of = ledger()
     one = session(of)
@@ -227,7 +227,7 @@ def test_produce_over_both_quotas_names_the_larger() -> None:
     assert one.mute_until_ms == 30_000.0
 
 
-def test_produce_over_both_quotas_names_the_request_quota_if_that_is_larger() -> None:
+def test_names_request_quota_if_it_is_the_larger() -> None:
     """10 005 B at 1 000 B/s: 10 005 / 10 s are 1 000.5 B/s, 0.0005 * 10 s = 5 ms, over before the response comes."""
     of = ledger(produce_rate=1000, request_percentage=0.01)
     one = session(of)

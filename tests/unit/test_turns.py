@@ -139,7 +139,7 @@ def test_a_pipeline_of_tiny_responses_goes_in_slices() -> None:
     watch.check()
 
 
-def test_a_pipeline_of_responses_that_are_rewritten_goes_in_slices() -> None:
+def test_rewritten_response_pipeline_goes_in_slices() -> None:
     one, watch = session(ledger(), max_in_flight=1_000_000), Watch()
     count = 200
     client_sends(one, request(API_VERSIONS, 0, 1, b"") * count, Watch())
@@ -268,7 +268,7 @@ def test_a_huge_alteration_is_refused_in_slices_and_charged(what: str, rule: str
     watch.check()
 
 
-def test_a_filter_of_many_components_costs_as_much_as_one_of_four() -> None:
+def test_filter_of_many_components_costs_as_four() -> None:
     one, _ = administered(None)
     component = compact_string("user") + b"\2\0\0"
     watch = Watch()

@@ -39,7 +39,7 @@ def message_class(name: str, version: int, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("which", MESSAGES)
-def test_every_message_that_kio_writes_passes_and_nothing_shorter_or_longer(which: tuple[str, int, str]) -> None:
+def test_every_kio_message_has_its_exact_length(which: tuple[str, int, str]) -> None:
     cls = message_class(*which)
     for seed in range(20):
         sink = io.BytesIO()
