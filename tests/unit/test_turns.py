@@ -87,7 +87,7 @@ def broker_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 1.0) -
     for part in in_reads(data):
         watch(partial(responses.take, memoryview(part), len(part), now_ms, now_ms))
         sent += out_of(responses.out)
-        while responses.has_backlog():
+        while responses.reader.keeps():
             watch(partial(responses.resume, now_ms))
             sent += out_of(responses.out)
     return bytes(sent)

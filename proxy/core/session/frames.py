@@ -22,9 +22,7 @@ from proxy.core.wire import integers
 
 FRAMES_PER_TURN: Final = 48
 """Frames that a side takes before others are served. A frame takes 5 to 30 µs in pure Python, so a turn takes about a
-millisecond. A frame that takes longer counts as several (`left` of a side)."""
-LEFT_AFTER_LITTLE: Final = FRAMES_PER_TURN - FRAMES_PER_TURN // 8
-"""After a turn that leaves this much, another one may follow before others are served."""
+millisecond. A frame that takes longer counts as several (`FrameReader.frames_left`)."""
 PREFIX_BYTES: Final = 4
 
 Filter = Callable[[memoryview], bytes]
@@ -37,6 +35,8 @@ HEAD: Final = 1
 END: Final = 2
 """The last byte of a frame has been used."""
 _PREFIX_BYTES: Final = PREFIX_BYTES
+_FRAMES_PER_TURN: Final = FRAMES_PER_TURN
+_LEFT_AFTER_LITTLE: Final = FRAMES_PER_TURN - FRAMES_PER_TURN // 8
 _NOTHING: Final = NOTHING
 _HEAD: Final = HEAD
 _END: Final = END
@@ -98,6 +98,7 @@ class FrameReader:
         "_partial",
         "_view",
         "buf",
+        "frames_left",
         "left",
         "start",
         "stop",
@@ -123,6 +124,9 @@ class FrameReader:
         """What is left of the current frame passes through this function."""
         self.left = 0
         """Bytes of the current frame that are still to come and are not looked at."""
+        self.frames_left = 0
+        """How many more frames this turn may take; its owner lowers it for one that takes as long as several. Then the
+        reader stops."""
         self.stopped = False
         self.buf: bytearray | memoryview = NOTHING_READ
         self.start = self.stop = self.total = 0
@@ -143,10 +147,14 @@ class FrameReader:
         """How many of the next bytes may go from one side to the other unseen."""
         return 0 if self._dropping or self._filter is not None or self._at < self._end else self.left
 
+    def did_little(self) -> bool:
+        """Whether another turn may follow before others are served."""
+        return not self.stopped and self.frames_left >= _LEFT_AFTER_LITTLE
+
     def feed(self, view: memoryview, end: int) -> None:
         """The first `end` bytes of a writable view come next. Ask for events until there are none."""
         assert self._at == self._end, "what is kept comes first"
-        self.stopped = False
+        self.stopped, self.frames_left = False, _FRAMES_PER_TURN
         self._view = view
         self._at, self._end, self._owned = 0, end, False
         self._out.use(view)
@@ -171,11 +179,15 @@ class FrameReader:
                     return _NOTHING
             self._in_frame = self._dropping = False
             self._filter = None
+            self.frames_left -= 1
             return _END
         at, end, partial = self._at, self._end, self._partial
         if at == end or self.stopped:
             return _NOTHING
         if partial is None:
+            if self.frames_left <= 0:
+                self.stop_here()
+                return _NOTHING
             self.buf, self.start = self._view, at
         else:
             at = min(end, at + self._need - len(partial))
@@ -236,7 +248,7 @@ class FrameReader:
 
     def go_on(self) -> None:
         """Go on with what was kept: ask for events until there are none."""
-        self.stopped = False
+        self.stopped, self.frames_left = False, _FRAMES_PER_TURN
         self._out.use(self._view)
 
     def _hold(self, kept: bytearray) -> None:

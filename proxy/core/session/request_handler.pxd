@@ -11,7 +11,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
-cdef int _FRAMES_PER_TURN, _HEAD, _HEADER_SHIFT, _LEFT_AFTER_LITTLE
+cdef int _HEAD, _HEADER_SHIFT
 cdef long long _MAX_HELD_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
 
@@ -25,13 +25,11 @@ cdef class RequestHandler:
     cdef public object _client_id, _shaper, _sizes, before, software, user
     cdef public dict _joined, _missed
     cdef public bint _saw_request, _unanswered, established
-    cdef public long long _max_frame_bytes, _max_header_bytes, _produced_bytes, left
-    cdef public double _now_ms
+    cdef public long long _max_frame_bytes, _max_header_bytes, _produced_bytes
 
     @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
     cpdef bint has_backlog(self) except -1
-    cpdef bint did_little(self) except -1
     @cython.locals(state=SessionStateType)
     cpdef object take(self, object view, Py_ssize_t end, double now_ms)
     cpdef object resume(self, double now_ms)

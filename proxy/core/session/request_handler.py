@@ -13,9 +13,7 @@ from proxy.core.session.fetch import FetchShaper
 from proxy.core.session.frames import (
     DROP,
     FORWARD,
-    FRAMES_PER_TURN,
     HEAD,
-    LEFT_AFTER_LITTLE,
     STOP,
     FrameReader,
     Verdict,
@@ -58,14 +56,12 @@ _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
-_FRAMES_PER_TURN: Final = FRAMES_PER_TURN
-_LEFT_AFTER_LITTLE: Final = LEFT_AFTER_LITTLE
 _HEAD: Final = HEAD
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
 _HEADER_SHIFT: Final = 5
-"""32 bytes of a header count as one frame (`RequestHandler.left`): one with 100 tagged fields takes 0.07 ms."""
+"""32 bytes of a header count as one frame (`FrameReader.frames_left`): one with 100 tagged fields takes 0.07 ms."""
 
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -82,7 +78,6 @@ class RequestHandler:
         "_max_frame_bytes",
         "_max_header_bytes",
         "_missed",
-        "_now_ms",
         "_produced_bytes",
         "_saw_request",
         "_shaper",
@@ -92,7 +87,6 @@ class RequestHandler:
         "account",
         "before",
         "established",
-        "left",
         "out",
         "reader",
         "software",
@@ -108,9 +102,6 @@ class RequestHandler:
         self.out = Outgoing()
         """What the last call sends to the broker."""
         self.reader = FrameReader(self.out)
-        self.left = 0
-        """How many more frames this turn may take. What takes as long as several lowers it."""
-        self._now_ms = 0.0
         self._current: InFlightRequest | None = None
         """The request whose last byte has not been used yet;"""
         self._produced_bytes = 0
@@ -206,15 +197,6 @@ class RequestHandler:
         """True between two requests, all of which have been inspected."""
         return self.reader.at_boundary() and self._state.exchange.waiting is None and not self.before.asks
 
-    def did_little(self) -> bool:
-        """Whether another turn may follow before others are served."""
-        return not self.reader.stopped and self.left >= _LEFT_AFTER_LITTLE
-
-    @property
-    def kept_bytes(self) -> int:
-        """How many bytes have been read and not been forwarded."""
-        return self.reader.kept_bytes()
-
     def read_ahead(self, view: memoryview, end: int) -> None:
         """Keep the first `end` bytes of a view, read while the client is muted or its request is held. Not inside a
         request."""
@@ -261,8 +243,6 @@ class RequestHandler:
     def _read(self, now_ms: float) -> None:
         """Take the requests that have come, as far as one turn goes."""
         reader = self.reader
-        self._now_ms = now_ms
-        self.left = _FRAMES_PER_TURN
         try:
             event = reader.next()
             while event:
@@ -271,8 +251,7 @@ class RequestHandler:
                 else:
                     if self._current is not None:
                         self._ended(now_ms)
-                    self.left -= 1
-                    if self._waits(now_ms) or (self.left <= 0 and reader.keeps()):
+                    if self._waits(now_ms):
                         reader.stop_here()
                 event = reader.next()
         except WireError as error:
@@ -313,7 +292,7 @@ class RequestHandler:
             return need(bytes_wanted(buf, start, end - start))
         if not self.established:
             self.established = is_established(header, self._sizes)
-        self.left -= (header.body - start) >> _HEADER_SHIFT
+        self.reader.frames_left -= (header.body - start) >> _HEADER_SHIFT
         self._saw_request = True
         api_key, version = header.api_key, header.api_version
         account = self.account
@@ -417,7 +396,7 @@ class RequestHandler:
         if admission.throttle_ms > 0:
             whole = end - start == total <= _MAX_HELD_BYTES
             body = buf[header.body : end] if whole else None
-            return self._answer_fetch(fields, body, total, header, pending, admission.throttle_ms)
+            return self._answer_fetch(fields, body, total, header, pending, admission.throttle_ms, now_ms)
         pending.admission = admission
         self._begin_fetch(pending, now_ms)
         max_bytes = admission.max_bytes
@@ -426,7 +405,7 @@ class RequestHandler:
         if self._missed:
             # Requests answered here before this one never reached the broker: this one carries their changes too.
             body = buf[header.body : end] if end - start == total <= _MAX_HELD_BYTES else None
-            self.left -= total >> BODY_SHIFT
+            self.reader.frames_left -= total >> BODY_SHIFT
             merged = self._shaper.forward(fields, body, version, max_bytes)
             if merged is not None:
                 head = bytearray(buf[start : header.body])
@@ -450,9 +429,10 @@ class RequestHandler:
         header: requests.RequestHeader,
         pending: InFlightRequest,
         throttle_ms: int,
+        now_ms: float,
     ) -> Verdict:
         """The fetch is over its quota: answer it with no records, or hold it if that cannot be."""
-        state, now_ms, version = self._state, self._now_ms, header.api_version
+        state, version = self._state, header.api_version
         began_ms = state.cpu_ms()
         session_id = self._shaper.take_over(fields, body, version)
         if session_id is None:
@@ -460,7 +440,7 @@ class RequestHandler:
             return _STOP
         delay_ms = max(throttle_ms, state.answered_here(pending, began_ms, now_ms))
         self._begin_fetch(pending, now_ms)
-        self.left -= total >> BODY_SHIFT
+        self.reader.frames_left -= total >> BODY_SHIFT
         state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
         told_ms = delay_ms if pending.penalty is not None and pending.penalty.told_until_ms else 0
         pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
@@ -507,7 +487,7 @@ class RequestHandler:
         self._state.count_request(pending.account, api_key)
         body = bytes(buf[header.body : end])
         request = AdminRequest(api_key, version, self.user, header.client_id, pending.account, body)
-        self.left = 0  # one in a turn
+        self.reader.frames_left = 0  # one in a turn
         outcome = self._state.interceptors[api_key].request(request, now_ms)
         self._act(outcome, bytes(buf[start + 4 : header.body]), body, pending, now_ms)
         return _DROP

@@ -10,7 +10,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
-cdef int _FRAMES_PER_TURN, _HEAD, _LEFT_AFTER_LITTLE, _NEED
+cdef int _HEAD, _NEED
 cdef VerdictType _FORWARD
 
 
@@ -23,16 +23,13 @@ cdef class ResponseHandler:
     cdef public object _work
     cdef public bint _raw
     cdef public double _came_ms, _now_ms
-    cdef public long long _max_response_bytes, bytes_total, fetched_bytes, left
+    cdef public long long _max_response_bytes, bytes_total, fetched_bytes
 
     cpdef object take(self, object view, Py_ssize_t end, double now_ms, double arrived_ms)
-    cpdef bint has_backlog(self) except -1
-    cpdef bint did_little(self) except -1
     cpdef object resume(self, double now_ms)
     @cython.locals(reader=FrameReaderType, secret=cython.bint, event=cython.int)
     cpdef bint _read(self, double now_ms, double arrived_ms) except -1
     cpdef object moved(self, long long count, double now_ms)
-    cpdef bint answer_due(self) except -1
     cpdef object answer(self)
     @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
     cpdef object _ended(self)

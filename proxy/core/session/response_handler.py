@@ -12,9 +12,7 @@ from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.frames import (
     DROP,
     FORWARD,
-    FRAMES_PER_TURN,
     HEAD,
-    LEFT_AFTER_LITTLE,
     NEED,
     STOP,
     FrameReader,
@@ -51,8 +49,6 @@ _FLEXIBLE_HEADER: Final = 1
 """A response header of version 1 is one byte longer: its (empty) tagged fields."""
 _FETCH_FIRST_FLEXIBLE: Final = 12
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
-_FRAMES_PER_TURN: Final = FRAMES_PER_TURN
-_LEFT_AFTER_LITTLE: Final = LEFT_AFTER_LITTLE
 _HEAD: Final = HEAD
 _FORWARD: Final = FORWARD
 _NEED: Final = NEED
@@ -76,7 +72,6 @@ class ResponseHandler:
         "_work",
         "bytes_total",
         "fetched_bytes",
-        "left",
         "out",
         "reader",
     )
@@ -88,8 +83,6 @@ class ResponseHandler:
         self.out = Outgoing()
         """What the last call sends to the client."""
         self.reader = FrameReader(self.out)
-        self.left = 0
-        """How many more frames this turn may take. What takes as long as several lowers it."""
         self._now_ms = 0.0
         self._came_ms = 0.0
         self._raw = False
@@ -111,14 +104,6 @@ class ResponseHandler:
         if self._read(now_ms, arrived_ms):
             wipe(view[:end])
 
-    def has_backlog(self) -> bool:
-        """True if responses that were already read have to be inspected before more are read."""
-        return self.reader.keeps()
-
-    def did_little(self) -> bool:
-        """Whether another turn may follow before others are served."""
-        return not self.reader.stopped and self.left >= _LEFT_AFTER_LITTLE
-
     def resume(self, now_ms: float) -> None:
         """Go on with the responses that are kept; as `take`."""
         self.out.begin()
@@ -130,7 +115,6 @@ class ResponseHandler:
         `out` has copies, and what was read has to be wiped."""
         reader, logins = self.reader, self._state.logins
         self._now_ms, self._came_ms = now_ms, arrived_ms
-        self.left = _FRAMES_PER_TURN
         secret = logins is not None and logins.active
         self._raw = secret and self._raw_comes()
         event = reader.next()
@@ -139,9 +123,6 @@ class ResponseHandler:
                 reader.follow(self._decide(reader.buf, reader.start, reader.stop, reader.total))
             else:
                 self._ended()
-                self.left -= 1
-                if self.left <= 0 and reader.keeps():
-                    reader.stop_here()
             event = reader.next()
         if secret:
             self.out.copy()
@@ -163,10 +144,6 @@ class ResponseHandler:
         self._work = None
         self._timed = None
 
-    def answer_due(self) -> bool:
-        """Whether the oldest request in flight was answered here."""
-        return self._state.exchange.answer_due()
-
     def answer(self) -> None:
         """Send the local answers that are next in order: no older one is owed and no response is half sent."""
         self.out.begin()
@@ -179,7 +156,7 @@ class ResponseHandler:
         # Unless it has muted us: then it is free when that ends (see `SessionState.broker_throttled`).
         arrived_ms, mute_ms = self._came_ms, state.broker_mute_until_ms
         state.request_time.free_ms = arrived_ms if arrived_ms > mute_ms else mute_ms
-        if self.answer_due():
+        if self._state.exchange.answer_due():
             self._send_answers()
 
     def _send_answers(self) -> None:
@@ -346,7 +323,7 @@ class ResponseHandler:
             )
         if here < total:
             return need(total)
-        self.left = 0  # one in a turn
+        self.reader.frames_left = 0  # one in a turn
         began_ms = state.cpu_ms()
         broker_throttle_ms = responses.read_throttle(buf, start, start + total, api_key, version)
         try:
@@ -434,7 +411,7 @@ class ResponseHandler:
                 )
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             return need(min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES))
-        self.left -= here >> REWRITE_SHIFT
+        self.reader.frames_left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
             return _FORWARD
         state.counters.addresses_rewritten += 1

@@ -105,7 +105,7 @@ class Session:
         responses = self.responses
         responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
         sent = responses.out.parts()
-        while responses.has_backlog():
+        while responses.reader.keeps():
             responses.resume(now_ms)
             sent += responses.out.parts()
         return sent

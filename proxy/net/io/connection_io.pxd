@@ -28,7 +28,7 @@ cdef class ConnectionIO:
     cdef public ResponseHandlerType _responses
     cdef public SpliceType _splice_down, _splice_up
 
-    @cython.locals(state=SessionStateType, requests=RequestHandlerType, responses=ResponseHandlerType, watch=WatchType,
+    @cython.locals(state=SessionStateType, requests=RequestHandlerType, watch=WatchType,
                    frames=FrameReader, splice=SpliceType, broker=Endpoint, now_s=cython.double,
                    now_ms=cython.double, stopped=cython.bint, throttle=ThrottleType, skip=cython.longlong, out=OutgoingType,
                    wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, more=cython.bint, _=cython.int)

@@ -146,13 +146,13 @@ class ConnectionIO:
 
     def on_client_readable(self) -> StopReason | Again | None:
         """Do everything with the client's requests that does not block (see `proxy.net.io.reactor.take`)."""
-        state, requests, responses, watch = self._state, self._requests, self._responses, self.client_watch
+        state, requests, watch = self._state, self._requests, self.client_watch
         frames, splice, broker, throttle = requests.reader, self._splice_up, self.broker, state.throttle
         if self.to_client:
             self._flush_client()
         if self.to_broker and not (self.broker is not None and self._flush_broker()):
             return None if broker is not None else self._connect()
-        if responses.answer_due():
+        if state.exchange.answer_due():
             self._answer()
         for _ in range(READS_BEFORE_CHECKPOINT):
             now_s = self._clock.now_s()
@@ -210,11 +210,11 @@ class ConnectionIO:
                 self.to_broker = _send(broker, out, more, broker_failed)
                 if self.to_broker and not self._flush_broker():
                     return None
-            if responses.answer_due():
+            if state.exchange.answer_due():
                 self._answer()
             if not (watch.readable or frames.left or frames.stopped or state.draining):
                 return None  # the next round would find no more
-            if not requests.did_little():
+            if not frames.did_little():
                 break
         return AGAIN
 
@@ -298,7 +298,7 @@ class ConnectionIO:
         requests, watch, shared = self._requests, self.client_watch, self._shared
         if watch.readable and not requests.reader.left and unread_bytes(self.client.sock) > more_than:
             left = (MAX_READ_AHEAD_BYTES_OF_ALL - shared.ahead_bytes + self._ahead_bytes) // 4
-            wanted = min(min(MAX_READ_AHEAD_BYTES, left) - requests.kept_bytes, len(self._buffer))
+            wanted = min(min(MAX_READ_AHEAD_BYTES, left) - requests.reader.kept_bytes(), len(self._buffer))
             if wanted > 0:
                 try:
                     received = self.client.receive(self._buffer, wanted)
@@ -312,13 +312,13 @@ class ConnectionIO:
                     watch.over = True
 
     def _count_backlog(self) -> None:
-        ahead_bytes = self._requests.kept_bytes
+        ahead_bytes = self._requests.reader.kept_bytes()
         self._shared.ahead_bytes += ahead_bytes - self._ahead_bytes
         self._ahead_bytes = ahead_bytes
 
     def _unforwarded_bytes(self) -> int:
         """What the client has sent and was not forwarded."""
-        return self._requests.kept_bytes + unread_bytes(self.client.sock)
+        return self._requests.reader.kept_bytes() + unread_bytes(self.client.sock)
 
     def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
         if compliance.poll(now_s, self._state.throttle.client_bytes) and compliance.in_time(self._clock.now_s()):
@@ -346,7 +346,7 @@ class ConnectionIO:
         if self.to_client and not self._flush_client():
             return None
         for _ in range(READS_BEFORE_CHECKPOINT):
-            if responses.has_backlog():
+            if frames.keeps():
                 responses.resume(self._clock.now_s() * 1000.0)
                 sent = self._send_client(False)
                 self._progress()
@@ -399,7 +399,7 @@ class ConnectionIO:
                 return None
             if not (watch.readable or frames.left or frames.stopped):
                 return None  # the next round would find no more
-            if not responses.did_little():
+            if not frames.did_little():
                 break
         return AGAIN
 
@@ -418,7 +418,7 @@ class ConnectionIO:
         if self.to_client:
             self.client_watch.room_for = self.client_watch if self.broker_watch is None else self.broker_watch
             return False
-        if self._responses.answer_due():
+        if self._state.exchange.answer_due():
             self._answer()
         self._progress()
         return not self.to_client
