@@ -33,8 +33,8 @@ cdef class Exchange:
     cdef public InFlightRequest oldest, newest
     cdef public Py_ssize_t count
     cdef public object outcome, state, waiting
+    cdef public long long kept_bytes
     cdef Py_ssize_t _most
-    cdef long long _kept_bytes
 
     cpdef object append(self, InFlightRequest pending)
     @cython.locals(pending=InFlightRequest)

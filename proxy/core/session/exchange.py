@@ -107,13 +107,13 @@ def new_in_flight(
 class Exchange:
     """The requests in flight of one connection, oldest first; and the one whose interceptor has not decided yet."""
 
-    __slots__ = ("_kept_bytes", "_most", "count", "newest", "oldest", "outcome", "state", "waiting")
+    __slots__ = ("_most", "count", "kept_bytes", "newest", "oldest", "outcome", "state", "waiting")
 
     def __init__(self, most: int) -> None:
         self._most = most
         """With so many requests in flight no further one is inspected (backpressure)."""
-        self._kept_bytes = 0
-        """Kept by requests in flight; above a bound no further request is inspected."""
+        self.kept_bytes = 0
+        """Kept of requests in flight and of their answers; above a bound no further request is inspected."""
         self.state = Answering.FLOWING
         self.oldest: InFlightRequest | None = None
         """The request whose response comes next."""
@@ -124,11 +124,6 @@ class Exchange:
         self.outcome: Outcome | None = None
         """The interceptor's decision about it, taken later."""
 
-    @property
-    def kept_bytes(self) -> int:
-        """What is kept of requests in flight and of their answers."""
-        return self._kept_bytes
-
     def append(self, pending: InFlightRequest) -> None:
         """A request is forwarded, or answered here."""
         if self.newest is None:
@@ -137,7 +132,7 @@ class Exchange:
             self.newest.next = pending
         self.newest = pending
         self.count += 1
-        self._kept_bytes += pending.held_bytes
+        self.kept_bytes += pending.held_bytes
         self._weigh()
 
     def popleft(self) -> InFlightRequest:
@@ -150,7 +145,7 @@ class Exchange:
         if self.oldest is None:
             self.newest = None
         self.count -= 1
-        self._kept_bytes -= pending.held_bytes
+        self.kept_bytes -= pending.held_bytes
         self._weigh()
         return pending
 
@@ -189,7 +184,7 @@ class Exchange:
             self._weigh()
 
     def _weigh(self) -> None:
-        full = self.count >= self._most or self._kept_bytes > _MAX_KEPT_BYTES
+        full = self.count >= self._most or self.kept_bytes > _MAX_KEPT_BYTES
         state = self.state
         if (state is _FULL) != full and state is not _ASKING:
             self.state = step(EXCHANGE, state, Event.FILLED if full else Event.ROOM)

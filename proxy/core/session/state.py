@@ -105,13 +105,13 @@ class SessionState:
         return self.throttle.blocks(now_ms) or self.must_wait()
 
     def describe(self, now_ms: float) -> str:
-        """What the client may do at `now_ms`; of several reasons to wait, the one that lasts longest as a rule."""
+        """What the client waits for at `now_ms`, or that it is open: the first that applies, in this order."""
         throttle, exchange = self.throttle, self.exchange
         if throttle.until_ms > now_ms:
             return "muted" if throttle.place is None else "held"
         if self.client_waits:
             return "login"
-        if exchange.state is not Answering.FLOWING:
+        if exchange.state is not _FLOWING:
             return exchange.state.name.lower()
         if self.connecting:
             return "connecting"

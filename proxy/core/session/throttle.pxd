@@ -4,7 +4,7 @@ from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType,
 from quota.accounts cimport Account as AccountType
 from quota.ledger cimport Ledger as LedgerType
 
-cdef object _FREE, _MUTED
+cdef object _MUTED
 
 
 cdef class Grace:

@@ -25,7 +25,6 @@ MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may pass unmuted before a client logs in again, twice (`Grace.passes`): more than the socket
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
 FETCHED: Final = Kind.FETCH  # an alias, as looking it up in the enum takes longer
-_FREE: Final = Throttled.FREE
 _MUTED: Final = Throttled.MUTED
 
 
@@ -207,8 +206,7 @@ class Throttle:
             self._mute(owed_until_ms, now_ms)
 
     def _mute(self, until_ms: float, now_ms: float) -> None:
-        if until_ms > self.grace.renew_ms:
-            until_ms = self.grace.defer(until_ms, now_ms, self.client_bytes)
+        until_ms = self.grace.defer(until_ms, now_ms, self.client_bytes)
         self.state = step(THROTTLE, self.state, Event.MUTE)
         self.until_ms = max(self.until_ms, until_ms)
 
