@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from deploy.redirect.rules import Rules, RulesError
-from proxy.app.common.text import json_text, say
+from proxy.app.common.text import json_text, say, say_problems
 
 OK, FAILED, WRONG_USE = 0, 1, 2
 
@@ -157,8 +157,7 @@ def _of_file(path: Path) -> tuple[int, int | None]:
     try:
         config = load(path)
     except ConfigError as error:
-        for problem in error.problems:
-            say(f"error: {problem}", err=True)
+        say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     if config.mode != "transparent":
         _fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)

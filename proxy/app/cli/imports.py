@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from config.problems import ConfigError, Place
-from proxy.app.common.text import json_text, say
+from proxy.app.common.text import json_text, say, say_problems
 from proxy.net.files import read_file
 
 if TYPE_CHECKING:
@@ -95,6 +95,14 @@ def entries_text(entries: list[dict[str, Any]]) -> str:
     return dump({"quotas": entries}).rstrip("\n")
 
 
+def _print(entries: list[dict[str, Any]], as_json: bool, none: str) -> None:
+    """Print the entries; without any, the error `none`."""
+    if not entries:
+        say(f"error: {none}", err=True)
+        raise typer.Exit(FAILED)
+    say(json_text({"quotas": entries}) if as_json else entries_text(entries))
+
+
 @app.callback()
 def _group() -> None:
     pass
@@ -119,18 +127,14 @@ def kafka(
     try:
         found, left = entries_of_cluster(config)
     except ConfigError as error:
-        for problem in error.problems:
-            say(f"error: {problem}", err=True)
+        say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     except OSError as error:
         say(f"error: {error}", err=True)
         raise typer.Exit(FAILED) from None
     for reason in left:
         say(f"warning: left out: {reason}", err=True)
-    if not found:
-        say("error: the cluster has no client quotas that an entry can say", err=True)
-        raise typer.Exit(FAILED)
-    say(json_text({"quotas": found}) if as_json else entries_text(found))
+    _print(found, as_json, "the cluster has no client quotas that an entry can say")
 
 
 @app.command(short_help="Quotas of Strimzi's KafkaUser resources.")
@@ -150,13 +154,9 @@ def strimzi(
         for path in files:
             found += strimzi_entries(str(path), read_file(path, MAX_FILE_BYTES))
     except ConfigError as error:
-        for problem in error.problems:
-            say(f"error: {problem}", err=True)
+        say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     except OSError as error:
         say(f"error: {error.filename or ''}: {error.strerror or error}", err=True)
         raise typer.Exit(WRONG_USE) from None
-    if not found:
-        say("error: no KafkaUser with spec.quotas in these files", err=True)
-        raise typer.Exit(FAILED)
-    say(json_text({"quotas": found}) if as_json else entries_text(found))
+    _print(found, as_json, "no KafkaUser with spec.quotas in these files")

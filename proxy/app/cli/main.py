@@ -15,7 +15,7 @@ from config.problems import ConfigError, Problem
 from deploy.redirect import cli as redirect_cli
 from proxy.app.cli import imports
 from proxy.app.common.blocked_imports import UNUSED, blocked_imports
-from proxy.app.common.text import ascii_json, json_text, say
+from proxy.app.common.text import ascii_json, json_text, say, say_problems
 
 if TYPE_CHECKING:
     from config.model import Config
@@ -86,8 +86,7 @@ def _table_in_force(config: Config) -> QuotaTable:
 
 
 def _print_problems(problems: list[Problem]) -> None:
-    for problem in problems[:MAX_PROBLEMS]:
-        say(f"error: {problem}", err=True)
+    say_problems(problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
         say(f"error: … and {len(problems) - MAX_PROBLEMS} more problems", err=True)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from config.units import readable_bytes
 from config.visible import visible
 from quota.entity import DEFAULT, Kind, Name
+
+if TYPE_CHECKING:
+    from config.problems import Problem
 
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
 
@@ -43,6 +46,12 @@ def safe(text: str) -> str:
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print our own lines, which may contain foreign text, on stdout or stderr."""
     typer.echo(visible(text, lines=True) + end, err=err, nl=False)
+
+
+def say_problems(problems: Iterable[Problem]) -> None:
+    """Print what is wrong in a file, one error a line, on stderr."""
+    for problem in problems:
+        say(f"error: {problem}", err=True)
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
