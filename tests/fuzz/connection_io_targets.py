@@ -37,7 +37,7 @@ def _pure() -> Pure:
 @target(
     "connection_io",
     _scripts,
-    ("proxy.net.io.connection_io", "proxy.core.session.request_handler", "proxy.core.session.response_handler"),
+    ("proxy.net.io.pair", "proxy.core.session.request_handler", "proxy.core.session.response_handler"),
     max_bytes=3072,
 )
 def both_ways(data: bytes) -> None:

@@ -14,7 +14,7 @@ from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.io.connection_io import ConnectionIO, Shared, StopReason
+from proxy.net.io.pair import ConnectionIO, Shared, StopReason
 from proxy.net.io.reactor import Reactor
 from proxy.net.io.rounds import AGAIN, Clock, Watch
 from proxy.net.io.sockets import endpoint_of

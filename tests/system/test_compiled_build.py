@@ -87,7 +87,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _what_runs(copied: Path) -> str:
     """Why it is not the compiled code, and what two modules are loaded from."""
-    code = "import quota.rate, proxy.net.io.connection_io as io; from quota import compiled; "
+    code = "import quota.rate, proxy.net.io.pair as io; from quota import compiled; "
     code += "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, io)))"
     environment = _environment(KQUOTA_PURE="0")
     done = subprocess.run([sys.executable, "-c", code], cwd=copied, env=environment, capture_output=True, text=True)
@@ -110,7 +110,7 @@ def _changed(path: Path, content: bytes | None) -> Iterator[None]:
 
 @COMPILED_ONLY
 @pytest.mark.parametrize(
-    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/net/io/calls.pyx", "proxy/net/io/connection_io.py"]
+    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/net/io/calls.pyx", "proxy/net/io/pair.py"]
 )
 def test_edited_source_runs_as_python(edited: str, copied: Path) -> None:
     """All of it then: compiled modules know each other's layout."""
@@ -123,8 +123,8 @@ def test_edited_source_runs_as_python(edited: str, copied: Path) -> None:
 def test_compiled_code_runs_whole_or_not_at_all(copied: Path) -> None:
     with _changed(copied / f"quota/_compiled/rate{SUFFIX}", b"compiled for another machine"):
         assert _what_runs(copied).endswith(" py py")
-    with _changed(copied / f"proxy/net/io/_compiled/connection_io{SUFFIX}", None):
-        assert _what_runs(copied) == "proxy/net/io/connection_io.py is not compiled for this Python py py"
+    with _changed(copied / f"proxy/net/io/_compiled/pair{SUFFIX}", None):
+        assert _what_runs(copied) == "proxy/net/io/pair.py is not compiled for this Python py py"
 
 
 @pytest.fixture

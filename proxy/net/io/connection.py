@@ -1,4 +1,4 @@
-"""One connection pair from beginning to end: the tasks that wait where `proxy.net.io.connection_io` must not block.
+"""One connection pair from beginning to end: the tasks that wait where `proxy.net.io.pair` must not block.
 
 The client pump carries requests, the broker pump responses. When the other side's socket is full, a pump reads no more
 until what it has read is sent, so that backpressure reaches the faster side.
@@ -16,7 +16,7 @@ import trio
 from proxy.core.errors import CloseReason, SessionError, UpstreamError, first_error
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import ConnectionInfo
-from proxy.net.io.connection_io import ConnectionIO, Shared, StopReason
+from proxy.net.io.pair import ConnectionIO, Shared, StopReason
 from proxy.net.io.kernel import round_trip_ms
 from proxy.net.io.reactor import take
 from proxy.net.io.rounds import Watch

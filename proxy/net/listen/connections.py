@@ -14,7 +14,7 @@ from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import Interceptors
 from proxy.core.session.session import Session
 from proxy.net.io.connection import Connection
-from proxy.net.io.connection_io import Shared
+from proxy.net.io.pair import Shared
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.identification import Identification
