@@ -3,6 +3,6 @@
 The core (`wire`, `session`, `auth`, `interceptors`) has no sockets, tasks or clocks. The trio shell (`io`, `listen`,
 `upstream`, `tls`) has all of them.
 
-    client socket -> session.requests.take() -> ledger -> requests in flight -> broker socket
-    broker socket -> session.responses.take() -> matching request -> ledger -> patched head -> client socket, then mute
+    client socket -> Session.on_client_bytes -> ledger -> requests in flight -> broker socket
+    broker socket -> Session.on_broker_bytes -> matching request -> ledger -> patched head -> client socket, then mute
 """

@@ -25,7 +25,6 @@ from proxy.core.errors import SessionError
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait, Work
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
-from proxy.core.session.session import Session
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire import apis, requests, responses, schema
@@ -38,6 +37,7 @@ from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.fuzz import seeds as recorded
+from tests.support.session_tools import Driven
 
 MAX_FRAME_BYTES = 1 << 20
 SMALL_HELD_BYTES = 256 * 1024
@@ -115,8 +115,8 @@ def _translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]
     return "sidecar", 19_000 + node_id % 1000
 
 
-def _session(of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True) -> Session:
-    return Session(
+def _session(of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True) -> Driven:
+    return Driven(
         of,
         Counters(),
         user="u",
@@ -135,27 +135,22 @@ def _pieces(data: bytes, cut: int) -> Iterator[bytes]:
         yield data[at : at + cut]
 
 
-def _held(session: Session) -> int:
+def _held(session: Driven) -> int:
     """Bytes that a session keeps between two reads."""
     return sum(side.reader.kept_bytes() for side in (session.requests, session.responses))
 
 
-def _feed(session: Session, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_BYTES) -> tuple[bytes, str | None]:
+def _feed(session: Driven, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_BYTES) -> tuple[bytes, str | None]:
     """What goes to the broker, and the reason of the end if there is one."""
-    out = bytearray()
     try:
         for piece in _pieces(data, cut):
-            for part in session.client_bytes(memoryview(bytearray(piece)), 0.0):
-                out += part
-            while session.has_backlog and not session.must_wait:
-                for part in session.resume(0.0):
-                    out += part
+            session.client_sends(piece, 0.0)
             assert _held(session) <= limit_bytes + len(piece)
             if session.must_wait:
                 break
     except SessionError as error:
-        return bytes(out), f"{error.reason} {error.kind}"
-    return bytes(out), None
+        return session.taken(), f"{error.reason} {error.kind}"
+    return session.taken(), None
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -309,15 +304,14 @@ def session(data: bytes) -> None:
                 now_ms += length
                 continue
             for part in _pieces(piece, cut):
-                view = memoryview(bytearray(part))
                 if kind % 4 == 1:
-                    out = one.broker_bytes(view, now_ms)
+                    one.broker_sends(part, now_ms)
                 elif one.must_wait or one.has_backlog or one.mute_until_ms > now_ms:
                     now_ms = max(now_ms, one.mute_until_ms)
-                    out = one.resume(now_ms)
+                    one.carry_out(one.on_deadline(now_ms), now_ms)
                 else:
-                    out = one.client_bytes(view, now_ms)
-                sent += sum(map(len, out)) + sum(map(len, one.ready_answers()))
+                    one.client_sends(part, now_ms)
+                sent += len(one.taken()) + len(one.seen())
                 got += len(part)
                 assert _held(one) <= SMALL_HELD_BYTES
                 assert len(one.exchange) <= 1025
@@ -347,16 +341,15 @@ def _through_a_session(api_key: int, version: int, frame: bytes, cut: int, incom
         _feed(one, _asking(api_key, version), 0)
         if not one.exchange:
             return  # ended already, or answered here
-        out = bytearray()
         verdict = None
         try:
             for piece in _pieces(frame, pieces):
-                for part in one.broker_bytes(memoryview(bytearray(piece)), 1.0):
-                    out += part
+                one.broker_sends(piece, 1.0)
                 assert _held(one) <= len(frame)
         except SessionError as error:
             verdict = str(error.reason)
-        found.append((bytes(out), verdict))
+        out = one.seen()
+        found.append((out, verdict))
         assert len(out) <= 2 * len(frame) + 16
     (whole, verdict), (parts, cut_verdict) = found
     if incomplete:  # more may be held when it comes in pieces

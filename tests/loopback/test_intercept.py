@@ -19,8 +19,8 @@ from proxy.core.interceptors.intercept import (
     Reply,
     Wait,
 )
+from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import InFlightRequest, new_in_flight
-from proxy.core.session.session import Session
 from proxy.core.session.state import SessionState
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.frames import WireError
@@ -32,6 +32,7 @@ from tests.support.session_tools import (
     METADATA,
     THREE_WAYS,
     Cut,
+    Driven,
     answers,
     fetch_body,
     from_broker,
@@ -41,6 +42,7 @@ from tests.support.session_tools import (
     produce_response,
     request,
     response,
+    resumed,
     session,
     throttles,
 )
@@ -64,7 +66,7 @@ class Scripted:
         return self.decide(request, now_ms)
 
 
-def judged_by(handler: Scripted, of: Ledger | None = None) -> Session:
+def judged_by(handler: Scripted, of: Ledger | None = None) -> Driven:
     return session(of or ledger(), interceptors={CREATE_TOPICS: handler})
 
 
@@ -134,10 +136,8 @@ def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
     assert one.must_wait
     assert not one.client_at_boundary
     told = response(METADATA, 12, 2, struct.pack(">i", 0) + b"told")
-    assert from_broker(one, produce_response(1) + told, 5.0, cut) == produce_response(1)
-    assert not one.must_wait
-    assert one.has_backlog
-    assert b"".join(map(bytes, one.resume(7.0))) == create(2, b"as told")
+    assert from_broker(one, produce_response(1) + told, 7.0, cut) == produce_response(1)
+    assert one.taken() == create(2, b"as told")
     assert one.client_at_boundary
     assert one.mute_until_ms == 67.0
     assert from_broker(one, created(2), 8.0, cut) == created(2, 59)
@@ -148,9 +148,9 @@ def test_requests_behind_a_question_wait_for_decision_and_mute() -> None:
     one = judged_by(Scripted(asking))
     assert from_client(one, create(1) + produce(2, 80)) == request(METADATA, 12, 1, b"which?")
     from_broker(one, response(METADATA, 12, 1, struct.pack(">i", 0) + b"told"), 5.0)
-    assert b"".join(map(bytes, one.resume(5.0))) == create(1, b"as told")
+    assert one.taken() == create(1, b"as told")
     assert one.has_backlog  # the mute of 60 ms comes first
-    assert b"".join(map(bytes, one.resume(65.0))) == produce(2, 80)
+    assert resumed(one, 65.0) == produce(2, 80)
     assert not one.has_backlog
 
 
@@ -161,24 +161,20 @@ def test_a_question_may_lead_to_another_and_then_to_an_answer() -> None:
     one = judged_by(Scripted(lambda request, now_ms: Ask(METADATA, 12, b"first", again)))
     assert from_client(one, create(1)) == request(METADATA, 12, 1, b"first")
     from_broker(one, response(METADATA, 12, 1, b"x"))
-    assert b"".join(map(bytes, one.resume(0.0))) == request(METADATA, 1, 1, b"more")
+    assert one.taken() == request(METADATA, 1, 1, b"more")
     assert one.must_wait
-    from_broker(one, response(METADATA, 1, 1, b"y"))
-    assert one.resume(0.0) == []
-    assert answers(one) == created(1, 0, b"done")
+    assert from_broker(one, response(METADATA, 1, 1, b"y")) == created(1, 0, b"done")
+    assert one.taken() == b""
 
 
 def test_requests_behind_a_wait_are_judged_after_the_decision() -> None:
     decide: list[Callable[[Outcome], None]] = []
-    handler, woken = Scripted(lambda request, now_ms: Wait(decide.append)), []
+    handler = Scripted(lambda request, now_ms: Wait(decide.append))
     one = judged_by(handler)
-    one.when_decided(lambda: woken.append(one.must_wait))
     assert from_client(one, create(1) + produce(2, 80)) == b""
     assert (one.must_wait, one.client_at_boundary, len(handler.given)) == (True, False, 1)
     decide[0](Answer(struct.pack(">i", 0) + b"stored"))
-    assert woken == [False]
-    assert one.has_backlog
-    assert b"".join(map(bytes, one.resume(5.0))) == produce(2, 80)
+    assert one.taken() == produce(2, 80)
     assert answers(one) == created(1, 0, b"stored")
     assert not one.has_backlog
 
@@ -285,7 +281,7 @@ async def test_interceptor_wait_holds_its_own_connection_only() -> None:
 
 def pending(of: Ledger) -> tuple[SessionState, InFlightRequest]:
     account = of.account("ANONYMOUS", "c")
-    return SessionState(of, Counters(), None), new_in_flight(1, 0, 7, account, 0.0)
+    return SessionState(of, Counters(), None, Effects()), new_in_flight(1, 0, 7, account, 0.0)
 
 
 @pytest.mark.parametrize(

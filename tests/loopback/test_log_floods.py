@@ -15,7 +15,7 @@ import trio
 
 from proxy.app.common import logs
 from proxy.core.auth.identity import IdentityPolicy
-from proxy.core.session.session import Session
+from proxy.net.io import connection
 from proxy.net.tls.contexts import KeyPair, ServerTls
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import ANONYMOUS, DEFAULT, Kind
@@ -149,7 +149,7 @@ async def test_no_flood_of_connections_floods_the_log(
             def broken(*_: Any) -> None:
                 raise RuntimeError("x" * LONG)
 
-            monkeypatch.setattr(Session, "when_decided", broken)
+            monkeypatch.setattr(connection, "endpoint_of", broken)
         for number in range(CONNECTIONS):
             nursery.start_soon(one_client, proxy.port, flood.send(number))
         await until(lambda: proxy.counters.connections_closed[flood.reason] == CONNECTIONS)

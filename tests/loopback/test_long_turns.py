@@ -10,7 +10,8 @@ from contextlib import suppress
 import trio
 
 from proxy.core.telemetry.long_turns import LONG_S, LongTurns
-from proxy.net.io.reactor import Reactor, take
+from proxy.net.io.reactor import Reactor
+from proxy.net.io.rounds import Handler
 
 
 def compute() -> None:
@@ -28,28 +29,23 @@ async def turns_of(work: Callable[[LongTurns], None], *, in_callback: bool) -> d
     assert reactor.nested
     one, other = socket.socketpair()
     one.setblocking(False)
-    watch = reactor.watch(one)
 
-    def read() -> int | None:
-        with suppress(BlockingIOError):
-            if one.recv(1):
-                if in_callback:
+    class Reader(Handler):
+        def run(self) -> None:
+            self.readable = False
+            with suppress(BlockingIOError):
+                if one.recv(1) and in_callback:
                     work(turns)
-                return 1
-        watch.readable = False
-        return None
 
+    reactor.round.watch(one.fileno(), Reader(), Handler())
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(take, watch, read)
-            await trio.sleep(0.02)
-            other.send(b"x")
-            await trio.sleep(0.02)
+        await trio.sleep(0.02)
+        other.send(b"x")
+        await trio.sleep(0.02)
         if not in_callback:
             work(turns)
         await trio.sleep(0.02)
     finally:
-        watch.close()
         reactor.stop()
         one.close()
         other.close()

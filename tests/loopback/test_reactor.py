@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from proxy.net.io.reactor import Reactor, take
-from proxy.net.io.rounds import AGAIN, LATE_AT_ONCE, Again, Watch
+from proxy.net.io.reactor import Reactor
+from proxy.net.io.rounds import LATE_AT_ONCE, NEVER, Handler
 from tests.support.scripted_broker import until
 
 LONG_S = 20.0
@@ -31,31 +31,41 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-class Reader:
+class Reader(Handler):
     """Reads up to five bytes at a time until the end."""
 
-    def __init__(self, ours: socket.socket, watch: Watch) -> None:
+    def __init__(self, reactor: Reactor, ours: socket.socket) -> None:
+        super().__init__()
+        self.loop = reactor.round
         self.ours = ours
-        self.watch = watch
         self.read: list[bytes] = []
-        self.turns = 0
+        self.ended = trio.Event()
+        self.error = ""
+        self.loop.watch(ours.fileno(), self, Handler())
 
-    def turn(self) -> str | Again | None:
-        self.turns += 1
+    def run(self) -> None:
         try:
             data = self.ours.recv(5)
         except BlockingIOError:
-            self.watch.readable = False
-            return None
+            self.readable = False
+            return
         if not data:
-            return "end"
+            self.ended.set()
+            return
         self.read.append(data)
         if data == b"bad!!":
             raise ValueError("not liked")
-        if len(data) < 5 and not self.watch.over:
-            self.watch.readable = False
-            return None
-        return AGAIN
+        if len(data) < 5 and not self.over:
+            self.readable = False
+            return
+        self.loop.go_on_later(self)
+
+    def failed(self) -> None:
+        self.error = str(sys.exc_info()[1])
+        self.ended.set()
+
+    def close(self) -> None:
+        self.loop.forget(self.ours.fileno())
 
 
 @pytest.fixture(params=[True, False], ids=["below trio", "as trio's guest"])
@@ -88,53 +98,34 @@ def test_reads_all_bytes_that_come_with_the_end(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs):
-                reader = Reader(ours, reactor.watch(ours))
-                ends: list[str] = []
-
-                async def read() -> None:
-                    ends.append(await take(reader.watch, reader.turn))
-
-                async with trio.open_nursery() as readers:
-                    readers.start_soon(read)
-                    await trio.sleep(0.01)
-                    theirs.sendall(b"12345678")
-                    await until(lambda: len(reader.read) == 2)
-                    assert (reader.read, ends) == ([b"12345", b"678"], [])
-                    theirs.sendall(b"90")
-                    theirs.close()
+                reader = Reader(reactor, ours)
+                await trio.sleep(0.01)
+                theirs.sendall(b"12345678")
+                await until(lambda: len(reader.read) == 2)
+                assert reader.read == [b"12345", b"678"]
+                assert not reader.ended.is_set()
+                theirs.sendall(b"90")
+                theirs.close()
+                await reader.ended.wait()
                 assert reader.read == [b"12345", b"678", b"90"]
-                assert ends == ["end"]
-                reader.watch.close()
+                reader.close()
 
     in_trio(main)
 
 
-def test_an_error_reaches_only_the_task_that_waits(nested: bool) -> None:
+def test_an_error_is_that_handlers_alone(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            with (
-                serving(nursery, nested=nested) as reactor,
-                pair() as (bad, to_bad),
-                pair() as (good, to_good),
-            ):
-                readers = [Reader(bad, reactor.watch(bad)), Reader(good, reactor.watch(good))]
-                seen: list[str] = []
-
-                async def read(reader: Reader) -> None:
-                    try:
-                        seen.append(await take(reader.watch, reader.turn))
-                    except ValueError as error:
-                        seen.append(str(error))
-
-                async with trio.open_nursery() as inner:
-                    for reader in readers:
-                        inner.start_soon(read, reader)
-                    await trio.sleep(0.01)
-                    to_bad.sendall(b"bad!!")
-                    to_good.sendall(b"good!")
-                    await trio.sleep(0.01)
-                    to_good.close()
-                assert seen == ["not liked", "end"]
+            with serving(nursery, nested=nested) as reactor, pair() as (bad, to_bad), pair() as (good, to_good):
+                readers = [Reader(reactor, bad), Reader(reactor, good)]
+                await trio.sleep(0.01)
+                to_bad.sendall(b"bad!!")
+                to_good.sendall(b"good!")
+                await trio.sleep(0.01)
+                to_good.close()
+                for reader in readers:
+                    await reader.ended.wait()
+                assert [reader.error for reader in readers] == ["not liked", ""]
                 assert readers[1].read == [b"good!"]
 
     in_trio(main)
@@ -144,19 +135,15 @@ def test_whoever_has_much_to_read_lets_others_in_between(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs), pair() as (other, to_other):
-                much, little = Reader(ours, reactor.watch(ours)), Reader(other, reactor.watch(other))
-                async with trio.open_nursery() as inner:
-                    inner.start_soon(take, much.watch, much.turn)
-                    inner.start_soon(take, little.watch, little.turn)
-                    await trio.sleep(0.01)
-                    theirs.sendall(b"x" * 50_000)  # 10 000 turns
-                    to_other.sendall(b"now")
-                    while not little.read:
-                        await trio.lowlevel.checkpoint()
-                    assert len(much.read) < 5_000
-                    while len(much.read) < 10_000:
-                        await trio.lowlevel.checkpoint()
-                    inner.cancel_scope.cancel()
+                much, little = Reader(reactor, ours), Reader(reactor, other)
+                await trio.sleep(0.01)
+                theirs.sendall(b"x" * 50_000)  # 10 000 turns
+                to_other.sendall(b"now")
+                while not little.read:
+                    await trio.lowlevel.checkpoint()
+                assert len(much.read) < 5_000
+                while len(much.read) < 10_000:
+                    await trio.lowlevel.checkpoint()
 
     in_trio(main)
 
@@ -167,8 +154,7 @@ def test_tasks_timers_threads_and_trios_own_sockets_go_on(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs):
-                reader = Reader(ours, reactor.watch(ours))
-                nursery.start_soon(take, reader.watch, reader.turn)
+                reader = Reader(reactor, ours)
 
                 async def everything() -> None:
                     begin_s = trio.current_time()
@@ -205,10 +191,10 @@ def test_a_woken_task_does_not_wait_for_the_next_timer(nested: bool) -> None:
     async def main() -> float:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs):
-                reader = Reader(ours, reactor.watch(ours))
+                reader = Reader(reactor, ours)
                 nursery.start_soon(trio.to_thread.run_sync, lambda: (time.sleep(0.02), theirs.close()))
                 begin_s = trio.current_time()
-                assert await take(reader.watch, reader.turn) == "end"
+                await reader.ended.wait()
                 return trio.current_time() - begin_s
 
     took_s = in_trio(main)
@@ -216,39 +202,42 @@ def test_a_woken_task_does_not_wait_for_the_next_timer(nested: bool) -> None:
     assert 0.01 < took_s < LONG_S / 2
 
 
-def test_a_turn_comes_back_at_its_time_and_the_last_word_counts(nested: bool) -> None:
+class Timed(Handler):
+    """Calls `then` at its times."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self.then = then
+
+    def on_time(self) -> None:
+        self.then()
+
+
+def test_runs_at_its_time_and_the_last_word_counts(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            with serving(nursery, nested=nested) as reactor, pair() as (ours, _theirs), pair() as (other, _far):
-                watch: Watch = reactor.watch(ours)
-                closed: Watch = reactor.watch(other)
-                begin_s = trio.current_time()
+            with serving(nursery, nested=nested) as reactor:
+                begin_s, loop = trio.current_time(), reactor.round
                 called_s: list[float] = []
+                enough = trio.Event()
 
-                def turn() -> str | None:
+                def turn() -> None:
                     called_s.append(trio.current_time() - begin_s)
-                    if len(called_s) == 1:
-                        watch.come_back(begin_s + 0.02)  # does not count: the next word does
-                        watch.come_back(begin_s + 0.1)
                     if len(called_s) == 2:
-                        watch.come_back(begin_s + 0.15)
-                    return "enough" if len(called_s) == 3 else None
+                        enough.set()
+                    loop.come_back(begin_s + 0.15, handler)
 
-                waits = trio.Event()
+                def never() -> None:
+                    raise AssertionError("called although it was taken back")
 
-                def once() -> str | None:
-                    assert not waits.is_set(), "called although closed"
-                    closed.come_back(begin_s + 0.05)
-                    waits.set()
-                    return None
-
-                nursery.start_soon(take, closed, once)
-                await waits.wait()
-                closed.close()
-                assert await take(watch, turn) == "enough"
-                assert called_s[1] >= 0.1
-                assert called_s[2] >= 0.15
-                watch.close()
+                handler, quiet = Timed(turn), Timed(never)
+                loop.come_back(begin_s + 0.05, quiet)
+                loop.come_back(NEVER, quiet)
+                loop.come_back(begin_s + 0.02, handler)  # does not count: the next word does
+                loop.come_back(begin_s + 0.1, handler)
+                await enough.wait()
+                assert called_s[0] >= 0.1
+                assert called_s[1] >= 0.15
 
     in_trio(main)
 
@@ -259,75 +248,50 @@ def test_reads_sockets_between_many_that_resume(nested: bool) -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            with serving(nursery, nested=nested) as reactor, contextlib.ExitStack() as stack:
+            with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs):
                 back: list[int] = []
+                found: list[int] = []
                 all_back = trio.Event()
-                at_s = LONG_S + trio.current_time()
-                ours, theirs = stack.enter_context(pair())
-                reader: Watch = reactor.watch(ours)
-                watches: list[Watch] = []
 
-                def read() -> str | None:
-                    with contextlib.suppress(BlockingIOError):
-                        ours.recv(100)
-                        return f"after {len(back)}"
-                    return None
+                class Looking(Reader):
+                    def run(self) -> None:
+                        super().run()
+                        if self.read and not found:
+                            found.append(len(back))
 
-                def muted(number: int) -> str | None:
-                    if trio.current_time() < at_s:
-                        return None
-                    back.append(number)
+                reader = Looking(reactor, ours)
+
+                def muted() -> None:
+                    back.append(1)
                     if len(back) == 1:
                         theirs.sendall(b"x")
                     if len(back) == many:
                         all_back.set()
-                    return "back"
 
-                for number in range(many):
-                    watches.append(reactor.watch(stack.enter_context(pair())[0]))
-                    stack.callback(watches[-1].close)
-                    nursery.start_soon(take, watches[-1], partial(muted, number))
-                for _ in range(3):
-                    await trio.lowlevel.checkpoint()  # now all wait
                 at_s = trio.current_time()
-                for watch in watches:
-                    watch.come_back(at_s)
-                found = await take(reader, read)
-                assert 1 <= int(found.split()[1]) <= 2 * LATE_AT_ONCE
+                for _ in range(many):
+                    reactor.round.come_back(at_s, Timed(muted))
                 await all_back.wait()
+                await until(lambda: found)
+                assert 1 <= found[0] <= 2 * LATE_AT_ONCE
                 reader.close()
 
     in_trio(main)
 
 
-async def test_whoever_waits_can_be_cancelled_and_wait_again() -> None:
-    async with trio.open_nursery() as nursery:
-        with serving(nursery, nested=True) as reactor, pair() as (ours, theirs):
-            reader = Reader(ours, reactor.watch(ours))
-            with trio.move_on_after(0.01) as scope:
-                await take(reader.watch, reader.turn)
-            assert scope.cancelled_caught
-            theirs.sendall(b"late")
-            await trio.sleep(0.01)
-            assert reader.read == []  # no task waited for it
-            theirs.close()
-            assert await take(reader.watch, reader.turn) == "end"
-            assert reader.read == [b"late"]
-
-
-async def test_a_closed_watch_and_a_number_used_again_are_not_mixed_up() -> None:
+async def test_a_forgotten_socket_and_its_number_are_not_mixed_up() -> None:
     async with trio.open_nursery() as nursery:
         with serving(nursery, nested=True) as reactor:
             numbers = set()
             for _ in range(3):
                 with pair() as (ours, theirs):
                     numbers.add(ours.fileno())
-                    reader = Reader(ours, reactor.watch(ours))
+                    reader = Reader(reactor, ours)
                     theirs.sendall(b"abc")
                     theirs.close()
-                    assert await take(reader.watch, reader.turn) == "end"
+                    await reader.ended.wait()
                     assert reader.read == [b"abc"]
-                    reader.watch.close()
+                    reader.close()
             assert len(numbers) == 1
 
 
@@ -383,29 +347,25 @@ async def test_what_trio_was_to_find_ready_may_be_used_up_by_then() -> None:
             with serving(nursery, nested=True) as reactor, pair() as (full, drain), pair() as (ours, theirs):
                 fill(full)
                 nursery.start_soon(trio.lowlevel.wait_writable, full)
-                watch: Watch = reactor.watch(ours)
-                seen: list[bytes] = []
 
-                def turn() -> str | None:
-                    try:
-                        seen.append(ours.recv(100))
-                    except BlockingIOError:
-                        watch.readable = False
-                        return None
-                    fill(full)
-                    return "twice" if len(seen) == 2 else None
+                class Filling(Reader):
+                    def run(self) -> None:
+                        super().run()
+                        fill(full)
+
+                reader = Filling(reactor, ours)
 
                 def later() -> None:
                     time.sleep(0.1)
-                    theirs.sendall(b"second")
+                    theirs.sendall(b"2nd")
 
-                async with trio.open_nursery() as inner:
-                    inner.start_soon(take, watch, turn)
-                    await trio.sleep(0.01)
-                    drain.setblocking(False)
-                    with contextlib.suppress(BlockingIOError):
-                        while drain.recv(1 << 20):
-                            pass
-                    theirs.sendall(b"first")  # both are ready when the loop looks
-                    threading.Thread(target=later).start()
-                assert seen == [b"first", b"second"]
+                await trio.sleep(0.01)
+                drain.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while drain.recv(1 << 20):
+                        pass
+                theirs.sendall(b"1st")  # both are ready when the loop looks
+                threading.Thread(target=later).start()
+                while len(reader.read) < 2:  # noqa: ASYNC110 - trio has to sleep meanwhile
+                    await trio.sleep(LONG_S / 100)
+                assert reader.read == [b"1st", b"2nd"]

@@ -35,7 +35,7 @@ async def test_charges_response_time_less_the_round_trip() -> None:
         assert await read_frame(client) == produce_response(1)
         took_ms = (time.perf_counter() - began_s) * 1000
         (connection,) = proxy._connections.open
-        round_trip_ms = connection.session.round_trip_ms
+        round_trip_ms = connection.session.state.request_time.round_trip_ms
         assert 0 < round_trip_ms < took_ms  # as the kernel saw it when the sidecar connected
         assert BUSY_S * 1000 - HANDOVER_MS - round_trip_ms - 1 <= charged_ms(ledger) <= took_ms
 

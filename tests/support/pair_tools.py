@@ -4,19 +4,19 @@ all that one can see of it afterwards."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.core.errors import SessionError
+from proxy.core.errors import CloseReason
 from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.io.pair import ConnectionIO, Shared, StopReason
+from proxy.net.io.pair import ConnectionPair, Shared
 from proxy.net.io.reactor import Reactor
-from proxy.net.io.rounds import AGAIN, Clock, Watch
+from proxy.net.io.rounds import NEVER, Clock
 from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
 from quota.counter import FetchAdmission
@@ -102,13 +102,23 @@ class Driven:
             self.counters,
             user="u",
             translate=translate if self.rewrite else None,
+            effects=shared.effects,
             max_in_flight=self.max_in_flight,
         )
-        self.client_watch = Watch(reactor.round, client.fileno())
-        self.broker_watch = Watch(reactor.round, broker.fileno())
-        self.turns = ConnectionIO(endpoint_of(client), self.client_watch, self.session, shared, self.time())
-        self.stack.callback(self.turns.close)
-        self.turns.connected(endpoint_of(broker), self.broker_watch)
+        self.pair = ConnectionPair(
+            endpoint_of(client), self.session, shared, self._changed, lambda _: self.session.user
+        )
+        self.stack.callback(self.pair.close, None)
+        self._broker = broker
+        self.pair.start()
+
+    def _changed(self) -> None:
+        pair = self.pair
+        if pair.wants_broker:
+            pair.wants_broker = False
+            pair.connected(endpoint_of(self._broker), 0.0)
+        elif pair.closed:
+            self.ended = "ended" if isinstance(pair.reason, CloseReason) else f"{type(pair.reason)}: {pair.reason}"
 
     def _pair(self) -> tuple[socket.socket, socket.socket]:
         near, far = socket.socketpair()
@@ -144,37 +154,34 @@ class Driven:
         self.unsent = bytes(view)
 
     def run(self) -> None:
-        """All turns, until there is nothing more to do."""
-        try:
-            # The client's once more at the end: a response that was taken may let go on what waited for it.
-            while not self.ended and (self._turn_of_client() | self._turn_of_broker() | self._turn_of_client()):
-                pass
-        except SessionError as error:
-            self.ended = f"{error.reason}: {error}"
-        self.drain()
-
-    def _turn_of_client(self) -> bool:
-        return self._turn(self.turns.on_client_readable, self.client_watch, self.broker_watch)
-
-    def _turn_of_broker(self) -> bool:
+        """All turns, until there is nothing more to do: each socket is readable and has room."""
+        pair, loop = self.pair, self.reactor.round
         if self.came_now:
-            self.reactor.round.since_ms = self.time() * 1000.0
-        return self._turn(self.turns.on_broker_readable, self.broker_watch, self.client_watch)
+            loop.since_ms = self.time() * 1000.0
+        if pair.up.at_s <= self.time():
+            pair.up.at_s = NEVER
+            self._turn(pair.up.on_time)
+        # The client's once more at the end: a response that was taken may let go on what waited for it.
+        for direction in (pair.up, pair.down, pair.up):
+            direction.readable = direction.source is not None
+            self._turn(direction.run)
+        while loop.again or pair.up.waits_for_room or pair.down.waits_for_room:
+            for direction in (pair.up, pair.down):
+                if direction.waits_for_room:
+                    direction.waits_for_room = False
+                    self._turn(direction.run)
+            if loop.again:
+                handler = loop.again.popleft()
+                handler.queued = False
+                self._turn(handler.run)
 
-    def _turn(self, turn: Any, watch: Watch, other: Watch) -> bool:
-        """One turn. Whether there may be more to do."""
-        watch.readable = True
-        result = turn()
+    def _turn(self, turn: Callable[[], object]) -> None:
+        turn()
         self.drain()
-        if result is StopReason.ENDED:
-            self.ended = "ended"
-        assert result in (None, AGAIN, StopReason.WAITS, StopReason.ENDED)
-        full, other.room_for = other.room_for is not None, None  # there is room now
-        return result is AGAIN or full
 
     def state(self) -> Any:
         """Whatever one can see of it."""
-        session, turns = self.session, self.turns
+        session, pair = self.session, self.pair
         state, asks, answers = session.state, session.requests, session.responses
         time = state.request_time
         counters = self.counters
@@ -192,13 +199,13 @@ class Driven:
             ),
             "in flight": [pending_of(one) for one in state.exchange],
             "requests": (
-                asks.client_ids, asks.software, asks._saw_request, asks.established,
+                asks.client_ids, asks.software, asks.saw_request, asks.established,
                 asks._produced_bytes, asks._unanswered, asks._current is not None,
             ),
             "responses": answers.bytes_total,
             "time": (time.free_ms, time.recent, time._at, time.baseline_ms),
             "turns": (
-                turns.to_broker, turns.to_client, turns.last_activity_s, turns.compliance is not None,
+                pair.up.unsent, pair.down.unsent, pair.active_s, pair.compliance is not None,
             ),
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,

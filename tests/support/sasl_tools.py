@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.core.auth.sasl import Login
-from proxy.core.session.session import Session
 from proxy.core.wire.messages import framed, request_header
-from tests.support.session_tools import Cut, from_broker, from_client, response, whole
+from tests.support.session_tools import Cut, Driven, from_broker, from_client, response, whole
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 HEAD = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
@@ -71,15 +70,20 @@ def bearer(token: str) -> bytes:
     return b"n,,\1auth=Bearer " + token.encode() + b"\1\1"
 
 
-def listen(to: Session) -> list[Login | None]:
-    """Every login that the session tells of."""
-    told: list[Login | None] = []
-    to.when_authenticated(told.append)
-    return told
+def listen(to: Driven) -> list[Login]:
+    """Every login whose user the session asks for."""
+    asked: list[Login] = []
+
+    def user_of(login: Login) -> str:
+        asked.append(login)
+        return to.user
+
+    to.user_of = user_of
+    return asked
 
 
 def log_in(
-    one: Session,
+    one: Driven,
     mechanism: str,
     steps: Sequence[tuple[bytes, bytes]],
     *,

@@ -12,7 +12,9 @@ from typing import Any
 
 from kio.serial import entity_reader, entity_writer
 
+from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.interceptors.intercept import Work
+from proxy.core.session.effects import Effects
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import is_flexible
@@ -154,15 +156,97 @@ def translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
     return "sidecar", 19_000 + node_id
 
 
-def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Session:
+class Driven(Session):
+    """A session whose effects are carried out at once, as by a shell whose sockets are always ready."""
+
+    __slots__ = ("down", "unread", "up", "user_of")
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.up, self.down = bytearray(), bytearray()
+        """What was sent to the broker, and to the client, and not taken by the test."""
+        self.unread = b""
+        """What the client has sent and the session does not read yet."""
+        self.user_of: Callable[[Login], str | None] = lambda _login: self.user
+        """The user of a login; None: it is being looked up."""
+
+    def carry_out(self, effects: Effects, now_ms: float) -> None:
+        """Do what the session wants. Raises the SessionError that the connection ends with."""
+        while True:
+            for out, into in ((effects.to_broker, self.up), (effects.to_client, self.down)):
+                for part in out.parts():
+                    into += part
+            if effects.close is not None:
+                raise effects.close
+            login, ask = effects.identified, effects.ask
+            user = None if login is None else self.user_of(login)
+            if user is not None:
+                effects = self.on_identity(user, now_ms)
+            elif effects.connect:
+                effects = self.on_connected(0.0, now_ms)
+            elif ask is not None:
+                ask.start(lambda outcome: self.carry_out(self.on_decision(outcome, now_ms), now_ms))
+                return
+            elif effects.more:
+                effects = self.on_turn(now_ms)
+            elif effects.read_client and self.unread:
+                data, self.unread = self.unread, b""
+                effects = self.on_client_bytes(memoryview(bytearray(data)), len(data), now_ms)
+            else:
+                return
+
+    def client_sends(self, data: bytes, now_ms: float) -> None:
+        """It is read as soon as the session lets it be."""
+        self.unread += data
+        self.carry_out(self.on_deadline(now_ms), now_ms)
+
+    def broker_sends(self, data: bytes, now_ms: float, arrived_ms: float | None = None) -> None:
+        """It is read at once, and may have arrived earlier."""
+        arrived_ms = now_ms if arrived_ms is None else arrived_ms
+        self.carry_out(self.on_broker_bytes(memoryview(bytearray(data)), len(data), now_ms, arrived_ms), now_ms)
+
+    def client_moved(self, count: int, now_ms: float) -> None:
+        """Bytes of a request went to the broker unseen."""
+        self.carry_out(self.on_client_moved(count, now_ms), now_ms)
+
+    def broker_moved(self, count: int, now_ms: float) -> None:
+        """Bytes of a response went to the client unseen."""
+        self.carry_out(self.on_broker_moved(count, now_ms), now_ms)
+
+    def identify(self, user: str, now_ms: float = 0.0) -> None:
+        """The client's user is known."""
+        self.carry_out(self.on_identity(user, now_ms), now_ms)
+
+    def taken(self) -> bytes:
+        """What was sent to the broker since the last look."""
+        sent, self.up = bytes(self.up), bytearray()
+        return sent
+
+    def seen(self) -> bytes:
+        """What was sent to the client since the last look."""
+        sent, self.down = bytes(self.down), bytearray()
+        return sent
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether requests have come that were not taken."""
+        return bool(self.unread) or self.requests.reader.keeps()
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the client waits for something other than time."""
+        return self.state.must_wait()
+
+
+def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Driven:
     """A session of user ANONYMOUS."""
-    return Session(of, Counters(), user="ANONYMOUS", translate=translate if rewrite else None, **settings)
+    return Driven(of, Counters(), user="ANONYMOUS", translate=translate if rewrite else None, **settings)
 
 
-def identified(of: Ledger, **settings: Any) -> Session:
+def identified(of: Ledger, **settings: Any) -> Driven:
     """A session whose user is the one that logged in, and FALLBACK where no login is needed."""
     one = session(of, **settings)
-    one.when_authenticated(lambda login: one.identify((login.name or "?") if login else "FALLBACK"))
+    one.user_of = lambda login: "FALLBACK" if login is NO_LOGIN else login.name or "?"
     return one
 
 
@@ -189,18 +273,24 @@ def in_sevens(data: bytes) -> Iterator[bytes]:
 THREE_WAYS: tuple[Cut, ...] = (whole, byte_by_byte, in_sevens)
 
 
-def from_client(of: Session, data: bytes, now_ms: float = 0.0, cut: Cut = whole) -> bytes:
+def from_client(of: Driven, data: bytes, now_ms: float = 0.0, cut: Cut = whole) -> bytes:
     """Feed bytes from the client; what goes to the broker."""
-    return b"".join(
-        bytes(buffer) for part in cut(data) for buffer in of.client_bytes(memoryview(bytearray(part)), now_ms)
-    )
+    for part in cut(data):
+        of.client_sends(part, now_ms)
+    return of.taken()
 
 
-def from_broker(of: Session, data: bytes, now_ms: float = 0.0, cut: Cut = whole) -> bytes:
+def from_broker(of: Driven, data: bytes, now_ms: float = 0.0, cut: Cut = whole) -> bytes:
     """Feed bytes from the broker; what goes to the client."""
-    return b"".join(
-        bytes(buffer) for part in cut(data) for buffer in of.broker_bytes(memoryview(bytearray(part)), now_ms)
-    )
+    for part in cut(data):
+        of.broker_sends(part, now_ms)
+    return answers(of)
+
+
+def resumed(of: Driven, now_ms: float) -> bytes:
+    """It is `now_ms`; what goes to the broker, and went since the last look."""
+    of.carry_out(of.on_deadline(now_ms), now_ms)
+    return of.taken()
 
 
 def finished(result: Any, now_ms: float = 0.0) -> Any:
@@ -211,6 +301,6 @@ def finished(result: Any, now_ms: float = 0.0) -> Any:
     return result
 
 
-def answers(of: Session) -> bytes:
-    """Answers made by the sidecar whose turn has come."""
-    return b"".join(bytes(buffer) for buffer in of.ready_answers())
+def answers(of: Driven) -> bytes:
+    """What was sent to the client since the last look."""
+    return of.seen()

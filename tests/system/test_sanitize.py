@@ -25,14 +25,9 @@ def library() -> Path:
 
 def test_the_sanitizers_are_at_work(library: Path) -> None:
     """What runs below is instrumented, and a report ends it."""
-    code = (
-        "from quota import compiled; from proxy.net.io import pair; "
-        "print(compiled.description(), pair.__file__)"
-    )
+    code = "from quota import compiled; from proxy.net.io import pair; print(compiled.description(), pair.__file__)"
     done = sanitize.run(library, "-c", code)
-    assert done.stdout == f"compiled {next(sanitize.TREE.glob('proxy/net/io/_compiled/pair.*.so'))}\n", (
-        done.stderr
-    )
+    assert done.stdout == f"compiled {next(sanitize.TREE.glob('proxy/net/io/_compiled/pair.*.so'))}\n", done.stderr
     for built in sanitize.TREE.glob("*/**/*.so"):
         symbols = built.read_bytes()
         assert b"__asan_report_load8" in symbols, built

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.auth.sasl import NO_LOGIN
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.before_login import FREE_VERSIONS
 from proxy.core.wire.messages import metadata_request
@@ -35,6 +36,7 @@ from tests.support.session_tools import (
     produce_response,
     request,
     response,
+    resumed,
     session,
 )
 
@@ -76,7 +78,7 @@ def test_request_before_login_is_not_charged_nor_forwarded(api_key: int, cut: Cu
     assert one.must_wait
     assert not one.client_at_boundary, "draining waits for it"
     with pytest.raises(SessionError) as caught:
-        one.broker_ended()
+        one.carry_out(one.on_broker_end(1000.0), 1000.0)
     assert caught.value.reason is CloseReason.LOGIN_MISSING
     assert caught.value.kind is None
     one.close(2000.0)
@@ -92,7 +94,7 @@ def test_connections_without_login_throttle_no_client() -> None:
         one = identified(of, login_expected=True)
         assert from_client(one, produce(1, 100_000), 100.0) == question(1)
         with pytest.raises(SessionError):
-            one.broker_ended()
+            one.carry_out(one.on_broker_end(100.0), 100.0)
         one.close(150.0)
     real = identified(of)
     real.identify("FALLBACK")
@@ -128,15 +130,15 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, cut: 
     of = ledger(produce_rate=1000, smooth=False)
     one = identified(of, login_expected=True)
     told = []
-    one.when_authenticated(lambda login: (told.append(login), one.identify("FALLBACK"))[0])
+    one.user_of = lambda login: (told.append(login), "FALLBACK")[1]
     sent = produce(7, 30_000, acks=acks)
     parts = list(cut(sent))
     while not one.must_wait:
         assert from_client(one, parts.pop(0)) in (b"", question(7))
     assert identities(of) == set()
     assert from_broker(one, takes_requests(7), 10.0) == b"", "the client does not hear of the question"
-    assert (told, one.must_wait, one.has_backlog) == ([None], False, True)
-    out = b"".join(bytes(part) for part in one.resume(20.0))
+    assert told == [NO_LOGIN]
+    out = one.taken()
     for part in parts:
         out += from_client(one, part, 20.0)
     assert out == sent
@@ -158,16 +160,16 @@ def test_all_that_was_read_together_follows_in_order() -> None:
     sent = b"".join(produce(number, 1000 + number) for number in range(5))
     assert from_client(one, sent + sent[:700]) == question(0)
     from_broker(one, takes_requests(0))
-    assert b"".join(bytes(part) for part in one.resume(1.0)) == sent + sent[:700]
+    assert one.taken() == sent + sent[:700]
     assert [pending.correlation_id for pending in one.exchange] == [0, 1, 2, 3, 4, 0]
 
 
 def test_a_limit_of_connections_may_end_it_then() -> None:
-    def refuse(_login: object) -> None:
+    def refuse(_login: object) -> str:
         raise SessionError(CloseReason.USER_MAX_CONNECTIONS, "no further connection")
 
     one = session(ledger(), login_expected=True)
-    one.when_authenticated(refuse)
+    one.user_of = refuse
     from_client(one, produce(1, 100))
     with pytest.raises(SessionError) as caught:
         from_broker(one, takes_requests(1))
@@ -197,7 +199,7 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
     sent = request(API_VERSIONS, 0, 9, b"")
     assert from_client(one, sent) == question(9)
     from_broker(one, takes_requests(9))
-    assert b"".join(bytes(part) for part in one.resume(1.0)) == sent
+    assert one.taken() == sent
     assert identities(of) == {("FALLBACK", "c")}
 
 
@@ -296,7 +298,7 @@ def test_ledger_stays_empty_before_an_accepted_login(frames: list[bytes], error:
                 if pending.api_version == -1:
                     break
                 if pending.asked is not None:
-                    one.broker_ended()
+                    one.carry_out(one.on_broker_end(10.0), 10.0)
                 body = {
                     API_VERSIONS: struct.pack(">hi", 0, 0),
                     17: struct.pack(">hi", error, 0),
@@ -305,7 +307,7 @@ def test_ledger_stays_empty_before_an_accepted_login(frames: list[bytes], error:
                 from_broker(one, response(pending.api_key, pending.api_version, pending.correlation_id, body), 5000.0)
             if one.must_wait:
                 break
-            list(one.resume(20.0))
+            resumed(one, 20.0)
     except SessionError as error_:
         assert error_.reason in (CloseReason.LOGIN_MISSING, CloseReason.CLIENT_MALFORMED)  # noqa: PT017 - either is right
     assert identities(of) == set()

@@ -11,14 +11,14 @@ import pytest
 
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Outcome, Wait
 from proxy.core.session.exchange import MAX_KEPT_BYTES
-from proxy.core.session.session import Session
 from quota.entity import Kind
 from quota.ledger import Ledger
-from tests.support.sasl_tools import handshake, handshake_response
+from tests.support.sasl_tools import PLAIN_STEPS, handshake, handshake_response, log_in
 from tests.support.session_tools import (
     FETCH,
     MB,
     METADATA,
+    Driven,
     answers,
     fetch_body,
     from_broker,
@@ -28,6 +28,7 @@ from tests.support.session_tools import (
     produce,
     produce_response,
     request,
+    resumed,
     session,
 )
 
@@ -49,7 +50,7 @@ class Deciding:
         self.decide = decide
 
 
-def admin(of: Ledger, *outcomes: Outcome) -> Session:
+def admin(of: Ledger, *outcomes: Outcome) -> Driven:
     return session(of, interceptors={CREATE_TOPICS: Deciding(*outcomes)})
 
 
@@ -80,7 +81,7 @@ def test_held_while_the_group_owes_and_open_once_it_is_let_go() -> None:
         assert one.describe(now_ms) == "held"
         now_ms = one.mute_until_ms
         assert now_ms <= 30_000.0
-        out = b"".join(bytes(part) for part in one.resume(now_ms))
+        out = resumed(one, now_ms)
     assert one.describe(now_ms) in ("open", "muted")
     assert one.state.throttle.place is None
 
@@ -90,8 +91,10 @@ def test_full_until_a_response_makes_room() -> None:
     assert len(from_client(one, produce(1, 100) + produce(2, 100) + produce(3, 100))) == 2 * 104
     assert one.describe(0.0) == "full"
     from_broker(one, produce_response(1))
+    assert one.taken() == produce(3, 100)
+    assert one.describe(0.0) == "full"
+    from_broker(one, produce_response(2))
     assert one.describe(0.0) == "open"
-    assert one.has_backlog
 
 
 def test_full_also_when_too_much_is_kept() -> None:
@@ -113,7 +116,7 @@ def test_asking_until_the_interceptor_decides() -> None:
     assert interceptor.decide is not None
     interceptor.decide(Answer(b"\0\0\0\0"))
     assert one.describe(0.0) == "open"
-    assert b"".join(bytes(part) for part in one.resume(0.0)) == produce(2, 100)
+    assert one.taken() == produce(2, 100)
     assert one.client_at_boundary
     assert len(answers(one)) > 4
 
@@ -128,7 +131,8 @@ def test_login_until_the_broker_has_answered() -> None:
 
 def test_login_also_while_a_name_is_looked_up() -> None:
     one = session(ledger())
-    one.hold()
+    one.user_of = lambda _login: None
+    log_in(one, "PLAIN", PLAIN_STEPS)
     assert one.describe(0.0) == "login"
     one.identify("alice")
     assert one.describe(0.0) == "open"
@@ -137,13 +141,20 @@ def test_login_also_while_a_name_is_looked_up() -> None:
 def test_of_several_the_last_in_the_table_counts() -> None:
     one = session(ledger(produce_rate=100, smooth=False), max_in_flight=1)
     from_client(one, produce(1, 2000))
-    one.state.draining = one.state.connecting = True
+    one.on_drain(0.0)
     assert one.describe(0.0) == "muted"
     assert one.describe(10_000.0) == "full"
     from_broker(one, produce_response(1), 10_000.0)
-    assert one.describe(20_000.0) == "connecting"
-    one.state.connecting = False
     assert one.describe(20_000.0) == "draining"
+
+
+def test_connecting_until_the_broker_is_there() -> None:
+    one = session(ledger())
+    data = bytearray(produce(1, 2000))
+    assert one.on_client_bytes(memoryview(data), len(data), 0.0).connect
+    assert one.describe(0.0) == "connecting"
+    one.on_connected(0.0, 0.0)
+    assert one.describe(0.0) == "open"
 
 
 # ---- accounts -------------------------------------------------------------------------------------------------------
@@ -190,21 +201,21 @@ def test_another_user_leaves_the_accounts_of_the_first() -> None:
     assert of.account("alice", "c").connections == 0
 
 
-def ended_by_the_client(one: Session) -> None:
+def ended_by_the_client(one: Driven) -> None:
     whole = produce(3, 5000)
     from_client(one, produce(1, 100) + request(FETCH, 11, 2, fetch_body(11, partitions={0: 0}), "d") + whole[:600])
 
 
-def ended_within_a_response(one: Session) -> None:
+def ended_within_a_response(one: Driven) -> None:
     from_client(one, request(FETCH, 4, 1, fetch_body(4, partitions={0: 0}), "d"))
     from_broker(one, struct.pack(">iiii", 100_000, 1, 0, 0) + b"\0" * 500)
 
 
-def ended_in_a_login(one: Session) -> None:
+def ended_in_a_login(one: Driven) -> None:
     from_client(one, handshake("PLAIN"))
 
 
-def ended_while_held(one: Session) -> None:
+def ended_while_held(one: Driven) -> None:
     other = session(one.state.ledger)
     from_client(other, produce(1, 1 * MB))
     from_client(one, produce(1, 100))
@@ -212,14 +223,14 @@ def ended_while_held(one: Session) -> None:
     other.close(0.0)
 
 
-def ended_while_asking(one: Session) -> None:
+def ended_while_asking(one: Driven) -> None:
     from_client(one, request(CREATE_TOPICS, 4, 1, b""))
 
 
 @pytest.mark.parametrize(
     "end", [ended_by_the_client, ended_within_a_response, ended_in_a_login, ended_while_held, ended_while_asking]
 )
-def test_nothing_is_held_after_the_end(end: Callable[[Session], None]) -> None:
+def test_nothing_is_held_after_the_end(end: Callable[[Driven], None]) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000)
 
     def never(_body: bytes, _now_ms: float) -> Outcome:

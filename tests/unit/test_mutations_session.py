@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
-from proxy.core.session.session import Session
 from proxy.core.wire.apis import is_flexible
 from proxy.core.wire.topics import CREATE_TOPICS
 from quota.entity import DEFAULT
@@ -36,7 +35,7 @@ class Wire:
 
     def __init__(self, rate: float, cut: Cut, *, broker_throttle_ms: int = 0) -> None:
         ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, controller_mutation_rate=rate)]), mutation_num_samples=10)
-        self.session: Session = session(ledger, interceptors=dict.fromkeys(MUTATION_APIS, MutationQuota(ledger)))
+        self.session = session(ledger, interceptors=dict.fromkeys(MUTATION_APIS, MutationQuota(ledger)))
         self.cluster, self.cut = Cluster(), cut
         self.broker_throttle_ms = broker_throttle_ms
         self.messages: dict[int, Any] = {}
@@ -55,7 +54,7 @@ class Wire:
             while to_broker:
                 replies = b"".join(map(self._reply, frames(to_broker)))
                 to_client += from_broker(self.session, replies, self.now_ms, self.cut)
-                to_broker = b"".join(map(bytes, self.session.resume(self.now_ms)))
+                to_broker = self.session.taken()
         to_client += answers(self.session)
         return [self._decoded(payload) for payload in frames(to_client)]
 

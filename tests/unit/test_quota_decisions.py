@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from quota.decisions import MAX_COUNTERS, MAX_EACH, Decision, Why
 from quota.entity import DEFAULT, CounterKey, Identity, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.session_tools import from_broker, from_client, produce, produce_response
+from tests.support.session_tools import Driven, from_broker, from_client, produce, produce_response
 
 PRODUCE = Kind.PRODUCE
 
@@ -82,13 +81,13 @@ def test_invented_names_push_out_only_the_oldest() -> None:
 
 def test_remembers_api_and_amount_of_each_throttle() -> None:
     books = ledger()
-    session = Session(books, Counters(), user="web", translate=None)
+    session = Driven(books, Counters(), user="web", translate=None)
     from_client(session, produce(1, 6000, client_id="c"), 100.0)
     assert books.decisions.latest(1) == []  # counted when the response goes out
     from_broker(session, produce_response(1), 150.0)
     (decision,) = books.decisions.latest(9)
     assert (decision.at_ms, decision.api_key, decision.amount, decision.delay_ms) == (100.0, 0, 6000, 2000)
     assert decision.identity == Identity("web", "c")
-    unanswered = Session(books, Counters(), user="web", translate=None)
+    unanswered = Driven(books, Counters(), user="web", translate=None)
     from_client(unanswered, produce(1, 600, acks=0, client_id="c"), 200.0)
     assert books.decisions.latest(1)[0].amount == 600

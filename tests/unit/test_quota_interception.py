@@ -16,11 +16,11 @@ from kio.schema.errors import ErrorCode
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors import quota_admin
 from proxy.core.interceptors.quota_admin import MAX_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
-from proxy.core.session.session import Session
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Component, Entity, Quotas
 from tests.support.session_tools import (
     THREE_WAYS,
     Cut,
+    Driven,
     answers,
     decode,
     encode,
@@ -30,6 +30,7 @@ from tests.support.session_tools import (
     ledger,
     request,
     response,
+    resumed,
     session,
 )
 
@@ -65,7 +66,7 @@ class Authority:
         self.told_of_the_broker += 1
 
 
-def under(authority: Authority) -> tuple[Session, QuotaAdmin]:
+def under(authority: Authority) -> tuple[Driven, QuotaAdmin]:
     admin = QuotaAdmin(authority)
     return session(ledger(), interceptors={DESCRIBE: admin, ALTER: admin}), admin
 
@@ -229,7 +230,7 @@ def test_apply_answers_when_it_is_done(version: int, cut: Cut) -> None:
     assert authority.applied == [("ANONYMOUS", {ALICE: {PRODUCE: 1.0, "consumer_byte_rate": None}})]
     assert (one.must_wait, answers(one)) == (True, b"")
     authority.done[0](None)
-    assert one.resume(1.0) == []
+    assert resumed(one, 1.0) == b""
     assert altered(version, answers(one)) == [
         (0, None, ALICE),
         (42, "expected a name or the default, got an empty user", bad),
@@ -244,7 +245,7 @@ def test_failed_store_is_an_error_of_each_valid_entity(version: int) -> None:
     bad: Entity = (("user", ""),)
     from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: 1.0}), (bad, {PRODUCE: 1.0}))))
     authority.done[0]("/o.yaml cannot be written: No space left on device")
-    one.resume(1.0)
+    resumed(one, 1.0)
     failed, invalid = altered(version, answers(one))
     assert failed == (56, "nothing was changed: /o.yaml cannot be written: No space left on device", ALICE)
     assert invalid[0] == 42

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.auth.sasl import Login
+from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.login import UNAUTHENTICATED, renewal_ms
-from proxy.core.session.session import Session
 from proxy.core.wire import sasl as wire
 from quota.entity import Kind
 from tests.support.sasl_tools import (
@@ -34,6 +33,8 @@ from tests.support.sasl_tools import (
 from tests.support.session_tools import (
     THREE_WAYS,
     Cut,
+    Driven,
+    answers,
     from_broker,
     from_client,
     identified,
@@ -293,7 +294,7 @@ def test_charges_every_request_behind_raw_gssapi(cut: Cut) -> None:
     """The first request ends the raw messages; those behind it, in the same read, are requests as well."""
     of = ledger(produce_rate=1e9)
     one = session(of)
-    one.when_authenticated(lambda login: one.identify("alice"))
+    one.user_of = lambda _login: "alice"
     log_in(one, "GSSAPI", GSSAPI_STEPS[:2], version=-1)
     last = raw(GSSAPI_STEPS[2][0])
     assert from_client(one, last, cut=cut) == last
@@ -312,23 +313,20 @@ def test_what_comes_with_a_login_waits_for_its_answer() -> None:
     assert from_client(one, first + authenticate(PLAIN_STEPS[0][0]) + produce(3, 500)) == first
     assert one.must_wait
     from_broker(one, handshake_response())
-    assert not one.must_wait
-    assert b"".join(one.resume(0.0)) == authenticate(PLAIN_STEPS[0][0])
+    assert one.taken() == authenticate(PLAIN_STEPS[0][0])
     assert one.must_wait
     from_broker(one, authenticate_response())
-    assert b"".join(one.resume(0.0)) == produce(3, 500)
+    assert one.taken() == produce(3, 500)
     assert one.user == "alice"
 
 
 def test_while_a_name_is_looked_up_nothing_is_taken() -> None:
     one = session(ledger())
-    woken: list[int] = []
-    one.when_decided(lambda: woken.append(1))
-    one.when_authenticated(lambda _: one.hold())
+    one.user_of = lambda _login: None
     log_in(one, "SCRAM-SHA-256", SCRAM_STEPS)
-    assert one.must_wait
+    assert from_client(one, produce(3, 500)) == b""
     one.identify("owner")
-    assert (one.must_wait, woken, one.user) == (False, [1], "owner")
+    assert (one.taken(), one.user) == (produce(3, 500), "owner")
 
 
 # ---- who is charged -------------------------------------------------------------------------------------------------
@@ -369,7 +367,7 @@ def test_who_needs_no_login_although_others_do_is_told_as_such() -> None:
     assert told == [], "not before the broker has shown that it takes requests (tests/unit/test_before_login.py)"
     from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)))
     from_broker(one, response(METADATA, 1, 2, struct.pack(">iihihi", 1, 1, 0, 9092, -1, 0)))
-    assert told == [None]
+    assert told == [NO_LOGIN]
 
 
 def test_whoever_asks_for_logins_where_none_are_taken_is_charged() -> None:
@@ -535,24 +533,29 @@ def test_nothing_secret_can_be_reached_afterwards(cut: Cut, version: int, accept
     one = session(of)
     buffer = bytearray(4096)  # one buffer for all reads, as the shell has
 
-    def feed(data: bytes, take: Any) -> None:
+    def feed(data: bytes, *, client: bool = True) -> None:
         for part in cut(data):
             buffer[: len(part)] = part
-            del take(memoryview(buffer)[: len(part)], 0.0)[:]
+            view, size = memoryview(buffer), len(part)
+            one.carry_out(
+                one.on_client_bytes(view, size, 0.0) if client else one.on_broker_bytes(view, size, 0.0, 0.0), 0.0
+            )
+            one.taken()
+            answers(one)
 
     def frame(token: bytes) -> bytes:
         return raw(token) if version < 0 else authenticate(token, version)
 
     steps: Sequence[tuple[bytes, bytes]] = (*SCRAM_STEPS,)
     for mechanism, pairs in (("SCRAM-SHA-256", steps), ("PLAIN", PLAIN_STEPS)):
-        feed(handshake(mechanism, 0 if version < 0 else 1), one.client_bytes)
-        feed(handshake_response(version=0 if version < 0 else 1), one.broker_bytes)
+        feed(handshake(mechanism, 0 if version < 0 else 1))
+        feed(handshake_response(version=0 if version < 0 else 1), client=False)
         for token, reply in pairs:
-            feed(frame(token), one.client_bytes)
+            feed(frame(token))
             if version >= 0 and not accepted:
-                feed(authenticate_response(58, b"", version), one.broker_bytes)
+                feed(authenticate_response(58, b"", version), client=False)
                 break
-            feed(raw(reply) if version < 0 else authenticate_response(0, reply, version), one.broker_bytes)
+            feed(raw(reply) if version < 0 else authenticate_response(0, reply, version), client=False)
         assert found_in_memory(one, of, buffer) == set()
         if version < 0:
             one = session(of)
@@ -560,7 +563,7 @@ def test_nothing_secret_can_be_reached_afterwards(cut: Cut, version: int, accept
 
 
 def test_session_tells_no_secret_in_its_errors() -> None:
-    one: Session = session(ledger())
+    one: Driven = session(ledger())
     log_in(one, "PLAIN", ())
     from_client(one, authenticate(PLAIN_STEPS[0][0]))
     with pytest.raises(SessionError) as caught:

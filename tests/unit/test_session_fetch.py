@@ -12,7 +12,6 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from proxy.core.session.request_handler import MAX_HELD_REQUEST_BYTES
-from proxy.core.session.session import Session
 from proxy.core.wire import fetch_heads, requests
 from proxy.core.wire.apis import response_header_version, version_range
 from quota.entity import Kind
@@ -20,6 +19,7 @@ from quota.fetch_sizer import HEAD_BYTES
 from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
+    Driven,
     answers,
     decode,
     encode,
@@ -30,6 +30,7 @@ from tests.support.session_tools import (
     ledger,
     request,
     response,
+    resumed,
     session,
 )
 
@@ -54,7 +55,7 @@ def answer(frame: bytes, version: int) -> Any:
     )
 
 
-def over_quota(rate: int = 1000, **settings: Any) -> tuple[Ledger, Session]:
+def over_quota(rate: int = 1000, **settings: Any) -> tuple[Ledger, Driven]:
     """A session whose group has used 1.2 times its quota: 12 000 B in 10 s, quota 1 000 B/s, 2 s delay (not smooth)."""
     book = ledger(fetch_rate=rate, smooth=False)
     book.charge_no_throttle(book.account("ANONYMOUS", "c"), Kind.FETCH, 12 * rate, 0)
@@ -274,7 +275,7 @@ def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
     assert from_client(one, frame) == b""
     assert not one.exchange
     assert one.mute_until_ms == 2000.0
-    got = b"".join(bytes(buffer) for buffer in one.resume(20_000.0))
+    got = resumed(one, 20_000.0)
     assert len(got) == len(frame)
     assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].held == 1
 

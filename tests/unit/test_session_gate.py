@@ -23,6 +23,7 @@ from tests.support.session_tools import (
     produce,
     produce_response,
     request,
+    resumed,
     session,
     whole,
 )
@@ -48,7 +49,7 @@ class Fed:
         if one.mute_until_ms > now_ms:
             return b""
         if one.has_backlog:
-            out += b"".join(bytes(buffer) for buffer in one.resume(now_ms))
+            out += resumed(one, now_ms)
         parts, self.rest = list(cut(self.rest)), b""
         while parts and not one.has_backlog and one.mute_until_ms <= now_ms:
             out += from_client(one, parts.pop(0), now_ms)

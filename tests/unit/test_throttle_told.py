@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.session.session import Session
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
+    Driven,
     answers,
     decode,
     fetch_body,
@@ -39,7 +39,7 @@ class Loop:
 
     def __init__(self, book: Ledger) -> None:
         self.book = book
-        self.session: Session = session(book)
+        self.session: Driven = session(book)
         self.now_ms = 0.0
         self.passed = 0
         self.throttled = 0

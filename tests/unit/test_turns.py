@@ -10,15 +10,16 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
+from proxy.core.session.effects import Effects
 from proxy.core.session.frames import FRAMES_PER_TURN
-from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
+from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.messages import framed
 from proxy.core.wire.primitives import compact_string, uvarint
 from proxy.core.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
@@ -29,6 +30,7 @@ from quota.table import Entry, QuotaTable
 from tests.support.session_tools import (
     API_VERSIONS,
     FETCH,
+    Driven,
     answers,
     fetch_body,
     ledger,
@@ -36,7 +38,7 @@ from tests.support.session_tools import (
     produce_response,
     request,
     response,
-    session,
+    translate,
 )
 
 TURN_MS = 2.0
@@ -69,32 +71,44 @@ def in_reads(data: bytes) -> list[bytearray]:
     return [bytearray(data[at : at + READ_BYTES]) for at in range(0, len(data), READ_BYTES)]
 
 
-def client_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 0.0) -> bytes:
+class Timed(Driven):
+    """A session of which each door is timed by `watch`."""
+
+    watch: Watch
+
+
+def timed(name: str) -> Callable[..., Effects]:
+    door = getattr(Session, name)
+
+    def call(one: Timed, *arguments: Any) -> Effects:
+        result: Effects = one.watch(partial(door, one, *arguments))
+        return result
+
+    return call
+
+
+for each in ("on_client_bytes", "on_broker_bytes", "on_turn", "on_deadline", "on_decision"):
+    setattr(Timed, each, timed(each))
+
+
+def session(of: Ledger, **settings: Any) -> Timed:
+    return Timed(of, Counters(), user="ANONYMOUS", translate=translate, **settings)
+
+
+def client_sends(one: Timed, data: bytes, watch: Watch, now_ms: float = 0.0) -> bytes:
     """As the shell does; what goes to the broker."""
-    requests, sent = one.requests, bytearray()
+    one.watch = watch
     for part in in_reads(data):
-        watch(partial(requests.take, memoryview(part), len(part), now_ms))
-        sent += out_of(requests.out)
-        while one.has_backlog and not one.must_wait:
-            watch(partial(requests.resume, now_ms))
-            sent += out_of(requests.out)
-    return bytes(sent)
+        one.client_sends(bytes(part), now_ms)
+    return one.taken()
 
 
-def broker_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 1.0) -> bytes:
+def broker_sends(one: Timed, data: bytes, watch: Watch, now_ms: float = 1.0) -> bytes:
     """As the shell does; what goes to the client."""
-    responses, sent = one.responses, bytearray()
+    one.watch = watch
     for part in in_reads(data):
-        watch(partial(responses.take, memoryview(part), len(part), now_ms, now_ms))
-        sent += out_of(responses.out)
-        while responses.reader.keeps():
-            watch(partial(responses.resume, now_ms))
-            sent += out_of(responses.out)
-    return bytes(sent)
-
-
-def out_of(out: Outgoing) -> bytes:
-    return b"".join(out.parts())
+        one.broker_sends(bytes(part), now_ms)
+    return answers(one)
 
 
 def header_of_tags() -> bytes:
@@ -225,12 +239,12 @@ def of_topics(name: str, partitions: int, configs: int = 0) -> bytes:
     return compact_string(name) + struct.pack(">ih", partitions, 1) + b"\1" + array([config] * configs) + b"\0"
 
 
-def administered(limit: float | None, authority: Authority | None = None) -> tuple[Session, Ledger]:
+def administered(limit: float | None, authority: Authority | None = None) -> tuple[Timed, Ledger]:
     of = Ledger(QuotaTable([Entry(client_id=DEFAULT, controller_mutation_rate=limit)] if limit else []))
     admin = QuotaAdmin(authority or Authority())
     handlers = dict.fromkeys(MUTATION_APIS, MutationQuota(of)) | {DESCRIBE: admin, ALTER: admin}
     cpu_ms = lambda: time.thread_time() * 1000.0  # noqa: E731
-    return session(of, interceptors=handlers, cpu_ms=cpu_ms), of  # type: ignore[arg-type]
+    return session(of, interceptors=handlers, cpu_ms=cpu_ms), of
 
 
 def create_topics(*topics: bytes) -> bytes:
@@ -323,11 +337,7 @@ def test_as_many_topics_as_a_controller_deletes_in_slices() -> None:
     head = struct.pack(">i", 0) + b"\1" + b"\0" + struct.pack(">i", 1)
     told = response(METADATA, 10, 1, head + array(topics) + struct.pack(">i", 0) + b"\0")
     assert broker_sends(one, told, watch) == b""
-    sent = bytearray()
-    while one.has_backlog and not one.must_wait:
-        watch(partial(one.requests.resume, 2.0))
-        sent += out_of(one.requests.out)
-    assert bytes(sent) == data
+    assert one.taken() == data
     assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 2 * MAX_TOPICS
     watch.check(5.0)
 

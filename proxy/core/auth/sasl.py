@@ -54,6 +54,10 @@ class Login(NamedTuple):
     """`name` is the id of a delegation token (KIP-48): the principal is its owner."""
 
 
+NO_LOGIN: Final = Login(None)
+"""The broker accepts requests without a login. Compared by identity."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """What an answer of the broker meant."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from proxy.core.auth.sasl import NO_LOGIN
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import Forward, Outcome
 from proxy.core.session.login import UNAUTHENTICATED
@@ -74,7 +75,7 @@ class BeforeLogin:
         if logins is not None:
             logins.wanted = False
         self.expected = False
-        self._state.authenticated(None)
+        self._state.named(NO_LOGIN)
 
     def ask(self, pending: InFlightRequest) -> bytes:
         """The request to send in place of the client's `pending`, which is kept: it is inspected again once the broker
@@ -87,7 +88,6 @@ class BeforeLogin:
             if len(body) < INT32.size or INT32.unpack_from(body)[0] <= 0:
                 raise self._missing()
             self.asks = False
-            state.client_waits = False
             self._over()
             return Forward()  # for an intercepted request that waits: there is none
 
@@ -97,10 +97,9 @@ class BeforeLogin:
         state.client_waits = True
         return metadata_request(QUESTION_VERSION, pending.correlation_id, QUESTION_CLIENT_ID)
 
-    def broker_ended(self) -> None:
-        """The broker has closed the connection. Raises SessionError if the missing login explains that."""
-        if self.asks:
-            raise self._missing()
+    def broker_ended(self) -> SessionError | None:
+        """The broker has closed the connection: the error if the missing login explains that."""
+        return self._missing() if self.asks else None
 
     def _missing(self) -> SessionError:
         return SessionError(

@@ -3,7 +3,7 @@ cimport cython
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.wire cimport integers
 
-cdef int _FRAMES_PER_TURN, _LEFT_AFTER_LITTLE, _PREFIX_BYTES, _NOTHING, _HEAD, _END, _NEED, _FORWARD, _REPLACE, _DROP, _FILTER, _STOP
+cdef int _PREFIX_BYTES, _NOTHING, _HEAD, _END, _NEED, _FORWARD, _REPLACE, _DROP, _FILTER, _STOP
 
 
 cdef class Verdict:
@@ -29,7 +29,6 @@ cdef class FrameReader:
     cpdef bint keeps(self) except -1
     cpdef Py_ssize_t kept_bytes(self) except -1
     cpdef long long movable(self) except -1
-    cpdef bint did_little(self) except -1
     cpdef object feed(self, object view, Py_ssize_t end)
     cpdef object keep(self, object view, Py_ssize_t end)
     cpdef object moved(self, long long count)

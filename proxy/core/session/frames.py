@@ -21,8 +21,8 @@ from proxy.core.session.outgoing import NOTHING_READ, Buffer, Outgoing
 from proxy.core.wire import integers
 
 FRAMES_PER_TURN: Final = 48
-"""Frames that a side takes before others are served. A frame takes 5 to 30 µs in pure Python, so a turn takes about a
-millisecond. A frame that takes longer counts as several (`FrameReader.frames_left`)."""
+"""Frames that are taken in one direction before others are served. A frame takes 5 to 30 µs in pure Python, so a turn
+takes about a millisecond. A frame that takes longer counts as several (`FrameReader.frames_left`)."""
 PREFIX_BYTES: Final = 4
 
 Filter = Callable[[memoryview], bytes]
@@ -35,8 +35,6 @@ HEAD: Final = 1
 END: Final = 2
 """The last byte of a frame has been used."""
 _PREFIX_BYTES: Final = PREFIX_BYTES
-_FRAMES_PER_TURN: Final = FRAMES_PER_TURN
-_LEFT_AFTER_LITTLE: Final = FRAMES_PER_TURN - FRAMES_PER_TURN // 8
 _NOTHING: Final = NOTHING
 _HEAD: Final = HEAD
 _END: Final = END
@@ -125,8 +123,8 @@ class FrameReader:
         self.left = 0
         """Bytes of the current frame that are still to come and are not looked at."""
         self.frames_left = 0
-        """How many more frames this turn may take; its owner lowers it for one that takes as long as several. Then the
-        reader stops."""
+        """How many more frames this turn may take: its owner sets it, and lowers it for one that takes as long as
+        several. Then the reader stops."""
         self.stopped = False
         self.buf: bytearray | memoryview = NOTHING_READ
         self.start = self.stop = self.total = 0
@@ -147,14 +145,10 @@ class FrameReader:
         """How many of the next bytes may go from one side to the other unseen."""
         return 0 if self._dropping or self._filter is not None or self._at < self._end else self.left
 
-    def did_little(self) -> bool:
-        """Whether another turn may follow before others are served."""
-        return not self.stopped and self.frames_left >= _LEFT_AFTER_LITTLE
-
     def feed(self, view: memoryview, end: int) -> None:
         """The first `end` bytes of a writable view come next. Ask for events until there are none."""
         assert self._at == self._end, "what is kept comes first"
-        self.stopped, self.frames_left = False, _FRAMES_PER_TURN
+        self.stopped = False
         self._view = view
         self._at, self._end, self._owned = 0, end, False
         self._out.use(view)
@@ -212,6 +206,7 @@ class FrameReader:
             self._wait_for(verdict.count)
             return
         if kind == _STOP:
+            self.frames_left -= 1
             self.stop_here()
             return
         start, stop = self.start, self.stop
@@ -248,7 +243,7 @@ class FrameReader:
 
     def go_on(self) -> None:
         """Go on with what was kept: ask for events until there are none."""
-        self.stopped, self.frames_left = False, _FRAMES_PER_TURN
+        self.stopped = False
         self._out.use(self._view)
 
     def _hold(self, kept: bytearray) -> None:

@@ -12,10 +12,14 @@ from quota.ledger cimport Ledger as LedgerType
 cdef int _FETCH, _PRODUCE
 
 
-@cython.locals(api_key=cython.int, ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType,
-               produce=cython.bint, asks=cython.bint, gates=dict, kinds=tuple)
+@cython.locals(api_key=cython.int, throttle=ThrottleType, gates=dict, kinds=tuple)
 cpdef bint lets_through(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                         long long missing, double now_ms) except -1
+
+@cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
+               asks=cython.bint)
+cdef bint _holds(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
+                 long long missing, object kind, double now_ms) except -1
 
 @cython.locals(account=AccountType, admission=FetchAdmissionType)
 cpdef bint admits_unshaped(SessionStateType state, InFlightRequestType pending, double now_ms) except -1

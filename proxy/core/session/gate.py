@@ -58,7 +58,7 @@ def lets_through(
 ) -> bool:
     """Whether the request in `buf`, of which the bytes up to `end` have arrived and `missing` bytes have not, may be
     forwarded. If not, `Throttle.until_ms` is when to ask again. Raises WireError if it is malformed."""
-    api_key, ledger, throttle = header.api_key, state.ledger, state.throttle
+    api_key, throttle = header.api_key, state.throttle
     gates = GATES
     # The two that make up nearly all traffic are recognised without a lookup.
     if api_key == _PRODUCE:
@@ -69,37 +69,53 @@ def lets_through(
         throttle.queue(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
         return False
     for kind in kinds:
-        meter = account.meter(kind)
-        group = meter.group
-        produce = kind is PRODUCED
-        # A new client, or one with new limits, may get a counter that is already in debt.
-        asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
-        if not asks and not (produce and (missing or throttle.grace.owed_until_ms)):
-            continue
-        if kind is MUTATED and header.api_version >= STRICT_FROM[api_key]:
-            continue  # its interceptor refuses it topic by topic
-        amount = 0
-        if produce:
-            amount = header.size
-            throttle.due_bytes = throttle.client_bytes + missing
-            if missing and group is not None and throttle.place is not None and throttle.place.all_read:
-                group.pass_held(throttle)  # nothing more of it arrives: it counts, and has a place, for what is here
-                amount -= missing
-        wait_ms, group = ledger.hold(account, kind, throttle, amount, now_ms, whole=not missing)
-        if produce:
-            if throttle.promised is not None and throttle.promised is not group:
-                throttle.promised.pass_held(throttle)
-            throttle.promised = group
-            wait_ms = max(wait_ms, throttle.grace.owed_ms(now_ms))
-        if wait_ms <= 0 or group is None:
-            continue
-        if throttle.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
-            group.pass_held(throttle)
-            continue
-        throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
-        return False
+        if _holds(state, account, header, buf, end, missing, kind, now_ms):
+            return False
     if throttle.place is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
         throttle.admit(account, api_key, header.size, now_ms)
+    return True
+
+
+def _holds(
+    state: SessionState,
+    account: Account,
+    header: requests.RequestHeader,
+    buf: bytearray | memoryview,
+    end: int,
+    missing: int,
+    kind: Kind,
+    now_ms: float,
+) -> bool:
+    """Whether the quota of this kind holds the request: it is queued then. Arguments as of `lets_through`."""
+    ledger, throttle = state.ledger, state.throttle
+    meter = account.meter(kind)
+    group = meter.group
+    produce = kind is PRODUCED
+    # A new client, or one with new limits, may get a counter that is already in debt.
+    asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
+    if not asks and not (produce and (missing or throttle.grace.owed_until_ms)):
+        return False
+    if kind is MUTATED and header.api_version >= STRICT_FROM[header.api_key]:
+        return False  # its interceptor refuses it topic by topic
+    amount = 0
+    if produce:
+        amount = header.size
+        throttle.due_bytes = throttle.client_bytes + missing
+        if missing and group is not None and throttle.place is not None and throttle.place.all_read:
+            group.pass_held(throttle)  # nothing more of it arrives: it counts, and has a place, for what is here
+            amount -= missing
+    wait_ms, group = ledger.hold(account, kind, throttle, amount, now_ms, whole=not missing)
+    if produce:
+        if throttle.promised is not None and throttle.promised is not group:
+            throttle.promised.pass_held(throttle)
+        throttle.promised = group
+        wait_ms = max(wait_ms, throttle.grace.owed_ms(now_ms))
+    if wait_ms <= 0 or group is None:
+        return False
+    if throttle.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
+        group.pass_held(throttle)
+        return False
+    throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
     return True
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from proxy.core.auth.sasl import Login, SaslWatch
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import Reply
-from proxy.core.session.frames import FORWARD, Verdict, need
+from proxy.core.session.frames import FORWARD, STOP, Verdict, need
 from proxy.core.wire import sasl as wire
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.requests import RequestHeader
@@ -88,8 +88,8 @@ class Logins:
             pending.on_response = answered
         self._state.client_waits = True
 
-    def raw_frame(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict | None:
-        """The raw message of `total` bytes at `start`; None if it is a request again (`watch.raw`)."""
+    def raw_frame(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
+        """The raw message of `total` bytes at `start`. STOP: it is a request again (`watch.raw`)."""
         watch, here = self.watch, end - start
         size = total - 4
         if not 0 <= size <= wire.MAX_SASL_BYTES:
@@ -103,9 +103,8 @@ class Logins:
                 return need(min(8, total))
             login = watch.ends_raw(bytes(buf[start : start + min(here, 8)]))
             if login is not None:
-                self._state.client_waits = False
                 self._tell(login)
-                return None
+                return STOP  # until its user is known: then it is a request
         if here < total:
             return need(total)
         watch.message(memoryview(buf)[start + 4 : start + total])
@@ -144,7 +143,7 @@ class Logins:
 
     def _tell(self, login: Login) -> None:
         self._accepted, self.wanted = True, False
-        self._state.authenticated(login)
+        self._state.named(login)
 
 
 def logins_of(state: SessionState) -> Logins:

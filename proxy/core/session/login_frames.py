@@ -42,11 +42,10 @@ def request(
 
 def raw_message(
     side: RequestHandler, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float
-) -> Verdict | None:
-    """The raw SASL message at `start`, which has no request header; None if it is a request."""
+) -> Verdict:
+    """The raw SASL message at `start`, which has no request header. STOP: it is a request, once its user is known."""
     logins = logins_of(side._state)
-    # An earlier frame of the same read was a request again: so are all that follow it.
-    verdict = logins.raw_frame(buf, start, end, total) if logins.watch.raw else None
+    verdict = logins.raw_frame(buf, start, end, total)
     if verdict is FORWARD and logins.watch.awaiting:
         side._state.exchange.append(new_in_flight(0, SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, now_ms))
     return verdict

@@ -39,7 +39,7 @@ def carry_out(
         out.insert(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
         return True
     if isinstance(outcome, Wait):
-        outcome.start(state.decided)
+        state.effects.ask = outcome
         return True
     if outcome.delay_ms > 0:
         state.throttle.impose(pending, outcome.kind, outcome.delay_ms, now_ms)

@@ -11,7 +11,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
-cdef int _HEAD, _HEADER_SHIFT
+cdef int _HEADER_SHIFT
 cdef long long _MAX_HELD_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
 
@@ -24,25 +24,17 @@ cdef class RequestHandler:
     cdef public InFlightRequestType _current
     cdef public object _client_id, _shaper, _sizes, before, software, user
     cdef public dict _joined, _missed
-    cdef public bint _saw_request, _unanswered, established
+    cdef public bint _unanswered, established, saw_request
     cdef public long long _max_frame_bytes, _max_header_bytes, _produced_bytes
 
     @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
-    cpdef bint has_backlog(self) except -1
-    @cython.locals(state=SessionStateType)
-    cpdef object take(self, object view, Py_ssize_t end, double now_ms)
-    cpdef object resume(self, double now_ms)
-    cpdef object moved(self, long long count, double now_ms)
-    @cython.locals(reader=FrameReaderType, event=cython.int)
-    cpdef object _read(self, double now_ms)
-    cpdef bint _waits(self, double now_ms) except -1
     @cython.locals(state=SessionStateType, pending=InFlightRequestType, size_bytes=cython.longlong,
                    delay_ms=cython.longlong)
-    cpdef object _ended(self, double now_ms)
+    cpdef object ended(self, double now_ms)
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
                    account=AccountType, pending=InFlightRequestType)
-    cpdef VerdictType _decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
+    cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                                InFlightRequestType pending)
     @cython.locals(state=SessionStateType, api_key=cython.int)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome, Work
+from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
 from proxy.core.session import exchange, gate, login_frames
 from proxy.core.session.before_login import BeforeLogin
 from proxy.core.session.exchange import InFlightRequest
@@ -13,24 +13,15 @@ from proxy.core.session.fetch import FetchShaper
 from proxy.core.session.frames import (
     DROP,
     FORWARD,
-    HEAD,
     STOP,
     FrameReader,
     Verdict,
     need,
     replace,
 )
-from proxy.core.session.login import UNAUTHENTICATED, wipe
+from proxy.core.session.login import UNAUTHENTICATED
 from proxy.core.session.outcomes import carry_out
-from proxy.core.session.outgoing import Outgoing
-from proxy.core.session.sizes import (
-    FIRST_BYTES,
-    SizeLimits,
-    bytes_wanted,
-    header_too_large,
-    is_established,
-    unreadable,
-)
+from proxy.core.session.sizes import SizeLimits, bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
@@ -56,7 +47,6 @@ _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
-_HEAD: Final = HEAD
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
@@ -79,7 +69,6 @@ class RequestHandler:
         "_max_header_bytes",
         "_missed",
         "_produced_bytes",
-        "_saw_request",
         "_shaper",
         "_sizes",
         "_state",
@@ -89,6 +78,7 @@ class RequestHandler:
         "established",
         "out",
         "reader",
+        "saw_request",
         "software",
         "user",
     )
@@ -99,8 +89,7 @@ class RequestHandler:
         """The user that is charged; see `identify`."""
         self._sizes = sizes
         self._max_frame_bytes, self._max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
-        self.out = Outgoing()
-        """What the last call sends to the broker."""
+        self.out = state.effects.to_broker
         self.reader = FrameReader(self.out)
         self._current: InFlightRequest | None = None
         """The request whose last byte has not been used yet;"""
@@ -114,7 +103,7 @@ class RequestHandler:
         """and its client-id."""
         self._joined: dict[str, Account] = {}
         """Accounts that count this connection as theirs, by client-id: none of them is evicted."""
-        self._saw_request = False
+        self.saw_request = False
         self.before = BeforeLogin(state, login_expected)
         """Requests before the login are not charged, as in a broker."""
         self._shaper = FetchShaper()
@@ -128,7 +117,7 @@ class RequestHandler:
     def under_way(self) -> bool:
         """The client may stay connected: it has logged in where the listener needs that, or else sent any request at
         all. Clients open connections, ask ApiVersions and keep them for later."""
-        return self.established or (self._saw_request and not self.before.expected)
+        return self.established or (self.saw_request and not self.before.expected)
 
     def end(self, now_ms: float) -> None:
         """The connection ends. The forwarded part of an incomplete Produce request is charged."""
@@ -153,8 +142,8 @@ class RequestHandler:
         self.before.expected = False
 
     def _client(self, api_key: int, client_id: str) -> Account | None:
-        """The account of a request with this API and client-id, when these differ from the last request's. None: it is
-        held until the broker has shown that it needs no login."""
+        """The account of a request with this API and client-id, when these differ from the last request's. None: it
+        waits until the broker has shown that it needs no login, and then for the user."""
         state, before = self._state, self.before
         logins = state.logins
         login = api_key in SASL_APIS
@@ -165,7 +154,8 @@ class RequestHandler:
             return UNAUTHENTICATED  # brokers accept this one before the login
         if logins is not None and logins.active and not login:
             logins.end()
-        if wanted and not before.needless():
+        if wanted:
+            before.needless()  # then the client's user is asked for
             return None
         account = state.ledger.account(self.user, client_id)
         client_id = account.identity.client_id  # long ones are cut there, so that no reference keeps the whole
@@ -188,84 +178,25 @@ class RequestHandler:
         """The latest client-ids of this connection, at most `MAX_CLIENT_IDS`; it has one in practice."""
         return list(self._joined)
 
-    def has_backlog(self) -> bool:
-        """True if requests that were already read have to be inspected before more are read."""
-        return self.reader.keeps() or self._state.exchange.outcome is not None
-
     @property
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been inspected."""
         return self.reader.at_boundary() and self._state.exchange.waiting is None and not self.before.asks
 
-    def read_ahead(self, view: memoryview, end: int) -> None:
-        """Keep the first `end` bytes of a view, read while the client is muted or its request is held. Not inside a
-        request."""
-        self._state.throttle.client_bytes += end
-        self.reader.keep(view, end)
+    def carry_out(self, now_ms: float) -> None:
+        """Do what an interceptor has decided later about the request that waits. Raises WireError and SessionError."""
+        exchange = self._state.exchange
+        outcome, exchange.outcome = exchange.outcome, None
+        assert outcome is not None
+        head, body, pending = exchange.take_waiting()
+        self._act(outcome, head, body, pending, now_ms)
+        self.reader.frames_left = 0  # one in a turn
 
-    def take(self, view: memoryview, end: int, now_ms: float) -> None:
-        """Process the first `end` bytes of a view, which were read from the client: what to send is in `out`."""
-        state = self._state
-        state.throttle.client_bytes += end
-        self.out.begin()
-        self.reader.feed(view, end)
-        self._read(now_ms)
-        if state.logins is not None and state.logins.active:
-            self.out.copy()
-            wipe(view[:end])
-
-    def resume(self, now_ms: float) -> None:
-        """Go on with the requests that are kept; as `take`."""
-        state = self._state
-        self.out.begin()
-        outcome, state.exchange.outcome = state.exchange.outcome, None
-        if outcome is not None:
-            head, body, pending = state.exchange.take_waiting()
-            try:
-                self._act(outcome, head, body, pending, now_ms)
-            except WireError as error:
-                if error.reason == CloseReason.BROKER_MALFORMED:  # in the broker's answer to a question
-                    raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
-                raise unreadable(error, b"") from error
-            if self._waits(now_ms) or isinstance(outcome, Work):
-                self.reader.stop_here()  # a connection that has had a slice of it lets others come first
-                return
-        self.reader.go_on()
-        self._read(now_ms)
-
-    def moved(self, count: int, now_ms: float) -> None:
-        """`count` bytes of the body went to the broker without passing through `take`."""
-        self._state.throttle.client_bytes += count
-        self.reader.moved(count)
-        if not self.reader.left:
-            self._read(now_ms)
-
-    def _read(self, now_ms: float) -> None:
-        """Take the requests that have come, as far as one turn goes."""
-        reader = self.reader
-        try:
-            event = reader.next()
-            while event:
-                if event == _HEAD:
-                    reader.follow(self._decide(reader.buf, reader.start, reader.stop, reader.total, now_ms))
-                else:
-                    if self._current is not None:
-                        self._ended(now_ms)
-                    if self._waits(now_ms):
-                        reader.stop_here()
-                event = reader.next()
-        except WireError as error:
-            first = b"" if self._saw_request else bytes(reader.buf[reader.start : reader.stop][:FIRST_BYTES])
-            raise unreadable(error, first) from error
-
-    def _waits(self, now_ms: float) -> bool:
-        """Whether no further request may be inspected now; one that was decided meanwhile is to be resumed before."""
-        return self._state.blocked(now_ms) or self._state.exchange.waiting is not None
-
-    def _ended(self, now_ms: float) -> None:
+    def ended(self, now_ms: float) -> None:
         """The last byte of a request has been read: the broker can begin; charge it, if it is charged now, and mute."""
         pending, self._current = self._current, None
-        assert pending is not None
+        if pending is None:  # a login's, or an administrator's
+            return
         pending.sent_ms = now_ms
         size_bytes, self._produced_bytes = self._produced_bytes, 0
         if size_bytes:
@@ -277,14 +208,12 @@ class RequestHandler:
                 else:
                     state.throttle.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
 
-    def _decide(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
+    def decide(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
         """What becomes of the request (or raw SASL message) of `total` bytes at `start`, which has arrived up to `end`.
-        Raises WireError if it is malformed."""
+        Raises WireError if it is malformed, and SessionError."""
         state = self._state
         if state.logins is not None and state.logins.watch.raw:
-            verdict = login_frames.raw_message(self, buf, start, end, total, now_ms)
-            if verdict is not None:
-                return verdict
+            return login_frames.raw_message(self, buf, start, end, total, now_ms)
         header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
         if (end if header is None else header.body) - start > self._max_header_bytes:
             raise header_too_large(start, end, header, self._sizes)
@@ -293,12 +222,14 @@ class RequestHandler:
         if not self.established:
             self.established = is_established(header, self._sizes)
         self.reader.frames_left -= (header.body - start) >> _HEADER_SHIFT
-        self._saw_request = True
+        self.saw_request = True
         api_key, version = header.api_key, header.api_version
         account = self.account
         if account is None or header.client_id != self._client_id:
             account = self._client(api_key, header.client_id)
         if account is None:
+            if state.client_waits:  # its user is being looked up
+                return _STOP
             asks = exchange.new_in_flight(header.correlation_id, api_key, version, UNAUTHENTICATED, now_ms)
             self.out.insert(self.before.ask(asks))
             return _STOP

@@ -10,7 +10,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
-cdef int _HEAD, _NEED
+cdef int _NEED
 cdef VerdictType _FORWARD
 
 
@@ -22,29 +22,28 @@ cdef class ResponseHandler:
     cdef public InFlightRequestType _timed
     cdef public object _work
     cdef public bint _raw
-    cdef public double _came_ms, _now_ms
-    cdef public long long _max_response_bytes, bytes_total, fetched_bytes
+    cdef public double _now_ms, came_ms
+    cdef public long long _max_response_bytes, bytes_total
 
-    cpdef object take(self, object view, Py_ssize_t end, double now_ms, double arrived_ms)
-    cpdef object resume(self, double now_ms)
-    @cython.locals(reader=FrameReaderType, secret=cython.bint, event=cython.int)
-    cpdef bint _read(self, double now_ms, double arrived_ms) except -1
-    cpdef object moved(self, long long count, double now_ms)
-    cpdef object answer(self)
+    cpdef object begin(self, double now_ms, double arrived_ms)
     @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
-    cpdef object _ended(self)
+    cpdef object ended(self)
     @cython.locals(pending=InFlightRequestType, exchange=ExchangeType)
-    cpdef object _send_answers(self)
-    @cython.locals(state=SessionStateType, exchange=ExchangeType, now_ms=cython.double, here=cython.Py_ssize_t,
-                   size=cython.longlong, correlation_id=cython.longlong, pending=InFlightRequestType,
-                   api_key=cython.int, version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType,
-                   wanted=cython.Py_ssize_t, broker_throttle_ms=cython.longlong, admission=FetchAdmissionType)
-    cpdef VerdictType _decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
+    cpdef object send_answers(self)
+    @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
+                   version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType, wanted=cython.Py_ssize_t)
+    cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
+    @cython.locals(pending=InFlightRequestType)
+    cdef InFlightRequestType _oldest(self, long long correlation_id)
+    @cython.locals(state=SessionStateType, broker_throttle_ms=cython.longlong)
+    cdef object _note(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here)
     cpdef double _latency_ms(self, InFlightRequestType pending) except? -1.0
     @cython.locals(state=SessionStateType, now_ms=cython.double, busy_ms=cython.double, delay_ms=cython.longlong)
     cpdef object _charge_time(self, InFlightRequestType pending)
     @cython.locals(left_ms=cython.double)
     cpdef long long _throttle_ms(self, InFlightRequestType pending) except? -1
-    @cython.locals(state=SessionStateType, now_ms=cython.double, account=AccountType, admission=FetchAdmissionType,
-                   delay_ms=cython.longlong)
-    cpdef object _charge_fetch(self, InFlightRequestType pending, long long amount_bytes)
+    @cython.locals(state=SessionStateType, now_ms=cython.double, version=cython.int, account=AccountType,
+                   admission=FetchAdmissionType, share=cython.bint, tags=cython.int, named_bytes=cython.longlong,
+                   amount_bytes=cython.longlong, delay_ms=cython.longlong)
+    cdef object _charge_fetch(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here,
+                              Py_ssize_t size)

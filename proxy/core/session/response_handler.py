@@ -12,7 +12,6 @@ from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.frames import (
     DROP,
     FORWARD,
-    HEAD,
     NEED,
     STOP,
     FrameReader,
@@ -21,8 +20,7 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.login import RAW, UNAUTHENTICATED, wipe
-from proxy.core.session.outgoing import Outgoing
+from proxy.core.session.login import RAW, UNAUTHENTICATED
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, responses, throttle
 from proxy.core.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
@@ -49,7 +47,6 @@ _FLEXIBLE_HEADER: Final = 1
 """A response header of version 1 is one byte longer: its (empty) tagged fields."""
 _FETCH_FIRST_FLEXIBLE: Final = 12
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
-_HEAD: Final = HEAD
 _FORWARD: Final = FORWARD
 _NEED: Final = NEED
 
@@ -62,7 +59,6 @@ class ResponseHandler:
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
-        "_came_ms",
         "_latency",
         "_max_response_bytes",
         "_now_ms",
@@ -71,7 +67,7 @@ class ResponseHandler:
         "_timed",
         "_work",
         "bytes_total",
-        "fetched_bytes",
+        "came_ms",
         "out",
         "reader",
     )
@@ -80,11 +76,11 @@ class ResponseHandler:
         self._state = state
         self._latency = state.counters.upstream_latency
         self._max_response_bytes = max_response_bytes
-        self.out = Outgoing()
-        """What the last call sends to the client."""
+        self.out = state.effects.to_client
         self.reader = FrameReader(self.out)
         self._now_ms = 0.0
-        self._came_ms = 0.0
+        self.came_ms = 0.0
+        """What was read last may have arrived as early as this."""
         self._raw = False
         """The turn began with a raw SASL message, which has no response header."""
         self._work: Work[Reply] | None = None
@@ -92,49 +88,12 @@ class ResponseHandler:
         self._timed: InFlightRequest | None = None
         """The latest request whose time has been charged; its response may be inspected again when more has arrived."""
         self.bytes_total = 0
-        self.fetched_bytes = 0
-        """Size of the latest Fetch response."""
 
-    def take(self, view: memoryview, end: int, now_ms: float, arrived_ms: float) -> None:
-        """Process the first `end` bytes of a view, which were read from the broker and may have arrived as early as
-        `arrived_ms`: what to send is in `out`."""
-        self.bytes_total += end
-        self.out.begin()
-        self.reader.feed(view, end)
-        if self._read(now_ms, arrived_ms):
-            wipe(view[:end])
-
-    def resume(self, now_ms: float) -> None:
-        """Go on with the responses that are kept; as `take`."""
-        self.out.begin()
-        self.reader.go_on()
-        self._read(now_ms, self._came_ms)
-
-    def _read(self, now_ms: float, arrived_ms: float) -> bool:
-        """Take the responses that have come, as far as one turn goes. Returns whether a login is in progress: then
-        `out` has copies, and what was read has to be wiped."""
-        reader, logins = self.reader, self._state.logins
-        self._now_ms, self._came_ms = now_ms, arrived_ms
-        secret = logins is not None and logins.active
-        self._raw = secret and self._raw_comes()
-        event = reader.next()
-        while event:
-            if event == _HEAD:
-                reader.follow(self._decide(reader.buf, reader.start, reader.stop, reader.total))
-            else:
-                self._ended()
-            event = reader.next()
-        if secret:
-            self.out.copy()
-        return secret
-
-    def moved(self, count: int, now_ms: float) -> None:
-        """`count` bytes of a response went to the client without passing through `take`."""
-        self.bytes_total += count
-        self.out.begin()
-        self.reader.moved(count)
-        if not self.reader.left:
-            self._read(now_ms, now_ms)
+    def begin(self, now_ms: float, arrived_ms: float) -> None:
+        """Responses are read that may have arrived as early as `arrived_ms`."""
+        self._now_ms, self.came_ms = now_ms, arrived_ms
+        logins = self._state.logins
+        self._raw = logins is not None and logins.active and self._raw_comes()
 
     def close(self, now_ms: float) -> None:
         """The connection ends. A fetch response is charged whole when it begins; refund the part that never came."""
@@ -144,22 +103,17 @@ class ResponseHandler:
         self._work = None
         self._timed = None
 
-    def answer(self) -> None:
-        """Send the local answers that are next in order: no older one is owed and no response is half sent."""
-        self.out.begin()
-        if self.reader.at_boundary():
-            self._send_answers()
-
-    def _ended(self) -> None:
+    def ended(self) -> None:
         """The last byte of a response has come: the broker is free for the next request."""
         state = self._state
         # Unless it has muted us: then it is free when that ends (see `SessionState.broker_throttled`).
-        arrived_ms, mute_ms = self._came_ms, state.broker_mute_until_ms
+        arrived_ms, mute_ms = self.came_ms, state.broker_mute_until_ms
         state.request_time.free_ms = arrived_ms if arrived_ms > mute_ms else mute_ms
         if self._state.exchange.answer_due():
-            self._send_answers()
+            self.send_answers()
 
-    def _send_answers(self) -> None:
+    def send_answers(self) -> None:
+        """Send the local answers that are next in order."""
         exchange = self._state.exchange
         while (pending := exchange.oldest) is not None and (answer := pending.local_answer) is not None:
             exchange.popleft()
@@ -167,36 +121,18 @@ class ResponseHandler:
             self.bytes_total += len(answer)
             self.out.insert(answer)
 
-    def _decide(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
+    def decide(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
         """What becomes of the response (or raw SASL message) of `total` bytes at `start`, which has arrived up to
-        `end`."""
+        `end`. Raises SessionError."""
         if self._raw:
             return self._raw_message(buf, start, end, total)
-        state, now_ms = self._state, self._now_ms
-        here, size = end - start, total - 4
-        if not 4 <= size <= self._max_response_bytes:
-            raise SessionError(
-                CloseReason.BROKER_MALFORMED,
-                f"the broker sent a frame of {size} bytes; expected 4 to {self._max_response_bytes}",
-                kind="broker_frame_size",
-            )
+        state, here = self._state, end - start
+        if not 4 <= total - 4 <= self._max_response_bytes:
+            text = f"the broker sent a frame of {total - 4} bytes; expected 4 to {self._max_response_bytes}"
+            raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_frame_size")
         if here < 8:
             return need(8)
-        correlation_id = integers.int32(buf, start + 4)
-        exchange = state.exchange
-        pending = exchange.oldest
-        if pending is None:
-            raise SessionError(
-                CloseReason.BROKER_MALFORMED,
-                f"the broker sent a response (correlation id {correlation_id}) that no request is waiting for",
-                kind="broker_unasked_response",
-            )
-        if pending.correlation_id != correlation_id:
-            raise SessionError(
-                CloseReason.BROKER_MALFORMED,
-                f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}",
-                kind="broker_correlation_id",
-            )
+        pending = self._oldest(integers.int32(buf, start + 4))
         api_key, version = pending.api_key, pending.api_version
         if pending is not self._timed:
             self._charge_time(pending)
@@ -219,33 +155,38 @@ class ResponseHandler:
                 wanted = _HEAD_BYTES
             if here < wanted <= MAX_HELD_RESPONSE_BYTES:
                 return need(wanted)
-        exchange.popleft()
-        if api_key == _FETCH:
-            self.fetched_bytes = total
-            # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
-            tags = _FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0
-            admission = pending.admission
-            if admission is not None and admission.group is not None:
-                named_bytes = fetch_heads.of_response(buf, start + 8 + tags, start + here, size, version)
-                if named_bytes > admission.head_bytes:
-                    admission.head_bytes = named_bytes
-            self._charge_fetch(pending, size - tags)
-            throttle_ms = self._throttle_ms(pending)
-        elif api_key == _SHARE_FETCH:
-            self._charge_fetch(pending, size - _FLEXIBLE_HEADER)
+        state.exchange.popleft()
+        if api_key in (_FETCH, _SHARE_FETCH):
+            self._charge_fetch(pending, buf, start, here, total - 4)
             throttle_ms = self._throttle_ms(pending)
         elif api_key not in WAITING_APIS:
             self._latency.add(self._latency_ms(pending) / 1000.0)
-        broker_throttle_ms = throttle.read_throttle(buf, start, start + here, api_key, version)
-        if broker_throttle_ms > 0:
-            state.broker_throttled(pending, broker_throttle_ms, now_ms)
-        if pending.penalty is not None:
-            state.throttle.note(pending)
+        self._note(pending, buf, start, here)
         if throttle_ms > 0 and verdict is _FORWARD:
             throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
         if api_key == _SHARE_FETCH and state.translate is not None:
             return _without_endpoints(version)
         return verdict
+
+    def _oldest(self, correlation_id: int) -> InFlightRequest:
+        """The request that a response with this correlation id answers. Raises SessionError if it is not the oldest."""
+        pending = self._state.exchange.oldest
+        if pending is not None and pending.correlation_id == correlation_id:
+            return pending
+        if pending is None:
+            text = f"the broker sent a response (correlation id {correlation_id}) that no request is waiting for"
+            raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_unasked_response")
+        text = f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}"
+        raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_correlation_id")
+
+    def _note(self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int) -> None:
+        """Record the throttle that the broker tells, and the one that the request caused here."""
+        state = self._state
+        broker_throttle_ms = throttle.read_throttle(buf, start, start + here, pending.api_key, pending.api_version)
+        if broker_throttle_ms > 0:
+            state.broker_throttled(pending, broker_throttle_ms, self._now_ms)
+        if pending.penalty is not None:
+            state.throttle.note(pending)
 
     def _raw_comes(self) -> bool:
         """Whether the next frame is a raw SASL message: no response is owed at that time."""
@@ -290,7 +231,7 @@ class ResponseHandler:
             return
         state, now_ms = self._state, self._now_ms
         busy_ms = state.request_time.busy_ms(
-            pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self._came_ms
+            pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self.came_ms
         )
         if busy_ms <= 0.0:
             return  # exempt: neither charged nor checked
@@ -420,14 +361,24 @@ class ResponseHandler:
             responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
         return replace(done.consumed, head)
 
-    def _charge_fetch(self, pending: InFlightRequest, amount_bytes: int) -> None:
-        """Charge a Fetch or ShareFetch response. If the request could not be answered here, the client is told now what
-        its next one would have to wait for, and muted."""
-        state, now_ms = self._state, self._now_ms
+    def _charge_fetch(
+        self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int, size: int
+    ) -> None:
+        """Charge a Fetch or ShareFetch response of `size` bytes. If the request could not be answered here, the client
+        is told now what its next one would have to wait for, and muted."""
+        state, now_ms, version = self._state, self._now_ms, pending.api_version
         account, admission = pending.account, pending.admission
         assert admission is not None  # requests of those APIs are admitted before they are forwarded
+        share = pending.api_key == _SHARE_FETCH
+        # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
+        tags = _FLEXIBLE_HEADER if share or version >= _FETCH_FIRST_FLEXIBLE else 0
+        if not share and admission.group is not None:
+            named_bytes = fetch_heads.of_response(buf, start + 8 + tags, start + here, size, version)
+            if named_bytes > admission.head_bytes:
+                admission.head_bytes = named_bytes
+        amount_bytes = size - tags
         state.ledger.settle(account, FETCHED, admission, amount_bytes, now_ms)
-        if pending.api_key == _SHARE_FETCH or pending.api_version > _FETCH_MAX:
+        if share or version > _FETCH_MAX:
             delay_ms = state.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
                 state.throttle.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)

@@ -1,16 +1,15 @@
-"""One connection pair as a state machine: bytes and a clock reading in, bytes to send and a mute deadline out.
+"""One connection pair as a state machine: events in, `Effects` out. Its doors are the only way in, for shell and tests.
 
-    client bytes -> RequestHandler  --+-- forwarded (perhaps patched), replaced, or dropped and answered here
-                        |          |
-                     SessionState (Exchange: requests in flight; Throttle: mute)
-                        |          |
-    broker bytes -> ResponseHandler --+-- forwarded (throttle patched), or its head replaced (addresses)
+    client bytes -> FrameReader -> RequestHandler  --- verdict ---> effects.to_broker
+                                       |   charges, gate
+                           Throttle   Exchange   (until when the client waits, what is owed to it)
+                                       |   penalty, answer
+    broker bytes -> FrameReader -> ResponseHandler --- verdict ---> effects.to_client
 
-When the client has to wait, and for what, is in `proxy.core.session.states`.
-
-Rules that hold in both directions:
+What a session may do next is in `proxy.core.session.states`. Rules that hold at every door:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
-- what is returned is in wire order, and views into the caller's buffer are valid only until the next call;
+- a door never raises for what a peer does: `effects.close` says why the connection ends;
+- a door does a bounded amount of work. What it left is in `effects.more`;
 - a response is matched to the oldest request in flight (Kafka answers in order); anything else ends the connection;
 - muting never stops the broker's direction.
 """
@@ -18,36 +17,42 @@ Rules that hold in both directions:
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
-from proxy.core.auth.sasl import DEFAULT_CLAIM, Login
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
-from proxy.core.session.outgoing import Buffer
+from proxy.core.auth.sasl import DEFAULT_CLAIM
+from proxy.core.errors import CloseReason, SessionError
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
+from proxy.core.session.effects import Effects
+from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
+from proxy.core.session.login import wipe
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
-from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
+from proxy.core.session.sizes import DEFAULT_SIZES, FIRST_BYTES, SizeLimits, unreadable
 from proxy.core.session.state import AddressTranslator, SessionState, no_clock
+from proxy.core.session.states import BROKER, CLIENT, Broker, Client, Event, step
 from proxy.core.telemetry.observer import Counters
+from proxy.core.wire.frames import WireError
 from quota.entity import Kind
 from quota.ledger import Ledger
 
+MIN_UNREAD_BYTES: Final = 32_768
+"""With less unread the receive window is open, and the client's end is reported without a read."""
+MIN_MUTE_READ_AHEAD_MS: Final = 1000.0
+"""With less of a mute left nothing is read ahead: nobody waits long for a client that has gone."""
+# Compared for each request: C values in compiled code (see the .pxd).
+_FRAMES: Final = FRAMES_PER_TURN
+_END_OF_LITTLE: Final = FRAMES_PER_TURN - FRAMES_PER_TURN // 8
+_HEAD: Final = HEAD
+_NEVER: Final = inf
+_OPEN: Final = Client.OPEN
+_UP: Final = Broker.UP
+
 
 class Session:
-    """The two directions of one client connection and its broker connection.
+    """One client connection and its broker connection."""
 
-    The shell calls `requests.take` / `responses.take` with what it read and sends what is returned to the other side;
-    while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
-    `moved`. Each call does a bounded amount of work. What it left is in a backlog: the shell serves other connections,
-    then calls `resume`, and reads no more before. `client_bytes` and the methods after it do the same for callers that
-    want views.
-    """
-
-    __slots__ = (
-        "exchange",
-        "requests",
-        "responses",
-        "state",
-    )
+    __slots__ = ("_effects", "broker", "client", "exchange", "requests", "responses", "state", "throttle")
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Session:
         *,
         user: str,
         translate: AddressTranslator | None,
+        effects: Effects | None = None,
         sizes: SizeLimits = DEFAULT_SIZES,
         max_in_flight: int = 1024,
         interceptors: Interceptors = NO_INTERCEPTORS,
@@ -65,186 +71,157 @@ class Session:
     ) -> None:
         """`translate(node_id, host, port, kind)` returns the address that clients see instead; None: rewrite nothing.
 
-        `interceptors` inspect the requests of some APIs whole (`proxy.core.interceptors.intercept`).
-        `login_expected`: the listener is known to need SASL, so what comes before the login is not charged
-        (`proxy.core.session.before_login`). `claim` is the claim of OAUTHBEARER tokens that names the principal.
-        `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged by.
+        `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
+        (`proxy.core.interceptors.intercept`). `login_expected`: the listener is known to need SASL, so what comes
+        before the login is not charged (`proxy.core.session.before_login`). `claim` is the claim of OAUTHBEARER tokens
+        that names the principal. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged
+        by.
         """
-        state = SessionState(ledger, counters, translate, interceptors, max_in_flight, cpu_ms)
-        self.state: Final = state
-        self.requests: Final = RequestHandler(state, user, sizes, login_expected)
+        self._effects = Effects() if effects is None else effects
+        self.client = Client.OPEN
+        self.broker = Broker.ABSENT
+        state = SessionState(ledger, counters, translate, self._effects, interceptors, max_in_flight, cpu_ms)
         state.claim = claim
-        self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
-        """Both directions. The connection's I/O uses them, and `state`, directly for every read."""
+        self.state: Final = state
         self.exchange: Final = state.exchange
+        self.throttle: Final = state.throttle
+        self.requests: Final = RequestHandler(state, user, sizes, login_expected)
+        self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
 
-    def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
-        """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
-        to the broker, up to where the client has to wait. Raises SessionError if the bytes are not Kafka's protocol."""
+    # ---- doors: the client ------------------------------------------------------------------------------------------
+
+    def on_client_bytes(self, view: memoryview, count: int, now_ms: float) -> Effects:
+        """The first `count` bytes of a writable view came from the client (heads are patched in place). Those that were
+        read ahead (`read_ahead_over`) are kept."""
+        self._begin()
         requests = self.requests
-        requests.take(view, len(view), now_ms)
-        sent = requests.out.parts()
-        while self.has_backlog and not self.state.blocked(now_ms):
-            requests.resume(now_ms)
-            sent += requests.out.parts()
-        return sent
+        self.throttle.client_bytes += count
+        if self.throttle.until_ms > now_ms:
+            requests.reader.keep(view, count)
+        else:
+            requests.reader.feed(view, count)
+            self._read_requests(now_ms)
+            if self.state.logins is not None and self.state.logins.active:
+                requests.out.copy()
+                wipe(view[:count])
+        return self._settle(now_ms)
 
-    def client_moved(self, count: int, now_ms: float) -> None:
-        """`count` bytes from the client went to the broker unseen."""
-        self.requests.moved(count, now_ms)
+    def on_client_moved(self, count: int, now_ms: float) -> Effects:
+        """`count` bytes of `effects.splice_up` went to the broker unseen."""
+        self._begin()
+        reader = self.requests.reader
+        self.throttle.client_bytes += count
+        reader.moved(count)
+        if not reader.left:
+            self._read_requests(now_ms)
+        return self._settle(now_ms)
 
-    def resume(self, now_ms: float) -> list[Buffer]:
-        """Go on with the backlog after a mute; as `client_bytes`."""
-        self.requests.resume(now_ms)
-        return self.requests.out.parts()
+    def on_client_end(self, now_ms: float) -> Effects:
+        """The client sends no more. What it is owed is still delivered: a broker that sees the end of its input closes
+        at once, answers owed or not."""
+        self._begin()
+        self.client = step(CLIENT, self.client, Event.END)
+        return self._settle(now_ms)
 
-    def broker_bytes(self, view: memoryview, now_ms: float, arrived_ms: float | None = None) -> list[Buffer]:
-        """Process bytes read from the broker, which may have arrived as early as `arrived_ms` (None: just now). Returns
-        the buffers to send to the client, of the backlog as well. Raises SessionError if they match no request, or must
-        be rewritten and cannot be parsed."""
-        responses = self.responses
-        responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
-        sent = responses.out.parts()
-        while responses.reader.keeps():
-            responses.resume(now_ms)
-            sent += responses.out.parts()
-        return sent
+    def on_unread(self, unread_bytes: int, closed: bool, now_ms: float) -> Effects:
+        """The client, which is muted or queued, has sent `unread_bytes` more; `closed`: and nothing follows them."""
+        self._begin()
+        throttle, reader = self.throttle, self.requests.reader
+        left_bytes = reader.kept_bytes() + unread_bytes
+        place = throttle.place
+        if place is not None:
+            place.all_read = not unread_bytes
+        if closed and self.client is _OPEN:
+            throttle.client_gone()
+            # The client sends a request that was not forwarded again, on another connection.
+            if not (left_bytes if place is None else throttle.keeps(left_bytes, now_ms)):
+                self.client = step(CLIENT, self.client, Event.END)
+        return self._settle(now_ms)
 
-    def broker_moved(self, count: int, now_ms: float) -> list[Buffer]:
-        """`count` bytes from the broker went to the client unseen. Returns answers as `ready_answers`."""
-        self.responses.moved(count, now_ms)
-        return self.responses.out.parts()
+    # ---- doors: the broker ------------------------------------------------------------------------------------------
 
-    def ready_answers(self) -> list[Buffer]:
-        """Local answers that are next in order."""
-        self.responses.answer()
-        return self.responses.out.parts()
+    def on_connected(self, round_trip_ms: float, now_ms: float) -> Effects:
+        """The broker's connection is up. No broker thread works on a request during the network's `round_trip_ms`."""
+        self._begin()
+        self.broker = step(BROKER, self.broker, Event.CONNECTED)
+        self.state.request_time.round_trip_ms = round_trip_ms
+        return self._settle(now_ms)
 
-    @property
-    def user(self) -> str:
-        """The user that is charged for further requests."""
-        return self.requests.user
+    def on_broker_bytes(self, view: memoryview, count: int, now_ms: float, arrived_ms: float) -> Effects:
+        """The first `count` bytes of a writable view came from the broker, perhaps as early as `arrived_ms`."""
+        self._begin()
+        self.responses.bytes_total += count
+        logins = self.state.logins
+        secret = logins is not None and logins.active
+        self.responses.reader.feed(view, count)
+        self._read_responses(now_ms, arrived_ms)
+        if secret:
+            self.responses.out.copy()
+            wipe(view[:count])
+        return self._settle(now_ms)
 
-    def identify(self, user: str) -> None:
-        """The client has proved its identity: charge `user` for further requests, but not for earlier ones."""
+    def on_broker_moved(self, count: int, now_ms: float) -> Effects:
+        """`count` bytes of `effects.splice_down` went to the client unseen."""
+        self._begin()
+        reader = self.responses.reader
+        self.responses.bytes_total += count
+        reader.moved(count)
+        if not reader.left:
+            self._read_responses(now_ms, now_ms)
+        return self._settle(now_ms)
+
+    def on_broker_end(self, now_ms: float) -> Effects:
+        """The broker has closed the connection."""
+        self._begin()
+        self.broker = step(BROKER, self.broker, Event.END)
+        self._effects.ended = CloseReason.BROKER_CLOSED
+        error = self.requests.before.broker_ended()
+        if error is not None:
+            self._fail(error)
+        return self._settle(now_ms)
+
+    # ---- doors: time, and what the shell was asked for --------------------------------------------------------------
+
+    def on_turn(self, now_ms: float) -> Effects:
+        """Others have been served: go on with what the last door left (`effects.more`)."""
+        self._begin()
+        reader = self.responses.reader
+        if reader.keeps():
+            reader.go_on()
+            self._read_responses(now_ms, self.responses.came_ms)
+        return self._settle(now_ms)
+
+    def on_deadline(self, now_ms: float) -> Effects:
+        """The time that `effects.wake_at_ms` named has come."""
+        self._begin()
+        return self._settle(now_ms)
+
+    def on_identity(self, user: str, now_ms: float) -> Effects:
+        """The client has proved to be `user`: charge it for further requests, but not for earlier ones."""
+        self._begin()
         self.requests.identify(user)
-        if self.state.client_waits:
-            self.state.client_waits = False
-            self.state.wake()
+        self.state.client_waits = False
+        return self._settle(now_ms)
 
-    def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
-        """`tell(login)` is called whenever the broker has accepted a SASL login, before its answer is passed on; with
-        None when the broker accepts requests although a login was expected. A SessionError that it raises ends the
-        connection.
-        """
-        self.state.authenticated = tell
+    def on_decision(self, outcome: Outcome, now_ms: float) -> Effects:
+        """`effects.ask` has decided about the request that waits."""
+        self._begin()
+        self.exchange.decide(outcome)
+        return self._settle(now_ms)
 
-    def broker_ended(self) -> None:
-        """The broker has closed the connection. Raises SessionError if there is a more precise reason."""
-        self.requests.before.broker_ended()
-
-    def hold(self) -> None:
-        """Read nothing from the client until `identify` is called."""
-        self.state.client_waits = True
-
-    @property
-    def mute_until_ms(self) -> float:
-        """The client is not read before this time."""
-        return self.state.throttle.until_ms
-
-    @property
-    def round_trip_ms(self) -> float:
-        """The network's round trip to the broker, during which no broker thread works on a request."""
-        return self.state.request_time.round_trip_ms
-
-    @round_trip_ms.setter
-    def round_trip_ms(self, value: float) -> None:
-        self.state.request_time.round_trip_ms = value
-
-    @property
-    def client_skip(self) -> int:
-        """Bytes from the client that may be moved to the broker unseen."""
-        return self.requests.reader.movable()
-
-    @property
-    def broker_skip(self) -> int:
-        """Bytes from the broker that may be moved to the client unseen."""
-        return self.responses.reader.movable()
-
-    @property
-    def client_at_boundary(self) -> bool:
-        """True between two requests: a good place to stop reading."""
-        return self.requests.at_boundary
-
-    @property
-    def response_begun(self) -> bool:
-        """True in the middle of a response."""
-        return not self.responses.reader.at_boundary()
-
-    @property
-    def under_way(self) -> bool:
-        """True once a client may stay as long as it likes: it has logged in where the listener needs that, or else sent
-        a request, even ApiVersions alone."""
-        return self.requests.under_way
-
-    def pass_unread(self) -> None:
-        """The connection's bytes cannot be parsed (TLS that is passed through): do not wait for a first request."""
-        self.requests.established = True
-
-    @property
-    def has_backlog(self) -> bool:
-        """True if requests that were already read wait to be inspected; call `resume` before reading more."""
-        return self.requests.has_backlog()
-
-    def describe(self, now_ms: float) -> str:
-        """What the client may do at `now_ms`, in one word."""
-        return self.state.describe(now_ms)
-
-    @property
-    def must_wait(self) -> bool:
-        """True while no request is inspected until something other than time has happened."""
-        return self.state.must_wait()
-
-    def when_decided(self, wake: Callable[[], None]) -> None:
-        """`wake()` is called when an interceptor that waited has decided: check `must_wait` again."""
-        self.state.wake = wake
-
-    @property
-    def quiet(self) -> bool:
-        """True if no answer is owed or half sent."""
-        return not self.exchange and self.responses.reader.at_boundary()
-
-    @property
-    def client_ids(self) -> list[str]:
-        """Client ids seen on this connection (a bounded number of them)."""
-        return self.requests.client_ids
-
-    @property
-    def software(self) -> str | None:
-        """Client library and version, from ApiVersions v3+."""
-        return self.requests.software
-
-    def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
-        """A mute of `mute_ms` is nearly over; `ignored`: the client went on sending in its second half."""
-        self.state.counters.libraries.note(self.software, mute_ms, ignored=ignored)
-        account = self.requests.account
-        if account is not None:
-            account.note_mute(ignored=ignored)
-            self.state.ledger.wake(account)
-
-    @property
-    def client_bytes_total(self) -> int:
-        """Bytes received from the client."""
-        return self.state.throttle.client_bytes
-
-    @property
-    def broker_bytes_total(self) -> int:
-        """Bytes sent to the client."""
-        return self.responses.bytes_total
+    def on_drain(self, now_ms: float) -> Effects:
+        """Begin no further request; end when everything in flight has been answered."""
+        self._begin()
+        self.client = step(CLIENT, self.client, Event.DRAIN)
+        return self._settle(now_ms)
 
     def close(self, now_ms: float) -> None:
         """The connection ends: refund what admitted fetches had reserved, and the part of a response that never
         came."""
+        if self.client is Client.GONE:
+            return
+        self.client = step(CLIENT, self.client, Event.CLOSE)
+        self.broker = step(BROKER, self.broker, Event.CLOSE)
         state = self.state
         state.close()
         self.requests.end(now_ms)
@@ -254,3 +231,211 @@ class Session:
             if pending.admission is not None:
                 state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
         state.exchange.clear()
+
+    # ---- what every door does ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._effects.begin()
+        self.requests.reader.frames_left = self.responses.reader.frames_left = _FRAMES
+
+    def _read_requests(self, now_ms: float) -> None:
+        """Take the requests that have come, as far as they may be taken."""
+        requests = self.requests
+        reader = requests.reader
+        try:
+            event = reader.next()
+            while event:
+                if event == _HEAD:
+                    reader.follow(requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms))
+                else:
+                    requests.ended(now_ms)
+                    if self.client is not _OPEN or self.state.blocked(now_ms) or self.exchange.waiting is not None:
+                        reader.stop_here()
+                event = reader.next()
+        except WireError as error:
+            first = b"" if requests.saw_request else bytes(reader.buf[reader.start : reader.stop][:FIRST_BYTES])
+            self._fail(unreadable(error, first))
+        except SessionError as error:
+            self._fail(error)
+
+    def _read_responses(self, now_ms: float, arrived_ms: float) -> None:
+        """Take the responses that have come, and send the local answers whose turn it is."""
+        responses = self.responses
+        reader = responses.reader
+        responses.begin(now_ms, arrived_ms)
+        try:
+            event = reader.next()
+            while event:
+                if event == _HEAD:
+                    reader.follow(responses.decide(reader.buf, reader.start, reader.stop, reader.total))
+                else:
+                    responses.ended()
+                event = reader.next()
+        except SessionError as error:
+            self._fail(error)
+
+    def _settle(self, now_ms: float) -> Effects:
+        """Go on with what was kept, if that may be, and say what comes next."""
+        effects, exchange = self._effects, self.exchange
+        requests, responses = self.requests.reader, self.responses.reader
+        while True:
+            if exchange.answer_due() and responses.at_boundary():
+                self.responses.send_answers()
+            waits = self.state.blocked(now_ms)
+            if waits or effects.close is not None or requests.frames_left <= 0:
+                break
+            if exchange.outcome is not None:
+                self._carry_out(now_ms)
+            elif requests.stopped and self.client is _OPEN:
+                requests.go_on()
+                self._read_requests(now_ms)
+            else:
+                break
+        until_ms = self.throttle.until_ms
+        if until_ms > now_ms:
+            effects.wake_at_ms = until_ms
+        else:
+            effects.read_client = not requests.stopped
+        effects.splice_up, effects.splice_down = requests.movable(), responses.movable()
+        effects.more = responses.keeps() or (
+            not waits and (exchange.outcome is not None or (requests.stopped and self.client is _OPEN))
+        )
+        effects.yields = requests.frames_left < _END_OF_LITTLE or responses.frames_left < _END_OF_LITTLE
+        if self.broker is not _UP:
+            self._settle_broker()
+        if self.client is not _OPEN:
+            self._settle_client()
+        return effects
+
+    def _carry_out(self, now_ms: float) -> None:
+        """Do what an interceptor has decided later."""
+        try:
+            self.requests.carry_out(now_ms)
+        except WireError as error:
+            if error.reason == CloseReason.BROKER_MALFORMED:  # in the broker's answer to a question
+                self._fail(SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason))
+            else:
+                self._fail(unreadable(error, b""))
+        except SessionError as error:
+            self._fail(error)
+
+    def _settle_broker(self) -> None:
+        """The broker is dialled for the first request, which waits for it."""
+        effects = self._effects
+        if self.broker is Broker.ABSENT and not effects.to_broker.empty():
+            self.broker = step(BROKER, self.broker, Event.REQUEST)
+            effects.connect = True
+        if self.broker is Broker.DIALLING:
+            effects.read_client = effects.more = False
+
+    def _settle_client(self) -> None:
+        """No further request is begun: the connection ends when nothing is owed."""
+        effects = self._effects
+        if self.client is Client.LAST:
+            if not self.client_at_boundary:
+                return
+            self.client = step(CLIENT, self.client, Event.BOUNDARY)
+        effects.read_client = False
+        if self.broker is Broker.DIALLING:
+            return
+        # A client that ended inside a request is not waited for: its broken request will never be answered.
+        owed = self.broker is _UP and not self.quiet and self.client_at_boundary
+        if not owed and effects.ended is None:
+            effects.ended = CloseReason.CLIENT_CLOSED if self.client is Client.ENDED else CloseReason.DRAINED
+
+    def _fail(self, error: SessionError) -> None:
+        if self._effects.close is None:
+            self._effects.close = error
+
+    # ---- what the shell looks at ------------------------------------------------------------------------------------
+
+    def read_ahead_over(self, now_ms: float) -> float:
+        """The shell may read on although the client is muted or queued if more than so many bytes are unread: its end
+        lies behind what the receive window holds. Infinite: it may not."""
+        throttle = self.throttle
+        if self.requests.reader.left or throttle.until_ms <= now_ms:
+            return _NEVER
+        if throttle.place is not None:
+            return 0 if throttle.missing_bytes else MIN_UNREAD_BYTES
+        return MIN_UNREAD_BYTES if throttle.until_ms - now_ms >= MIN_MUTE_READ_AHEAD_MS else _NEVER
+
+    def blocked(self, now_ms: float) -> bool:
+        """Whether no further request is taken, for whatever reason."""
+        return self.state.blocked(now_ms)
+
+    def describe(self, now_ms: float) -> str:
+        """What the client waits for at `now_ms`, or that it is open, in one word."""
+        word = self.state.describe(now_ms)
+        if word != "open":
+            return word
+        if self.broker is Broker.DIALLING:
+            return "connecting"
+        return "open" if self.client is _OPEN or self.client is Client.ENDED else "draining"
+
+    def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
+        """A mute of `mute_ms` is nearly over; `ignored`: the client went on sending in its second half."""
+        self.state.counters.libraries.note(self.software, mute_ms, ignored=ignored)
+        account = self.requests.account
+        if account is not None:
+            account.note_mute(ignored=ignored)
+            self.state.ledger.wake(account)
+
+    def pass_unread(self) -> None:
+        """The connection's bytes cannot be parsed (TLS that is passed through): do not wait for a first request."""
+        self.requests.established = True
+
+    @property
+    def user(self) -> str:
+        """The user that is charged for further requests."""
+        return self.requests.user
+
+    @property
+    def software(self) -> str | None:
+        """Client library and version, from ApiVersions v3+."""
+        return self.requests.software
+
+    @property
+    def client_ids(self) -> list[str]:
+        """Client ids seen on this connection (a bounded number of them)."""
+        return self.requests.client_ids
+
+    @property
+    def mute_until_ms(self) -> float:
+        """The client is not read before this time."""
+        return self.throttle.until_ms
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of requests that were read and have not been forwarded."""
+        return self.requests.reader.kept_bytes()
+
+    @property
+    def client_at_boundary(self) -> bool:
+        """True between two requests, all of which have been taken: a good place to stop reading."""
+        return self.requests.at_boundary
+
+    @property
+    def response_begun(self) -> bool:
+        """True in the middle of a response."""
+        return not self.responses.reader.at_boundary()
+
+    @property
+    def quiet(self) -> bool:
+        """True if no answer is owed or half sent."""
+        return not self.exchange.count and self.responses.reader.at_boundary()
+
+    @property
+    def under_way(self) -> bool:
+        """True once a client may stay as long as it likes: it has logged in where the listener needs that, or else sent
+        a request, even ApiVersions alone."""
+        return self.requests.under_way
+
+    @property
+    def client_bytes_total(self) -> int:
+        """Bytes received from the client."""
+        return self.throttle.client_bytes
+
+    @property
+    def broker_bytes_total(self) -> int:
+        """Bytes sent to the client."""
+        return self.responses.bytes_total

@@ -1,6 +1,7 @@
 cimport cython
 
 # Under other names: `proxy.core.session.state` gets the classes by import as well.
+from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.request_time cimport RequestTime as RequestTimeType
 from proxy.core.session.throttle cimport Throttle as ThrottleType
@@ -18,8 +19,9 @@ cdef class SessionState:
     cdef public ExchangeType exchange
     cdef public ThrottleType throttle
     cdef public RequestCounts _counted
-    cdef public object authenticated, claim, counters, cpu_ms, interceptors, logins, translate, wake
-    cdef public bint client_waits, connecting, draining
+    cdef public EffectsType effects
+    cdef public object claim, counters, cpu_ms, interceptors, logins, translate
+    cdef public bint client_waits
     cdef public double broker_mute_until_ms
 
     cpdef bint must_wait(self) except -1

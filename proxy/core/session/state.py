@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM, Login
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest
 from proxy.core.session.login import UNAUTHENTICATED, Logins
 from proxy.core.session.request_time import MIN_MS, RequestTime
@@ -40,14 +41,12 @@ class SessionState:
 
     __slots__ = (
         "_counted",
-        "authenticated",
         "broker_mute_until_ms",
         "claim",
         "client_waits",
-        "connecting",
         "counters",
         "cpu_ms",
-        "draining",
+        "effects",
         "exchange",
         "interceptors",
         "ledger",
@@ -55,7 +54,6 @@ class SessionState:
         "request_time",
         "throttle",
         "translate",
-        "wake",
     )
 
     def __init__(
@@ -63,6 +61,7 @@ class SessionState:
         ledger: Ledger,
         counters: Counters,
         translate: AddressTranslator | None,
+        effects: Effects,
         interceptors: Interceptors = NO_INTERCEPTORS,
         max_in_flight: int = 1024,
         cpu_ms: Callable[[], float] = no_clock,
@@ -74,23 +73,17 @@ class SessionState:
         self._counted = counters.counted
         self.translate = translate
         """None: nothing is rewritten."""
+        self.effects = effects
+        """What the present door wants of the shell."""
         self.interceptors = interceptors
         self.exchange = Exchange(max_in_flight)
         self.throttle = Throttle(ledger, counters)
-        self.authenticated: Callable[[Login | None], None] = _no_matter
-        """Called when the broker has accepted a login; with None when requests pass without one."""
         self.claim = DEFAULT_CLAIM
         """The claim of OAUTHBEARER tokens that is the principal's name."""
         self.logins: Logins | None = None
         """Created when a login begins."""
         self.client_waits = False
-        """Nothing is read from the client until the broker has answered its SASL message (or its name is known)."""
-        self.wake: Callable[[], None] = _unheard
-        """Called when an interceptor has decided later: the client's requests can go on."""
-        self.connecting = False
-        """The first request waits for the broker connection."""
-        self.draining = False
-        """No further request is started."""
+        """Nothing is read from the client until the broker has answered its SASL message, and its user is known."""
         self.request_time = RequestTime()
         self.broker_mute_until_ms = 0.0
         """The broker does not read from us before this time, because of its own quota (KIP-219)."""
@@ -113,9 +106,7 @@ class SessionState:
             return "login"
         if exchange.state is not _FLOWING:
             return exchange.state.name.lower()
-        if self.connecting:
-            return "connecting"
-        return "draining" if self.draining else "open"
+        return "open"
 
     def count_request(self, account: Account, api_key: int) -> None:
         """Count a request of `account` that is forwarded or answered here."""
@@ -125,10 +116,10 @@ class SessionState:
         if not account.touched:
             self.ledger.wake(account)
 
-    def decided(self, outcome: Outcome) -> None:
-        """Store a decision that an interceptor took later, and wake the connection."""
-        self.exchange.decide(outcome)
-        self.wake()
+    def named(self, login: Login) -> None:
+        """The client has logged in, or needs no login: it waits until its user is known (`Session.on_identity`)."""
+        self.effects.identified = login
+        self.client_waits = True
 
     def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
         """The broker itself throttles: it has told the client so, and does not read this connection meanwhile."""
@@ -156,13 +147,4 @@ class SessionState:
     def close(self) -> None:
         """The connection ends."""
         self.throttle.close()
-        # These callbacks refer back to this session: without them no cycle is left to the garbage collector.
-        self.wake, self.authenticated, self.logins = _unheard, _no_matter, None
-
-
-def _unheard() -> None:
-    """Default of `wake`: there is no shell around this session."""
-
-
-def _no_matter(_login: Login | None) -> None:
-    """Default of `authenticated`: the login is ignored."""
+        self.logins = None  # it refers back to this: without it no cycle is left to the garbage collector

@@ -3,10 +3,12 @@
 The owners call `step` where something happens. A step that is not in its table is an internal error, which closes the
 connection.
 
-| machine  | owner    | the client is not read in                                              |
-|----------|----------|------------------------------------------------------------------------|
-| THROTTLE | Throttle | MUTED, QUEUED, before the deadline                                     |
-| EXCHANGE | Exchange | FULL, ASKING: between two requests, so that one that has begun is read |
+| machine  | owner    | the client is not read in                                                                  |
+|----------|----------|--------------------------------------------------------------------------------------------|
+| CLIENT   | Session  | ENDED, DONE, GONE; LAST: between two requests                                              |
+| BROKER   | Session  | DIALLING                                                                                   |
+| THROTTLE | Throttle | MUTED, QUEUED, before the deadline                                                         |
+| EXCHANGE | Exchange | FULL, ASKING: between two requests, so that one that has begun is read                     |
 """
 
 from __future__ import annotations
@@ -14,6 +16,28 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from typing import Final, TypeVar
+
+
+class Client(enum.IntEnum):
+    """Whether requests are taken."""
+
+    OPEN = 0
+    LAST = 1
+    """The sidecar drains: the request that has begun is the last one."""
+    DONE = 2
+    """Drained: what is owed is still delivered."""
+    ENDED = 3
+    """The client has closed its side: what it is owed is still delivered."""
+    GONE = 4
+
+
+class Broker(enum.IntEnum):
+    """The connection to the broker, which is made for the first request."""
+
+    ABSENT = 0
+    DIALLING = 1
+    UP = 2
+    GONE = 3
 
 
 class Throttled(enum.IntEnum):
@@ -39,6 +63,12 @@ class Answering(enum.IntEnum):
 class Event(enum.Enum):
     """What moves them."""
 
+    END = enum.auto()
+    DRAIN = enum.auto()
+    BOUNDARY = enum.auto()
+    CLOSE = enum.auto()
+    REQUEST = enum.auto()
+    CONNECTED = enum.auto()
     MUTE = enum.auto()
     QUEUE = enum.auto()
     DEADLINE = enum.auto()
@@ -52,6 +82,24 @@ class Event(enum.Enum):
 S = TypeVar("S", bound=enum.IntEnum)
 Table = Mapping[S, Mapping[Event, S]]
 
+CLIENT: Final[Table[Client]] = {
+    Client.OPEN: {Event.DRAIN: Client.LAST, Event.END: Client.ENDED, Event.CLOSE: Client.GONE},
+    Client.LAST: {
+        Event.DRAIN: Client.LAST,
+        Event.BOUNDARY: Client.DONE,
+        Event.END: Client.DONE,
+        Event.CLOSE: Client.GONE,
+    },
+    Client.DONE: {Event.DRAIN: Client.DONE, Event.END: Client.DONE, Event.CLOSE: Client.GONE},
+    Client.ENDED: {Event.DRAIN: Client.ENDED, Event.END: Client.ENDED, Event.CLOSE: Client.GONE},
+    Client.GONE: {},
+}
+BROKER: Final[Table[Broker]] = {
+    Broker.ABSENT: {Event.REQUEST: Broker.DIALLING, Event.CLOSE: Broker.GONE},
+    Broker.DIALLING: {Event.CONNECTED: Broker.UP, Event.CLOSE: Broker.GONE},
+    Broker.UP: {Event.END: Broker.GONE, Event.CLOSE: Broker.GONE},
+    Broker.GONE: {Event.CLOSE: Broker.GONE},
+}
 THROTTLE: Final[Table[Throttled]] = {
     Throttled.FREE: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED},
     Throttled.MUTED: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED, Event.DEADLINE: Throttled.FREE},

@@ -4,7 +4,7 @@ from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType,
 from quota.accounts cimport Account as AccountType
 from quota.ledger cimport Ledger as LedgerType
 
-cdef object _MUTED
+cdef object _MUTED, _QUEUED
 
 
 cdef class Grace:
@@ -34,3 +34,5 @@ cdef class Throttle:
     cpdef object _mute(self, double until_ms, double now_ms)
     cpdef object admit(self, AccountType account, int api_key, object amount, double now_ms)
     cpdef bint blocks(self, double now_ms) except -1
+    cdef object _step(self, object event)
+    cdef object _enter(self, object state)

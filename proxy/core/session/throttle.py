@@ -26,6 +26,7 @@ MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
 FETCHED: Final = Kind.FETCH  # an alias, as looking it up in the enum takes longer
 _MUTED: Final = Throttled.MUTED
+_QUEUED: Final = Throttled.QUEUED
 
 
 class Place:
@@ -207,7 +208,7 @@ class Throttle:
 
     def _mute(self, until_ms: float, now_ms: float) -> None:
         until_ms = self.grace.defer(until_ms, now_ms, self.client_bytes)
-        self.state = step(THROTTLE, self.state, Event.MUTE)
+        self._step(Event.MUTE)
         self.until_ms = max(self.until_ms, until_ms)
 
     # ---- before a request -------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ class Throttle:
         self, kind: Kind, group: QuotaCounter | None, wait_ms: float, now_ms: float, *, unanswered: bool = False
     ) -> None:
         """Do not read the client for `wait_ms`: its next request waits in `group`'s queue."""
-        self.state = step(THROTTLE, self.state, Event.QUEUE)
+        self._step(Event.QUEUE)
         place = self.place
         if place is None:
             place = self.place = Place(kind, group, now_ms)
@@ -236,7 +237,7 @@ class Throttle:
         if place is None:
             return
         self._leave(place)
-        self.state = step(THROTTLE, self.state, Event.ADMIT)
+        self._step(Event.ADMIT)
         if place.group is not None and place.group is not self.promised:
             place.group.pass_held(self)  # its limits changed; otherwise it left the queue when it was let through
         waited_ms = round(now_ms - place.since_ms)
@@ -260,7 +261,7 @@ class Throttle:
         if self.until_ms > now_ms:
             return True
         if self.state is _MUTED:
-            self.state = step(THROTTLE, self.state, Event.DEADLINE)
+            self._step(Event.DEADLINE)
         return False
 
     def client_gone(self) -> None:
@@ -296,9 +297,20 @@ class Throttle:
         for group in (None if place is None else place.group, self.promised):
             if group is not None:
                 group.pass_held(self)
-        self.state = Throttled.FREE
+        self._enter(Throttled.FREE)
 
     def _leave(self, place: Place) -> None:
         self.place = None
         if place.kept_bytes is not None:
             self._ledger.kept.give_back(place.kept_bytes)
+
+    def _step(self, event: Event) -> None:
+        state = step(THROTTLE, self.state, event)
+        if state is not self.state:
+            self._enter(state)
+
+    def _enter(self, state: Throttled) -> None:
+        counters = self._counters
+        counters.connections_muted += (state is _MUTED) - (self.state is _MUTED)
+        counters.connections_waiting += (state is _QUEUED) - (self.state is _QUEUED)
+        self.state = state

@@ -1,61 +1,65 @@
 cimport cython
 
-from proxy.net.io cimport calls
-from proxy.net.io.endpoint cimport Endpoint
-from proxy.net.io.rounds cimport Clock as ClockType, Round as RoundType, Watch as WatchType
-from proxy.net.io.splice cimport Splice as SpliceType
-from proxy.core.session.throttle cimport Throttle as ThrottleType
-from proxy.core.session.state cimport SessionState as SessionStateType
-from proxy.core.session.frames cimport FrameReader
+from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
-from proxy.core.session.request_handler cimport RequestHandler as RequestHandlerType
-from proxy.core.session.response_handler cimport ResponseHandler as ResponseHandlerType
+from proxy.core.session.session cimport Session as SessionType
+from proxy.net.io.endpoint cimport Endpoint as EndpointType
+from proxy.net.io.rounds cimport Clock as ClockType, Handler, Round as RoundType
+from proxy.net.io.splice cimport Splice as SpliceType
+
+cdef long _MOST_UNSENT
+cdef double _NEVER
 
 
-cdef class ConnectionIO:
-    cdef public Endpoint broker, client
-    cdef public WatchType broker_watch, client_watch
-    cdef public object _buffer, _shared, on_progress, compliance, session
-    cdef public bytes to_broker, to_client
-    cdef public bint is_held, progress_wanted
-    cdef public double last_activity_s
-    cdef public long long _ahead_bytes
-    cdef public long _splice_min_bytes
-    cdef public ClockType _clock
+cdef class ConnectionPair
+
+
+cdef class Direction(Handler):
+    cdef public ConnectionPair _pair
+    cdef public object _buffer
     cdef public RoundType _round
-    cdef public SessionStateType _state
-    cdef public RequestHandlerType _requests
-    cdef public ResponseHandlerType _responses
-    cdef public SpliceType _splice_down, _splice_up
+    cdef public SpliceType _splice
+    cdef public long long moves
+    cdef public bint _upward, open
+    cdef public EndpointType sink, source
+    cdef public bytes unsent
 
-    @cython.locals(state=SessionStateType, requests=RequestHandlerType, watch=WatchType,
-                   frames=FrameReader, splice=SpliceType, broker=Endpoint, now_s=cython.double,
-                   now_ms=cython.double, stopped=cython.bint, throttle=ThrottleType, skip=cython.longlong, out=OutgoingType,
-                   wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, more=cython.bint, _=cython.int)
-    cpdef object on_client_readable(self)
-    cpdef object _connect(self)
-    cpdef bint _flush_broker(self) except -1
-    cpdef object _wait_for_room_at_broker(self)
-    @cython.locals(splice=SpliceType, now_s=cython.double)
-    cdef object _splice_request(self, Endpoint broker, long long count)
-    @cython.locals(responses=ResponseHandlerType, watch=WatchType, broker=Endpoint, frames=FrameReader, splice=SpliceType,
-                   skip=cython.longlong, wanted=cython.Py_ssize_t, received=cython.Py_ssize_t,
-                   now_s=cython.double, more=cython.bint, sent=cython.bint,
-                   _=cython.int)
-    cpdef object on_broker_readable(self)
-    @cython.locals(out=OutgoingType)
-    cpdef bint _send_client(self, bint more) except -1
-    cpdef bint _flush_client(self) except -1
-    cpdef object _answer(self)
-    @cython.locals(splice=SpliceType, now_s=cython.double)
-    cdef object _splice_response(self, Endpoint broker, long long count)
-    cpdef object _expect_rest(self, WatchType watch)
-    cpdef object _rest_came(self, WatchType watch)
-    cpdef object _progress(self)
+    @cython.locals(pair=ConnectionPair, _=cython.int)
+    cpdef object run(self)
+    @cython.locals(pair=ConnectionPair, sent=cython.Py_ssize_t, more=cython.bint, sink=EndpointType)
+    cpdef object send(self, OutgoingType out)
+    @cython.locals(pair=ConnectionPair, wanted=cython.Py_ssize_t, received=cython.Py_ssize_t)
+    cdef bint _read(self) except -1
+    @cython.locals(pair=ConnectionPair, splice=SpliceType)
+    cdef bint _move(self) except -1
+    @cython.locals(pair=ConnectionPair, sink=EndpointType, done=cython.Py_ssize_t, total=cython.Py_ssize_t, sent=cython.Py_ssize_t)
+    cdef bint _flush(self) except -1
 
 
-@cython.locals(sent=cython.Py_ssize_t, total=cython.Py_ssize_t, start=cython.Py_ssize_t, end=cython.Py_ssize_t)
-cdef bytes _send(Endpoint endpoint, OutgoingType out, bint more, object failed)
+cdef class ConnectionPair:
+    cdef public object _shared, _changed, _identify, compliance, reason
+    cdef public RoundType _round
+    cdef public long long _ahead_bytes, _splice_min_bytes
+    cdef public SessionType session
+    cdef public Direction down, up
+    cdef public double _wake_at_ms, active_s
+    cdef public bint _may_read, closed, more, wants_broker, yields
 
-@cython.locals(done=cython.Py_ssize_t, total=cython.Py_ssize_t, sent=cython.Py_ssize_t)
-cdef bytes _flush(Endpoint endpoint, bytes left, object failed)
+    @cython.locals(now_ms=cython.double, was_open=cython.bint)
+    cpdef object on_bytes(self, bint upward, object buffer, Py_ssize_t count)
+    @cython.locals(now_ms=cython.double, was_open=cython.bint)
+    cpdef object on_moved(self, bint upward, long long count)
+    cpdef object on_end(self, bint upward)
+    cpdef object turn(self)
+    @cython.locals(up=Direction, now_s=cython.double, now_ms=cython.double)
+    cpdef object stay(self)
+    cpdef object has_room(self, Direction direction)
+    @cython.locals(up=Direction)
+    cdef object _look_after(self, bint was_open)
+    @cython.locals(up=Direction, down=Direction, least=cython.longlong)
+    cpdef object apply(self, EffectsType effects)
+    @cython.locals(up=Direction, opened=cython.bint)
+    cdef object _open_or_shut(self)
+    cdef object _end_if_sent(self)
+    cpdef object _run_up(self)
+    cpdef double _now_ms(self) except? -1.0

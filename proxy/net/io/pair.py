@@ -1,57 +1,47 @@
-"""The I/O of one connection pair: everything that can be done with requests and responses without blocking.
+"""One connection pair: the sockets of a session, and the one place where its effects are carried out.
 
-`proxy.net.io.rounds` calls `on_client_readable` and `on_broker_readable` when a socket is readable, or when one that
-was full is writable again. The pumps (`proxy.net.io.connection`) wait for everything else. Both functions use one
-receive buffer that all connections share: nothing stays in it between two waits.
+`proxy.net.io.rounds` runs a `Direction` when its source is readable, or when its sink, which was full, is writable
+again. Everything that has to wait (dialling, the look-up of a user, a decision) is asked of the connection's task
+(`proxy.net.io.connection`). All connections share one receive buffer: nothing stays in it between two events.
 """
 
 from __future__ import annotations
 
-import enum
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from proxy.core.errors import SessionError, broker_failed, client_failed
+from proxy.core.auth.sasl import Login
+from proxy.core.errors import CloseReason, SessionError, broker_failed, client_failed
+from proxy.core.interceptors.intercept import Outcome
+from proxy.core.session.effects import Effects
 from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
-from proxy.core.session.throttle import Place
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.io.compliance import ThrottleComplianceProbe
-from proxy.net.io.endpoint import Endpoint
+from proxy.net.io.compliance import MIN_PROBED_MS, ThrottleComplianceProbe
 from proxy.net.io.kernel import unread_bytes
 from proxy.net.io.reactor import Reactor
-from proxy.net.io.rounds import AGAIN, NEVER, Again, Watch
+from proxy.net.io.rounds import NEVER, Handler
 from proxy.net.io.splice import PipePool, SinkError, SourceError, Splice, Step
 
-READS_BEFORE_CHECKPOINT: Final = 8
-"""Reads in a row without waiting before other connections are served, as long as each has few frames."""
-LARGE_FETCH_BYTES: Final = 262_144
-HEAD_BYTES: Final = 4096
-"""After a fetch response larger than the former, no more than the latter is read of the next one at first: it is
-probably large as well, so its head is enough here and the kernel moves the rest."""
+if TYPE_CHECKING:
+    from proxy.net.io.endpoint import Endpoint
+
+READS_IN_A_ROW: Final = 8
+"""Before other connections are served."""
+MAX_UNSENT_BYTES: Final = 65_536
+"""While the client has not read more than this, no more requests are read from it."""
 MAX_READ_AHEAD_BYTES: Final = 1 << 20
-"""So much may be read of what a client has sent although it is muted or its request is held: when more lies unread
+"""So much may be read of what a client has sent although it is muted or its request is queued: when more lies unread
 than the receive window holds, the end of the connection lies behind it."""
 MAX_READ_AHEAD_BYTES_OF_ALL: Final = 64 << 20
 """All connections read ahead so much at most; none more than a quarter of what is left of it, so some is always left
 for others."""
-MIN_UNREAD_BYTES: Final = 32_768
-"""With less unread the receive window is open, and a client's end is reported without a read."""
-MIN_MUTE_READ_AHEAD_S: Final = 1.0
-"""With less of a mute left nothing is read ahead: nobody waits long for a client that has gone."""
-# In compiled code these are C numbers (see the .pxd).
-
-
-class StopReason(enum.Enum):
-    """Why the I/O stopped: what the pump's task has to do before it continues."""
-
-    WAITS = enum.auto()
-    """Too many requests are in flight, or an interceptor has asked the broker something."""
-    CONNECT = enum.auto()
-    """The first request has arrived (`to_broker`), and there is no broker connection yet."""
-    ENDED = enum.auto()
+# Compared for each read: C numbers in compiled code (see the .pxd).
+_MOST_UNSENT: Final = MAX_UNSENT_BYTES
+_NEVER: Final = NEVER
 
 
 @dataclass(slots=True)
@@ -63,432 +53,521 @@ class Shared:
     buffer: memoryview
     """Receive buffer; valid only until the next await."""
     splice_min_bytes: int
+    """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
     reactor: Reactor
-    """Reports readable sockets."""
     close_log: CloseLogLimiter
+    effects: Effects = field(default_factory=Effects)
     ahead_bytes: int = 0
     """Read ahead by all connections (`MAX_READ_AHEAD_BYTES`)."""
 
 
-class ConnectionIO:
-    """What one connection pair does when one of its sockets is ready."""
+class Direction(Handler):
+    """What is read from `source`, and sent to `sink`. A pair has two, and both run the same way:
+
+    unsent? --> send it, or wait for room ------+
+    a large body? --> splice                    |  all of it without blocking
+    else read --> a door of the session --> `ConnectionPair.apply` --> `send`
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_pair",
+        "_round",
+        "_splice",
+        "_upward",
+        "moves",
+        "open",
+        "sink",
+        "source",
+        "unsent",
+    )
+
+    def __init__(self, pair: ConnectionPair, shared: Shared, upward: bool) -> None:
+        """`upward`: from the client to the broker."""
+        super().__init__()
+        self._pair: ConnectionPair | None = pair
+        self._round = shared.reactor.round
+        self._buffer = shared.buffer
+        self._upward = upward
+        self._splice = Splice(shared.pipes)
+        self.source: Endpoint | None = None
+        self.sink: Endpoint | None = None
+        """None: not connected yet. What is sent waits."""
+        self.open = True
+        """The session lets it read."""
+        self.moves = 0
+        """How many of the next bytes may be spliced; 0 as well if they are too few, or one side cannot."""
+        self.unsent = b""
+        """What the sink did not take: it is sent first, and nothing is read until then."""
+
+    def run(self) -> None:
+        """Do all that can be done without blocking."""
+        pair = self._pair
+        if pair is None:
+            return
+        if pair.more:
+            if not self._upward:
+                return  # `turn` comes first
+            pair.turn()
+        for _ in range(READS_IN_A_ROW):
+            if pair.closed or pair.more or (self.unsent and not self._flush()):
+                return
+            if self._splice.inside or (self.moves and self.readable and self.open):
+                if not self._move():
+                    return
+            elif not self.open:
+                if self._upward:
+                    pair.stay()
+                return
+            elif not self.readable or not self._read():
+                return
+            if pair.yields:
+                break
+        self._round.go_on_later(self)
+
+    def on_time(self) -> None:
+        """The time has come that the session, or the look at the client's compliance, asked for."""
+        pair = self._pair
+        if pair is not None:
+            pair.on_time()
+
+    def failed(self) -> None:
+        """An exception of ours is being handled: the connection ends, others go on."""
+        pair = self._pair
+        if pair is not None:
+            pair.close(sys.exc_info()[1])
+
+    def send(self, out: Outgoing) -> None:
+        """Send what the session said, in order; keep what the sink does not take."""
+        sink = self.sink
+        if sink is None or self.unsent:
+            self.unsent += b"".join(out.parts())
+            return
+        more = self.readable and self.moves > 0  # the rest of a large frame shares a packet with its head
+        try:
+            if out.buffers is None:
+                sent = sink.send(out.view, out.start, out.end, more)
+                if sent < out.end - out.start:
+                    self.unsent = bytes(out.view[out.start + sent : out.end])
+            else:
+                parts = out.parts()
+                self.unsent = b"".join(parts)[sink.send_all(parts, more) :]
+        except OSError as error:
+            self._fail(not self._upward, error)
+            return
+        if self.unsent:
+            self._flush()
+
+    def close(self) -> None:
+        """The connection has ended. Nothing is left that refers back to it."""
+        self._splice.close()
+        self.readable = self.open = self.waits_for_room = False
+        self.at_s = NEVER
+        self.unsent = b""
+        self._pair = self.source = self.sink = None
+
+    def _read(self) -> bool:
+        """Read once. False: there is no more for now."""
+        pair, source, buffer = self._pair, self.source, self._buffer
+        assert pair is not None
+        assert source is not None
+        wanted = len(buffer)
+        try:
+            received = source.receive(buffer, wanted)
+        except OSError as error:
+            self._fail(self._upward, error)
+            return False
+        if received > 0:
+            if received < wanted and not self.over:
+                self.readable = False  # a short read has emptied the socket
+            pair.on_bytes(self._upward, buffer, received)
+            return self.readable or self.moves > 0 or not self.open
+        self.readable = False
+        if received == 0:
+            pair.on_end(self._upward)
+        return False
+
+    def _move(self) -> bool:
+        """Splice once. False: one side would block."""
+        pair, splice = self._pair, self._splice
+        assert pair is not None
+        assert self.source is not None
+        assert self.sink is not None
+        step = Step.ENDED
+        failure: SourceError | SinkError | None = None
+        try:
+            step = splice.step(self.source.fd, self.sink.fd, max(self.moves, splice.inside))
+        except (SourceError, SinkError) as error:
+            failure = error
+        if splice.moved:
+            pair.on_moved(self._upward, splice.moved)
+        if failure is not None:
+            self._fail(isinstance(failure, SourceError) is self._upward, failure.__cause__)
+        elif step is Step.EMPTY:
+            self.readable = False
+        elif step is Step.FULL:
+            self.waits_for_room = True
+        elif step is Step.NO_PIPE:
+            self.moves = 0
+            return True
+        elif step is Step.ENDED:
+            pair.on_end(self._upward)
+            return False
+        return step is Step.DONE or step is Step.SHARE
+
+    def _flush(self) -> bool:
+        """Send what was left over, until the socket is full: only then does epoll report it writable. False: it is."""
+        pair, sink, left = self._pair, self.sink, self.unsent
+        done, total = 0, len(left)
+        if sink is None:
+            return False
+        try:
+            while done < total:
+                sent = sink.send(left, done, total, False)
+                if sent == 0:
+                    break
+                done += sent
+        except OSError as error:
+            self._fail(not self._upward, error)
+            return False
+        self.unsent = left[done:] if done else left
+        self.waits_for_room = done < total
+        if done == total and pair is not None:
+            pair.has_room(self)
+        return done == total and self._pair is not None
+
+    def _fail(self, client: bool, error: BaseException | None) -> None:
+        """One side's socket failed: the client's, or else the broker's."""
+        if self._pair is not None:
+            self._pair.close(client_failed(error) if client else broker_failed(error))
+
+
+class ConnectionPair:
+    """A client's connection and its broker connection, which is made when the first request has come."""
 
     __slots__ = (
         "_ahead_bytes",
-        "_buffer",
-        "_clock",
-        "_requests",
-        "_responses",
+        "_changed",
+        "_identify",
+        "_may_read",
         "_round",
         "_shared",
-        "_splice_down",
         "_splice_min_bytes",
-        "_splice_up",
-        "_state",
-        "broker",
-        "broker_watch",
-        "client",
-        "client_watch",
+        "_wake_at_ms",
+        "active_s",
+        "closed",
         "compliance",
-        "is_held",
-        "last_activity_s",
-        "on_progress",
-        "progress_wanted",
+        "down",
+        "more",
+        "reason",
         "session",
-        "to_broker",
-        "to_client",
+        "up",
+        "wants_broker",
+        "yields",
     )
 
-    def __init__(self, client: Endpoint, client_watch: Watch, session: Session, shared: Shared, now_s: float) -> None:
-        self.client = client
-        self.client_watch = client_watch
-        self.broker: Endpoint | None = None
-        self.broker_watch: Watch | None = None
-        self.session = session
-        self._state, self._requests, self._responses = session.state, session.requests, session.responses
+    def __init__(
+        self,
+        client: Endpoint,
+        session: Session,
+        shared: Shared,
+        changed: Callable[[], None],
+        identify: Callable[[Login], str | None],
+    ) -> None:
+        """`changed()` is called when `wants_broker` or `closed` is set. `identify(login)` returns the user of a login;
+        None: call `identified` later. A SessionError that it raises ends the connection. The session's effects are
+        `shared.effects`."""
         self._shared = shared
         self._round = shared.reactor.round
-        self._clock = self._round.clock
-        self._buffer = shared.buffer
-        self.to_broker = b""
-        """Bytes that the broker's full socket did not take: they are sent first."""
-        self.to_client = b""
+        self._changed: Callable[[], None] = changed
+        self._identify: Callable[[Login], str | None] = identify
         self._splice_min_bytes = 0
-        """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
-        self._splice_up = Splice(shared.pipes)
-        self._splice_down = Splice(shared.pipes)
-        self.on_progress: Callable[[], None] | None = None
-        """Called, if `progress_wanted`, when requests have been answered or an interceptor has decided."""
-        self.progress_wanted = False
+        self.session = session
+        self.up = Direction(self, shared, True)
+        self.down = Direction(self, shared, False)
+        self.up.source = self.down.sink = client
+        self.down.readable = False
+        self._wake_at_ms = _NEVER
+        self.active_s = self._round.clock.now_s()
+        """When bytes were moved last, in either direction."""
+        self._may_read = True
+        """The session lets the client be read."""
+        self.more = False
+        """The session has more to do: `turn`."""
+        self.yields = False
+        """The last door took a whole turn."""
+        self.wants_broker = False
+        """Dial the broker and call `connected`."""
+        self.closed = False
+        self.reason: CloseReason | BaseException | None = None
+        """Why the connection ends, once it does."""
         self.compliance: ThrottleComplianceProbe | None = None
         """Watches a mute, if it is long enough."""
-        self.is_held = False
-        """The next request is held because its group is in debt; the connection is counted among the held ones."""
         self._ahead_bytes = 0
-        """The backlog as counted in `Shared.ahead_bytes`."""
-        self.last_activity_s = now_s
+        """What was read ahead, as counted in `Shared.ahead_bytes`."""
 
-    def connected(self, broker: Endpoint, watch: Watch) -> None:
-        """The broker connection is established."""
-        self.broker, self.broker_watch = broker, watch
-        self._state.connecting = False
-        if self.client.splices and broker.splices:
+    # ---- called by the connection's task ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve. Raises OSError if the kernel cannot watch the socket."""
+        assert self.up.source is not None
+        self._round.watch(self.up.source.fd, self.up, self.down)
+        self._run_up()
+
+    def connected(self, broker: Endpoint, round_trip_ms: float) -> None:
+        """The broker's connection is up. Raises OSError if the kernel cannot watch the socket."""
+        up, down = self.up, self.down
+        if self.closed:
+            return
+        self._round.watch(broker.fd, down, up)
+        up.sink = down.source = broker
+        down.readable = True
+        if up.source is not None and up.source.splices and broker.splices:
             self._splice_min_bytes = self._shared.splice_min_bytes
+        self.apply(self.session.on_connected(round_trip_ms, self._now_ms()))
+        if not self.closed and up.unsent:
+            up._flush()
+        self._run_up()
 
-    def close(self) -> None:
-        """The connection has ended."""
-        self.unmute()
-        self._splice_up.close()
-        self._splice_down.close()
-        self.on_progress = self.broker_watch = None
+    def identified(self, user: str) -> None:
+        """The user of the login that `identify` was asked about is known."""
+        if not self.closed:
+            self.apply(self.session.on_identity(user, self._now_ms()))
+            self._run_up()
 
-    # ---- client -> broker -------------------------------------------------------------------------------------------
+    def decided(self, outcome: Outcome) -> None:
+        """An interceptor has decided about the request that waits."""
+        if not self.closed:
+            self.apply(self.session.on_decision(outcome, self._now_ms()))
+            self._run_up()
 
-    def on_client_readable(self) -> StopReason | Again | None:
-        """Do everything with the client's requests that does not block (see `proxy.net.io.reactor.take`)."""
-        state, requests, watch = self._state, self._requests, self.client_watch
-        frames, splice, broker, throttle = requests.reader, self._splice_up, self.broker, state.throttle
-        if self.to_client:
-            self._flush_client()
-        if self.to_broker and not (self.broker is not None and self._flush_broker()):
-            return None if broker is not None else self._connect()
-        if state.exchange.answer_due():
-            self._answer()
-        for _ in range(READS_BEFORE_CHECKPOINT):
-            now_s = self._clock.now_s()
-            now_ms = now_s * 1000.0
-            if throttle.blocks(now_ms) and not splice.inside:
-                return self._stay_muted(now_s)
-            # No look at the client's compliance: now that the mute is over, those send as well that have waited.
-            if self.compliance is not None or self.is_held:
-                self.unmute()
-            if state.draining and requests.at_boundary:
-                return StopReason.ENDED
-            # The walk stopped at something to wait for, or at the backlog; or a name is being looked up.
-            stopped = frames.stopped or state.client_waits
-            if stopped and state.must_wait():
-                return StopReason.WAITS
-            skip = frames.movable()
-            if broker is not None and ((watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside):
-                step = self._splice_request(broker, skip)
-                if step is Step.DONE or step is Step.SHARE:
-                    continue
-                if step is Step.EMPTY:
-                    watch.readable = False
-                    return None
-                if step is Step.FULL:
-                    self._wait_for_room_at_broker()
-                    return None
-                if step is Step.ENDED:
-                    return StopReason.ENDED
-            if stopped and requests.has_backlog():
-                requests.resume(now_ms)
-            elif not watch.readable:
-                return None
-            else:
-                wanted = len(self._buffer)
-                try:
-                    received = self.client.receive(self._buffer, wanted)
-                except OSError as error:
-                    raise client_failed(error) from error
-                if received < 0:
-                    watch.readable = False
-                    return None
-                if received == 0:
-                    return StopReason.ENDED
-                self.last_activity_s = now_s
-                requests.take(self._buffer, received, now_ms)
-                if received < wanted and not watch.over:
-                    watch.readable = False
-            out = requests.out
-            if not out.empty():
-                if broker is None:  # the broker is dialled when the first request arrives
-                    self.to_broker = b"".join(out.parts())
-                    out.begin()
-                    return self._connect()
-                more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
-                self.to_broker = _send(broker, out, more, broker_failed)
-                if self.to_broker and not self._flush_broker():
-                    return None
-            if state.exchange.answer_due():
-                self._answer()
-            if not (watch.readable or frames.left or frames.stopped or state.draining):
-                return None  # the next round would find no more
-            if not frames.did_little():
-                break
-        return AGAIN
+    def drain(self) -> None:
+        """Read no further request; close once everything in flight has been answered."""
+        if not self.closed:
+            self.apply(self.session.on_drain(self._now_ms()))
 
-    def _connect(self) -> StopReason:
-        self._state.connecting = True
-        return StopReason.CONNECT
+    def close(self, reason: CloseReason | BaseException | None) -> None:
+        """End the connection for this reason, unless it has ended."""
+        if self.closed:
+            return
+        self.reason = reason
+        self.closed = True
+        shared, up, down = self._shared, self.up, self.down
+        self.session.close(self._now_ms())
+        for endpoint in (up.source, down.source):
+            if endpoint is not None:
+                self._round.forget(endpoint.fd)
+        up.close()
+        down.close()
+        self.compliance = None
+        self._count_ahead(0)
+        shared.effects.begin()  # an error refers to the frames of its traceback
+        self._changed()
+        self._changed, self._identify = _unheard, nobody
 
-    def _flush_broker(self) -> bool:
-        """Send what was left over for the broker. False: its socket is full; this is called again when it is
-        writable."""
-        assert self.broker is not None
-        self.to_broker = _flush(self.broker, self.to_broker, broker_failed)
-        if self.to_broker:
-            self._wait_for_room_at_broker()
-            return False
-        return True
+    # ---- events -----------------------------------------------------------------------------------------------------
 
-    def _wait_for_room_at_broker(self) -> None:
-        assert self.broker_watch is not None
-        self.broker_watch.room_for = self.client_watch
+    def on_bytes(self, upward: bool, buffer: memoryview, count: int) -> None:
+        """`count` bytes were read."""
+        self.active_s = self._round.clock.now_s()
+        now_ms = self.active_s * 1000.0
+        if upward:
+            self.apply(self.session.on_client_bytes(buffer, count, now_ms))
+        else:
+            was_open = self.up.open
+            self.apply(self.session.on_broker_bytes(buffer, count, now_ms, self._round.since_ms))
+            self._look_after(was_open)
 
-    def _splice_request(self, broker: Endpoint, count: int) -> Step:
-        splice = self._splice_up
+    def on_moved(self, upward: bool, count: int) -> None:
+        """`count` bytes were spliced."""
+        self.active_s = self._round.clock.now_s()
+        now_ms = self.active_s * 1000.0
+        if upward:
+            self.apply(self.session.on_client_moved(count, now_ms))
+        else:
+            was_open = self.up.open
+            self.apply(self.session.on_broker_moved(count, now_ms))
+            self._look_after(was_open)
+
+    def _look_after(self, was_open: bool) -> None:
+        """A response has muted the client, perhaps: look at what it has sent already (`stay`)."""
+        up = self.up
+        if was_open and not up.open and (up.readable or up.over):
+            self._round.go_on_later(up)
+
+    def on_end(self, upward: bool) -> None:
+        """One side sends no more."""
+        now_ms = self._now_ms()
+        self.apply(self.session.on_client_end(now_ms) if upward else self.session.on_broker_end(now_ms))
+
+    def turn(self) -> None:
+        """Others have been served: go on with what the session left."""
+        self.more = False
+        self.apply(self.session.on_turn(self._now_ms()))
+        if not self.more and self.down.readable and not self.closed:
+            self._round.go_on_later(self.down)
+
+    def on_time(self) -> None:
+        """The mute is over, or it is time to look whether the client heeds it."""
+        now_ms = self._now_ms()
+        if now_ms >= self._wake_at_ms:
+            self.apply(self.session.on_deadline(now_ms))
+        elif self.compliance is None:
+            self._come_back()  # a rounding error too early
+        self._run_up()
+
+    def stay(self) -> None:
+        """The client is not read now. While it is muted or queued, look at what it has sent: whether it heeds its mute,
+        and whether it has gone."""
+        up, now_s = self.up, self._round.clock.now_s()
+        now_ms = now_s * 1000.0
+        if self._wake_at_ms == _NEVER:
+            return
+        if now_ms >= self._wake_at_ms:
+            self.apply(self.session.on_deadline(now_ms))
+            return
+        session, client = self.session, up.source
+        queued = session.throttle.place is not None
+        ahead_over = session.read_ahead_over(now_ms)
+        assert client is not None
+        if up.readable and ahead_over < _NEVER and unread_bytes(client.sock) > ahead_over:
+            self._read_ahead(client, now_ms)
+        if self.closed:
+            return
+        if self.compliance is not None:
+            self._look(self.compliance, now_s)
+        if up.over or queued:
+            self.apply(session.on_unread(unread_bytes(client.sock), up.over, now_ms))
+        if not self.closed:
+            self._count_ahead(session.kept_bytes)
+
+    def _read_ahead(self, client: Endpoint, now_ms: float) -> None:
+        """Read once what the client has sent, which the session keeps."""
+        shared, up = self._shared, self.up
+        left = (MAX_READ_AHEAD_BYTES_OF_ALL - shared.ahead_bytes + self._ahead_bytes) // 4
+        wanted = min(min(MAX_READ_AHEAD_BYTES, left) - self.session.kept_bytes, len(shared.buffer))
+        if wanted <= 0:
+            return
         try:
-            return splice.step(self.client.fd, broker.fd, count)
-        except SourceError as error:
-            raise client_failed(error.__cause__) from error
-        except SinkError as error:
-            raise broker_failed(error.__cause__) from error
-        finally:
-            if splice.moved:
-                self.last_activity_s = now_s = self._clock.now_s()
-                self._requests.moved(splice.moved, now_s * 1000.0)
+            received = client.receive(shared.buffer, wanted)
+        except OSError:
+            received = 0  # reset: what has been read is all that came
+        if received > 0:
+            self.active_s = now_ms / 1000.0
+            self.apply(self.session.on_client_bytes(shared.buffer, received, now_ms))
+            self._round.go_on_later(up)
+        elif received == 0:
+            up.over = True
 
-    # ---- mute -------------------------------------------------------------------------------------------------------
+    def _look(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
+        """Look whether the client heeds its mute, if it is time to."""
+        if compliance.poll(now_s, self.session.client_bytes_total) and compliance.in_time(self._round.clock.now_s()):
+            self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
+        self._come_back()
 
-    def _stay_muted(self, now_s: float) -> StopReason | None:
-        """The mute's deadline has not come: read nothing, and come back then. ENDED if the client has gone."""
-        session, watch, throttle = self.session, self.client_watch, self._state.throttle
-        compliance, deadline_s = self.compliance, throttle.until_ms / 1000.0
-        if throttle.place is not None:
-            return self._stay_held(throttle.place, now_s, deadline_s)
-        if compliance is None:
-            self._shared.counters.connections_muted += 1
-            # Only what the client was told to wait for: a client that was told nothing ignores nothing.
-            told_s = min(deadline_s, throttle.told_until_ms / 1000.0)
-            compliance = self.compliance = ThrottleComplianceProbe(self.client.sock, now_s, told_s)
-        if deadline_s - now_s >= MIN_MUTE_READ_AHEAD_S:
-            self._read_ahead(now_s, MIN_UNREAD_BYTES)
-        self._count_backlog()
-        self._check_compliance(compliance, now_s)
-        if self._state.draining and session.client_at_boundary:
-            return StopReason.ENDED
-        if watch.over:
-            throttle.client_gone()
-            if not (session.has_backlog or self._unforwarded_bytes()):
-                return StopReason.ENDED
-        watch.come_back(min(deadline_s, compliance.next_poll_s))
-        return None
+    def has_room(self, direction: Direction) -> None:
+        """What was left over has been sent."""
+        self._open_or_shut()
+        if direction.readable:
+            self._round.go_on_later(direction)
+        self._end_if_sent()
 
-    def _stay_held(self, held: Place, now_s: float, deadline_s: float) -> StopReason | None:
-        """As `_stay_muted`, while a request is held because its group is in debt. The client was not told to wait, so
-        its compliance is not recorded."""
-        if not self.is_held:
-            self.unmute()
-            self.is_held = True
-            self._shared.counters.connections_waiting += 1
-        self._read_ahead(now_s, 0 if self._state.throttle.missing_bytes else MIN_UNREAD_BYTES)
-        self._count_backlog()
-        held.all_read = not unread_bytes(self.client.sock)
-        if self._state.draining:
-            return StopReason.ENDED
-        # A client sends a request that was not forwarded again, on another connection.
-        if self.client_watch.over and not self._state.throttle.keeps(self._unforwarded_bytes(), now_s * 1000.0):
-            return StopReason.ENDED
-        self.client_watch.come_back(deadline_s)
-        return None
+    # ---- effects ----------------------------------------------------------------------------------------------------
 
-    def _read_ahead(self, now_s: float, more_than: int) -> None:
-        """If more than so many bytes are unread, read once what the client has sent, into the backlog."""
-        requests, watch, shared = self._requests, self.client_watch, self._shared
-        if watch.readable and not requests.reader.left and unread_bytes(self.client.sock) > more_than:
-            left = (MAX_READ_AHEAD_BYTES_OF_ALL - shared.ahead_bytes + self._ahead_bytes) // 4
-            wanted = min(min(MAX_READ_AHEAD_BYTES, left) - requests.reader.kept_bytes(), len(self._buffer))
-            if wanted > 0:
-                try:
-                    received = self.client.receive(self._buffer, wanted)
-                except OSError:
-                    received = 0  # reset: what has been read is all that came
-                if received > 0:
-                    self.last_activity_s = now_s
-                    requests.read_ahead(self._buffer, received)
-                    watch.go_on_later()
-                elif received == 0:
-                    watch.over = True
+    def apply(self, effects: Effects) -> None:
+        """Carry out what the session wants."""
+        if self.closed:
+            return
+        user, login = None, effects.identified
+        if login is not None:  # first: a user that is refused is not shown the broker's welcome
+            try:
+                user = self._identify(login)
+            except SessionError as error:
+                self.close(error)
+                return
+        up, down = self.up, self.down
+        least = self._splice_min_bytes
+        up.moves = effects.splice_up if effects.splice_up >= least > 0 else 0
+        down.moves = effects.splice_down if effects.splice_down >= least > 0 else 0
+        self.yields, self._may_read = effects.yields, effects.read_client
+        if effects.more and not self.more:
+            self._round.go_on_later(up)
+        self.more = effects.more
+        if not effects.to_broker.empty():
+            up.send(effects.to_broker)
+        if not effects.to_client.empty():
+            down.send(effects.to_client)
+        if up.source is None:
+            return  # a socket has failed
+        self._open_or_shut()
+        if effects.wake_at_ms != self._wake_at_ms:
+            self._wake(effects.wake_at_ms)
+        if effects.connect:
+            self.wants_broker = True
+            self._changed()
+        if effects.close is not None:
+            self.close(effects.close)
+        elif effects.ended is not None:
+            self.reason = self.reason or effects.ended
+            self._end_if_sent()
+        elif user is not None:
+            self.apply(self.session.on_identity(user, self._now_ms()))
+        elif effects.ask is not None:
+            effects.ask.start(self.decided)
 
-    def _count_backlog(self) -> None:
-        ahead_bytes = self._requests.reader.kept_bytes()
+    def _open_or_shut(self) -> None:
+        """Whether the client is read: not while it leaves much unread itself."""
+        up = self.up
+        opened = self._may_read and len(self.down.unsent) <= _MOST_UNSENT
+        if opened and not up.open and up.readable:
+            self._round.go_on_later(up)
+        up.open = opened
+
+    def _wake(self, at_ms: float) -> None:
+        """The client is muted or queued until this time; NEVER: it is no longer."""
+        self._wake_at_ms = at_ms
+        throttle, client = self.session.throttle, self.up.source
+        if at_ms == _NEVER:
+            self.compliance = None
+            self._count_ahead(0)
+        elif throttle.place is not None:  # the client was not told to wait
+            self.compliance = None
+        elif self.compliance is None and client is not None:
+            # Only what it was told to wait for: a client that was told nothing ignores nothing.
+            told_ms, now_ms = min(at_ms, throttle.told_until_ms), self._now_ms()
+            if told_ms - now_ms >= MIN_PROBED_MS:
+                self.compliance = ThrottleComplianceProbe(client.sock, now_ms / 1000.0, told_ms / 1000.0)
+        self._come_back()
+
+    def _come_back(self) -> None:
+        at_s = self._wake_at_ms / 1000.0
+        if self.compliance is not None:
+            at_s = min(at_s, self.compliance.next_poll_s)
+        self._round.come_back(at_s, self.up)
+
+    def _count_ahead(self, ahead_bytes: int) -> None:
         self._shared.ahead_bytes += ahead_bytes - self._ahead_bytes
         self._ahead_bytes = ahead_bytes
 
-    def _unforwarded_bytes(self) -> int:
-        """What the client has sent and was not forwarded."""
-        return self._requests.reader.kept_bytes() + unread_bytes(self.client.sock)
+    def _end_if_sent(self) -> None:
+        """Close for the reason there is, if all has been sent."""
+        if self.reason is None or self.down.unsent:
+            return
+        if not self.up.unsent or self.reason is CloseReason.BROKER_CLOSED:
+            self.close(self.reason)
 
-    def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
-        if compliance.poll(now_s, self._state.throttle.client_bytes) and compliance.in_time(self._clock.now_s()):
-            self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
+    def _run_up(self) -> None:
+        if not (self.closed or self.up.queued):
+            self.up.run()
 
-    def unmute(self) -> None:
-        """The connection is neither muted nor held any more."""
-        if self.compliance is not None:
-            self.compliance = None
-            self._shared.counters.connections_muted -= 1
-        if self.is_held:
-            self.is_held = False
-            self._shared.counters.connections_waiting -= 1
-        self._shared.ahead_bytes -= self._ahead_bytes
-        self._ahead_bytes = 0
-
-    # ---- broker -> client -------------------------------------------------------------------------------------------
-
-    def on_broker_readable(self) -> StopReason | Again | None:
-        """Do everything with the broker's responses that does not block (see `proxy.net.io.reactor.take`)."""
-        responses, watch, broker = self._responses, self.broker_watch, self.broker
-        assert watch is not None
-        assert broker is not None
-        frames, splice = responses.reader, self._splice_down
-        if self.to_client and not self._flush_client():
-            return None
-        for _ in range(READS_BEFORE_CHECKPOINT):
-            if frames.keeps():
-                responses.resume(self._clock.now_s() * 1000.0)
-                sent = self._send_client(False)
-                self._progress()
-                return AGAIN if sent else None
-            skip = frames.movable()
-            if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
-                step = self._splice_response(broker, skip)
-                if step is Step.DONE:
-                    self._rest_came(watch)
-                    self._progress()
-                    if not self._send_client(False):
-                        return None
-                    continue
-                if step is Step.SHARE:
-                    continue
-                if step is Step.ENDED:
-                    return StopReason.ENDED
-                if step is not Step.NO_PIPE:
-                    self._expect_rest(watch)
-                    if step is Step.EMPTY:
-                        watch.readable = False
-                    else:
-                        self.client_watch.room_for = watch
-                    return None
-            if not watch.readable:
-                return None
-            if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
-                self._rest_came(watch)
-            wanted = len(self._buffer)
-            if self._splice_min_bytes and not frames.left and responses.fetched_bytes >= LARGE_FETCH_BYTES:
-                wanted = HEAD_BYTES
-            try:
-                received = broker.receive(self._buffer, wanted)
-            except OSError as error:
-                raise broker_failed(error) from error
-            if received < 0:
-                watch.readable = False
-                return None
-            if received == 0:
-                return StopReason.ENDED
-            self.last_activity_s = now_s = self._clock.now_s()
-            responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
-            if received < wanted and not watch.over:
-                watch.readable = False
-            more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
-            sent = self._send_client(more)
-            if self.progress_wanted:
-                self._progress()
-            if not sent:
-                return None
-            if not (watch.readable or frames.left or frames.stopped):
-                return None  # the next round would find no more
-            if not frames.did_little():
-                break
-        return AGAIN
-
-    def _send_client(self, more: bool) -> bool:
-        """Send the responses' `out` to the client, with nothing left over. False: its socket is full; this is called
-        again when it is writable."""
-        out = self._responses.out
-        if out.empty():
-            return True
-        self.to_client = _send(self.client, out, more, client_failed)
-        return not self.to_client or self._flush_client()
-
-    def _flush_client(self) -> bool:
-        """Send what was left over for the client; as `_send_client`."""
-        self.to_client = _flush(self.client, self.to_client, client_failed)
-        if self.to_client:
-            self.client_watch.room_for = self.client_watch if self.broker_watch is None else self.broker_watch
-            return False
-        if self._state.exchange.answer_due():
-            self._answer()
-        self._progress()
-        return not self.to_client
-
-    def _answer(self) -> None:
-        """Send local answers that are next in order, unless older bytes still have to be sent before them."""
-        if not self.to_client and not self._splice_down.inside:
-            self._responses.answer()
-            self._send_client(False)
-
-    def _splice_response(self, broker: Endpoint, count: int) -> Step:
-        splice = self._splice_down
-        try:
-            return splice.step(broker.fd, self.client.fd, count)
-        except SourceError as error:
-            raise broker_failed(error.__cause__) from error
-        except SinkError as error:
-            raise client_failed(error.__cause__) from error
-        finally:
-            if splice.moved:
-                self.last_activity_s = now_s = self._clock.now_s()
-                self._responses.moved(splice.moved, now_s * 1000.0)
-
-    def _expect_rest(self, watch: Watch) -> None:
-        """The kernel is moving a large response, and the rest has not arrived yet."""
-        self.client_watch.expect_rest()
-        watch.expect_rest()
-
-    def _rest_came(self, watch: Watch) -> None:
-        """The kernel has moved all of it, or will not move the rest."""
-        self.client_watch.rest_came(self.last_activity_s)
-        watch.rest_came(self.last_activity_s)
-
-    def _progress(self) -> None:
-        """There is room in flight, or nothing is owed any more: wake the task that waits for that."""
-        if self.progress_wanted and self.on_progress is not None:
-            self.progress_wanted = False
-            self.on_progress()
+    def _now_ms(self) -> float:
+        return self._round.clock.now_s() * 1000.0
 
 
-Failed = Callable[[BaseException | None], SessionError]
+def _unheard() -> None:
+    """`changed` of a connection that has ended."""
 
 
-def _send(endpoint: Endpoint, out: Outgoing, more: bool, failed: Failed) -> bytes:
-    """Send all of `out`. Returns a copy of what was not sent."""
-    try:
-        if out.buffers is None:
-            start, end = out.start, out.end
-            start += endpoint.send(out.view, start, end, more)
-            return b"" if start == end else bytes(out.view[start:end])
-        parts = out.parts()
-        out.begin()  # they may be copies of a login's messages
-        sent = endpoint.send_all(parts, more)
-    except OSError as error:
-        raise failed(error) from error
-    total = 0
-    for part in parts:
-        total += len(part)
-    return b"" if sent == total else b"".join(parts)[sent:]
-
-
-def _flush(endpoint: Endpoint, left: bytes, failed: Failed) -> bytes:
-    """Send until the socket is full: only then does epoll report it writable. Returns the rest."""
-    done, total = 0, len(left)
-    try:
-        while done < total:
-            sent = endpoint.send(left, done, total, False)
-            if sent == 0:
-                break
-            done += sent
-    except OSError as error:
-        raise failed(error) from error
-    return left[done:] if done else left
+def nobody(_login: Login) -> str | None:
+    """`identify` of a connection that has not begun, or has ended."""
+    return None

@@ -2,20 +2,18 @@
 
 A task that waits for a socket by `trio.lowlevel.wait_readable` costs, each time, two calls of epoll_ctl, a task put to
 sleep and woken, and a pass of the loop: more than all the work on a small request. Here each socket is registered once,
-and the task that waits for it leaves a callback (`Watch.callback`), which does what can be done without blocking. The
-callback runs right where the event is found. Only when it has to block (a full socket) does the task wake up. A
-callback that has to run again at a certain time (the end of a mute) says so: that costs an entry in a heap, not a timer
-of trio.
+with a `proxy.net.io.rounds.Handler`, which runs right where the event is found and does what can be done without
+blocking. One that has to run at a certain time (the end of a mute) costs an entry in a heap, not a timer of trio.
 
     trio has nothing to run                        events of our sockets
-      before_io_wait ------> wait for both epolls -------------------> their callbacks run ---+
+      before_io_wait ------> wait for both epolls -------------------> their handlers run ----+
                                  ^    |                                                       |
                                  |    | trio's own epoll is ready, a deadline has come,       |
-                                 |    | or a callback has woken a task: back to trio          |
+                                 |    | or a handler has woken a task: back to trio           |
                                  +----|-------------------------------------------------------+
 
-Edge-triggered means that the kernel reports once that a socket is readable. `Watch.readable` remembers it until a read
-would block.
+Edge-triggered means that the kernel reports once that a socket is readable. `Handler.readable` remembers it until a
+read would block.
 
 Waiting for trio's epoll together with ours takes two undocumented attributes of trio (its epoll instance and its queue
 of runnable tasks). Where they are missing, a task waits for our epoll as for any file descriptor: each event then costs
@@ -25,44 +23,14 @@ a pass of trio's loop again, and nothing else changes.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
-from socket import socket
-from typing import TypeVar
 
 import structlog
 import trio
 
 from proxy.core.telemetry.long_turns import LongTurns
-from proxy.net.io.rounds import AGAIN, Again, Clock, Round, Watch
-from proxy.net.io.sched_policy import SchedPolicy
+from proxy.net.io.rounds import Clock, Round
 
 log = structlog.get_logger("kquota.reactor")
-
-Result = TypeVar("Result")
-
-
-async def take(watch: Watch, callback: Callable[[], Result | Again | None]) -> Result:
-    """Call `callback` now and whenever the socket is readable, until it has a result.
-
-    `callback()` returns None: nothing more to do before the next event (`readable` is False then); AGAIN: there may be
-    more, serve others first; anything else is the result. What it raises is raised here.
-    """
-    result = callback()
-    if result is AGAIN:
-        watch.go_on_later()
-    elif result is not None:
-        assert not isinstance(result, Again)
-        await trio.lowlevel.checkpoint()
-        return result
-    watch.callback = callback
-    watch.task = trio.lowlevel.current_task()
-
-    def abort(_: object) -> trio.lowlevel.Abort:
-        watch.callback = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    given: Result = await trio.lowlevel.wait_task_rescheduled(abort)
-    return given
 
 
 class Reactor(trio.abc.Instrument):
@@ -73,11 +41,6 @@ class Reactor(trio.abc.Instrument):
         self.round = Round(Clock(trio.current_time), turns)
         self._nap: trio.CancelScope | None = None
         """Set while `run` waits."""
-
-    @property
-    def sched_policy(self) -> SchedPolicy:
-        """The scheduling policy of the event loop's thread, set before it waits."""
-        return self.round.sched_policy
 
     @property
     def nested(self) -> bool:
@@ -113,10 +76,6 @@ class Reactor(trio.abc.Instrument):
             return
         loop.poller.register(fd, select.EPOLLIN)
         loop.trio_fd, loop.clock, loop.runq, loop.force_wakeup = fd, clock, runq, force_wakeup
-
-    def watch(self, sock: socket) -> Watch:
-        """Watch a non-blocking socket. Raises OSError if the kernel refuses (no memory, too many watches)."""
-        return self.round.watch(sock.fileno())
 
     def _wake_at(self, at_s: float) -> None:
         if self._nap is not None and at_s < self._nap.deadline:

@@ -1,7 +1,6 @@
 cimport cython
 
 from proxy.net.io cimport calls
-from proxy.net.io.sched_policy cimport SchedPolicy as SchedPolicyType
 
 cdef double LONG_S, MARK_S
 
@@ -13,26 +12,21 @@ cdef class Clock:
     cpdef double now_s(self) except? -1.0
 
 
-cdef class Watch:
-    cdef Round _round
-    cdef int _fd
-    cdef public bint over, queued, readable
-    cdef public object task, callback
-    cdef public Watch room_for
-    cdef public double back_s, rest_s
+cdef class Handler:
+    cdef public bint over, queued, readable, waits_for_room
+    cdef public double at_s
 
     cpdef object run(self)
-    cpdef object run_again(self)
-    cpdef object go_on_later(self)
-    cpdef object come_back(self, double at_s)
-    cpdef object expect_rest(self)
-    cpdef object rest_came(self, double now_s)
+    cpdef object on_time(self)
+
+
+cdef class Watch:
+    cdef public Handler reader, writer
 
 
 cdef class Round:
     cdef public calls.Poller poller
     cdef public Clock clock
-    cdef public SchedPolicyType sched_policy
     cdef public dict watches
     cdef public object again, force_wakeup, on_sooner, runq
     cdef public list late
@@ -44,14 +38,16 @@ cdef class Round:
     cdef long long _number
 
     cpdef object forget(self, int fd)
-    cpdef object come_back(self, double at_s, Watch watch)
+    cpdef object go_on_later(self, Handler handler)
+    cpdef object come_back(self, double at_s, Handler handler)
     cpdef double next_s(self) except? -1.0
     @cython.locals(now_s=cython.double, until_s=cython.double, wait_s=cython.double, found=cython.bint)
     cpdef object wait(self, double timeout)
     @cython.locals(poller=calls.Poller, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t, found=cython.bint,
-                   event=cython.int, fd=cython.int, watch=Watch, again=Watch)
+                   event=cython.int, fd=cython.int, watch=Watch, again=Handler)
     cpdef bint serve(self, double wait_s, double asked_s) except -1
-    @cython.locals(waiting=Watch)
+    @cython.locals(reader=Handler, writer=Handler)
     cdef object _serve(self, Watch watch, unsigned int flags)
-    @cython.locals(watch=Watch, at_s=cython.double, _=object)
+    cdef object _run(self, Handler handler)
+    @cython.locals(handler=Handler, at_s=cython.double, _=object)
     cdef object _call_back(self, double now_s)

@@ -1,7 +1,6 @@
-"""The rounds of the event loop: wait for events on all watched sockets, and run their callbacks.
+"""The rounds of the event loop: wait for events on all watched sockets, and run what handles them.
 
-`proxy.net.io.reactor` says how this fits below trio. A watch's callback (`Watch.callback`) runs when its socket is
-ready, and does what can be done without blocking.
+`proxy.net.io.reactor` says how this fits below trio. A `Handler` does what can be done without blocking.
 """
 
 from __future__ import annotations
@@ -12,22 +11,18 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Final
 
-import outcome
-import trio
-
 from proxy.core.telemetry import long_turns
 from proxy.core.telemetry.long_turns import LongTurns
 from proxy.net.io import calls
-from proxy.net.io.sched_policy import QUIET_S, SchedPolicy
 
 WAITED_S: Final = 30e-6
 """A poll that does not block takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
 LATE_AT_ONCE: Final = 16
-"""Callbacks whose deadline has come, one after the other, before sockets are polled again. Mutes of many connections
-may end together; connections that are not muted must not wait for all of them."""
+"""Handlers whose time has come, one after the other, before sockets are polled again. Mutes of many connections may end
+together; connections that are not muted must not wait for all of them."""
 AGAIN_AT_ONCE: Final = 2
-"""Callbacks that run again after AGAIN, one after the other, before sockets are polled again. Who had a share already
-waits for those that had none: each of these may use a millisecond, and there may be one for every connection."""
+"""Handlers in the queue that run, one after the other, before sockets are polled again. Who had a share already waits
+for those that had none: each of these may use a millisecond, and there may be one for every connection."""
 NEVER: Final = float("inf")
 LONG_S: Final = long_turns.LONG_S
 MARK_S: Final = long_turns.MARK_S
@@ -36,14 +31,6 @@ READABLE: Final = select.EPOLLIN | OVER
 ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 """A socket that was full is writable, or never will be again."""
 WATCHED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT | select.EPOLLET
-
-
-class Again:
-    """See `AGAIN`."""
-
-
-AGAIN: Final = Again()
-"""Result of a callback that has used up its share of time while there may be more to do: others come first."""
 
 
 class Clock:
@@ -61,89 +48,42 @@ class Clock:
         return self._ahead_s + calls.monotonic_s() if self._source is None else self._source()
 
 
-class Watch:
-    """One socket that is watched from `Reactor.watch` until `close`."""
+class Handler:
+    """What runs when a socket is ready, when its turn comes, or at a certain time."""
 
-    __slots__ = ("_fd", "_round", "back_s", "callback", "over", "queued", "readable", "rest_s", "room_for", "task")
+    __slots__ = ("at_s", "over", "queued", "readable", "waits_for_room")
 
-    def __init__(self, loop: Round, fd: int) -> None:
-        self._round = loop
-        self._fd = fd
+    def __init__(self) -> None:
         self.readable = True
-        """The socket may be readable. A read that would block sets it to False, and so may a short read, unless
-        `over`."""
+        """The socket that it reads may be readable. A read that would block sets it to False, and so may a short read,
+        unless `over`."""
         self.over = False
         """The peer has closed its side; reported once, perhaps together with its last bytes."""
-        self.callback: Callable[[], Any] | None = None
-        """The callback to run when the socket is ready."""
-        self.room_for: Watch | None = None
-        """The watch whose callback found this socket full, to be run once it is writable."""
-        self.task: Any = None
-        """The task that waits for the callback's result."""
+        self.waits_for_room = False
+        """It has found the socket that it writes to full, and runs once that is writable."""
         self.queued = False
-        """It runs again after AGAIN, when the turn comes to it and not before."""
-        self.back_s = NEVER
-        """When to run the callback again if there is no event before (`trio.current_time`)."""
-        self.rest_s = -NEVER
-        """NEVER while the rest of a large response is outstanding; otherwise when the last one was complete."""
+        """It runs when the turn comes to it, and not before."""
+        self.at_s = NEVER
+        """When `on_time` is to run."""
 
     def run(self) -> None:
-        """The socket is ready, or the deadline has come: run the callback."""
-        callback = self.callback
-        if callback is not None:
-            try:
-                result = callback()
-            except BaseException as error:
-                self.callback = None
-                trio.lowlevel.reschedule(self.task, outcome.Error(error))
-            else:
-                if result is None:
-                    return
-                if result is AGAIN:
-                    self.go_on_later()
-                else:
-                    self.callback = None
-                    trio.lowlevel.reschedule(self.task, outcome.Value(result))
+        """Do what can be done without blocking."""
 
-    def run_again(self) -> None:
-        """Run the callback again after AGAIN."""
-        self.queued = False
-        self.run()
+    def on_time(self) -> None:
+        """The time that `Round.come_back` was given has come."""
 
-    def go_on_later(self) -> None:
-        """Run the callback again after the others."""
-        if not self.queued:
-            self.queued = True
-            self._round.again.append(self)
+    def failed(self) -> None:
+        """One of these has raised the exception that is being handled."""
 
-    def come_back(self, at_s: float) -> None:
-        """Run the callback again at this time (`trio.current_time`), which replaces any earlier one.
 
-        Called by a callback that then returns None. If the task is busy elsewhere at that time, nothing runs: `take`
-        begins by calling the callback anyway.
-        """
-        if at_s != self.back_s:
-            self.back_s = at_s
-            self._round.come_back(at_s, self)
+class Watch:
+    """One socket that is watched: who reads it, and who writes to it."""
 
-    def expect_rest(self) -> None:
-        """The head of a large response has passed; the rest can wait for others (`proxy.net.io.sched_policy`)."""
-        if self.rest_s != NEVER:
-            self.rest_s = NEVER
-            self._round.sched_policy.halfway += 1
+    __slots__ = ("reader", "writer")
 
-    def rest_came(self, now_s: float) -> None:
-        """The rest of the large response has passed, if there was one."""
-        if self.rest_s == NEVER:
-            self.rest_s = now_s
-            self._round.sched_policy.halfway -= 1
-
-    def close(self) -> None:
-        """Stop watching. Must be called before the socket is closed."""
-        self.rest_came(-NEVER)
-        self.back_s = NEVER
-        self._round.forget(self._fd)
-        self.callback = self.task = self.room_for = None
+    def __init__(self, reader: Handler, writer: Handler) -> None:
+        self.reader = reader
+        self.writer = writer
 
 
 class Round:
@@ -161,7 +101,6 @@ class Round:
         "on_sooner",
         "poller",
         "runq",
-        "sched_policy",
         "since_ms",
         "told_s",
         "trio_fd",
@@ -179,12 +118,11 @@ class Round:
         """Events of the latest turn."""
         self.poller = calls.Poller()
         self.clock = clock
-        self.sched_policy = SchedPolicy()
         self.watches: dict[int, Watch] = {}
-        self.again: deque[Watch] = deque()
-        """Watches whose callback returned AGAIN."""
-        self.late: list[tuple[float, int, Watch]] = []
-        """A heap of deadlines. Entries that differ from the watch's `back_s` are stale."""
+        self.again: deque[Handler] = deque()
+        """They run again after the others."""
+        self.late: list[tuple[float, int, Handler]] = []
+        """A heap of times. Entries that differ from the handler's `at_s` are stale."""
         self._number = 0
         self.since_ms = 0.0
         """What is ready now arrived at this time or later; as `trio.current_time`, in ms.
@@ -204,23 +142,34 @@ class Round:
 
     # ---- watches ----------------------------------------------------------------------------------------------------
 
-    def watch(self, fd: int) -> Watch:
-        """Watch a non-blocking socket. Raises OSError if the kernel refuses (no memory, too many watches)."""
+    def watch(self, fd: int, reader: Handler, writer: Handler) -> None:
+        """Watch a non-blocking socket until `forget`. Raises OSError if the kernel refuses (no memory, too many
+        watches)."""
         self.poller.register(fd, WATCHED)
-        watch = self.watches[fd] = Watch(self, fd)
-        return watch
+        self.watches[fd] = Watch(reader, writer)
 
     def forget(self, fd: int) -> None:
-        """Stop watching a socket."""
+        """Stop watching a socket. Must be called before it is closed."""
         if self.watches.pop(fd, None) is not None:
             self.poller.unregister(fd)
 
-    def come_back(self, at_s: float, watch: Watch) -> None:
-        """See `Watch.come_back`."""
-        self._number += 1
-        heappush(self.late, (at_s, self._number, watch))
-        if self.on_sooner is not None:
-            self.on_sooner(at_s)
+    def go_on_later(self, handler: Handler) -> None:
+        """Run it again after the others."""
+        if not handler.queued:
+            handler.queued = True
+            self.again.append(handler)
+            if self.on_sooner is not None:
+                self.on_sooner(-NEVER)
+
+    def come_back(self, at_s: float, handler: Handler) -> None:
+        """Call its `on_time` then (`trio.current_time`), and not at an earlier time that was asked for."""
+        if at_s != handler.at_s:
+            handler.at_s = at_s
+            if at_s < NEVER:
+                self._number += 1
+                heappush(self.late, (at_s, self._number, handler))
+                if self.on_sooner is not None:
+                    self.on_sooner(at_s)
 
     def next_s(self) -> float:
         """The next deadline."""
@@ -254,20 +203,16 @@ class Round:
                 self.turns.look("connections", self.told_s, now_s, self._served)
             if found or self.runq or now_s >= until_s:
                 # trio must not block now: not for all of `timeout` again, and not for an event that it was to find,
-                # which a callback may have used up in the meantime (a writable socket). Our sockets would be left
+                # which a handler may have used up in the meantime (a writable socket). Our sockets would be left
                 # unserved.
                 assert self.force_wakeup is not None
                 self.force_wakeup()
-                if self.sched_policy.gives_way:  # a thread that a task starts inherits this thread's policy
-                    self.sched_policy.give_way(False)
                 return
 
     def serve(self, wait_s: float, asked_s: float) -> bool:
-        """Wait, and run the callbacks of sockets that are ready; it is `asked_s` now. True if trio has something to do
+        """Wait, and run the handlers of sockets that are ready; it is `asked_s` now. True if trio has something to do
         too (nested), or if there was any event (not nested)."""
         poller = self.poller
-        if wait_s > 0.0:
-            self.sched_policy.before_wait(asked_s)
         count = poller.wait(wait_s)
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
@@ -285,35 +230,43 @@ class Round:
                 self._serve(watch, poller.flags_of(event))
             elif fd == self.trio_fd:
                 found = True
-                self.sched_policy.quick_s = now_s
         while left:
             left -= 1
-            again: Watch = self.again.popleft()
-            again.run_again()
+            again: Handler = self.again.popleft()
+            again.queued = False
+            self._run(again)
         if self.late and self.next_s() <= now_s:
             self._call_back(now_s)
         return found
 
     def _serve(self, watch: Watch, flags: int) -> None:
-        if self.told_s - watch.rest_s > QUIET_S:
-            self.sched_policy.quick_s = self.told_s
-        if flags & ROOM and watch.room_for is not None:
-            waiting, watch.room_for = watch.room_for, None
-            if not waiting.queued:
-                waiting.run()
+        writer, reader = watch.writer, watch.reader
+        if flags & ROOM and writer.waits_for_room:
+            writer.waits_for_room = False
+            if not writer.queued:
+                self._run(writer)
         if flags & READABLE:
-            watch.readable = True
+            reader.readable = True
             if flags & OVER:
-                watch.over = True
-            if not watch.queued:
-                watch.run()
+                reader.over = True
+            if not reader.queued:
+                self._run(reader)
+
+    def _run(self, handler: Handler) -> None:
+        try:
+            handler.run()
+        except Exception:
+            handler.failed()
 
     def _call_back(self, now_s: float) -> None:
         late = self.late
         for _ in range(LATE_AT_ONCE):
-            at_s, _, watch = heappop(late)
-            if watch.back_s == at_s:
-                watch.back_s = NEVER
-                watch.run()
+            at_s, _, handler = heappop(late)
+            if handler.at_s == at_s:
+                handler.at_s = NEVER
+                try:
+                    handler.on_time()
+                except Exception:
+                    handler.failed()
             if not late or late[0][0] > now_s:
                 return

@@ -189,6 +189,7 @@ class Connections:
             self._shared.counters,
             user=user,
             translate=self._brokers.translator(client),
+            effects=self._shared.effects,
             sizes=settings.sizes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
@@ -198,7 +199,7 @@ class Connections:
         )
         arguments = (client, peer, name, dial, session, self._shared, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
-        self._identification.watch(session, connection, ticket, tls_user)
+        self._identification.watch(connection, ticket, tls_user)
         return connection
 
     async def _run(self, connection: Connection, ticket: Ticket) -> None:

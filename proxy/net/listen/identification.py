@@ -8,9 +8,8 @@ from typing import Final
 import structlog
 import trio
 
-from proxy.core.auth.sasl import Login
+from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.errors import SessionError
-from proxy.core.session.session import Session
 from proxy.net.io.connection import Connection
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.settings import ProxySettings
@@ -25,7 +24,7 @@ OWNER_LIMIT_S: Final = 5.0
 MAX_WAITING: Final = 1000
 """Clients whose token's owner is being looked up; any further ones get the unknown user at once."""
 
-Identify = Callable[[str | None], None]
+Identify = Callable[[str | None], str]
 
 
 class Identification:
@@ -45,31 +44,32 @@ class Identification:
         """The cluster's listener wants SASL: the sidecar has a login of its own, or some connection has logged in."""
         self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
-    def watch(self, session: Session, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
-        """Follow the connection's logins from now on; `tls_user` is the name in the client's certificate."""
+    def watch(self, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
+        """Find the users of the connection's logins from now on; `tls_user` is the name in the client's certificate."""
         policy = self._settings.identity
 
-        def identify(sasl: str | None) -> None:
+        def identify(sasl: str | None) -> str:
             user, source = policy.choose(tls=tls_user, sasl=sasl)
             self._admission.identify(ticket, user)
-            connection.identify(user, source)
+            connection.user_source = source
+            return user
 
-        def authenticated(login: Login | None) -> None:
-            self.login_expected = self.login_expected or login is not None
-            if login is None or login.name is None or not login.by_token:
-                identify(policy.sasl_user(login))
-                return
+        def user_of(login: Login) -> str | None:
+            needed = login is not NO_LOGIN
+            self.login_expected = self.login_expected or needed
+            if login.name is None or not login.by_token:
+                return identify(policy.sasl_user(login if needed else None))
             owner = self._owners.known(login.name)
             if owner is None and self._owners.can_ask:
                 try:
                     self._send.send_nowait((login.name, connection, identify))
-                    session.hold()
-                    return
                 except trio.WouldBlock:
                     pass
-            identify(owner or policy.unknown_user)
+                else:
+                    return None
+            return identify(owner or policy.unknown_user)
 
-        session.when_authenticated(authenticated)
+        connection.identify = user_of
 
     async def run(self) -> None:
         """Find the owners of delegation tokens that clients have logged in with, until cancelled."""
@@ -87,9 +87,11 @@ class Identification:
         if connection.ended:
             return
         try:
-            identify(owner or self._settings.identity.unknown_user)
+            user = identify(owner or self._settings.identity.unknown_user)
         except SessionError as error:
             connection.abort(error.reason)
+        else:
+            connection.identified(user)
 
     async def _ask(self) -> dict[str, str]:
         settings = self._settings

@@ -71,7 +71,7 @@ class TransparentConnection(Connection):
         if not self._is_tls:
             return super().info()
         now_s = trio.current_time()
-        user, source = self.session.user, self._user_source
+        user, source = self.session.user, self.user_source
         muted_ms = max(0.0, max(self._until_ms.values()) - now_s * 1000.0)
         up, down = self._moved[Kind.PRODUCE], self._moved[Kind.FETCH]
         idle_s = now_s - self.last_activity_s

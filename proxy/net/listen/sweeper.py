@@ -110,8 +110,8 @@ def sight(connection: Connection, now_s: float) -> TrafficSample:
     unsent_bytes, acked_bytes = send_queue(client)
     return TrafficSample(
         under_way=session.under_way,
-        muted=session.state.blocked(now_s * 1000.0),
-        owed=bool(session.exchange),
+        muted=session.blocked(now_s * 1000.0),
+        owed=session.exchange.count > 0,
         request_begun=request_begun,
         client_bytes=session.client_bytes_total,
         unread_requests=request_begun and unread_bytes(client) > 0,

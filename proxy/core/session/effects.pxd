@@ -1,0 +1,13 @@
+from proxy.core.session.outgoing cimport Outgoing as OutgoingType
+
+cdef double _NEVER
+
+
+cdef class Effects:
+    cdef public OutgoingType to_broker, to_client
+    cdef public object ask, close, ended, identified
+    cdef public bint connect, more, read_client, yields
+    cdef public long long splice_down, splice_up
+    cdef public double wake_at_ms
+
+    cpdef object begin(self)
