@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,13 +46,6 @@ PodName = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
-class Pacing(StrEnum):
-    """How simulated requests are delayed."""
-
-    KAFKA = "kafka"
-    SMOOTH = "smooth"
 
 
 def _load_on_paper(path: Path) -> Config:
@@ -266,23 +258,12 @@ def simulate(
         bool,
         typer.Option("--compare", help="Beside each mutation, what either controller_mutation_algorithm decides."),
     ] = False,
-    pacing: Annotated[
-        Pacing,
-        typer.Option(
-            "--pacing",
-            metavar="WAY",
-            help="kafka: Kafka's arithmetic alone; smooth: as the sidecar, with requests that wait.",
-        ),
-    ] = Pacing.KAFKA,
 ) -> None:
     """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
     from proxy.app.cli.simulate import run as run_simulation
 
-    smooth = pacing is Pacing.SMOOTH
-    if smooth and compare:
-        raise typer.BadParameter("--compare is about Kafka's arithmetic: not together with --pacing smooth")
     failed = False
-    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare, smooth=smooth):
+    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(ascii_json(line) + "\n")

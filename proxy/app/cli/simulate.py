@@ -1,7 +1,7 @@
 """`kquota simulate`: quotas without traffic. Events in, decisions of the real ledger out, on a simulated clock.
 
-Kafka's own arithmetic, with no pacing and no cap on one delay, whatever the file says about the running sidecar; or
-with `smooth` as in the sidecar, where requests wait (`proxy.app.cli.simulate_smooth`). docs/cli.md describes events.
+Kafka's own arithmetic, with no pacing and no cap on one delay, whatever the file says about the running sidecar.
+docs/cli.md describes events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from config.settings import new_ledger
 from config.table import to_table
 from config.types import DEFAULT_WORD
 from proxy.app.cli.check import connection_entry_json, entry_json
-from proxy.app.cli.simulate_smooth import LATEST_MS, Request, Waiting
 from quota.connections import EntityType, Refusal, Ticket, canonical_address
 from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
@@ -30,13 +29,13 @@ from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 
 _CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
-_SMOOTH_KEYS = (*_CHARGE_KEYS, "connection")
 _RESULT_KEYS = ("kind", "user", "client_id", "accepted", "throttle_ms", "limit", "observed", "group")
 _CONNECTION = "connection"
 _CONNECTION_KEYS = ("t_ms", "kind", "user", "ip", "close")
 _ENTITY_KEYS = ("user", "client-id", "ip")
 _HERE = "127.0.0.1"
 _MOST = 2**63  # Kafka's largest quota; sums of much larger ones would not be finite
+_LATEST_MS = 2**53  # beyond it, JSON readers lose milliseconds
 
 
 class EventError(Exception):
@@ -46,63 +45,23 @@ class EventError(Exception):
 class Simulation:
     """A ledger on a simulated clock; with `compare`, two of them, one per algorithm of the mutation quota."""
 
-    def __init__(self, config: Config, *, compare: bool = False, smooth: bool = False) -> None:
+    def __init__(self, config: Config, *, compare: bool = False) -> None:
         self._config = config
-        self._smooth = smooth
         algorithms = typing.get_args(MutationAlgorithm) if compare else (config.controller_mutation_algorithm,)
         self._ledgers = {name: self._new_ledger(name) for name in algorithms}
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
         self._open: dict[tuple[str, str], list[Ticket]] = {}
         """Admitted connections, by address and user."""
-        self._waiting = Waiting(self._ledger, self._forward)
 
     def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
         # There are no attackers here: each client keeps its own counter to the end.
-        own = {"smooth": self._smooth, "mutation_algorithm": algorithm, "max_clients": sys.maxsize}
+        own = {"smooth": False, "mutation_algorithm": algorithm, "max_clients": sys.maxsize}
         return new_ledger(self._config, to_table(self._config), **own)
 
     def apply(self, event: Any) -> dict[str, Any]:
         """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""
-        return self._apply(*self._checked(event))
-
-    def apply_smooth(self, event: Any, line: int) -> Iterator[tuple[bool, dict[str, Any]]]:
-        """The requests that are forwarded up to the event's time, and then the result of the event, unless it is a
-        request that waits. Of an invalid event only its time is used."""
         change, event, now_ms = self._checked(event)
-        request = None
-        if change == "charge" and not _flag(event, "refund", default=False):
-            request = self._request(event, now_ms, line)
-        self._now_ms = now_ms
-        yield from self._until(now_ms)
-        if request is None:
-            yield True, self._apply(change, event, now_ms)
-        else:
-            self._waiting.add(request)
-            yield from self._until(now_ms)
-
-    def end(self) -> Iterator[tuple[bool, dict[str, Any]]]:
-        """There are no more events: the requests that still wait."""
-        yield from self._until(math.inf)
-
-    def _checked(self, event: Any) -> tuple[str, dict[str, Any], float]:
-        """The type of an event (set, remove, connection, charge), with valid keys, and its time."""
-        if not isinstance(event, dict):
-            raise EventError(f"expected an object, got {value_text(event)}")
-        change = next((name for name in ("set", "remove") if name in event), None)
-        connection = change is None and event.get("kind") == _CONNECTION
-        charge_keys = _SMOOTH_KEYS if self._smooth else _CHARGE_KEYS
-        known = ("t_ms", change) if change else _CONNECTION_KEYS if connection else charge_keys
-        event = _renamed(event, "client-id", "client_id") if change is None else event
-        for key in event:
-            if key not in known:
-                raise EventError(_unknown(key, (*known, "set", "remove")))
-        now_ms = _number(event, "t_ms", most=LATEST_MS)
-        if now_ms < self._now_ms:
-            raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already: time only goes forward")
-        return change or (_CONNECTION if connection else "charge"), event, now_ms
-
-    def _apply(self, change: str, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
         if change == "set":
             result = self._set(event["set"])
         elif change == "remove":
@@ -114,36 +73,29 @@ class Simulation:
         self._now_ms = now_ms
         return {"t_ms": now_ms, **result}
 
-    def _until(self, t_ms: float) -> Iterator[tuple[bool, dict[str, Any]]]:
-        for request, at_ms, result in self._waiting.until(t_ms):
-            if result is None:
-                yield (
-                    False,
-                    {"line": request.line, "error": f"it would wait until after {LATEST_MS} ms, its group owes"},
-                )
-                continue
-            assert request.taken_ms is not None
-            waits = {"held_ms": _plain(at_ms - request.taken_ms), "forwarded_ms": _plain(at_ms)}
-            yield True, {"t_ms": request.t_ms, **result, **waits}
-
-    def _request(self, event: dict[str, Any], now_ms: float, line: int) -> Request:
-        kind, user, client_id, amount, strict = _charged(event)
-        account = self._ledger.account(user, client_id)
-        connection = (user, client_id, _text(event, "connection"))
-        return Request(line, now_ms, account, kind, amount, strict, connection)
-
-    def _forward(self, request: Request, at_ms: float) -> dict[str, Any]:
-        """The request need not wait any more: charge it."""
-        ledger, account, kind = self._ledger, request.account, request.kind
-        if request.admission is None:
-            decision = _decision(ledger, account, kind, request.amount, request.strict, False, at_ms)
-        else:  # its quota was asked before; its response is charged when it comes
-            ledger.settle(account, kind, request.admission, request.amount, at_ms)
-            decision = {"accepted": True, "throttle_ms": 0, "observed": _plain(ledger.observed(account, kind, at_ms))}
-        return self._result(kind, *account.identity, decision)
+    def _checked(self, event: Any) -> tuple[str, dict[str, Any], float]:
+        """The type of an event (set, remove, connection, charge), with valid keys, and its time."""
+        if not isinstance(event, dict):
+            raise EventError(f"expected an object, got {value_text(event)}")
+        change = next((name for name in ("set", "remove") if name in event), None)
+        connection = change is None and event.get("kind") == _CONNECTION
+        known = ("t_ms", change) if change else _CONNECTION_KEYS if connection else _CHARGE_KEYS
+        event = _renamed(event, "client-id", "client_id") if change is None else event
+        for key in event:
+            if key not in known:
+                raise EventError(_unknown(key, (*known, "set", "remove")))
+        now_ms = _number(event, "t_ms", most=_LATEST_MS)
+        if now_ms < self._now_ms:
+            raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already: time only goes forward")
+        return change or (_CONNECTION if connection else "charge"), event, now_ms
 
     def _charge(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
-        kind, user, client_id, amount, strict = _charged(event)
+        kind = _kind(event)
+        user, client_id = _text(event, "user") or ANONYMOUS, _text(event, "client_id")
+        amount = _number(event, "amount", most=_MOST)
+        strict = _flag(event, "strict", default=True)
+        if "strict" in event and kind is not Kind.MUTATION:
+            raise EventError("strict: expected only with kind mutation")
         refund = _flag(event, "refund", default=False)
         decisions = {
             name: _decision(ledger, ledger.account(user, client_id), kind, amount, strict, refund, now_ms)
@@ -278,18 +230,6 @@ def _address(value: dict[str, Any]) -> str:
         raise EventError(f"ip: got {value_text(text)}, expected an IP address") from None
 
 
-def _charged(event: dict[str, Any]) -> tuple[Kind, str, str, float, bool]:
-    """Kind, user, client-id, amount, strict."""
-    kind = _kind(event)
-    user = _text(event, "user") or ANONYMOUS
-    client_id = _text(event, "client_id")
-    amount = _number(event, "amount", most=_MOST)
-    strict = _flag(event, "strict", default=True)
-    if "strict" in event and kind is not Kind.MUTATION:
-        raise EventError("strict: expected only with kind mutation")
-    return kind, user, client_id, amount, strict
-
-
 def _decision(
     ledger: Ledger, account: Account, kind: Kind, amount: float, strict: bool, refund: bool, now_ms: float
 ) -> dict[str, Any]:
@@ -304,28 +244,21 @@ def _decision(
     return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
 
 
-def run(
-    config: Config, lines: Iterable[bytes], *, compare: bool = False, smooth: bool = False
-) -> Iterator[tuple[bool, dict[str, Any]]]:
+def run(config: Config, lines: Iterable[bytes], *, compare: bool = False) -> Iterator[tuple[bool, dict[str, Any]]]:
     """(True, result) per event and (False, {"line", "error"}) per invalid line; invalid lines change nothing.
 
-    `compare` adds to each mutation the decision of each algorithm of the mutation quota. `smooth`: as in the sidecar; a
-    request's result comes when it is forwarded.
+    `compare` adds to each mutation the decision of each algorithm of the mutation quota.
     """
-    simulation = Simulation(config, compare=compare, smooth=smooth)
+    simulation = Simulation(config, compare=compare)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            if smooth:
-                yield from simulation.apply_smooth(json.loads(line), number)
-            else:
-                yield True, simulation.apply(json.loads(line))
+            yield True, simulation.apply(json.loads(line))
         except EventError as error:
             yield False, {"line": number, "error": str(error)}
         except (ValueError, RecursionError) as error:
             yield False, {"line": number, "error": f"expected one JSON object: {error}"}
-    yield from simulation.end()
 
 
 def group_name(user_tag: str, client_tag: str) -> str:
