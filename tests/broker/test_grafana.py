@@ -1,25 +1,22 @@
-"""The Grafana dashboards: up to date, complete, and every query runs in a Prometheus that scrapes a real sidecar."""
+"""The Grafana dashboards: every query finds something in a Prometheus that scrapes a real sidecar."""
 
 from __future__ import annotations
 
 import json
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.grafana import generate
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.prometheus_tools import prometheus, rules, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar
 
-FOLDER = Path(generate.__file__).parent
+FOLDER = Path(__file__).resolve().parents[2] / "deploy/grafana"
 EMPTY_HERE = {
     "Brokers that throttle on their own",  # this cluster has no quotas of its own
     "by the brokers themselves",
@@ -33,21 +30,8 @@ EMPTY_HERE = {
 
 
 def panels() -> list[tuple[str, dict[str, Any]]]:
-    return [
-        (name, panel)
-        for name in generate.PAGES
-        for panel in json.loads((FOLDER / f"{name}.json").read_text())["panels"]
-    ]
-
-
-def test_the_files_are_what_the_module_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-m", "deploy.grafana.generate", "--check"]
-    assert subprocess.run(command, capture_output=True, text=True, check=False).returncode == 0
-    monkeypatch.setattr(generate, "FOLDER", tmp_path)
-    assert generate.main(["--check"]) == 1
-    assert generate.main([]) == 0
-    (tmp_path / "pod.json").write_text((tmp_path / "pod.json").read_text().replace("Memory", "memory"))
-    assert generate.main(["--check"]) == 1
+    pages = sorted(FOLDER.glob("*.json"))
+    return [(page.stem, panel) for page in pages for panel in json.loads(page.read_text())["panels"]]
 
 
 @pytest.mark.long

@@ -1,1 +1,0 @@
-"""Grafana dashboards: the JSON files that people import, and the module that writes them."""
