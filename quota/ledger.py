@@ -29,7 +29,6 @@ __all__ = [
     "MAX_CLIENTS",
     "Account",
     "Explanation",
-    "GroupSnapshot",
     "KindExplanation",
     "Ledger",
     "Meter",
@@ -53,39 +52,6 @@ class TrialSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSnapshot:
-    """One counter at one moment, for ``/quotas`` and metrics."""
-
-    kind: Kind
-    user: str
-    """Kafka's user tag, "" when the user plays no part."""
-    client_id: str
-    limit: float | None
-    level: str | None
-    """The level that the limit comes from, as people write it."""
-    mode: str
-    observed: float
-    """bytes/s, percent of one thread, or tokens left."""
-    utilisation: float | None
-    throttled_until_ms: int
-    """End of the latest delay; in the past when no client is throttled."""
-    owed_ms: int
-    """The minimum of the next delay, because an earlier one was cut to the cap."""
-    paced: bool
-    """Whether smooth pacing is active."""
-    amount: float
-    """Everything charged to this counter since its creation (bytes, busy ms, partitions)."""
-    charges: int
-    throttled: int
-    throttle_ms: int
-    capped: int
-    shadow: "TrialSnapshot | None"
-    """What the limit would have done, if it is or was one of a shadow entry."""
-    candidate: "TrialSnapshot | None"
-    """What the candidate beside the limit would have done, if there is or was one."""
-
-
-@dataclass(frozen=True, slots=True)
 class KindExplanation:
     """Why a client has the limit that it has, for one kind."""
 
@@ -105,8 +71,6 @@ class KindExplanation:
     key: CounterKey
     candidate_limit: float | None
     """The limit on trial beside the one in force."""
-    candidate: TrialSnapshot | None
-    """What it would have done to this counter so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,15 +322,9 @@ class Ledger:
         return len(self._accounts)
 
     def groups(self, kind: Kind | None = None) -> Iterator[QuotaCounter]:
-        """The counters themselves (of one kind), for readers that cannot afford a :meth:`snapshot` of all at once.
-        Read-only. The ledger may be used between two of them."""
+        """The counters themselves (of one kind), for readers. The ledger may be used between two of them."""
         for one in Kind if kind is None else (kind,):
             yield from self.counters.of_kind(one)
-
-    def snapshot(self, now_ms: float) -> list[GroupSnapshot]:
-        """Every counter's state now."""
-        now = int(now_ms)
-        return [_snapshot(group, now) for group in self.groups()]
 
     def explain(self, user: str, client_id: str, now_ms: float) -> Explanation:
         """Per kind: the eight levels, which one applies, the counter and its state. Creates no account."""
@@ -424,7 +382,6 @@ class Ledger:
             counter=group,
             key=resolution.key if group is None else group.key,
             candidate_limit=None if resolution.entry is None else resolution.entry.candidate_limit(kind),
-            candidate=None if group is None else trial_snapshot(group, group.candidate, now),
         )
 
 
@@ -434,31 +391,6 @@ def _identity(user: str, client_id: str) -> Identity:
 
 def _mode(entry: Entry | None) -> str:
     return "none" if entry is None else entry.mode
-
-
-def _snapshot(group: QuotaCounter, now: int) -> GroupSnapshot:
-    user, client_id = group.key.tags
-    usage = group.usage
-    return GroupSnapshot(
-        kind=group.kind,
-        user=user,
-        client_id=client_id,
-        limit=group.limit,
-        level=None if group.level is None else group.level.label,
-        mode=_mode(group.entry),
-        observed=group.observed(now),
-        utilisation=group.utilisation(now),
-        throttled_until_ms=group.throttled_until,
-        owed_ms=group.owed_ms(now),
-        paced=group.paced,
-        amount=usage.amount,
-        charges=usage.charges,
-        throttled=usage.throttled,
-        throttle_ms=usage.throttle_ms,
-        capped=group.capped,
-        shadow=trial_snapshot(group, group.shadowed, now),
-        candidate=trial_snapshot(group, group.candidate, now),
-    )
 
 
 def trial_snapshot(group: QuotaCounter, trial: Trial | None, now: int) -> TrialSnapshot | None:

@@ -24,6 +24,7 @@ from quota.ledger import Ledger
 from quota.paced import DebtCounter
 from quota.reservation import FetchCounter
 from quota.table import QuotaTable
+from tests.support.counters import snapshots
 from tests.support.session_tools import translate
 
 BUFFER_BYTES = 16_384
@@ -43,7 +44,7 @@ def book_of(ledger: Ledger, now_ms: float) -> Any:
         for account in ledger.accounts()
     )
     groups = [window_of(group) for group in ledger.groups() if isinstance(group, DebtCounter)]
-    return accounts, groups, ledger.reservations, [_snapshot(one) for one in ledger.snapshot(now_ms)]
+    return accounts, groups, ledger.reservations, [_snapshot(one) for one in snapshots(ledger, now_ms)]
 
 
 def _snapshot(one: Any) -> Any:

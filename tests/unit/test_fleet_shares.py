@@ -11,6 +11,7 @@ from quota.fleet.split import CAPACITY, RESERVE
 from quota.ledger import Ledger
 from quota.rate import SampledRate
 from quota.table import CandidateLimits, Entry, QuotaTable
+from tests.support.counters import snapshots
 
 MB = 1_000_000.0
 
@@ -106,7 +107,7 @@ def test_without_a_fleet_such_a_limit_is_each_instance_s_own() -> None:
     ledger = Ledger(_table())
     account = ledger.account("u", "c")
     ledger.charge(account, Kind.PRODUCE, 1, 0)
-    assert ledger.snapshot(0)[0].limit == MB
+    assert snapshots(ledger, 0)[0].limit == MB
 
 
 def test_new_counter_starts_from_floor_with_short_mutes() -> None:
@@ -133,7 +134,7 @@ def test_reload_changes_the_limit_and_keeps_the_share() -> None:
     for ledger in site.ledgers:
         ledger.swap(QuotaTable([Entry(DEFAULT, None, producer_byte_rate=MB)]))
     site.run(1, dict.fromkeys(range(2), MB))
-    assert [ledger.snapshot(site.now)[0].limit for ledger in site.ledgers] == [MB, MB]
+    assert [snapshots(ledger, site.now)[0].limit for ledger in site.ledgers] == [MB, MB]
     site.run(1, dict.fromkeys(range(2), MB))
     assert site.shares[0].count == 0
 

@@ -21,6 +21,7 @@ from proxy.core.wire.topics import (
     REFUSAL_TEXT,
     STRICT_FROM,
 )
+from tests.support.counters import snapshots
 from tests.support.mutation_tools import (
     CREATE_VERSIONS,
     DELETE_VERSIONS,
@@ -456,12 +457,12 @@ def test_shadow_measures_and_refuses_nothing() -> None:
     client.cluster.add(old=1)
     done = client.send(create(7, {"a": 30, "b": 30, "old": 1}))
     assert (done.errors, done.delay_ms) == ({"a": 0, "b": 0, "old": EXISTS}, 0)
-    (group,) = client.ledger.snapshot(0)
+    (group,) = snapshots(client.ledger, 0)
     assert group.shadow is not None
     # b would have been refused, so it took nothing
     assert (group.observed, group.shadow.throttled, group.shadow.throttle_ms) == (-10, 1, 5000)
     assert client.send(create(5, {"c": 10})).delay_ms == 0
-    (group,) = client.ledger.snapshot(0)
+    (group,) = snapshots(client.ledger, 0)
     assert group.shadow is not None
     assert (group.observed, group.shadow.throttled, group.shadow.throttle_ms) == (-20, 2, 10_000)
 

@@ -12,6 +12,7 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, Ledger
 from quota.rate import MAX_THROTTLE_MS
 from quota.table import Entry, QuotaTable
+from tests.support.counters import snapshots
 from tests.support.session_tools import kafka_ledger
 
 PRODUCE = Kind.PRODUCE
@@ -122,10 +123,10 @@ def test_forgotten_counters_are_made_anew_with_the_same_tags() -> None:
     account = ledger.account("", "client@#$%")
     assert ledger.charge(account, PRODUCE, 100, 0) == 0
     assert ledger.expire(3_600_000) >= 1
-    assert ledger.snapshot(3_600_000) == []
+    assert snapshots(ledger, 3_600_000) == []
     # 10 000 / 10 s = 1000; 500 / 500 * 10 000
     assert ledger.charge(account, PRODUCE, 10_000, 3_600_000) == 10_000
-    (group,) = ledger.snapshot(3_600_000)
+    (group,) = snapshots(ledger, 3_600_000)
     assert (group.user, group.client_id) == ("", "client@#$%")
 
 

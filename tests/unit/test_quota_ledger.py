@@ -6,8 +6,9 @@ import timeit
 import pytest
 
 from quota.entity import DEFAULT, Kind
-from quota.ledger import Account, GroupSnapshot, Ledger
+from quota.ledger import Account, Ledger
 from quota.table import Entry, QuotaTable
+from tests.support.counters import GroupSnapshot, snapshots
 from tests.support.session_tools import kafka_ledger
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
@@ -15,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def group_of(ledger: Ledger, kind: Kind = PRODUCE, now: float = 0) -> GroupSnapshot:
-    (group,) = [group for group in ledger.snapshot(now) if group.kind is kind]
+    (group,) = [group for group in snapshots(ledger, now) if group.kind is kind]
     return group
 
 
@@ -96,7 +97,7 @@ def test_totals_are_kept_where_no_quota_exists() -> None:
     ledger.charge_no_throttle(account, FETCH, 8, 0)
     ledger.refund(account, FETCH, 3, 0)
     ledger.note_throttle(account, Kind.REQUEST, 9)
-    assert ledger.snapshot(0) == []
+    assert snapshots(ledger, 0) == []
     meters = account.meters
     assert (meters[PRODUCE].amount, meters[PRODUCE].charges) == (7, 1)
     assert (meters[FETCH].amount, meters[FETCH].charges) == (5, 1)
@@ -255,7 +256,7 @@ def test_idle_groups_and_accounts_are_forgotten_after_an_hour() -> None:
     ledger.charge(ledger.account("v", "c"), PRODUCE, 100, 1)
     assert ledger.expire(HOUR_MS - 1) == 0
     assert ledger.expire(HOUR_MS) == 2  # u's group and u's account
-    assert [group.user for group in ledger.snapshot(HOUR_MS)] == ["v"]
+    assert [group.user for group in snapshots(ledger, HOUR_MS)] == ["v"]
     assert [account.identity.user for account in ledger.accounts()] == ["v"]
 
 
@@ -283,14 +284,14 @@ def test_a_debt_is_never_forgotten(smooth: bool, cap: int | None) -> None:
     del account
     for t in range(HOUR_MS, 39_990_000, HOUR_MS):
         ledger.expire(t)
-        assert len(ledger.snapshot(t)) == 1
+        assert len(snapshots(ledger, t)) == 1
     if cap is not None:
         assert next(ledger.groups(PRODUCE)).owed_ms(39_989_000 - 1) == 1001
         assert next(ledger.groups(PRODUCE)).owes(39_989_000)
     if cap is not None and not smooth:
         assert ledger.check(ledger.account("u", "c"), PRODUCE, 39_989_000) == 1000
     assert ledger.expire(2 * 39_990_000) >= 1
-    assert ledger.snapshot(0) == []
+    assert snapshots(ledger, 0) == []
 
 
 def test_an_overdrawn_bucket_is_never_forgotten() -> None:
@@ -300,7 +301,7 @@ def test_an_overdrawn_bucket_is_never_forgotten() -> None:
     ledger.expire(2 * HOUR_MS)
     assert ledger.charge_mutation(ledger.account("u", "c"), 1, True, 2 * HOUR_MS) == (False, 9989_000 - 2 * HOUR_MS)
     ledger.expire(4 * HOUR_MS)
-    assert ledger.snapshot(4 * HOUR_MS) == []
+    assert snapshots(ledger, 4 * HOUR_MS) == []
 
 
 def test_windows_are_of_a_sensible_size() -> None:

@@ -11,6 +11,7 @@ from quota.counter import FetchAdmission
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
+from tests.support.counters import snapshots
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 MB = 1_000_000
@@ -280,7 +281,7 @@ def test_batches_larger_than_a_portion_are_paid_for() -> None:
 
 
 def paced(ledger: Ledger, now: float) -> bool:
-    return any(group.paced for group in ledger.snapshot(now))
+    return any(group.paced for group in snapshots(ledger, now))
 
 
 def test_episode_begins_with_kafkas_delay() -> None:

@@ -13,6 +13,7 @@ from proxy.core.wire.schema import API_NAMES, APIS
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
+from tests.support.counters import snapshots
 from tests.support.session_tools import (
     FETCH,
     THREE_WAYS,
@@ -271,7 +272,7 @@ def test_a_shadow_quota_is_measured_only() -> None:
     one = session(of)
     assert busy(one, 1, 500.0, 1000.0) == 0
     assert one.mute_until_ms == 0
-    (group,) = of.snapshot(1000.0)
+    (group,) = snapshots(of, 1000.0)
     assert group.shadow is not None
     assert (group.shadow.throttled, group.shadow.throttle_ms) == (1, 1000)
 
