@@ -28,7 +28,7 @@ from proxy.core.interceptors.quota_admin import AlterRule, QuotaAdmin, read_desc
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire import apis, requests, responses, schema
-from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE, SHARE_FETCH
+from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.software import client_software
@@ -190,8 +190,6 @@ def header(data: bytes) -> None:
         elif api_key == FETCH:
             fields = requests.parse_fetch(buf, body, end, version)
             assert fields is None or fields.rest <= end
-        elif api_key == SHARE_FETCH:
-            requests.parse_share_fetch(buf, body, end, version)
         elif api_key == API_VERSIONS:
             software = client_software(buf, body, end, version)
             assert software is None or len(software) <= 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import random
 import struct
@@ -271,14 +270,13 @@ def test_acks_behind_impossible_lengths() -> None:
 # ---- Fetch ----------------------------------------------------------------------------------------------------------
 
 
-def fetch_fields(frame: bytes, version: int, share: bool = False) -> dict[str, int | None]:
+def fetch_fields(frame: bytes, version: int) -> dict[str, int | None]:
     """Fields, and what stands at their positions; the same in all three ways."""
     parsed = requests.parse_request_header(frame, 0, len(frame))
     assert parsed is not None
-    parse_body = requests.parse_share_fetch if share else requests.parse_fetch
 
     def parse(buf: bytearray, start: int, end: int) -> dict[str, int | None] | None:
-        fields = parse_body(buf, start + parsed.body, max(end, start + parsed.body), version)
+        fields = requests.parse_fetch(buf, start + parsed.body, max(end, start + parsed.body), version)
         if fields is None:
             return None
         found: dict[str, int | None] = {"rest": fields.rest - start}
@@ -329,53 +327,6 @@ def test_reads_fetch(version: int, seed: int) -> None:
 def test_unknown_fetch_versions_are_not_guessed() -> None:
     for version in (-1, 19):
         assert requests.parse_fetch(bytes(100), 0, 100, version) is None
-    for version in (-1, 3):
-        assert requests.parse_share_fetch(bytes(100), 0, 100, version) is None
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("seed", range(5))
-def test_reads_share_fetch(version: int, seed: int) -> None:
-    message = sample(kio_class(apis.SHARE_FETCH, version, REQUEST), random.Random(seed))
-    found = fetch_fields(kio_frame(message), version, share=True)
-    assert found["max_bytes"] == message.max_bytes
-    assert found["min_bytes"] == message.min_bytes
-    assert found["session_epoch"] == message.share_session_epoch
-    assert message.max_wait == datetime.timedelta(milliseconds=found["max_wait_ms"] or 0)
-    assert found["session_id"] == 0
-    assert "session_id_at" not in found
-
-
-def test_share_fetch_rest_is_where_the_topics_begin() -> None:
-    for version in (1, 2):
-        message = sample(kio_class(apis.SHARE_FETCH, version, REQUEST), random.Random(1), repeat=0)
-        frame = kio_frame(message)
-        assert fetch_fields(frame, version, share=True)["rest"] == len(frame) - 3  # no topics, none forgotten, no tags
-
-
-def test_share_fetch_with_impossible_lengths() -> None:
-    with pytest.raises(WireError, match="not a number"):
-        requests.parse_share_fetch(b"\xff" * 20, 0, 20, 1)
-    assert requests.parse_share_fetch(b"\xff\xff\xff\xff\x0f" + bytes(20), 0, 25, 1) is None
-
-
-# ---- ApiVersions ----------------------------------------------------------------------------------------------------
-
-
-def test_reads_client_software() -> None:
-    cls = next(c for c in kafka_python_messages() if c.name == "ApiVersionsRequest")
-    for version in (3, 4):
-        frame = kafka_python_frame(
-            cls, version, client_software_name="apache-kafka-java", client_software_version="4.2.0"
-        )
-        parsed = requests.parse_request_header(frame, 0, len(frame))
-        assert parsed is not None
-        told = client_software(frame, parsed.body, len(frame), version)
-        assert told == "apache-kafka-java/4.2.0"
-        for end in range(parsed.body, len(frame) - 1):
-            assert client_software(frame, parsed.body, end, version) is None
-    assert client_software(b"\2a\2b\0", 0, 5, 2) is None
-    assert client_software(b"\xff" * 9, 0, 9, 3) is None
 
 
 # ---- anything -------------------------------------------------------------------------------------------------------
@@ -393,8 +344,6 @@ def test_garbage_raises_nothing_but_wire_errors(data: bytes, small: bool) -> Non
         for version in range(19):
             requests.parse_fetch(frame, found.body, len(frame), version)
             client_software(frame, found.body, len(frame), version)
-        for version in range(3):
-            requests.parse_share_fetch(frame, found.body, len(frame), version)
         for version in range(14):
             requests.produce_acks(frame, found.body, len(frame), version)
 

@@ -83,7 +83,7 @@ def test_vectors_request_header(vector: Vector) -> None:
     assert every_way(parse, vector.request) == (vector.api_key, vector.version, client_id)
 
 
-@pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key in (0, 1, 78)], ids=lambda vector: str(vector.name))
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key in (0, 1)], ids=lambda vector: str(vector.name))
 def test_vectors_request_bodies(vector: Vector) -> None:
     parsed = requests.parse_request_header(vector.request, 0, len(vector.request))
     assert parsed is not None
@@ -91,13 +91,9 @@ def test_vectors_request_bodies(vector: Vector) -> None:
     if vector.api_key == apis.PRODUCE:
         assert requests.produce_acks(vector.request, body, end, vector.version) == 1
         return
-    parse = requests.parse_share_fetch if vector.api_key == apis.SHARE_FETCH else requests.parse_fetch
-    fields = parse(vector.request, body, end, vector.version)
+    fields = requests.parse_fetch(vector.request, body, end, vector.version)
     assert fields is not None
     assert (fields.max_wait_ms, fields.min_bytes, fields.replica_id) == (0, 0, -1)
-    if vector.api_key == apis.SHARE_FETCH:
-        assert (fields.max_bytes, fields.session_epoch) == (1000, 0)
-        return
     assert fields.max_bytes == (200 if vector.version >= 3 else None)
     assert fields.session_epoch == {"full": 0, "incremental": 1}.get(vector.what, -1)
     assert (fields.session_id != 0) is (vector.what == "incremental")

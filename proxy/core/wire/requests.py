@@ -14,10 +14,8 @@ from proxy.core.wire.apis import (
     FETCH,
     HEADERS,
     PRODUCE,
-    SHARE_FETCH,
     UNKNOWN,
     api_name,
-    is_known,
     request_header_version,
     version_range,
 )
@@ -252,11 +250,10 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
 
 
 class FetchFields:
-    """The head of a Fetch or ShareFetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
+    """The head of a Fetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
 
     `replica_id` is -1 for consumers and for versions that have it in a tagged field at the end (15 on, KIP-903).
-    Without a session, `session_id` is 0 and `session_epoch` -1 (KIP-227). For ShareFetch, `session_epoch` is the share
-    session's and `session_id` always 0. `rest` is where the parsed fields end: the topics for a Fetch.
+    Without a session, `session_id` is 0 and `session_epoch` -1 (KIP-227). `rest` is where the topics begin.
     """
 
     __slots__ = (
@@ -292,8 +289,6 @@ def _fetch_fields(replica_id: int, max_wait_ms: int, min_bytes: int, min_bytes_a
     fields.rest = min_bytes_at + 4
     return fields
 
-
-_SHARE_FETCH: Final = struct.Struct(">iiii")  # share_session_epoch, max_wait_ms, min_bytes, max_bytes
 
 _PRODUCE_MAX: Final = (version_range(PRODUCE) or (0, 0))[1]
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
@@ -331,28 +326,3 @@ def lower_fetch(buf: bytearray | memoryview, fields: FetchFields, max_bytes: int
         integers.put_int32(buf, fields.max_bytes_at, lowered)
         if fields.min_bytes > lowered:
             integers.put_int32(buf, fields.min_bytes_at, lowered)
-
-
-def parse_share_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields | None:
-    """The same for a ShareFetch request (KIP-932). Raises WireError when its strings have impossible lengths."""
-    if not is_known(SHARE_FETCH, version):
-        return None
-    pos = body
-    for name in ("group id", "member id"):
-        length, pos = read_uvarint(buf, pos, end)
-        if pos == -2:
-            raise WireError("request_malformed", f"the {name}'s length is not a number")
-        if pos == -1:
-            return None
-        pos += max(length - 1, 0)
-    if pos + 16 + (8 if version else 0) > end:
-        return None
-    epoch, wait, least, most = _SHARE_FETCH.unpack_from(buf, pos)
-    fields = _fetch_fields(-1, wait, least, pos + 8)
-    fields.max_bytes = most
-    fields.max_bytes_at = pos + 12
-    fields.session_epoch = epoch
-    fields.session_epoch_at = pos
-    # Version 1 added max_records and batch_size, version 2 the acquire mode and is_renew_ack (one byte each).
-    fields.rest = pos + 16 + (8 if version >= 1 else 0) + (2 if version >= 2 else 0)
-    return fields
