@@ -44,11 +44,6 @@ class CandidateQuotas:
     mutation_window_ms: int = 1000
     mutation_algorithm: MutationAlgorithm = "token_bucket"
 
-    @property
-    def mutation_burst_s(self) -> float:
-        """How many seconds' worth of a mutation limit may be used at once."""
-        return self.mutation_num_samples * self.mutation_window_ms / 1000.0
-
     def scaled(self, factor: float) -> CandidateQuotas:
         """The same entries with their limits multiplied."""
         names = {measure.limit_name for measure in MEASURES.values()}

@@ -265,13 +265,9 @@ def _find_quota_clashes(config: Config, source: Source) -> list[Problem]:
     return found
 
 
-def load_entry(value: Any, file: str) -> Entry:
-    """One quota entry from plain values (an event of `kquota simulate`), under the same rules as in the file."""
-    return to_entry(validate(QuotaEntry, Source(file, value)))
-
-
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
-    """The same entry, and its connection limits; None for a part without limits."""
+    """One quota entry from plain values, under the same rules as in the file: its limits of requests and those of
+    connections, None for a part without limits."""
     entry = validate(QuotaEntry, Source(file, value))
     return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 

@@ -71,10 +71,6 @@ class Source:
             value = found[part]
         return True
 
-    def release_values(self) -> None:
-        """Drop the values and their places, once they are no longer needed."""
-        self.values = self.text = self._root = None
-
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
         """A problem at a place; for a place that does not exist (a missing key) the position of its parent."""
         place = self._as_written(place)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from config.types import PortRange, Value, whole, wrong
+from config.types import BOOLEAN, PortRange, Value, whole, wrong
 
 
 def _network(value: Any) -> str:
@@ -48,15 +48,6 @@ PORTS = Value(
 """One port or first-last."""
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise wrong("true or false")
-    return value
-
-
-FLAG = Value(_flag, {"type": "boolean"})
-
-
 class Transparent(BaseModel):
     """Only with mode: transparent (docs/transparent.md)."""
 
@@ -73,7 +64,7 @@ class Transparent(BaseModel):
     ports: list[Annotated[PortRange, PORTS]] = Field(
         default_factory=list, description="Ports that redirected connections may go to; empty: any."
     )
-    tls_passthrough: Annotated[bool, FLAG] = Field(
+    tls_passthrough: Annotated[bool, BOOLEAN] = Field(
         default=True,
         description="TLS that the sidecar has no key for is passed on, with byte quotas alone; false: refused.",
     )

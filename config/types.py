@@ -43,11 +43,6 @@ def wrong(expected: str) -> PydanticCustomError:
     return PydanticCustomError("kquota_expected", "{expected}", {"expected": f"expected {expected}"})
 
 
-def later(feature: str) -> PydanticCustomError:
-    """The error for a setting of the design that this version does not support yet."""
-    return PydanticCustomError("kquota_expected", "{expected}", {"expected": f"{feature} is not available yet"})
-
-
 _NO_CONTROL = r"[^\x00-\x1f\x7f-\x9f]"
 """A character of a name: NUL, line ends and the like would make two names look the same in a log."""
 

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from math import inf
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from quota.entity import DEFAULT, Default
 from quota.rate import SampledRate, throttle_ms
+
+if TYPE_CHECKING:
+    from quota.fleet.shares import Shares
 
 FORGET_EACH_TIME: Final = 8
 """Idle names evicted per attempt: more than one attempt can add, so that the tables shrink under traffic."""
@@ -166,18 +169,6 @@ class Refused:
     last: Refusal
 
 
-class ConnectionShares(Protocol):
-    """Shares in the limits of whole fleets."""
-
-    def share(self, entry: ConnectionEntry, name: str) -> float:
-        """The fraction of the entry's rate that this instance may use for a name; 1 where the limit is its own."""
-        ...
-
-    def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
-        """A connection was created under the entry's rate."""
-        ...
-
-
 class Ticket:
     """An admitted connection: what is released when it ends."""
 
@@ -217,7 +208,7 @@ class ConnectionGate:
 
     def __init__(self, limits: Callable[[], ConnectionLimits], *, num_samples: int = 11, window_ms: int = 1000) -> None:
         self._limits = limits
-        self.shares: ConnectionShares | None = None
+        self.shares: Shares | None = None
         """This instance's shares in the rates of a whole fleet."""
         self._rates: Final = {entity_type: _Rates(num_samples, window_ms) for entity_type in EntityType}
         self._open: Final[dict[EntityType, dict[str, int]]] = {entity_type: {} for entity_type in EntityType}

@@ -148,13 +148,8 @@ class SampledRate:
 
     @property
     def samples(self) -> list[tuple[int, int, float]]:
-        """Start, last event and sum of each slot in use."""
+        """Start, last event and sum of each slot in use (an expired slot stays in use, with a sum of zero)."""
         return [(sample.start, sample.last, sample.sum) for sample in self._ring]
-
-    @property
-    def live_samples(self) -> int:
-        """How many slots are in use (an expired slot stays in use, with a sum of zero)."""
-        return len(self._ring)
 
     def _window(self, elapsed: int) -> int:
         """Elapsed time, topped up by whole samples to num_samples - 1 of them; at least 1 ms."""

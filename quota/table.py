@@ -255,24 +255,6 @@ class QuotaTable:
         """The same quotas with other connection limits."""
         return self._with(self.entries, connections)
 
-    def merged(self, entry: Entry) -> "QuotaTable":
-        """Like Kafka's AlterClientQuotas: the limits that `entry` names are set, the entity's other limits stay."""
-        old = self.get(*entry.entity)
-        if old is None:
-            return self.with_entry(entry)
-        return self.with_entry(
-            Entry(
-                *entry.entity,
-                producer_byte_rate=_first(entry.producer_byte_rate, old.producer_byte_rate),
-                consumer_byte_rate=_first(entry.consumer_byte_rate, old.consumer_byte_rate),
-                request_percentage=_first(entry.request_percentage, old.request_percentage),
-                controller_mutation_rate=_first(entry.controller_mutation_rate, old.controller_mutation_rate),
-                mode=entry.mode,
-                candidate=entry.candidate or old.candidate,
-                scope=entry.scope or old.scope,
-            )
-        )
-
     def without(self, user: Name, client_id: Name) -> "QuotaTable":
         """A table without this entity. Removing what does not exist is fine, as in Kafka."""
         kept = (other for other in self.entries if other.entity != (user, client_id))
@@ -337,7 +319,3 @@ def _check_limits(rates: tuple[float | None, ...]) -> None:
         if limit is not None and not 0 < limit <= _LARGEST:
             name = list(RATE_FIELD.values())[rates.index(limit)]
             raise ValueError(f"{name} is {limit}, a quota is a finite number above 0")
-
-
-def _first(new: float | None, old: float | None) -> float | None:
-    return old if new is None else new

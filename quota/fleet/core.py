@@ -88,15 +88,13 @@ class Ignored:
 
 
 class _Partition:
-    __slots__ = ("heard_ms", "in_flight", "learned_from", "lost", "sent_ms", "since")
+    __slots__ = ("in_flight", "learned_from", "lost", "sent_ms", "since")
 
     def __init__(self, now: float) -> None:
         self.since = now
         self.sent_ms = float("-inf")
         self.in_flight: dict[int, _Sent] = {}
         """By sequence number, oldest first, our own records that were not read back yet."""
-        self.heard_ms: float | None = None
-        """When the newest of our own records that came back was handed over."""
         self.learned_from: float | None = None
         """When our first own record came back."""
         self.lost = False
@@ -261,10 +259,8 @@ class Fleet:
     def came_back(self, partition: int, record: Record, now: float) -> None:
         """One of our own records was read, and with it all earlier ones of its partition."""
         mine = self._partitions[partition]
-        sent_ms = mine.in_flight[record.seq].at_ms
         for seq in [seq for seq in mine.in_flight if seq <= record.seq]:
             del mine.in_flight[seq]
-        mine.heard_ms = sent_ms
         if mine.learned_from is None:
             mine.learned_from = now
         for use in record.groups:

@@ -162,4 +162,4 @@ def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
         found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
         candidate = load_candidate(found)
         assert candidate.mutation_algorithm == algorithm
-        assert candidate.mutation_burst_s == 11
+        assert (candidate.mutation_num_samples, candidate.mutation_window_ms) == (11, 1000)

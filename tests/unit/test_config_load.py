@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from config.limits import Limits
-from config.load import load, load_bytes, load_entry, warnings_of
+from config.load import load, load_bytes, load_limits, warnings_of
 from config.problems import ConfigError, Problem
 from config.schema import json_schema
 from config.settings import new_ledger, proxy_settings
@@ -278,12 +278,19 @@ def test_everything_else_is_told_of_beside_a_repeated_key() -> None:
     ]
 
 
+def limits(value: dict[str, Any]) -> Entry:
+    entry, connections = load_limits(value, "-")
+    assert entry is not None
+    assert connections is None
+    return entry
+
+
 def test_kafkas_largest_and_smallest_limits() -> None:
     # semantics: byte rates are longs, the other two doubles above 0
-    entry = load_entry({"user": "u", "producer_byte_rate": 2**63 - 1, "request_percentage": 250.5}, "-")
+    entry = limits({"user": "u", "producer_byte_rate": 2**63 - 1, "request_percentage": 250.5})
     assert (entry.producer_byte_rate, entry.request_percentage) == (float(2**63 - 1), 250.5)
-    assert load_entry({"user": "u", "request_percentage": "50%"}, "-").request_percentage == 50.0
-    assert load_entry({"user": "u", "controller_mutation_rate": 0.5}, "-").controller_mutation_rate == 0.5
+    assert limits({"user": "u", "request_percentage": "50%"}).request_percentage == 50.0
+    assert limits({"user": "u", "controller_mutation_rate": 0.5}).controller_mutation_rate == 0.5
 
 
 def test_names_keep_every_character() -> None:
@@ -309,7 +316,7 @@ quotas:
 
 
 def test_null_names_are_names_left_out() -> None:
-    entry = load_entry({"user": None, "client-id": "c", "producer_byte_rate": 1}, "-")
+    entry = limits({"user": None, "client-id": "c", "producer_byte_rate": 1})
     assert (entry.user, entry.client_id) == (None, "c")
 
 

@@ -139,6 +139,3 @@ def test_an_entity_stands_once_in_a_file_and_in_a_table() -> None:
         assert "expected each user and client-id once" in refusal(once, again)
     with pytest.raises(ValueError, match="two quota entries"):
         QuotaTable([Entry("u", None, 1), Entry("u", None, None, 1)])
-    # One after the other, as AlterClientQuotas: the later value of each limit stays
-    table = QuotaTable([Entry("u", None, 1, 2)]).merged(Entry("u", None, 3)).merged(Entry("u", None, None, None, 4))
-    assert table.entries == (Entry("u", None, 3, 2, 4),)

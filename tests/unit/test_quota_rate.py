@@ -61,7 +61,7 @@ def test_one_sample_more_than_configured_can_be_alive() -> None:
     for t in (0, 999, 1100, 2099, 2200):
         rate.record(1, t)
     assert rate.measure(2200) == pytest.approx(5 / 2.2)
-    assert rate.live_samples == 3
+    assert len(rate.samples) == 3
 
 
 @pytest.mark.parametrize(

@@ -198,13 +198,6 @@ def test_changing_a_table_makes_another_one() -> None:
     assert two.without("nobody", None).entries == two.entries
 
 
-def test_merging_keeps_the_limits_that_are_not_named() -> None:
-    table = QuotaTable([Entry(user="u", producer_byte_rate=1, request_percentage=3)])
-    merged = table.merged(Entry(user="u", producer_byte_rate=2, consumer_byte_rate=4)).get("u", None)
-    assert merged == Entry(user="u", producer_byte_rate=2, consumer_byte_rate=4, request_percentage=3)
-    assert table.merged(rate("v", None, 9)).get("v", None) == rate("v", None, 9)
-
-
 def test_an_entry_names_an_entity() -> None:
     with pytest.raises(ValueError, match="names a user, a client-id, or both"):
         Entry(producer_byte_rate=1)

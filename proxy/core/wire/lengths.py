@@ -75,11 +75,11 @@ _Step = Callable[[_Body, int], int]
 """step(data, at) -> where the next field begins. Raises ValueError when that is beyond the end."""
 
 
-def check_lengths(cls: Any, body: bytes, *, more_may_follow: bool = False) -> None:
+def check_lengths(cls: Any, body: bytes) -> None:
     """Walk through a body of kio's message class `cls`; raises ValueError unless it is whole and nothing follows it."""
     data = _body(cls, body)
     end = _entity(cls)(data, 0)
-    if end != len(body) and not more_may_follow:
+    if end != len(body):
         raise ValueError(f"{len(body) - end} bytes too many")
 
 
