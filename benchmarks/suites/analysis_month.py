@@ -39,8 +39,9 @@ from benchmarks.rig.procstat import describe_machine
 from benchmarks.suites.analysis import measured_with_log
 from config.export import Export
 from quota.entity import Kind
-from quota.record import build, to_line
+from quota.record import to_line
 from tests.lab.fleet import LIBRARIES, MAX_CLIENTS, START_MS
+from tests.support.usage_rows import build
 
 ROTATE_S = Export.model_fields["rotate_s"].default
 REPORTS = ("usage", "slo", "capacity", "throttling")

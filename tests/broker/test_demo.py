@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from quota.record import from_line
 from tests.lab.demo.plan import PLANS
 from tests.support.precedence import precedence
 from tests.support.spark_tools import QUICK, table
+from tests.support.usage_rows import from_line
 
 ROOT = Path(__file__).parents[2]
 REPORT_LIMIT_S = 280

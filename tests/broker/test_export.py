@@ -27,6 +27,7 @@ from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
 from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
+from tests.support.usage_rows import from_line
 from tests.support.waiting import until
 
 LIMIT_S = 60.0
@@ -36,7 +37,7 @@ RATE = 100_000
 def rows_of(directory: Path) -> list[record.Row]:
     """The records of all complete files, each one right."""
     lines = itertools.chain.from_iterable(path.read_bytes().splitlines() for path in directory.rglob("usage-*.jsonl"))
-    return sorted(map(record.from_line, lines), key=lambda row: (row["instance"], row["sequence"]))
+    return sorted(map(from_line, lines), key=lambda row: (row["instance"], row["sequence"]))
 
 
 def send(bootstrap: str, client_id: str, topic: str, sizes: list[int]) -> None:
@@ -49,7 +50,7 @@ def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, r
     found: dict[int, record.Row] = {}
     with subscribed(bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
         for one in consumer:
-            row = record.from_line(one.value)
+            row = from_line(one.value)
             assert found.setdefault(row["sequence"], row) == row, "a repeat is the same again"
             if found.keys() >= sequences:
                 break
@@ -144,7 +145,7 @@ def test_kill_loses_at_most_one_interval_and_no_half_file(kafka: KafkaCluster, t
     for path in readable:
         assert path.read_bytes().endswith(b"\n")
         for line in path.read_bytes().splitlines():
-            record.from_line(line)
+            from_line(line)
     assert list(tmp_path.rglob(".*.open")), "it was killed over an open file"
     with sidecar(kafka.bootstrap, export=export) as proxy:
         send(proxy.bootstrap, "c", topic, [1000])
@@ -252,7 +253,7 @@ class Memory:
     def close(self) -> None: ...
 
     def rows(self) -> list[record.Row]:
-        return [record.from_line(line) for batch in self.batches for line in batch.lines]
+        return [from_line(line) for batch in self.batches for line in batch.lines]
 
 
 class Times:

@@ -15,6 +15,7 @@ from quota.record import Row
 from quota.table import Entry
 from tests.support.spark_tools import DAY_MS, T0_MS, table, write
 from tests.support.spark_tools import record as new_record
+from tests.support.usage_rows import NAMES, from_line, problems
 from tests.unit.test_export_rows import Watched
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ def test_the_exporter_tells_the_share_of_a_fleet_s_limit() -> None:
 
 def test_a_line_of_version_1_is_read_with_nulls() -> None:
     old = old_record(1, 0, throttle_produce_seconds=3.0, throttle_produce_count=1)
-    assert record.problems(old) == []
-    read = record.from_line(json.dumps(old))
-    assert tuple(read) == record.NAMES
+    assert problems(old) == []
+    read = from_line(json.dumps(old))
+    assert tuple(read) == NAMES
     assert (read["schema_version"], read["throttle_produce_seconds"]) == (1, 3.0)
     assert {read[name] for name in SINCE_2} == {None}
     del old["mutes"]
-    assert record.problems(old) == ["mutes is missing"]
+    assert problems(old) == ["mutes is missing"]
 
 
 def test_the_exporter_tells_what_was_held() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from quota.record import Row, build, to_line
+from quota.record import Row, to_line
 from tests.support.spark_archive import quick_jvm
+from tests.support.usage_rows import build
 
 Make = Callable[..., tuple[str, Path]]
 """make(name, records, **options) -> what a report tells, and where its files are."""

@@ -15,6 +15,7 @@ import pytest
 from proxy.app.export.files import FileSink, complete
 from proxy.app.export.worker import Batch, ExportError
 from quota import record
+from tests.support.usage_rows import NAMES, build, from_line
 
 HOUR = "date=2026-08-01/hour=12"
 
@@ -34,7 +35,7 @@ def sink(directory: Path, clock: Clock | None = None, **settings: Any) -> FileSi
 
 def line(sequence: int, **values: Any) -> bytes:
     known = {"instance": "inst", "sequence": sequence, "start_ms": 0, "end_ms": 1, "kquota_version": "1"}
-    return record.to_line(record.build(known | {"user": "u", "client_id": "c"} | values))
+    return record.to_line(build(known | {"user": "u", "client_id": "c"} | values))
 
 
 def batch(first: int, count: int = 1, partition: str = HOUR, **values: Any) -> Batch:
@@ -48,7 +49,7 @@ def complete_files(directory: Path) -> list[Path]:
 def sequences(directory: Path) -> list[int]:
     """Of all records in complete files; fails on anything that is no record."""
     found = [one for path in complete_files(directory) for one in path.read_bytes().splitlines(keepends=True)]
-    return [record.from_line(one)["sequence"] for one in found]
+    return [from_line(one)["sequence"] for one in found]
 
 
 def visible(directory: Path) -> list[str]:
@@ -163,7 +164,7 @@ def test_full_disk_leaves_no_half_line_and_resumes(small_disk: Path) -> None:
     assert complaint.__cause__.errno in (errno.ENOSPC, errno.EFBIG)
     assert written, "there was some room"
     (path,) = small_disk.rglob(".*.open")
-    assert [record.from_line(one)["sequence"] for one in path.read_bytes().splitlines()] == written
+    assert [from_line(one)["sequence"] for one in path.read_bytes().splitlines()] == written
     filler.unlink()
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 16 * 4096:  # a limit, not a disk: the file itself is too long
         files.close()
@@ -233,6 +234,6 @@ def test_duckdb_and_pandas_read_the_files_as_they_are(tmp_path: Path) -> None:
     assert {name: kind for name, kind, *_ in types if name not in ("date", "hour")} == record.duckdb_columns()
     (path,) = complete_files(tmp_path)
     frame = pandas.read_json(path, lines=True)
-    assert list(frame.columns) == list(record.NAMES)
+    assert list(frame.columns) == list(NAMES)
     assert frame["produce_bytes"].sum() == 10 + 2**60
     files.close()

@@ -14,6 +14,7 @@ from quota import record
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import CandidateLimits, Entry, QuotaTable
+from tests.support.usage_rows import from_line, problems
 
 INVENTED = 3000
 CONSTANTS = {"instance": "i", "kquota_version": "1", "pod": "p"}
@@ -43,8 +44,8 @@ class Watched:
         duration_s = (self.now_ms - start_ms) / 1000
         interval = Interval(int(start_ms), int(self.now_ms), duration_s)
         rows = [row for row in self.sampler.close(interval) if row is not None]
-        assert [record.problems(row) for row in rows] == [[]] * len(rows)
-        assert all(record.from_line(record.to_line(row)) == row for row in rows)
+        assert [problems(row) for row in rows] == [[]] * len(rows)
+        assert all(from_line(record.to_line(row)) == row for row in rows)
         return rows
 
 

@@ -11,13 +11,14 @@ import pytest
 
 from quota import record
 from quota.entity import Kind
+from tests.support.usage_rows import NAMES, RecordError, build, from_line, problems
 
 TEXT = Path(__file__, "../../../docs/usage-records.md").resolve().read_text()
 
 
 def a_row(**values: Any) -> record.Row:
     known = {"instance": "i", "sequence": 1, "start_ms": 1000, "end_ms": 11_000, "duration_s": 10.0, "samples": 10}
-    return record.build(known | {"kquota_version": "1", "user": "u", "client_id": "c"} | values)
+    return build(known | {"kquota_version": "1", "user": "u", "client_id": "c"} | values)
 
 
 def test_a_line_is_the_row_again() -> None:
@@ -25,8 +26,8 @@ def test_a_line_is_the_row_again() -> None:
     line = record.to_line(row)
     assert line.isascii()
     assert line.count(b"\n") == 1
-    assert record.from_line(line) == row
-    assert tuple(json.loads(line)) == record.NAMES
+    assert from_line(line) == row
+    assert tuple(json.loads(line)) == NAMES
 
 
 @pytest.mark.parametrize(
@@ -54,20 +55,20 @@ def test_a_line_is_the_row_again() -> None:
     ],
 )
 def test_a_wrong_row_is_refused_with_its_field(values: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(record.RecordError, match=re.escape(complaint)):
+    with pytest.raises(RecordError, match=re.escape(complaint)):
         a_row(**values)
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"17", b"{}", record.to_line(a_row())[:-9], b"\xff\xfe"])
 def test_what_is_no_record_is_refused(line: bytes) -> None:
-    with pytest.raises(record.RecordError):
-        record.from_line(line)
+    with pytest.raises(RecordError):
+        from_line(line)
 
 
 def test_a_missing_field_is_named() -> None:
     row = a_row()
     del row["mutes"]
-    assert record.problems(row) == ["mutes is missing"]
+    assert problems(row) == ["mutes is missing"]
 
 
 def test_amounts_that_can_be_given_back_may_be_negative() -> None:
@@ -75,9 +76,9 @@ def test_amounts_that_can_be_given_back_may_be_negative() -> None:
 
 
 def test_types_for_spark_and_duckdb_name_every_field_once() -> None:
-    assert len(set(record.NAMES)) == len(record.NAMES)
-    assert [part.split(" ")[0] for part in record.spark_ddl().split(", ")] == list(record.NAMES)
-    assert list(record.duckdb_columns()) == list(record.NAMES)
+    assert len(set(NAMES)) == len(NAMES)
+    assert [part.split(" ")[0] for part in record.spark_ddl().split(", ")] == list(NAMES)
+    assert list(record.duckdb_columns()) == list(NAMES)
     assert set(record.UNITS) == {str(kind) for kind in Kind}
 
 
