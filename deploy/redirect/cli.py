@@ -8,9 +8,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from deploy.redirect.rules import Rules, RulesError
-from proxy.app.common.text import json_text, say, say_problems
-
-OK, FAILED, WRONG_USE = 0, 1, 2
+from proxy.app.common.text import FAILED, WRONG_USE, errors_said, json_text, say
 
 app = typer.Typer(
     help="Redirect an application's connections to a sidecar in transparent mode (needs NET_ADMIN).",
@@ -152,13 +150,9 @@ def _fail(text: str, code: int) -> NoReturn:
 def _of_file(path: Path) -> tuple[int, int | None]:
     """(listen.port, transparent.mark) of a configuration."""
     from config.load import load
-    from config.problems import ConfigError
 
-    try:
+    with errors_said():
         config = load(path)
-    except ConfigError as error:
-        say_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
     if config.mode != "transparent":
         _fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)
     if config.listen.port == 0:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from config.problems import ConfigError, Place
-from proxy.app.common.text import json_text, say, say_problems
+from proxy.app.common.text import FAILED, WRONG_USE, errors_said, json_text, say, say_problems
 from proxy.net.files import read_file
 
 if TYPE_CHECKING:
     from config.source import Source
-
-FAILED, WRONG_USE = 1, 2
 
 app = typer.Typer(
     help="Take quotas over from elsewhere: entries for the file, or for the chart's values (the words are the same).",
@@ -124,14 +122,8 @@ def kafka(
     """
     from proxy.app.cli.imports_cluster import entries_of_cluster  # trio and TLS: not needed by the other commands
 
-    try:
+    with errors_said():
         found, left = entries_of_cluster(config)
-    except ConfigError as error:
-        say_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
-    except OSError as error:
-        say(f"error: {error}", err=True)
-        raise typer.Exit(FAILED) from None
     for reason in left:
         say(f"warning: left out: {reason}", err=True)
     _print(found, as_json, "the cluster has no client quotas that an entry can say")

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from config.problems import ConfigError, Problem
+from config.problems import ConfigError
 from deploy.redirect import cli as redirect_cli
 from proxy.app.cli import imports
 from proxy.app.common.blocked_imports import UNUSED, blocked_imports
-from proxy.app.common.text import ascii_json, json_text, say, say_problems
+from proxy.app.common.text import FAILED, WRONG_USE, ascii_json, errors_said, json_text, say, say_problems
 
 if TYPE_CHECKING:
     from config.model import Config
     from quota.table import QuotaTable
 
-OK, FAILED, WRONG_USE = 0, 1, 2
+OK = 0
 ADMIN_VARIABLE = "KQUOTA_ADMIN"
-MAX_PROBLEMS = 50
 
 app = typer.Typer(
     name="kquota",
@@ -45,6 +44,14 @@ PodName = Annotated[
         help="Ask the sidecar of this pod, through kubectl port-forward; append :PORT if its admin port is not 9404.",
     ),
 ]
+AdminUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--admin",
+        metavar="URL",
+        help="Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -52,11 +59,8 @@ def _load_on_paper(path: Path) -> Config:
     """Load a configuration, or say what is wrong on stderr and exit with 2."""
     from config.load import load
 
-    try:
+    with errors_said():
         return load(path, on_paper=True)
-    except ConfigError as error:
-        _print_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
 
 
 def _table_in_force(config: Config) -> QuotaTable:
@@ -64,23 +68,14 @@ def _table_in_force(config: Config) -> QuotaTable:
     from config.overlay import table_in_force
     from proxy.app.cli.check import overlay_text
 
-    try:
+    with errors_said():
         table = table_in_force(config)
-    except ConfigError as error:
-        _print_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
     if config.quota_settings.source == "cluster":
         text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
         say(text, err=True)
     elif config.quota_settings.overlay is not None:
         say(f"note: with {overlay_text(config)}", err=True)
     return table
-
-
-def _print_problems(problems: list[Problem]) -> None:
-    say_problems(problems[:MAX_PROBLEMS])
-    if len(problems) > MAX_PROBLEMS:
-        say(f"error: … and {len(problems) - MAX_PROBLEMS} more problems", err=True)
 
 
 def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
@@ -93,17 +88,10 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
             raise typer.BadParameter("--admin and --pod say both which sidecar to ask: give one of them")
         from proxy.app.cli.port_forward import forwarded
 
-        try:
+        with errors_said():
             url: str = context.with_resource(forwarded(pod))
             return url
-        except OSError as error:
-            say(f"error: {error}", err=True)
-            raise typer.Exit(FAILED) from None
     return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
-
-
-def _print_json(value: Any) -> None:
-    say(json_text(value))
 
 
 def _print_version(wanted: bool) -> None:
@@ -133,11 +121,8 @@ def run(config: ConfigFile) -> None:
     with blocked_imports(*UNUSED):
         from proxy.app.run import main as run_main  # trio and hypercorn: not needed by the other commands
 
-    try:
+    with errors_said():
         code = run_main(config)
-    except ConfigError as error:
-        _print_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
     raise typer.Exit(code)
 
 
@@ -160,12 +145,12 @@ def check(
     except ConfigError as error:
         if as_json:
             problems = [problem.as_json() for problem in error.problems]
-            _print_json({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []})
+            say(json_text({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []}))
         else:
-            _print_problems(error.problems)
+            say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     if as_json:
-        _print_json(summary_json(str(config), loaded, table))
+        say(json_text(summary_json(str(config), loaded, table)))
         return
     say(summary_text(str(config), loaded, table))
     sys.stdout.flush()  # the summary first, also when both go to the same pipe
@@ -190,15 +175,7 @@ def explain(
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
     ] = None,
-    admin: Annotated[
-        str | None,
-        typer.Option(
-            "--admin",
-            metavar="URL",
-            help="Ask a running sidecar instead of a file. Without --config and --admin: KQUOTA_ADMIN, else "
-            "http://127.0.0.1:9404.",
-        ),
-    ] = None,
+    admin: AdminUrl = None,
     pod: PodName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -217,7 +194,7 @@ def explain(
         answer = _ask(admin, user, client_id, address)
         text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
     if as_json:
-        _print_json(answer)
+        say(json_text(answer))
     else:
         say(text)
 
@@ -227,13 +204,10 @@ def _ask(admin: str, user: str | None, client_id: str | None, address: str | Non
 
     given = {"user": user, "client_id": client_id, "ip": address}
     query = {name: value for name, value in given.items() if value is not None}
-    try:
+    with errors_said():
         if query:
             return get_json(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
         return get_json(admin, "/throttled", {}, {"at", "throttled", "decisions"})
-    except OSError as error:
-        say(f"error: {error}", err=True)
-        raise typer.Exit(FAILED) from None
 
 
 def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
@@ -275,14 +249,7 @@ def simulate(
 @app.command(short_help="Watch how much of which quota each client uses.")
 def top(
     context: typer.Context,
-    admin: Annotated[
-        str | None,
-        typer.Option(
-            "--admin",
-            metavar="URL",
-            help="Admin port of a running sidecar. Left out: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
-        ),
-    ] = None,
+    admin: AdminUrl = None,
     pod: PodName = None,
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between refreshes, at least 0.2.")
@@ -305,11 +272,8 @@ def top(
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
     admin = _admin_of(context, admin, pod)
     if as_json:
-        try:
-            _print_json(look_json(admin, text, sort))
-        except OSError as error:
-            say(f"error: {error}", err=True)
-            raise typer.Exit(FAILED) from None
+        with errors_said():
+            say(json_text(look_json(admin, text, sort)))
         return
     raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort))
 
@@ -341,21 +305,17 @@ def init(
 
     if produce is None and fetch is None:
         produce, fetch = "2M", "4M"
-    try:
+    with errors_said():
         text = config_text(bootstrap, port=port, user=user, produce=produce, fetch=fetch, shadow=shadow)
-        if output is None:
-            say(text.rstrip("\n"))
-            return
+    if output is None:
+        say(text.rstrip("\n"))
+        return
+    try:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
-    except ConfigError as error:
-        _print_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
     except OSError as error:
-        say(
-            f"error: {output}: {'it is there already' if isinstance(error, FileExistsError) else error.strerror}",
-            err=True,
-        )
+        reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
+        say(f"error: {output}: {reason}", err=True)
         raise typer.Exit(FAILED) from None
     say(f"{output} is written; next: kquota check --config {output}")
 
@@ -365,7 +325,7 @@ def schema() -> None:
     """Print the JSON schema of the configuration file."""
     from config.schema import json_schema
 
-    _print_json(json_schema())
+    say(json_text(json_schema()))
 
 
 @app.command(short_help="Put sidecars into pods (Kubernetes).")
@@ -438,7 +398,7 @@ def report(context: typer.Context) -> None:
     try:
         code = run_report(context.args)
     except ConfigError as error:
-        _print_problems(error.problems)
+        say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     except OSError as error:
         say(f"error: {PYTHON_VARIABLE}: {error}", err=True)

@@ -1,20 +1,23 @@
-"""Small helpers for text on a terminal."""
+"""Text on a terminal: what commands print, and how they end when something is wrong."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import typer
 
+from config.problems import ConfigError, Problem
 from config.units import readable_bytes
 from config.visible import visible
 from quota.entity import DEFAULT, Kind, Name
 
-if TYPE_CHECKING:
-    from config.problems import Problem
-
+FAILED: Final = 1
+WRONG_USE: Final = 2
+"""Exit codes: of something that failed, and of wrong use or configuration."""
+MAX_PROBLEMS: Final = 50
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
 
 
@@ -43,20 +46,35 @@ def safe(text: str) -> str:
     return text if plain else '"' + visible(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
-def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+def say(text: str, *, err: bool = False) -> None:
     """Print our own lines, which may contain foreign text, on stdout or stderr."""
-    typer.echo(visible(text, lines=True) + end, err=err, nl=False)
+    typer.echo(visible(text, lines=True), err=err)
 
 
-def say_problems(problems: Iterable[Problem]) -> None:
+def say_problems(problems: Sequence[Problem]) -> None:
     """Print what is wrong in a file, one error a line, on stderr."""
-    for problem in problems:
+    for problem in problems[:MAX_PROBLEMS]:
         say(f"error: {problem}", err=True)
+    if len(problems) > MAX_PROBLEMS:
+        say(f"error: … and {len(problems) - MAX_PROBLEMS} more problems", err=True)
 
 
-def json_text(value: Any, *, indent: int | None = 2) -> str:
+@contextmanager
+def errors_said() -> Iterator[None]:
+    """Says what is wrong on stderr and exits: for a file that is invalid, and for anything that cannot be reached."""
+    try:
+        yield
+    except ConfigError as error:
+        say_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+
+
+def json_text(value: Any) -> str:
     r"""JSON for programs and people: letters of any language unchanged, everything invisible as ``\u009b``."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    text = json.dumps(value, ensure_ascii=False, indent=2)
     if text.isprintable():
         return text
     # Only strings have such characters; the line breaks are those of the indentation.
@@ -72,8 +90,8 @@ def _json_escape(character: str) -> str:
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
-def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
+def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned text; the first row is the heading. Nothing is wrapped or cut, so that it can be piped."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join((indent + line).rstrip() for line in lines)
+    return "\n".join(f"  {line}".rstrip() for line in lines)
