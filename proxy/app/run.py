@@ -163,9 +163,7 @@ class Sidecar:
                     self.admin_port = int(listener.getsockname()[1])
                     own = (socket.gethostname(), os.environ.get("KQUOTA_POD_NAME", ""), config.admin.host)
                     hosts = Hosts(config.admin.allowed_hosts, own)
-                    app = AdminApp(
-                        self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts=hosts
-                    )
+                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts)
                     server = AdminServer(listener, app.asgi, on_evict=self._evicted)
                     nursery.start_soon(server.serve)
                 if signals is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 import trio
@@ -25,13 +25,6 @@ MAX_LINES: Final = 30
 """Lines per minute."""
 MINUTE_MS: Final = 60_000.0
 MAX_EPISODES: Final = 1000
-
-
-class LogMethod(Protocol):
-    """The logger's method."""
-
-    def info(self, event: str, **values: Any) -> Any:
-        """Write one line."""
 
 
 @dataclass(slots=True)
@@ -50,7 +43,7 @@ class Episode:
 class ThrottleLog:
     """Writes the lines. `look` is called periodically with the ledger's clock."""
 
-    def __init__(self, ledger: Ledger, log: LogMethod | None = None) -> None:
+    def __init__(self, ledger: Ledger, log: Any = None) -> None:
         self._ledger = ledger
         self._log = log or structlog.get_logger("kquota.throttle")
         self._seen_ms = -1.0

@@ -19,6 +19,7 @@ from config.load import load_bytes
 from config.problems import ConfigError
 from proxy.app.admin.app import AdminApp, AdminServer, bind
 from proxy.app.admin.guard import Hosts
+from proxy.app.admin.history import History
 from proxy.app.common import logs
 from proxy.app.metrics import Exposition, Status
 from proxy.app.run import now_ms
@@ -26,7 +27,7 @@ from proxy.app.sources.watch import ReloadState
 from proxy.core.telemetry.observer import Counters
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.loopback.test_admin_http import FakeProxy
+from tests.loopback.test_admin_http import FakeProxy, FakeSource
 
 OWN = ("shop-0", "", "kquota.lan")
 LISTED = ("kquota.example.com", "*.corp.example.com", "Shop-KQuota.shop-prod.svc.other.domain")
@@ -110,7 +111,7 @@ async def admin(*listed: str) -> AsyncIterator[int]:
     status = Status(ready=True, cluster_reached=True, draining=False)
     metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
     listener = bind("127.0.0.1", 0)
-    app = AdminApp(ledger, FakeProxy(), metrics, now_ms, hosts=Hosts(listed, OWN))
+    app = AdminApp(ledger, FakeProxy(), metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts(listed, OWN))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(AdminServer(listener, app.asgi).serve)
         yield int(listener.getsockname()[1])

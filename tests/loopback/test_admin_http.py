@@ -17,6 +17,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.app.admin.app import AdminApp, AdminServer, bind
+from proxy.app.admin.guard import Hosts
+from proxy.app.admin.history import History
 from proxy.app.metrics import Exposition, Status
 from proxy.app.run import now_ms
 from proxy.app.sources.watch import ReloadState
@@ -47,6 +49,12 @@ class FakeProxy:
 
     def each_connection(self) -> Iterator[ConnectionInfo]:
         return iter(self.found)
+
+
+class FakeSource:
+    """Limits that are known from the start, and nobody asks where they are set."""
+
+    not_ready = origin = None
 
 
 @dataclass
@@ -90,7 +98,11 @@ async def admin(**options: Any) -> AsyncIterator[Admin]:
     status = Status(ready=True, cluster_reached=True, draining=False)
     metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
     listener = bind("127.0.0.1", 0)
-    server = AdminServer(listener, AdminApp(ledger, proxy, metrics, now_ms).asgi, **options)
+    server = AdminServer(
+        listener,
+        AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts([])).asgi,
+        **options,
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve)
         yield Admin(listener.getsockname()[1], ledger, proxy, metrics, server)

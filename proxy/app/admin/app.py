@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -31,7 +31,6 @@ from starlette.routing import Route
 from proxy.app.admin import ui
 from proxy.app.admin.explain import (
     Moment,
-    Origin,
     addresses_of,
     explanation_json,
     fleet_json,
@@ -45,8 +44,9 @@ from proxy.app.admin.history import History
 from proxy.app.admin.largest import Largest
 from proxy.app.common.text import ascii_json
 from proxy.app.metrics import CONTENT_TYPE, Exposition
+from proxy.app.sources.quota_source import QuotaSource
 from proxy.core.telemetry.observer import ConnectionInfo
-from quota.admin import Entity
+from proxy.net.listen.server import Proxy
 from quota.connections import canonical_address
 from quota.counter import QuotaCounter
 from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
@@ -68,47 +68,7 @@ ROW_STEP: Final = 20
 T = TypeVar("T")
 
 
-class ProxyView(Protocol):
-    """The admin port's view of the proxy."""
-
-    state: str
-
-    @property
-    def cluster_reached(self) -> bool:
-        """Whether the cluster answered when it was asked last."""
-
-    @property
-    def last_cluster_error(self) -> str | None:
-        """Why it did not."""
-
-    @property
-    def listeners_bound(self) -> bool:
-        """Whether clients can connect."""
-
-    @property
-    def full(self) -> str | None:
-        """Why there are no file descriptors for another connection; None when there are."""
-
-    @property
-    def given_user(self) -> tuple[str, str]:
-        """The user that a new connection gets, and its source."""
-
-    def each_connection(self) -> Iterator[ConnectionInfo]:
-        """All open connections, one by one; other tasks may run between two of them."""
-
-
-class QuotasView(Protocol):
-    """The admin port's view of the source of limits."""
-
-    @property
-    def not_ready(self) -> str | None:
-        """Why the sidecar should get no traffic yet; None when it may."""
-
-    def origin(self, entity: Entity, key: str) -> str:
-        """Where one limit in force was set, in words."""
-
-
-def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
+def not_ready(proxy: Proxy, quotas: QuotaSource) -> list[str]:
     """Why the sidecar is not ready; empty when it is."""
     if proxy.state in ("draining", "stopped"):
         return [f"the sidecar is {proxy.state}"]
@@ -119,7 +79,7 @@ def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
         reasons.append(proxy.full)
     if not proxy.cluster_reached:
         reasons.append(f"the cluster is not reached: {proxy.last_cluster_error or 'no answer yet'}")
-    if quotas is not None and quotas.not_ready is not None:
+    if quotas.not_ready is not None:
         reasons.append(quotas.not_ready)
     return reasons
 
@@ -130,15 +90,14 @@ class AdminApp:
     def __init__(
         self,
         ledger: Ledger,
-        proxy: ProxyView,
+        proxy: Proxy,
         metrics: Exposition,
         clock_ms: Callable[[], float],
-        quotas: QuotasView | None = None,
-        history: History | None = None,
-        *,
-        hosts: Hosts | None = None,
+        quotas: QuotaSource,
+        history: History,
+        hosts: Hosts,
     ) -> None:
-        """`hosts`: the hosts that requests may be for; without it addresses and localhost alone."""
+        """`hosts`: the hosts that requests may be for."""
         self._ledger = ledger
         self._history = history
         self._proxy = proxy
@@ -161,7 +120,7 @@ class AdminApp:
                 *ui.ROUTES,
             ]
         )
-        self.asgi = Guard(pages, Hosts([]) if hosts is None else hosts)
+        self.asgi = Guard(pages, hosts)
 
     async def _index(self, request: Request) -> Response:
         paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
@@ -178,10 +137,6 @@ class AdminApp:
         reasons = not_ready(self._proxy, self._source)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
-    @property
-    def _origin(self) -> Origin | None:
-        return None if self._source is None else self._source.origin
-
     def _moment(self) -> Moment:
         return Moment(self._now_ms(), time.time())
 
@@ -197,7 +152,7 @@ class AdminApp:
                     largest.add((max(until, now + group.line(now).newcomer_ms),), group)
             rows: list[tuple[tuple[int, int], bytes]] = []
             async for group in self._steps("/throttled", largest.items(), 1):
-                row = throttled_row(group, self._ledger, at, self._origin)
+                row = throttled_row(group, self._ledger, at, self._source.origin)
                 rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
             rows.reverse()
             rows.sort(key=itemgetter(0), reverse=True)
@@ -223,7 +178,7 @@ class AdminApp:
             at = self._moment()
             addresses = addresses or addresses_of(identity["peers"])
             answer = explanation_json(
-                self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._origin
+                self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._source.origin
             )
         shape = query.get("format")
         if shape == "text":
@@ -232,8 +187,6 @@ class AdminApp:
 
     async def _history_route(self, request: Request) -> Response:
         """The last 15 minutes."""
-        if self._history is None:
-            return _json({"error": "no history is kept"}, status=404)
         return _json(self._history.as_json(self._now_ms()))
 
     async def _quotas(self, request: Request) -> Response:
