@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proxy.app.common.top_k import Labels, TopKSeries, Totals, label
-from proxy.app.metrics.families import gauge
+from proxy.app.metrics.families import by, gauge
 from quota.counter import QuotaCounter
 from quota.entity import Identity, Kind
 from quota.ledger import Account, Ledger
@@ -66,32 +66,23 @@ class ClientSeries:
             self._capped_seen[group] = group.capped
 
     def _client_families(self) -> Iterator[Metric | None]:
-        names = ["user", "client_id"]
-        moved = CounterMetricFamily("kquota_bytes", "Bytes produced and fetched.", labels=["kind", *names])
-        throttled = CounterMetricFamily(
-            "kquota_throttled_requests", "Requests delayed, by the quota that caused it.", labels=["cause", *names]
-        )
-        seconds = CounterMetricFamily(
-            "kquota_throttle_seconds", "Delay imposed, by the quota that caused it.", labels=["cause", *names]
-        )
-        held = CounterMetricFamily(
-            "kquota_held_requests",
+        moved = _counter("bytes", "Bytes produced and fetched.", "kind")
+        throttled = _counter("throttled_requests", "Requests delayed, by the quota that caused it.", "cause")
+        seconds = _counter("throttle_seconds", "Delay imposed, by the quota that caused it.", "cause")
+        held = _counter(
+            "held_requests",
             "Of the delayed requests, those that waited before they were forwarded, by the quota that caused it.",
-            labels=["cause", *names],
+            "cause",
         )
-        held_seconds = CounterMetricFamily(
-            "kquota_held_seconds",
+        held_seconds = _counter(
+            "held_seconds",
             "Of the delay, what requests waited before they were forwarded, by the quota that caused it.",
-            labels=["cause", *names],
+            "cause",
         )
-        busy = CounterMetricFamily("kquota_request_seconds", "Broker time used.", labels=names)
-        mutations = CounterMetricFamily("kquota_mutations", "Partitions created or deleted.", labels=names)
-        told = CounterMetricFamily(
-            "kquota_broker_throttled_requests", "Responses in which the broker itself said to wait.", labels=names
-        )
-        waits = CounterMetricFamily(
-            "kquota_broker_throttle_seconds", "Delay that brokers imposed by quotas of their own.", labels=names
-        )
+        busy = _counter("request_seconds", "Broker time used.")
+        mutations = _counter("mutations", "Partitions created or deleted.")
+        told = _counter("broker_throttled_requests", "Responses in which the broker itself said to wait.")
+        waits = _counter("broker_throttle_seconds", "Delay that brokers imposed by quotas of their own.")
         for number, (labels, totals) in enumerate(list(self._clients.series()), 1):
             if number % SERIES_STEP == 0:
                 yield None
@@ -116,31 +107,21 @@ class ClientSeries:
         yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, told, waits)
 
     def _group_families(self, now: int) -> Iterator[Metric | None]:
-        names = ["kind", "user", "client_id"]
-        limit = GaugeMetricFamily(
-            "kquota_quota_limit",
+        limit = _gauge(
+            "quota_limit",
             "The limit: bytes/s (produce, fetch), percent of a thread (request), partitions/s (mutation).",
-            labels=[*names, "mode"],
+            "mode",
         )
-        observed = GaugeMetricFamily(
-            "kquota_quota_observed", "What the limit is compared with, in the same unit.", labels=[*names, "mode"]
-        )
-        tokens = GaugeMetricFamily("kquota_quota_tokens", "Mutation tokens left.", labels=[*names, "mode"])
-        used = GaugeMetricFamily(
-            "kquota_quota_utilisation_ratio", "Used share of the limit; above 1: over it.", labels=[*names, "mode"]
-        )
-        left = GaugeMetricFamily(
-            "kquota_throttle_remaining_seconds", "Until the latest delay of the group ends.", labels=names
-        )
-        owed = GaugeMetricFamily(
-            "kquota_throttle_owed_seconds",
+        observed = _gauge("quota_observed", "What the limit is compared with, in the same unit.", "mode")
+        tokens = _gauge("quota_tokens", "Mutation tokens left.", "mode")
+        used = _gauge("quota_utilisation_ratio", "Used share of the limit; above 1: over it.", "mode")
+        left = _gauge("throttle_remaining_seconds", "Until the latest delay of the group ends.")
+        owed = _gauge(
+            "throttle_owed_seconds",
             "What a group owes beyond the throttles that were told; its next requests wait for it.",
-            labels=names,
         )
-        waiting = GaugeMetricFamily(
-            "kquota_quota_waiting_connections",
-            "Connections whose next request waits until the group has paid what it owes.",
-            labels=names,
+        waiting = _gauge(
+            "quota_waiting_connections", "Connections whose next request waits until the group has paid what it owes."
         )
         limited = list(self._limited_groups())
         yield None
@@ -160,35 +141,29 @@ class ClientSeries:
             owed.add_metric([kind.value, *labels], group.owed_ms(now) / 1000)
             waiting.add_metric([kind.value, *labels], group.waiting)
         yield from (limit, observed, tokens, used, left, owed, waiting)
-        yield from self._trial_families(names)
-        capped = CounterMetricFamily(
+        yield from self._trial_families()
+        yield by(
             "kquota_throttle_capped",
             "Delays cut to max_mute; for the rest the group's next requests wait before they are forwarded.",
-            labels=["cause"],
+            "cause",
+            {kind.value: self._capped[kind] for kind in KINDS},
         )
-        for kind in KINDS:
-            capped.add_metric([kind.value], self._capped[kind])
-        yield capped
 
-    def _trial_families(self, names: list[str]) -> Iterator[Metric | None]:
+    def _trial_families(self) -> Iterator[Metric | None]:
         """Limits that are measured, not applied."""
-        requests = CounterMetricFamily(
-            "kquota_would_throttle_requests",
-            "Requests that a limit on trial would have delayed or refused.",
-            labels=[*names, "limit"],
+        requests = _counter(
+            "would_throttle_requests", "Requests that a limit on trial would have delayed or refused.", "kind", "limit"
         )
-        seconds = CounterMetricFamily(
-            "kquota_would_throttle_seconds",
-            "Time that a limit on trial would have held the group up.",
-            labels=[*names, "limit"],
+        seconds = _counter(
+            "would_throttle_seconds", "Time that a limit on trial would have held the group up.", "kind", "limit"
         )
         for kind, fold in self._groups.items():
             yield None
             for labels, (_, *totals) in list(fold.series()):
                 for name, (count, delay_ms) in zip(("shadow", "candidate"), (totals[:2], totals[2:]), strict=True):
                     if count:
-                        requests.add_metric([kind.value, *labels, name], count)
-                        seconds.add_metric([kind.value, *labels, name], delay_ms / 1000)
+                        requests.add_metric([kind.value, name, *labels], count)
+                        seconds.add_metric([kind.value, name, *labels], delay_ms / 1000)
         yield from (requests, seconds)
 
     def _limited_groups(self) -> Iterator[tuple[Kind, Labels, QuotaCounter]]:
@@ -196,6 +171,15 @@ class ClientSeries:
             for labels, group in fold.shown():
                 if group.limit is not None:
                     yield kind, labels, group
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"kquota_{name}", text, labels=[*labels, "user", "client_id"])
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    """Of a counter: by kind as well."""
+    return GaugeMetricFamily(f"kquota_{name}", text, labels=["kind", "user", "client_id", *labels])
 
 
 def _labels(user: str, client_id: str) -> Labels:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from operator import itemgetter
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -16,30 +17,32 @@ from proxy.core.telemetry.observer import LATENCY_BUCKETS_S, Counters
 from proxy.core.wire.schema import API_NAMES
 from quota.connections import Cause, ConnectionGate, EntityType
 
+_PLAIN: Final = {
+    "connections_open": (gauge, "Client connections open now."),
+    "connections_muted": (gauge, "Client connections not read now because of a throttle."),
+    "connections_waiting": (
+        gauge,
+        "Client connections not read now because the next request waits until its group has paid what it owes.",
+    ),
+    "connections_held": (gauge, "Refused connections held until their delay is over."),
+    "connections_not_held": (counter, "Refused connections closed at once because too many were held."),
+    "connections_opened": (counter, "Client connections accepted."),
+    "accept_failures": (counter, "Connections the system could not accept."),
+    "upstream_connects": (counter, "Connections made to brokers."),
+    "upstream_connect_failures": (counter, "Connections to brokers that failed."),
+    "throttles_told": (counter, "Responses that carry a throttle time of the sidecar's."),
+    "fetches_answered": (counter, "Fetches over quota, answered empty by the sidecar."),
+    "fetches_shaped": (counter, "Fetches forwarded with a lowered max_bytes."),
+    "addresses_rewritten": (counter, "Broker addresses replaced in responses."),
+}
+"""Attributes of :class:`Counters`, and the metrics of the same names."""
+
 
 def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Iterator[Metric]:
     """The whole traffic; at most `most` users and addresses with open connections get a series."""
-    yield gauge("kquota_connections_open", "Client connections open now.", counters.connections_open)
-    yield gauge(
-        "kquota_connections_muted",
-        "Client connections not read now because of a throttle.",
-        counters.connections_muted,
-    )
-    yield gauge(
-        "kquota_connections_waiting",
-        "Client connections not read now because the next request waits until its group has paid what it owes.",
-        counters.connections_waiting,
-    )
-    yield gauge(
-        "kquota_connections_held", "Refused connections held until their delay is over.", counters.connections_held
-    )
-    yield counter(
-        "kquota_connections_not_held",
-        "Refused connections closed at once because too many were held.",
-        counters.connections_not_held,
-    )
+    for name, (metric, text) in _PLAIN.items():
+        yield metric(f"kquota_{name}", text, getattr(counters, name))
     yield from _connection_limits(gate, most)
-    yield counter("kquota_connections_opened", "Client connections accepted.", counters.connections_opened)
     yield by("kquota_connections_closed", "Client connections closed.", "reason", counters.connections_closed)
     yield by(
         "kquota_parse_errors", "Connections closed over bytes that are not Kafka's.", "kind", counters.parse_errors
@@ -49,12 +52,6 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     for key, count in requests.items():
         apis[API_NAMES.get(key, "unknown")] += count
     yield by("kquota_requests", "Requests received, by API.", "api", apis)
-    yield counter("kquota_upstream_connects", "Connections made to brokers.", counters.upstream_connects)
-    yield counter(
-        "kquota_upstream_connect_failures",
-        "Connections to brokers that failed.",
-        counters.upstream_connect_failures,
-    )
     latency = counters.upstream_latency
     sums = list(accumulate(latency.counts))
     bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
@@ -63,14 +60,6 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     )
     histogram.add_metric([], list(zip(bounds, sums, strict=True)), latency.sum_s)
     yield histogram
-    yield counter(
-        "kquota_throttles_told", "Responses that carry a throttle time of the sidecar's.", counters.throttles_told
-    )
-    yield counter(
-        "kquota_fetches_answered", "Fetches over quota, answered empty by the sidecar.", counters.fetches_answered
-    )
-    yield counter("kquota_fetches_shaped", "Fetches forwarded with a lowered max_bytes.", counters.fetches_shaped)
-    yield counter("kquota_addresses_rewritten", "Broker addresses replaced in responses.", counters.addresses_rewritten)
     yield gauge(
         "kquota_passthrough_connections", "Connections with TLS passed through unread.", counters.passthrough_open
     )
@@ -84,7 +73,6 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     turns = counters.long_turns
     yield by("kquota_long_turns", "Turns of the event loop that used the CPU for more than 5 ms.", "what", turns.counts)
     yield gauge("kquota_longest_turn_seconds", "CPU time of the longest of these.", turns.longest_cpu_s)
-    yield counter("kquota_accept_failures", "Connections the system could not accept.", counters.accept_failures)
 
 
 def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
