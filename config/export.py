@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from config.types import duration_s, size, text, wrong
+from config.types import Section, duration_s, size, text, wrong
 from config.units import LONG_MAX
 
 _MIB = 1024 * 1024
 
 
-class Export(BaseModel):
+class Export(Section):
     """Where usage records go (docs/usage-records.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     directory: Annotated[str, text("a directory")] | None = Field(
         default=None, description="Directory of the rotated JSON-lines files; null: none."

@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from config.types import ABSOLUTE_PATH, BOOLEAN, choice, duration_s, text, whole, wrong
+from config.types import ABSOLUTE_PATH, BOOLEAN, Section, choice, duration_s, text, whole, wrong
 from quota.table import Scope
 
 SCOPES = ("instance", "fleet")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-class FleetSection(BaseModel):
+class FleetSection(Section):
     """Which instances share limits, and how (docs/fleet.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, text("a name", most=255)] = Field(
         default="default",

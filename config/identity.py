@@ -6,8 +6,6 @@ import re
 from typing import Annotated, Any, Final
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     field_validator,
@@ -15,7 +13,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from config.types import ABSOLUTE_PATH, Value, choice, text, wrong
+from config.types import ABSOLUTE_PATH, Section, Value, choice, text, wrong
 
 SOURCES: Final = ("tls", "sasl", "static")
 FIELDS: Final = ("namespace", "service_account", "pod")
@@ -43,10 +41,8 @@ def _template(value: Any) -> str:
     return value
 
 
-class StaticIdentity(BaseModel):
+class StaticIdentity(Section):
     """The user of every connection: written down here, or in files that the workload cannot write."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     user: Annotated[str, _USER] | None = Field(default=None, description="The user.")
     file: Annotated[str, ABSOLUTE_PATH] | None = Field(
@@ -85,10 +81,8 @@ class _TextOrMapping:
         return {"anyOf": [dict(_USER.schema), dict(handler(schema))]}
 
 
-class SaslIdentity(BaseModel):
+class SaslIdentity(Section):
     """How the user is found in a login by SASL that the broker has accepted (docs/identity.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     oauthbearer_claim: Annotated[str, text("the name of a claim")] = Field(
         default="sub",
@@ -107,10 +101,8 @@ class SaslIdentity(BaseModel):
     )
 
 
-class IdentitySection(BaseModel):
+class IdentitySection(Section):
     """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sources: list[Annotated[str, choice("a source of identity", *SOURCES)]] = Field(
         default_factory=lambda: list(SOURCES),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from config.types import duration_ms, size, whole
+from config.types import Section, duration_ms, size, whole
 
 _INT_MAX = 2**31 - 1
 _HOUR_MS = 3_600_000
 
 
-class Limits(BaseModel):
+class Limits(Section):
     """What one connection may use, how many there may be, and how many clients are remembered (docs/limits.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_frame_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
         default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
@@ -31,12 +29,12 @@ class Limits(BaseModel):
         description="Connections open at once, of all clients together, as Kafka's max.connections; further ones are "
         "closed at once. Never more than file descriptors allow, two for each.",
     )
-    pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="ms")] = Field(
+    pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
         default=30_000,
         description="How long a client may take until its login is accepted, or where none is wanted, until its first "
         "request; what the broker takes to answer and mutes do not count.",
     )
-    stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="ms")] = Field(
+    stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
         default=60_000,
         description="How long a peer may keep the sidecar waiting inside a request or a response, or leave responses "
         "unread, while less than 512 bytes a second move.",

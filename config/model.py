@@ -41,7 +41,7 @@ from config.types import (
     PORT_RANGE,
     HostPort,
     PortRange,
-    Value,
+    Section,
     choice,
     duration_ms,
     duration_s,
@@ -81,15 +81,7 @@ _ControllerMutationRate = Annotated[
 _HOST = text("a host name or address", most=253)
 
 
-def _milliseconds(most_ms: int, *, least_ms: int = 0) -> Value:
-    return duration_ms(least_ms, most_ms, "a duration", bare_unit="ms")
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
-
-
-class Listen(_Model):
+class Listen(Section):
     """Where clients connect."""
 
     host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on.")
@@ -105,7 +97,7 @@ class Listen(_Model):
     tls: ListenTls | None = Field(default=None, description="TLS from clients; null: none.")
 
 
-class Upstream(_Model):
+class Upstream(Section):
     """The real cluster."""
 
     bootstrap: list[Annotated[HostPort, HOST_PORT]] = Field(
@@ -116,12 +108,12 @@ class Upstream(_Model):
     sasl: UpstreamSasl | None = Field(
         default=None, description="The sidecar's own login by SASL, for its own questions to the cluster."
     )
-    connect_timeout_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=10)] = Field(
+    connect_timeout_ms: Annotated[int, duration_ms(10, _HOUR_MS, bare_unit="ms")] = Field(
         default=10_000, description="How long a broker may take to accept a connection, TLS included."
     )
 
 
-class QuotaCandidate(_Model):
+class QuotaCandidate(Section):
     """Limits on trial: measured on the same traffic as the entry's own, reported, never applied."""
 
     producer_byte_rate: _ProducerByteRate = None
@@ -136,7 +128,7 @@ class QuotaCandidate(_Model):
         return self
 
 
-class QuotaEntry(_Model):
+class QuotaEntry(Section):
     """Limits of one (user, client-id) or address; a name left out (or null) means that the entry does not look at it.
 
     An address stands alone, and only connections are limited by it; connections are not limited by client-id, which
@@ -261,7 +253,7 @@ class _InTheTablesForm:
         return core_schema.no_info_after_validator_function(short, handler(QuotaEntry))
 
 
-class QuotaSettings(_Model):
+class QuotaSettings(Section):
     """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
 
     source: Annotated[Literal["file", "cluster"], choice("a source", "file", "cluster")] = Field(
@@ -316,7 +308,7 @@ class _ListOrMapping:
         return {"anyOf": [{name: entries[name] for name in ("type", "items")}, dict(mapping)]}
 
 
-class Admin(_Model):
+class Admin(Section):
     """The HTTP port for Prometheus, probes and people."""
 
     host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
@@ -328,7 +320,7 @@ class Admin(_Model):
     )
 
 
-class Metrics(_Model):
+class Metrics(Section):
     """What /metrics shows."""
 
     max_groups: Annotated[int, whole(0, 100_000, "groups")] = Field(
@@ -336,7 +328,7 @@ class Metrics(_Model):
     )
 
 
-class Log(_Model):
+class Log(Section):
     """What is logged. KQUOTA_LOG_LEVEL in the environment wins over `level`."""
 
     level: Annotated[str, choice("a level", "debug", "info", "warning", "error")] = Field(
@@ -354,7 +346,7 @@ _BROKERS_NEEDED: dict[str, Any] = {
 """JSON schema of what `config.load` checks: brokers are named, unless connections themselves have a destination."""
 
 
-class Config(_Model):
+class Config(Section):
     """One sidecar."""
 
     model_config = ConfigDict(json_schema_extra=_BROKERS_NEEDED)
@@ -418,7 +410,7 @@ class Config(_Model):
         description="How partition mutations are counted. token_bucket: as Kafka does (KIP-599); windowed_burst: the "
         "windowed rate that Kafka had planned before, whose bursts are spread over the windows.",
     )
-    max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, "a duration", bare_unit=None)] = Field(
+    max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit=None)] = Field(
         default=120_000,
         description="The longest throttle time that one response carries and its connection is muted for. Whatever is "
         "owed beyond it must still be paid before more is forwarded. 0: no cap; pacing: kafka has none either.",
@@ -435,7 +427,7 @@ class Config(_Model):
         description="On SIGTERM, how long requests in flight may take to finish. It need not be longer than "
         "`max_mute`: connections that are throttled end at once.",
     )
-    connections_max_idle_ms: Annotated[int, _milliseconds(24 * _HOUR_MS, least_ms=1000)] = Field(
+    connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * _HOUR_MS, bare_unit="ms")] = Field(
         default=600_000,
         description="Connections without traffic for so long are closed, as Kafka's connections.max.idle.ms.",
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from config.bounds import MAX_FILE_BYTES, first_of
 from config.load import validate
@@ -22,7 +22,7 @@ from config.problems import ConfigError, Place, Problem
 from config.scalars import dump, number
 from config.source import parse
 from config.table import to_table
-from config.types import DEFAULT_WORD, Value, wrong
+from config.types import DEFAULT_WORD, Section, Value, wrong
 from proxy.net.files import read_file
 from quota.admin import (
     CLIENT_ID,
@@ -74,10 +74,8 @@ def _limit(value: Any) -> float | None:
 _Limit = Annotated[float | None, Value(_limit, {})]
 
 
-class _OverlayEntry(BaseModel):
+class _OverlayEntry(Section):
     """Limits of one entity."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     user: Annotated[Any, Value(_name, {})] = None
     client_id: Annotated[Any, Value(_name, {})] = Field(default=None, alias="client-id")
@@ -89,10 +87,8 @@ class _OverlayEntry(BaseModel):
     connection_creation_rate: _Limit = None
 
 
-class _OverlayFile(BaseModel):
+class _OverlayFile(Section):
     """The overlay."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     quotas: list[_OverlayEntry] = Field(default_factory=list)
 

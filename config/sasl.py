@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from config.types import ABSOLUTE_PATH, choice, text, wrong
+from config.types import ABSOLUTE_PATH, Section, choice, text, wrong
 
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 
-class UpstreamSasl(BaseModel):
+class UpstreamSasl(Section):
     """The sidecar's own login, for its own questions: clients' logins pass through as they are."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mechanism: Annotated[str, choice("a mechanism", *_MECHANISMS)] = Field(description="How the sidecar logs in.")
     username: Annotated[str, text("a user name")] | None = Field(

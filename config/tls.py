@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from config.types import ABSOLUTE_PATH, BOOLEAN, Value, choice, duration_ms, text, wrong
+from config.types import ABSOLUTE_PATH, BOOLEAN, Section, Value, choice, duration_ms, text, wrong
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
 
 
@@ -25,10 +25,8 @@ def _rules(value: Any) -> str:
 _RULES = Value(_rules, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 
-class ListenTls(BaseModel):
+class ListenTls(Section):
     """TLS from clients. All files are PEM, and read again when they have changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     certificate_file: Annotated[str, ABSOLUTE_PATH] = Field(
         description="The sidecar's certificate, and the chain to its authority behind it."
@@ -45,7 +43,7 @@ class ListenTls(BaseModel):
         alias="ssl.principal.mapping.rules",
         description="From the subject of a client's certificate to its user, as in Kafka.",
     )
-    handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, "a duration", bare_unit="ms")] = Field(
+    handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, bare_unit="ms")] = Field(
         default=10_000, description="How long a client's handshake may take."
     )
 
@@ -58,10 +56,8 @@ class ListenTls(BaseModel):
         return self
 
 
-class UpstreamTls(BaseModel):
+class UpstreamTls(Section):
     """TLS to the brokers; `{}` is enough where the system trusts their authority and they ask for no certificate."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
         default=None, description="Certificates of the brokers' authorities, PEM; null: those the system trusts."

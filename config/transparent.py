@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from config.types import BOOLEAN, PortRange, Value, whole, wrong
+from config.types import BOOLEAN, PortRange, Section, Value, port_range, whole, wrong
 
 
 def _network(value: Any) -> str:
@@ -28,12 +28,10 @@ NETWORK = Value(_network, {"type": "string", "minLength": 2})
 
 def _ports(value: Any) -> PortRange:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    first, dash, last = text.partition("-") if isinstance(text, str) else ("", "", "")
-    if first.strip().isdecimal() and (last.strip().isdecimal() if dash else not last):
-        found = PortRange(int(first), int(last or first))
-        if 1 <= found.first <= found.last <= 65_535:
-            return found
-    raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
+    found = port_range(text)
+    if found is None:
+        raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
+    return found
 
 
 PORTS = Value(
@@ -48,10 +46,8 @@ PORTS = Value(
 """One port or first-last."""
 
 
-class Transparent(BaseModel):
+class Transparent(Section):
     """Only with mode: transparent (docs/transparent.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = Field(
         default=None,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
@@ -20,6 +20,12 @@ DEFAULT_WORD = "<default>"
 
 _SIZE_PATTERN = r"^\s*(0|[1-9][0-9_]*)(\.[0-9]+)?\s*([kKMGTP]?B?|[KMGTP]iB?)(/s)?\s*$"
 _DURATION_PATTERN = r"^\s*(0|[1-9][0-9_]*)(\.[0-9]+)?\s*(ms|s|m|min|h|d)?\s*$"
+
+
+class Section(BaseModel):
+    """A mapping of the file, in which unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Value:
@@ -83,7 +89,7 @@ def size(least: int, most: int, what: str) -> Value:
     return Value(check, schema)
 
 
-def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None) -> Value:
+def duration_ms(least_ms: int, most_ms: int, *, bare_unit: str | None) -> Value:
     """A duration, kept in milliseconds. `bare_unit` is the unit of a bare number; None: a unit must be written."""
 
     def check(value: Any) -> int:
@@ -95,7 +101,7 @@ def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None
                 result = None
         if result is None or not least_ms <= result <= most_ms:
             alone = f"; a number without a unit is in {bare_unit}" if bare_unit else "; the unit is required"
-            raise wrong(f"{what} from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
+            raise wrong(f"a duration from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
         return result
 
     schema = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN}]}
@@ -104,7 +110,7 @@ def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None
 
 def duration_s(least_ms: int, most_ms: int) -> Value:
     """A duration, kept in seconds, which a bare number is in."""
-    in_ms = duration_ms(least_ms, most_ms, "a duration", bare_unit="s")
+    in_ms = duration_ms(least_ms, most_ms, bare_unit="s")
     return Value(lambda value: in_ms.check(value) / 1000, in_ms.schema)
 
 
@@ -195,13 +201,18 @@ class PortRange(NamedTuple):
         return range(self.first, self.last + 1)
 
 
+def port_range(value: Any) -> PortRange | None:
+    """``9092-9094``, or one port; None for anything else."""
+    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", value, re.ASCII) if isinstance(value, str) else None
+    found = None if match is None else PortRange(int(match[1]), int(match[2] or match[1]))
+    return found if found is not None and 1 <= found.first <= found.last <= 65_535 else None
+
+
 def _port_range(value: Any) -> PortRange:
-    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", value) if isinstance(value, str) else None
-    if match is not None:
-        first, last = int(match[1]), int(match[2] or match[1])
-        if 1 <= first <= last <= 65_535:
-            return PortRange(first, last)
-    raise wrong("a range of ports from 1 to 65535, first-last, such as 19092-19191")
+    found = port_range(value)
+    if found is None:
+        raise wrong("a range of ports from 1 to 65535, first-last, such as 19092-19191")
+    return found
 
 
 PORT_RANGE = Value(_port_range, {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?$"})
