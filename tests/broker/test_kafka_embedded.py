@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.common.probe import brokers_seen_by
 from tests.lab.kafka import (
     JarChecksumError,
     KafkaCluster,
@@ -18,6 +17,7 @@ from tests.lab.kafka import (
     resolve,
 )
 from tests.lab.kafka.jars import LockedJar, read_lock
+from tests.lab.kafka.probe import brokers_seen_by
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.long

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.common.probe import ProbeError, brokers_seen_by
 from tests.corpus.connections import ConnectionWatch
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
 from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_until_known
 from tests.corpus.traffic import Traffic
 from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.probe import ProbeError, brokers_seen_by
 from tests.support.fault_tools import Consuming, Producing, check_promises, least_held, nothing_left_behind, stored
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.sidecars import Sidecar, sidecar

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.app.common.probe import brokers_seen_by
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
+from tests.lab.kafka.probe import brokers_seen_by
 from tests.lab.kafka.properties import ExtraListener
 from tests.support.fault_tools import Held, least_held
 from tests.support.faults import FaultyNetwork, Link

@@ -14,8 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
-from proxy.app.common.probe import ProbeError, brokers_seen_by
+import trio
+
 from proxy.app.common.text import say
+from proxy.core.wire.responses import NodeAddress
+from proxy.net.upstream.cluster import ClusterError, ask_brokers
 
 ATTEMPT_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
@@ -28,19 +31,21 @@ class SmokeError(Exception):
 def check_brokers(bootstrap: str, ports: range) -> str:
     """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
     host, _, port = bootstrap.rpartition(":")
-    try:
-        brokers = brokers_seen_by(host, int(port), timeout_s=ATTEMPT_TIMEOUT_S)
-        strangers = [broker for broker in brokers if broker.port not in ports]
-        if strangers:
-            shown = ", ".join(f"{broker.host}:{broker.port}" for broker in strangers)
-            raise SmokeError(f"clients are sent around the sidecar: to {shown}, expected ports {ports[0]}-{ports[-1]}")
-        for broker in brokers:
-            brokers_seen_by(broker.host, broker.port, timeout_s=ATTEMPT_TIMEOUT_S)
-    except ProbeError as error:
-        raise SmokeError(str(error)) from error
-    if not brokers:
-        raise SmokeError(f"{bootstrap} knows no brokers")
+    brokers = _brokers(host, int(port))
+    strangers = [broker for broker in brokers if broker.port not in ports]
+    if strangers:
+        shown = ", ".join(f"{broker.host}:{broker.port}" for broker in strangers)
+        raise SmokeError(f"clients are sent around the sidecar: to {shown}, expected ports {ports[0]}-{ports[-1]}")
+    for broker in brokers:
+        _brokers(broker.host, broker.port)
     return f"{len(brokers)} brokers, each behind a port of the sidecar"
+
+
+def _brokers(host: str, port: int) -> list[NodeAddress]:
+    try:
+        return trio.run(ask_brokers, host, port, ATTEMPT_TIMEOUT_S)
+    except ClusterError as error:
+        raise SmokeError(str(error)) from error
 
 
 def check_admin(url: str) -> str:

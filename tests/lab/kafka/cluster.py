@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from proxy.app.common.probe import AdvertisedBroker, ProbeError, brokers_seen_by
 from tests.lab.kafka.errors import BrokerStartError, EmbeddedKafkaError, ToolError
 from tests.lab.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
 from tests.lab.kafka.javalog import broker_arguments
 from tests.lab.kafka.ports import free_ports
+from tests.lab.kafka.probe import AdvertisedBroker, ProbeError, brokers_seen_by
 from tests.lab.kafka.process import GuardedProcess
 from tests.lab.kafka.properties import (
     LOOPBACK,
