@@ -7,20 +7,18 @@ Alter is refused, passed to the broker, or applied here, as configured (docs/adr
 
 from __future__ import annotations
 
-import io
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Decision, Forward, Outcome, Reply, Wait, Work
 from proxy.core.wire.apis import DESCRIBE_CLIENT_QUOTAS
+from proxy.core.wire.bodies import encoded, module_of, readable
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.lengths import (
     SLICE,
@@ -127,11 +125,11 @@ class QuotaAdmin:
 
     def _ask(self, request: AdminRequest) -> Outcome:
         version = request.api_version
-        module = _classes("describe_client_quotas", version, "request")
+        module = module_of("describe_client_quotas", version, "request")
         cls = module.DescribeClientQuotasRequest
-        with _readable("request_malformed", cls):
+        with readable("request_malformed", cls):
             components, strict = _components(module, request.body)
-        nothing = _write(cls(components=(), strict=True))
+        nothing = encoded(cls(components=(), strict=True))
         return Forward(nothing, on_response=partial(self._describe, version, strict, components))
 
     def _describe(
@@ -155,7 +153,7 @@ class QuotaAdmin:
         try:
             chosen = selection(components, strict=strict)
         except AdminError as error:
-            return Reply(describe_response(version, None, error))
+            return Reply(_NO_THROTTLE + _described_head(version, error) + _null_array(version))
         found = []
         for number, (entity, limits) in enumerate(quotas.items(), 1):
             if chosen(entity):
@@ -173,7 +171,7 @@ class QuotaAdmin:
 
     def _alter(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         version = request.api_version
-        module = _classes("alter_client_quotas", version, "request")
+        module = module_of("alter_client_quotas", version, "request")
         cls, body = module.AlterClientQuotasRequest, request.body
         refusal, outcome = self._refusal(request.user)
         entities: dict[bytes, None] = {}
@@ -186,7 +184,7 @@ class QuotaAdmin:
             if refusal is None and len(entries) < MAX_ALTERED and most <= MAX_OPS:
                 entries.append(body[starts[0] : starts[-1]])
 
-        with _readable("request_malformed", cls):
+        with readable("request_malformed", cls):
             starts, now_ms = yield from walk(cls, body, {"entries": take}, now_ms)
             count = array_count(body, 0, cls.__flexible__)
             if refusal is None and count > len(entries):
@@ -243,14 +241,17 @@ class QuotaAdmin:
 
 def describe_request(version: int) -> bytes:
     """The body of a DescribeClientQuotas request for everything."""
-    return _write(
-        _classes("describe_client_quotas", version, "request").DescribeClientQuotasRequest(components=(), strict=False)
+    return encoded(
+        module_of("describe_client_quotas", version, "request").DescribeClientQuotasRequest(components=(), strict=False)
     )
 
 
 def read_described(version: int, body: bytes) -> dict[Entity, dict[str, float]]:
     """The limits in a broker's answer. Raises WireError if it cannot be parsed, AdminError if the broker refuses."""
-    response = _read(body, "broker_malformed", "describe_client_quotas", version, "response")
+    cls = module_of("describe_client_quotas", version, "response").DescribeClientQuotasResponse
+    with readable("broker_malformed", cls):
+        check_lengths(cls, body)
+        response, _ = entity_reader(cls)(body, 0)
     if response.error_code is not ErrorCode.none:
         raise AdminError(response.error_code.value, f"{response.error_code.name}: {response.error_message or ''}")
     return {
@@ -259,16 +260,6 @@ def read_described(version: int, body: bytes) -> dict[Entity, dict[str, float]]:
         }
         for entry in response.entries or ()
     }
-
-
-def describe_response(
-    version: int, found: Iterable[tuple[Entity, Mapping[str, float]]] | None, error: AdminError | None = None
-) -> bytes:
-    """The body of a DescribeClientQuotas response; `found` is None beside an error, as in a broker's."""
-    head = _NO_THROTTLE + _described_head(version, error)
-    if found is None:
-        return head + _null_array(version)
-    return head + _array(version, [_described_entry(version, entity, limits) for entity, limits in found])
 
 
 def _described_head(version: int, error: AdminError | None = None) -> bytes:
@@ -369,43 +360,3 @@ def _entity(version: int, entity: Entity) -> bytes:
         for kind, name in entity
     ]
     return _array(version, parts, inside=True)
-
-
-# ---- kio ------------------------------------------------------------------------------------------------------------
-
-_MESSAGES: Final = {
-    ("describe_client_quotas", "request"): "DescribeClientQuotasRequest",
-    ("describe_client_quotas", "response"): "DescribeClientQuotasResponse",
-    ("alter_client_quotas", "request"): "AlterClientQuotasRequest",
-    ("alter_client_quotas", "response"): "AlterClientQuotasResponse",
-}
-
-
-@cache
-def _classes(api: str, version: int, kind: str) -> Any:
-    """kio's module of a message; imported on the first administrator's request."""
-    return import_module(f"kio.schema.{api}.v{version}.{kind}")
-
-
-def _read(body: bytes, reason: str, api: str, version: int, kind: str) -> Any:
-    """Decode a whole message. Raises WireError (`reason`) if it is malformed or has trailing bytes."""
-    cls = getattr(_classes(api, version, kind), _MESSAGES[api, kind])
-    with _readable(reason, cls):
-        check_lengths(cls, body)
-        message, _ = entity_reader(cls)(body, 0)
-    return message
-
-
-@contextmanager
-def _readable(reason: str, cls: Any) -> Iterator[None]:
-    """Whatever is raised inside means that a message of this class is malformed: WireError (`reason`)."""
-    try:
-        yield
-    except Exception as error:  # kio raises many kinds
-        raise WireError(reason, f"{cls.__name__} version {cls.__version__} cannot be read: {error}") from error
-
-
-def _write(message: Any) -> bytes:
-    sink = io.BytesIO()
-    entity_writer(type(message))(sink, message)
-    return sink.getvalue()

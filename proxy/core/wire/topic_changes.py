@@ -6,18 +6,16 @@ version; their answers have no throttle time at the beginning, and CreateTopics 
 
 from __future__ import annotations
 
-import io
 import typing
 import uuid
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 
-from proxy.core.wire.frames import WireError
+from proxy.core.wire.bodies import class_in, encoded, module_of, readable
 from proxy.core.wire.lengths import Slices, Starts, array_count, place, read_string, read_uuid, walk
 from proxy.core.wire.primitives import INT16, INT32, compact_string, string, uvarint
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
@@ -70,7 +68,7 @@ class Change(NamedTuple):
 def read_changes(api_key: int, version: int, body: bytes, now_ms: float) -> Slices[tuple[list[Change], float]]:
     """The entries of a request, and the time. Raises WireError ("request_malformed")."""
     shape = _SHAPES[api_key]
-    cls = _message_class(_module(shape.message, max(version, shape.oldest), "request"))
+    cls = class_in(module_of(shape.message, max(version, shape.oldest), "request"))
     # CreateTopics version 0 lacks validate_only, its last byte.
     whole = body + b"\0" if api_key == CREATE_TOPICS and version == 0 else body
     found: list[Change] = []
@@ -88,11 +86,8 @@ def read_changes(api_key: int, version: int, body: bytes, now_ms: float) -> Slic
         of_id = None if topic_id is None else read_uuid(whole, starts[topic_id])
         found.append(Change(topic, of_id, whole[starts[0] : starts[-1]]))
 
-    try:
+    with readable("request_malformed", cls):
         _, now_ms = yield from walk(cls, whole, {field: take}, now_ms, more_may_follow=True)
-    except ValueError as error:
-        text = f"the {shape.message} request (version {version}) cannot be read: {error!r}"
-        raise WireError("request_malformed", text) from error
     return found, now_ms
 
 
@@ -100,20 +95,18 @@ def refusal(api_key: int, version: int, changes: Sequence[Change], refused: Sequ
     """The body of an answer: TOPIC_AUTHORIZATION_FAILED with this text for the entries `refused`, and
     OPERATION_NOT_ATTEMPTED for the others, as Kafka has it where one part of a request stops all of it."""
     shape = _SHAPES[api_key]
-    module = _module(shape.message, max(version, shape.oldest), "response")
-    write, results = entity_writer(getattr(module, shape.result)), []
+    module = module_of(shape.message, max(version, shape.oldest), "response")
+    results = []
     for number, (change, no) in enumerate(zip(changes, refused, strict=True), 1):
         error = ErrorCode.topic_authorization_failed if no else ErrorCode.operation_not_attempted
         if api_key == CREATE_TOPICS and version == 0:
             results.append(string(change.topic or "") + INT16.pack(error.value))
         else:
-            sink = io.BytesIO()
-            write(sink, _result(api_key, version, module, change, error, text if no else None))
-            results.append(sink.getvalue())
+            results.append(encoded(_result(api_key, version, module, change, error, text if no else None)))
         if number % RESULTS_IN_A_SLICE == 0:
             yield
     head = INT32.pack(0) if version >= shape.oldest else b""
-    if _message_class(module).__flexible__:
+    if class_in(module).__flexible__:
         return head + uvarint(len(results) + 1) + b"".join(results) + b"\0"
     return head + INT32.pack(len(results)) + b"".join(results)
 
@@ -122,7 +115,7 @@ def refusal(api_key: int, version: int, changes: Sequence[Change], refused: Sequ
 def _entry_class(api_key: int, version: int) -> Any:
     """The class of the entries of a request."""
     shape = _SHAPES[api_key]
-    cls = _message_class(_module(shape.message, max(version, shape.oldest), "request"))
+    cls = class_in(module_of(shape.message, max(version, shape.oldest), "request"))
     return typing.get_args(typing.get_type_hints(cls)[shape.entries])[0]
 
 
@@ -157,13 +150,3 @@ def _result(api_key: int, version: int, module: Any, change: Change, error: Erro
             for one in _partitions(api_key, version, change)
         )
     return cls(**{name: value for name, value in values.items() if name in fields})
-
-
-@cache
-def _module(message: str, version: int, kind: str) -> Any:
-    return import_module(f"kio.schema.{message}.v{version}.{kind}")
-
-
-def _message_class(module: Any) -> Any:
-    *_, name, _, kind = module.__name__.split(".")
-    return getattr(module, "".join(word.capitalize() for word in (*name.split("_"), kind)))

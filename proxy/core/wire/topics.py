@@ -12,23 +12,20 @@ elements of an array. That is done in strict versions only, which are all flexib
 # No annotations from __future__: kio reads the types of the class that is declared here.
 
 import dataclasses
-import io
 import typing
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 from kio.schema.response_header.v0.header import ResponseHeader
 from kio.schema.types import TopicName
-from kio.serial import entity_writer
 from kio.static.constants import EntityType
 from kio.static.primitive import i16
 
-from proxy.core.wire.frames import WireError
+from proxy.core.wire.bodies import class_in, encoded, module_of, readable
 from proxy.core.wire.lengths import (
     SLICE,
     Slices,
@@ -151,7 +148,7 @@ def read_request(api_key: int, version: int, body: bytes, now_ms: float) -> Slic
     # 0 as 1.
     layout = max(version, {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key])
     whole = body + b"\0" if (api_key, version) == (CREATE_TOPICS, 0) else body
-    cls = _message_class(_module(_NAMES[api_key], layout, "request"))
+    cls = class_in(module_of(_NAMES[api_key], layout, "request"))
     field = "topic_names" if api_key == DELETE_TOPICS and version < 6 else "topics"
     by_id = api_key == DELETE_TOPICS and version >= 6
     flexible = cls.__flexible__
@@ -180,13 +177,10 @@ def read_request(api_key: int, version: int, body: bytes, now_ms: float) -> Slic
     def refuse(starts: Starts) -> None:
         refusals.append(whole[starts[0] : starts[2 if by_id else 1]] + tail)
 
-    what = f"{_NAMES[api_key]} request"
-    try:
+    with readable("request_malformed", cls):
         each = {field: refuse if tail else take}
         starts, now_ms = yield from walk(cls, whole, each, now_ms, more_may_follow=True)
         validate_only = api_key != DELETE_TOPICS and whole[starts[2]] != 0
-    except (ValueError, IndexError) as error:
-        raise _unreadable(cls, "request_malformed", what, error) from error
     return Topics(found, starts[1], validate_only, refusals), now_ms
 
 
@@ -216,11 +210,8 @@ def read_results(
             )
         )
 
-    what = f"{_NAMES[api_key]} response"
-    try:
+    with readable("broker_malformed", cls):
         starts, now_ms = yield from walk(cls, whole, {_RESULTS[api_key]: take}, now_ms, more_may_follow=True)
-    except ValueError as problem:
-        raise _unreadable(cls, "broker_malformed", what, problem) from problem
     return found, starts[-2], now_ms
 
 
@@ -258,9 +249,9 @@ def _refusal_tail(api_key: int, version: int, error: ErrorCode, text: str) -> by
     values |= {"error_message": text} if "error_message" in fields else {}
     values |= {"configs": ()} if "configs" in fields else {}
     values |= {"topic_id": None} if "topic_id" in fields else {}
-    encoded = _encoded(cls(**values))
+    whole = encoded(cls(**values))
     head = 1 if cls.__flexible__ else 2
-    return encoded[head + (16 if api_key == DELETE_TOPICS and version >= 6 else 0) :]
+    return whole[head + (16 if api_key == DELETE_TOPICS and version >= 6 else 0) :]
 
 
 def with_refusals(body: bytes, end: int, refused: Sequence[bytes]) -> bytes:
@@ -287,7 +278,7 @@ def _response_class(api_key: int, version: int) -> Any:
     if (api_key, version) == (CREATE_TOPICS, 0):
         return _CreateTopicsResponseV0
     layout = max(version, {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key])
-    return _message_class(_module(_NAMES[api_key], layout, "response"))
+    return class_in(module_of(_NAMES[api_key], layout, "response"))
 
 
 def _element_class(cls: Any) -> Any:
@@ -319,7 +310,7 @@ def metadata_question(
 
 def read_metadata(version: int, body: bytes, now_ms: float) -> Slices[tuple[list[Described], float]]:
     """The topics of a Metadata response, and the time. Raises WireError ("broker_malformed")."""
-    module = _module("metadata", version, "response")
+    module = module_of("metadata", version, "response")
     cls, topic = module.MetadataResponse, module.MetadataResponseTopic
     flexible = cls.__flexible__
     error, name = place(topic, "error_code") or 0, place(topic, "name") or 0
@@ -336,10 +327,8 @@ def read_metadata(version: int, body: bytes, now_ms: float) -> Slices[tuple[list
             )
         )
 
-    try:
+    with readable("broker_malformed", cls):
         _, now_ms = yield from walk(cls, body, {"topics": take}, now_ms, more_may_follow=True)
-    except ValueError as problem:
-        raise _unreadable(cls, "broker_malformed", "metadata response", problem) from problem
     return found, now_ms
 
 
@@ -348,36 +337,15 @@ def default_count_question(names: Sequence[str]) -> tuple[int, bytes]:
 
     Version 5 is the first one whose answer tells the partitions.
     """
-    module = _module("create_topics", 5, "request")
+    module = module_of("create_topics", 5, "request")
     topics = tuple(
         module.CreatableTopic(
             name=TopicName(name), num_partitions=_DEFAULT_COUNT, replication_factor=-1, assignments=(), configs=()
         )
         for name in names
     )
-    return 5, _encoded(module.CreateTopicsRequest(topics=topics, validate_only=True))
+    return 5, encoded(module.CreateTopicsRequest(topics=topics, validate_only=True))
 
 
 def _array(elements: Sequence[bytes]) -> bytes:
     return uvarint(len(elements) + 1) + b"".join(elements)
-
-
-@cache
-def _module(name: str, version: int, kind: str) -> Any:
-    return import_module(f"kio.schema.{name}.v{version}.{kind}")
-
-
-def _message_class(module: Any) -> Any:
-    """The message class itself: of all classes in kio's module of a message, the one named like it."""
-    *_, name, _, kind = module.__name__.split(".")
-    return getattr(module, "".join(word.capitalize() for word in (*name.split("_"), kind)))
-
-
-def _unreadable(cls: Any, reason: str, what: str, error: Exception) -> WireError:
-    return WireError(reason, f"the {what} (version {cls.__version__}) cannot be read: {error!r}")
-
-
-def _encoded(message: Any) -> bytes:
-    sink = io.BytesIO()
-    entity_writer(type(message))(sink, message)
-    return sink.getvalue()
