@@ -232,12 +232,12 @@ schema: $(VENV)/.dev ## Generate proxy/core/wire/schema.py anew from Kafka's pub
 	@$(BIN)/python -m tests.lab.wire_schema
 
 chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, its README, golden and plain renders
-	@$(BIN)/python -m deploy.kubernetes.chart
+	@$(BIN)/python -m tests.lab.chart
 	@$(BIN)/python -m tests.support.chart_tools
 
 .PHONY: chart-package
 chart-package: $(VENV)/.dev ## The chart as a publisher publishes it (CHART_ARGS="--home URL --source URL --image REPOSITORY"; needs helm)
-	@$(BIN)/python -m deploy.kubernetes.package $(CHART_ARGS)
+	@$(BIN)/python -m tests.lab.chart_package $(CHART_ARGS)
 
 image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
 	@$(PIP) install -c deploy/constraints.txt uv

@@ -1,1 +1,1 @@
-"""Kubernetes: the webhook that injects sidecars, the chart's generated files, manifests to read."""
+"""Kubernetes: the webhook that injects sidecars, and manifests to read."""

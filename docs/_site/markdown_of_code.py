@@ -15,8 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from config.schema import json_schema, live_settings
-from deploy.kubernetes.chart import values_schema
 from proxy.app.cli.main import app
+from tests.lab.chart import values_schema
 from tests.support.exposition import everything
 
 _WIDE: Final = ("---", "hide: [toc]", "---", "")

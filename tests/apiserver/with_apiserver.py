@@ -23,9 +23,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.kubernetes.chart import CHART
 from tests.apiserver import pods
 from tests.corpus.job import wait_for
+from tests.lab.chart import CHART
 from tests.lab.kafka.ports import free_ports
 from tests.support.apiserver_tools import VERSION, ApiServer, api_server, crds
 from tests.support.chart_tools import (

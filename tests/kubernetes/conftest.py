@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kubernetes.chart import CHART
 from tests.kubernetes import workloads
 from tests.kubernetes.node import Node, attached_node, running_node
 from tests.kubernetes.programs import NoNodeError
+from tests.lab.chart import CHART
 from tests.support.chart_tools import helm_executable
 
 IMAGES = ("client", "kafka", "kquota")

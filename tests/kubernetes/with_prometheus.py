@@ -11,12 +11,12 @@ import httpx
 import pytest
 import yaml
 
-from deploy.kubernetes.chart import CHART
 from tests.kubernetes import programs, workloads
 from tests.kubernetes.installed import Release, installed, shop_values
 from tests.kubernetes.node import ADDRESS, Node
 from tests.kubernetes.with_sidecar import BAD
 from tests.kubernetes.workloads import name_of_pod
+from tests.lab.chart import CHART
 from tests.support.waiting import until
 
 NAMESPACE: Final = "monitored"

@@ -14,8 +14,8 @@ from analysis.owners import to_owners
 from analysis.prices import to_prices
 from config.load import load_bytes
 from config.table import entries
-from deploy.kubernetes.chart import CHART
 from proxy.app.cli.main import app
+from tests.lab.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
 from tests.support.spark_tools import Make, record, table
 

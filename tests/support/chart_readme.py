@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from deploy.kubernetes.chart import CHART
+from tests.lab.chart import CHART
 from tests.support import go_tools
 
 README = CHART / "README.md"

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from deploy.kubernetes.chart import CHART
+from tests.lab.chart import CHART
 from tests.lab.kafka.cache import cache_dir
 from tests.support.wheels import NoWheelError, fetch_wheel
 

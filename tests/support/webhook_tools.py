@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import trustme
 
-from deploy.kubernetes.chart import CHART
 from deploy.kubernetes.distribution import Distribution
+from tests.lab.chart import CHART
 from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
 
 REVIEWS = ROOT / "tests/golden/admission"

@@ -20,8 +20,8 @@ import yaml
 
 from config.load import load_bytes, warnings_of
 from config.table import to_table
-from deploy.kubernetes.chart import CHART, generated
 from deploy.kubernetes.own_quotas import combined
+from tests.lab.chart import CHART, generated
 from tests.support.chart_tools import (
     FIRST_NATIVE,
     GOLDEN,

@@ -15,7 +15,7 @@ from analysis import cli, container
 from analysis.prices import to_prices
 from analysis.session import KAFKA_PACKAGE
 from analysis.stream_metrics import listen_address
-from deploy.kubernetes.chart import CHART
+from tests.lab.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text
 
 ROOT = Path(__file__).resolve().parents[2]

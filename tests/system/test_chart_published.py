@@ -12,8 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.kubernetes import package
-from deploy.kubernetes.chart import CHART
+from tests.lab import chart_package as package
+from tests.lab.chart import CHART
 from tests.support.chart_readme import README, readme
 from tests.support.chart_tools import (
     KUSTOMIZE,

@@ -1,6 +1,6 @@
 """`make chart-package`: the chart as a publisher publishes it, with the addresses that the repository does not know.
 
-    python -m deploy.kubernetes.package --home URL [--source URL …] [--image REPOSITORY] [--out DIR]
+    python -m tests.lab.chart_package --home URL [--source URL …] [--image REPOSITORY] [--out DIR]
 
 A copy of the chart gets `home`, `sources`, its maintainers' address and, for Artifact Hub, links, images and what
 CHANGELOG.md says of its version; `helm package` packs it. Nothing is pushed.
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from deploy.kubernetes.chart import CHART
+from tests.lab.chart import CHART
 
 CHANGELOG: Final = CHART.parents[1] / "CHANGELOG.md"
 _KINDS: Final = ("added", "changed", "deprecated", "removed", "fixed", "security")
