@@ -20,7 +20,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError, Problem
 from config.settings import new_ledger, proxy_settings
-from proxy.app.admin.app import AdminApp, AdminServer, bind, not_ready
+from proxy.app.admin.app import AdminApp, AdminServer, not_ready
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.common import logs
@@ -43,6 +43,7 @@ from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import QuotaAdmin
 from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from proxy.net.listen.listeners import bind
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.spare_fd import raise_limit
 from quota import compiled
@@ -159,7 +160,7 @@ class Sidecar:
         with scope as signals:
             async with trio.open_nursery() as nursery:
                 if config.admin is not None:
-                    listener = bind(config.admin.host, config.admin.port)
+                    listener = bind(config.admin.host, config.admin.port, " (admin)")
                     self.admin_port = int(listener.getsockname()[1])
                     own = (socket.gethostname(), os.environ.get("KQUOTA_POD_NAME", ""), config.admin.host)
                     hosts = Hosts(config.admin.allowed_hosts, own)

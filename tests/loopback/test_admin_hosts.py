@@ -17,7 +17,7 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from proxy.app.admin.app import AdminApp, AdminServer, bind
+from proxy.app.admin.app import AdminApp, AdminServer
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.common import logs
@@ -25,6 +25,7 @@ from proxy.app.metrics import Exposition, Status
 from proxy.app.run import now_ms
 from proxy.app.sources.watch import ReloadState
 from proxy.core.telemetry.observer import Counters
+from proxy.net.listen.listeners import bind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.loopback.test_admin_http import FakeProxy, FakeSource

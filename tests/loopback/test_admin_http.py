@@ -16,13 +16,14 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.app.admin.app import AdminApp, AdminServer, bind
+from proxy.app.admin.app import AdminApp, AdminServer
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.metrics import Exposition, Status
 from proxy.app.run import now_ms
 from proxy.app.sources.watch import ReloadState
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
+from proxy.net.listen.listeners import bind
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -298,20 +298,6 @@ def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> Response:
     return Response(body, 200, {"cache-control": "no-store"}, "application/json")
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """The admin listener. Raises OSError with a sentence that names the setting."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(MAX_CONNECTIONS)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port} (admin): {error.strerror}") from error
-    return listener
-
-
 class AdminServer:
     """Serves an ASGI app on few connections at a time, each with a deadline."""
 

@@ -29,8 +29,8 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
         raise
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """One listener; ``::`` takes IPv4 as well. Raises OSError."""
+def bind(host: str, port: int, of: str = "") -> socket.socket:
+    """One listener; ``::`` takes IPv4 as well. Raises OSError with a sentence that ends in `of`'s name."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -42,5 +42,5 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen on {host}:{port}{of}: {error.strerror}") from error
     return listener

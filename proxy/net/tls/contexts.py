@@ -51,18 +51,14 @@ class TlsSide:
 
         Raises TlsFilesError.
         """
-        self._setting = setting
+        self.setting: Final = setting
+        """The section of the configuration."""
         self._pair = pair
         self._authorities = authorities
         self.expires_at_s: float | None = None
         """When the first certificate of our own chain expires (Unix time); None without one."""
         self.context = self._load(first=True)
         """The context for new connections."""
-
-    @property
-    def setting(self) -> str:
-        """The section of the configuration."""
-        return self._setting
 
     @property
     def paths(self) -> list[Path]:
@@ -89,7 +85,7 @@ class TlsSide:
         raise NotImplementedError
 
     def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
-        raise TlsFilesError(f"{self._setting}.{name} {path}: {reason}") from None
+        raise TlsFilesError(f"{self.setting}.{name} {path}: {reason}") from None
 
     def _read(self, name: str, path: Path) -> tuple[bytes, list[bytes]]:
         """The file, and the certificates in it."""
@@ -153,7 +149,6 @@ class ServerTls(TlsSide):
         client_authorities: Path | None = None,
         rules: PrincipalRules | None = None,
         handshake_timeout_s: float = 10.0,
-        setting: str = "listen.tls",
     ) -> None:
         """`client_auth` as in Kafka: none, requested, required; the latter two need `client_authorities`.
 
@@ -165,7 +160,7 @@ class ServerTls(TlsSide):
         """What the rules made of each subject: what is slow is done once."""
         self.handshake_timeout_s = handshake_timeout_s
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
-        super().__init__(setting, pair, authorities)
+        super().__init__("listen.tls", pair, authorities)
 
     def _new_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -219,7 +214,6 @@ class ClientTls(TlsSide):
         pair: KeyPair | None = None,
         server_name: str | None = None,
         verify_hostname: bool = True,
-        setting: str = "upstream.tls",
     ) -> None:
         """`authorities` None: those that the system trusts. `server_name` None: the host that is connected to.
 
@@ -227,7 +221,7 @@ class ClientTls(TlsSide):
         """
         self._server_name = server_name
         self._verify_hostname = verify_hostname
-        super().__init__(setting, pair, None if authorities is None else ("ca_file", authorities))
+        super().__init__("upstream.tls", pair, None if authorities is None else ("ca_file", authorities))
 
     def _new_context(self) -> ssl.SSLContext:
         context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
