@@ -7,7 +7,7 @@ import importlib
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,12 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument(
         "--at-most",
-        type=_percent,
+        type=_PERCENT,
         default=1.0,
         metavar="PERCENT",
         help="whatif: of several candidates, the cheapest that hold a group for no more of its time (1)",
     )
-    whole.add_argument("--headroom", type=_headroom, default=0.25, metavar="X", help="recommend: above the need (0.25)")
+    whole.add_argument("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: above the need (0.25)")
     whole.add_argument(
         "--capacity",
         action="append",
@@ -89,16 +89,16 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
     whole.add_argument(
         "--target",
-        type=_percent,
+        type=_PERCENT,
         default=99.0,
         metavar="PERCENT",
         help="slo: share of its time and requests for which a team must not be held (99)",
     )
     whole.add_argument(
-        "--recent", type=_days_long, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)"
+        "--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)"
     )
     whole.add_argument(
-        "--horizon", type=_horizon, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)"
+        "--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)"
     )
     whole.add_argument(
         "--settle", type=float, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)"
@@ -381,32 +381,25 @@ def _factors(text: str) -> list[float]:
     return sorted(set(values))
 
 
-def _percent(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError("expected percent of the time, from 0 to 100")
-    return value
+def _between(kind: type[int] | type[float], least: float, most: float, expected: str) -> Callable[[str], float]:
+    """A number from `least` to `most`, for an option."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = -1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {expected}")
+        return value
+
+    return read
 
 
-def _days_long(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 366:
-        raise argparse.ArgumentTypeError("expected days, such as 7")
-    return value
-
-
-def _horizon(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 730:
-        raise argparse.ArgumentTypeError("expected whole days, from 1 to 730")
-    return value
-
-
-def _headroom(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError("expected a number from 0 to 10, such as 0.25 for a quarter more")
-    return value
+_PERCENT = _between(float, 0, 100, "percent of the time, from 0 to 100")
+_HEADROOM = _between(float, 0, 10, "a number from 0 to 10, such as 0.25 for a quarter more")
+_DAYS = _between(float, 0.001, 366, "days, such as 7")
+_HORIZON = _between(int, 1, 730, "whole days, from 1 to 730")
 
 
 def _complain(text: str, code: int) -> int:

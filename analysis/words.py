@@ -12,9 +12,8 @@ MONEY: Final = frozenset(("total", "usage", "bursts", "idle_reservations"))
 CENT: Final = 0.01
 
 
-def size(value: float) -> str:
-    """Bytes with three digits: ``1.5 MB``."""
-    return readable_size(value)
+size = readable_size
+"""Bytes with three digits: ``1.5 MB``."""
 
 
 def span(seconds: float) -> str:
