@@ -81,19 +81,12 @@ def install(rules: Rules, tool: Tool) -> None:
 
 def remove() -> list[Tool]:
     """Remove our rules, whichever tool made them; returns the tools that had any. Raises RedirectError."""
-    tools: list[Tool] = [tool for tool in PACKAGES if _has(tool)]
-    if not tools:
-        choose(None)
-    _insist_on_capability()
-    return [tool for tool in tools if _remove(tool)]
+    return [tool for tool in _usable() if _remove(tool)]
 
 
 def show() -> list[str]:
     """Our rules as the tools print them; empty if there are none. Raises RedirectError."""
-    tools: list[Tool] = [tool for tool in PACKAGES if _has(tool)]
-    if not tools:
-        choose(None)
-    _insist_on_capability()
+    tools = _usable()
     found = []
     if "nft" in tools and _nft_table():
         found.append(_run(["nft", "list", "table", "inet", TABLE]).stdout.rstrip())
@@ -104,6 +97,15 @@ def show() -> list[str]:
                 lines = [line for line in text.splitlines() if CHAIN in line]
                 found.append("\n".join([f"# {COMMANDS[version]} -t nat", *lines]))
     return found
+
+
+def _usable() -> list[Tool]:
+    """The tools that are there. Raises RedirectError if there is none, or without the capability that they need."""
+    tools: list[Tool] = [tool for tool in PACKAGES if _has(tool)]
+    if not tools:
+        choose(None)
+    _insist_on_capability()
+    return tools
 
 
 def _remove(tool: Tool) -> bool:
