@@ -18,7 +18,6 @@ USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
 
-UNKNOWN_SERVER_ERROR: Final = -1
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 UNSUPPORTED_VERSION: Final = 35
 INVALID_REQUEST: Final = 42

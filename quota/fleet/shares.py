@@ -114,8 +114,8 @@ class Shares:
     # ---- connections ------------------------------------------------------------------------------------------------
 
     def share(self, entry: ConnectionEntry, name: str) -> float:
-        """See :class:`quota.connections.ConnectionShares`. One connection per window is always allowed: less cannot be
-        split."""
+        """The fraction of the entry's rate that this instance may use for a name; 1 where the limit is its own. One
+        connection per window is always allowed: less cannot be split."""
         if not self._ledger.table.of_fleet(entry):
             return 1.0
         rate, limit = self._rate_of(entry, name), entry.connection_creation_rate
@@ -126,7 +126,7 @@ class Shares:
         return max(rate.share, min(once / limit, 1.0))
 
     def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
-        """See :class:`quota.connections.ConnectionShares`."""
+        """A connection was created under the entry's rate, or refused."""
         if self._ledger.table.of_fleet(entry):
             rate = self._rate_of(entry, name)
             rate.made += 1

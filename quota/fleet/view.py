@@ -44,10 +44,9 @@ class LastUse:
 class FleetPeer:
     """One process of the fleet."""
 
-    __slots__ = ("at_ms", "left", "name", "patience_ms", "seqs")
+    __slots__ = ("at_ms", "left", "patience_ms", "seqs")
 
     def __init__(self, patience_ms: float) -> None:
-        self.name = ""
         self.at_ms = 0.0
         self.left = False
         """It has left. Processes do not come back: a new one has another number."""
@@ -105,8 +104,6 @@ class View:
             self.repeated += 1
             return False
         member.seqs[partition] = record.seq
-        if record.name:
-            member.name = record.name
         member.at_ms = now
         if record.leaving:
             self._forget(record.member, now)
@@ -165,10 +162,6 @@ class View:
             self._count_until = now + _SWEEP_MS
             self._counted = len(self._there(now))
         return self._counted
-
-    def names(self, now: float) -> list[str]:
-        """Names of the known instances, for people."""
-        return sorted(member.name for member in self._there(now) if member.name)
 
     def writers(self, partition: int, now: float) -> int:
         """How many instances report groups in a partition."""
