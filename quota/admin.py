@@ -180,20 +180,13 @@ def _each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, flo
 # ---- AlterClientQuotas ----------------------------------------------------------------------------------------------
 
 
-def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validated]:
-    """Validate an AlterClientQuotas request as Kafka does: one verdict per distinct entity, in the request's order.
+def validate_one(verdicts: dict[Entity, Validated], entity: Entity, ops: Sequence[Op]) -> None:
+    """Validate the next alteration of an AlterClientQuotas request, whose verdicts so far these are, as Kafka does: one
+    verdict per distinct entity, in the request's order.
 
     Entities are validated one by one; a bad one does not stop others, but none of its own keys is changed. A repeated
     entity is an error, and yet its first alteration stands if that was valid: so it is in a controller.
     """
-    verdicts: dict[Entity, Validated] = {}
-    for entity, ops in alterations:
-        validate_one(verdicts, entity, ops)
-    return list(verdicts.values())
-
-
-def validate_one(verdicts: dict[Entity, Validated], entity: Entity, ops: Sequence[Op]) -> None:
-    """The next alteration of the request whose verdicts so far these are (see `validate`)."""
     before = verdicts.get(entity)
     if before is not None:
         error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")

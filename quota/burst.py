@@ -33,10 +33,6 @@ class WindowedBurst:
         """The most that may be used at once at this rate: S * W * Q."""
         return len(self._amounts) * self._window_ms / 1000.0 * rate
 
-    def samples(self) -> list[float]:
-        """The windows' amounts as of the last access, oldest first."""
-        return list(self._amounts)
-
     def measure(self, rate: float, now: int) -> float:
         """Drop old windows and return what is left of S * W * Q at `now`, negative when overdrawn."""
         self._amounts = self._kept(now)

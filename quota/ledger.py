@@ -298,13 +298,10 @@ class Ledger:
         self.generation += 1
         self.counters.swap(table)
 
-    def expire(self, now_ms: float) -> int:
-        """Evict counters and accounts unused for an hour; returns how many. Never a counter with a debt or with charges
-        in its window, nor a retained account."""
-        return sum(self.sweep(now_ms))
-
     def sweep(self, now_ms: float) -> Iterator[int]:
-        """expire() step by step, each well under a millisecond; the ledger may be used between two steps."""
+        """Evict counters and accounts unused for an hour: never a counter with a debt or with charges in its window,
+        nor a retained account. In steps, each well under a millisecond, of which each yields how many it has evicted;
+        the ledger may be used between two of them."""
         now = int(now_ms)
         for forgotten, lead_anew in self.counters.sweep(now):
             if lead_anew:

@@ -18,13 +18,14 @@ from quota.admin import (
     Entity,
     Op,
     Quotas,
+    Validated,
     enforced,
     entity_of,
     entity_of_entry,
     entity_text,
     names_of,
     selection,
-    validate,
+    validate_one,
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT
@@ -55,6 +56,14 @@ def select(quotas: Quotas, components: Sequence[Component], *, strict: bool) -> 
     """What a filter finds."""
     selects = selection(components, strict=strict)
     return [(entity, limits) for entity, limits in quotas.items() if selects(entity)]
+
+
+def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validated]:
+    """The verdicts on a whole request."""
+    verdicts: dict[Entity, Validated] = {}
+    for named, ops in alterations:
+        validate_one(verdicts, named, ops)
+    return list(verdicts.values())
 
 
 def code(*alterations: tuple[Entity, list[Op]]) -> list[int]:

@@ -25,11 +25,11 @@ def test_the_example_of_the_kip() -> None:
     # Q = 5, S = 100, W = 1 s; 560 mutations: 99 samples of 5 and one of 65, 560 / 100 = 5.6
     windows = WindowedBurst(100, 1000)
     assert windows.take(560, 5, 0) == -60
-    assert windows.samples() == [5.0] * 99 + [65.0]
-    assert sum(windows.samples()) / 100 == 5.6
+    assert windows._amounts == [5.0] * 99 + [65.0]
+    assert sum(windows._amounts) / 100 == 5.6
     assert windows.measure(5, 11_999) == -5  # 11 samples are gone: 505 / 100 = 5.05
     assert windows.measure(5, 12_000) == 0  # 12 are: 500 / 100 = 5, the quota
-    assert windows.samples() == [5.0] * 87 + [65.0] + [0.0] * 12
+    assert windows._amounts == [5.0] * 87 + [65.0] + [0.0] * 12
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])

@@ -254,8 +254,8 @@ def test_idle_groups_and_accounts_are_forgotten_after_an_hour() -> None:
     ledger = Ledger(QuotaTable([Entry(user=DEFAULT, producer_byte_rate=500)]))
     ledger.charge(ledger.account("u", "c"), PRODUCE, 100, 0)
     ledger.charge(ledger.account("v", "c"), PRODUCE, 100, 1)
-    assert ledger.expire(HOUR_MS - 1) == 0
-    assert ledger.expire(HOUR_MS) == 2  # u's group and u's account
+    assert sum(ledger.sweep(HOUR_MS - 1)) == 0
+    assert sum(ledger.sweep(HOUR_MS)) == 2  # u's group and u's account
     assert [group.user for group in snapshots(ledger, HOUR_MS)] == ["v"]
     assert [account.identity.user for account in ledger.accounts()] == ["v"]
 
@@ -266,7 +266,7 @@ def test_account_held_by_a_connection_stays_right() -> None:
     held.join()
     ledger.charge(held, PRODUCE, 100, 0)
     gc.collect()
-    assert ledger.expire(HOUR_MS) == 1  # the group only
+    assert sum(ledger.sweep(HOUR_MS)) == 1  # the group only
     assert ledger.account("u", "c") is held
     assert held.meters[PRODUCE].amount == 100
     # two accounts of the user still share one counter, although one of them knew the forgotten one
@@ -283,14 +283,14 @@ def test_a_debt_is_never_forgotten(smooth: bool, cap: int | None) -> None:
     ledger.charge(account, PRODUCE, 40_000, 0)
     del account
     for t in range(HOUR_MS, 39_990_000, HOUR_MS):
-        ledger.expire(t)
+        sum(ledger.sweep(t))
         assert len(snapshots(ledger, t)) == 1
     if cap is not None:
         assert next(ledger.groups(PRODUCE)).owed_ms(39_989_000 - 1) == 1001
         assert next(ledger.groups(PRODUCE)).owes(39_989_000)
     if cap is not None and not smooth:
         assert ledger.check(ledger.account("u", "c"), PRODUCE, 39_989_000) == 1000
-    assert ledger.expire(2 * 39_990_000) >= 1
+    assert sum(ledger.sweep(2 * 39_990_000)) >= 1
     assert snapshots(ledger, 0) == []
 
 
@@ -298,9 +298,9 @@ def test_an_overdrawn_bucket_is_never_forgotten() -> None:
     # -9989 tokens at 1/s: 9989 s
     ledger = kafka_ledger(Entry(user="u", controller_mutation_rate=1))
     ledger.charge_mutation(ledger.account("u", "c"), 10_000, True, 0)
-    ledger.expire(2 * HOUR_MS)
+    sum(ledger.sweep(2 * HOUR_MS))
     assert ledger.charge_mutation(ledger.account("u", "c"), 1, True, 2 * HOUR_MS) == (False, 9989_000 - 2 * HOUR_MS)
-    ledger.expire(4 * HOUR_MS)
+    sum(ledger.sweep(4 * HOUR_MS))
     assert snapshots(ledger, 4 * HOUR_MS) == []
 
 

@@ -182,7 +182,7 @@ def forget_all(ledger: Ledger, now: int) -> None:
     """Forget at once whatever may be forgotten, as an attack would make it."""
     for group in list(ledger.groups()):
         group.last_ms -= HOUR_MS if group.forgettable(now) else 0
-    ledger.expire(now)
+    sum(ledger.sweep(now))
     assert all(not group.forgettable(now) for group in ledger.groups())
 
 
@@ -199,7 +199,7 @@ def test_an_admitted_fetch_keeps_its_counter() -> None:
 def test_keeps_window_longer_than_an_hour() -> None:
     ledger = Ledger(DEFAULTS, num_samples=3, window_ms=HOUR_MS, smooth=False, max_throttle_ms=None)
     ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 7200, 0)
-    ledger.expire(HOUR_MS + 1)
+    sum(ledger.sweep(HOUR_MS + 1))
     assert ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 3600, HOUR_MS + 1) > 0
 
 
@@ -282,19 +282,19 @@ def test_clients_get_their_own_counter_once_there_is_room(crowded: tuple[Ledger,
     ledger, held = crowded
     late = ledger.account("u", "late")
     assert ledger.charge(late, PRODUCE, 6000, 0) == 2000
-    ledger.expire(60_000)  # no client has left
+    sum(ledger.sweep(60_000))  # no client has left
     assert ledger.charge(late, PRODUCE, 1, 60_000) == 0
     assert late.meters[PRODUCE].group is not None
     assert late.meters[PRODUCE].group.key.client_id == OVERFLOW
     for account in held[:20]:
         account.leave()
     invent(ledger, 100, 80_000, "others")  # their accounts go, and with them what they used
-    ledger.expire(100_000)
+    sum(ledger.sweep(100_000))
     ledger.charge(late, PRODUCE, 1, 100_000)
     assert late.meters[PRODUCE].group.key.client_id == "late"
     ledger.charge(late, PRODUCE, 1, 200_000 + HOUR_MS)
-    ledger.expire(200_000 + HOUR_MS)  # the last accounts on it go,
-    ledger.expire(200_000 + HOUR_MS)  # and then the counter
+    sum(ledger.sweep(200_000 + HOUR_MS))  # the last accounts on it go,
+    sum(ledger.sweep(200_000 + HOUR_MS))  # and then the counter
     assert OVERFLOW not in {group.key.client_id for group in ledger.groups(PRODUCE)}
 
 
