@@ -19,7 +19,6 @@ from quota.gate import Kept
 from quota.mutation import BucketCounter
 from quota.reservation import FetchCounter
 from quota.table import Candidate, Entry, QuotaTable
-from quota.trial import Trial
 from quota.window import WindowCounter
 
 if TYPE_CHECKING:
@@ -32,23 +31,10 @@ __all__ = [
     "KindExplanation",
     "Ledger",
     "Meter",
-    "TrialSnapshot",
-    "trial_snapshot",
 ]
 
 MAX_CLIENTS: Final = 20_000
 """Clients remembered, and counters of each kind, by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSnapshot:
-    """A limit that is measured and not applied (:mod:`quota.trial`)."""
-
-    limit: float | None
-    """None: no longer on trial."""
-    utilisation: float | None
-    throttled: int
-    throttle_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,10 +374,3 @@ def _identity(user: str, client_id: str) -> Identity:
 
 def _mode(entry: Entry | None) -> str:
     return "none" if entry is None else entry.mode
-
-
-def trial_snapshot(group: QuotaCounter, trial: Trial | None, now: int) -> TrialSnapshot | None:
-    """The state of one of the group's trials at `now`."""
-    if trial is None:
-        return None
-    return TrialSnapshot(trial.limit, group.trial_utilisation(trial, now), trial.throttled, trial.throttle_ms)

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 from quota.counter import QuotaCounter
 from quota.entity import Kind
-from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
+from quota.ledger import Ledger
+from quota.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSnapshot:
+    """A limit that is measured and not applied (:mod:`quota.trial`)."""
+
+    limit: float | None
+    """None: no longer on trial."""
+    utilisation: float | None
+    throttled: int
+    throttle_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,12 @@ def _snapshot(group: QuotaCounter, now: int) -> GroupSnapshot:
         throttled=usage.throttled,
         throttle_ms=usage.throttle_ms,
         capped=group.capped,
-        shadow=trial_snapshot(group, group.shadowed, now),
-        candidate=trial_snapshot(group, group.candidate, now),
+        shadow=_trial(group, group.shadowed, now),
+        candidate=_trial(group, group.candidate, now),
     )
+
+
+def _trial(group: QuotaCounter, trial: Trial | None, now: int) -> TrialSnapshot | None:
+    if trial is None:
+        return None
+    return TrialSnapshot(trial.limit, group.trial_utilisation(trial, now), trial.throttled, trial.throttle_ms)

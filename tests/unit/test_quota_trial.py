@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quota.entity import DEFAULT, Kind
-from quota.ledger import Account, Ledger, TrialSnapshot
+from quota.ledger import Account, Ledger
 from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 from quota.trial import Trial
-from tests.support.counters import GroupSnapshot, snapshots
+from tests.support.counters import GroupSnapshot, TrialSnapshot, snapshots
 
 PRODUCE, FETCH, REQUEST, MUTATION = Kind
 

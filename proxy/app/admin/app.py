@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
@@ -37,6 +36,7 @@ from proxy.app.admin.explain import (
     identity_of_connections,
     throttled_json,
     throttled_row,
+    trial_json,
 )
 from proxy.app.admin.explain_text import explanation_panel, explanation_text
 from proxy.app.admin.guard import Guard, Hosts
@@ -49,7 +49,7 @@ from proxy.core.telemetry.observer import ConnectionInfo
 from proxy.net.listen.server import Proxy
 from quota.connections import canonical_address
 from quota.counter import QuotaCounter
-from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
+from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.admin")
 
@@ -266,13 +266,9 @@ def _group_json(ledger: Ledger, group: QuotaCounter, now: int) -> dict[str, Any]
             "held_ms": usage.held_ms,
             "capped": group.capped,
         },
-        "shadow": _trial_json(trial_snapshot(group, group.shadowed, now)),
-        "candidate": _trial_json(trial_snapshot(group, group.candidate, now)),
+        "shadow": trial_json(group, group.shadowed, now, "utilisation"),
+        "candidate": trial_json(group, group.candidate, now, "utilisation"),
     }
-
-
-def _trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
-    return None if trial is None else asdict(trial)
 
 
 def _connection_json(one: ConnectionInfo) -> dict[str, Any]:

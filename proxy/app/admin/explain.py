@@ -21,9 +21,10 @@ from quota.counter import QuotaCounter
 from quota.decisions import Decision
 from quota.entity import ANONYMOUS, DEFAULT, Kind
 from quota.fleet.core import FleetStatus
-from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
+from quota.ledger import KindExplanation, Ledger
 from quota.status import counter_status
 from quota.table import RATE_FIELD, Entry
+from quota.trial import Trial
 
 MAX_PEERS: Final = 10
 MAX_ADDRESSES: Final = 5
@@ -122,8 +123,8 @@ def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, 
         "held_ms": usage.held_ms,
         "capped": group.capped,
         "fleet": fleet_json(ledger, group),
-        "shadow": trial_json(trial_snapshot(group, group.shadowed, int(at.now_ms))),
-        "candidate": trial_json(trial_snapshot(group, group.candidate, int(at.now_ms))),
+        "shadow": trial_json(group, group.shadowed, int(at.now_ms), "share"),
+        "candidate": trial_json(group, group.candidate, int(at.now_ms), "share"),
     }
 
 
@@ -154,13 +155,13 @@ def _scope(ledger: Ledger, entry: Entry | ConnectionEntry | None) -> str | None:
     return "fleet" if ledger.table.of_fleet(entry) else "instance"
 
 
-def trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
-    """What a limit that is measured and not applied would have done."""
+def trial_json(group: QuotaCounter, trial: Trial | None, now: int, used: str) -> dict[str, Any] | None:
+    """What a limit that is measured and not applied would have done; `used` is the name for its used fraction."""
     if trial is None:
         return None
     return {
         "limit": trial.limit,
-        "share": trial.utilisation,
+        used: group.trial_utilisation(trial, now),
         "throttled": trial.throttled,
         "throttle_ms": trial.throttle_ms,
     }
