@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
 from config.identity import SOURCES
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
-from config.problems import MISSING, ConfigError, Place, Problem
+from config.problems import MISSING, ConfigError, Place, Problem, unreadable
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
 from config.transparent import Transparent
@@ -49,10 +49,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     try:
         data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            [Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")]
-        ) from error
+        raise ConfigError([unreadable(str(path), error.strerror or str(error))]) from error
     return load_bytes(str(path), data, on_paper=on_paper)
 
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from config.bounds import MAX_FILE_BYTES, first_of
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
-from config.problems import ConfigError, Place, Problem
+from config.problems import ConfigError, Place, Problem, unreadable
 from config.scalars import dump, number
 from config.source import parse
 from config.table import to_table
@@ -100,13 +100,8 @@ def load_overlay(path: str | Path) -> Overlay:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError([unreadable(path, error.strerror or str(error))]) from error
+        raise ConfigError([unreadable(str(path), error.strerror or str(error))]) from error
     return parse_overlay(str(path), data)
-
-
-def unreadable(path: str | Path, reason: str) -> Problem:
-    """The problem of a file that exists and cannot be read."""
-    return Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")
 
 
 def parse_overlay(file: str, data: bytes) -> Overlay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from config.visible import visible
@@ -80,14 +80,12 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, for ``kquota check --json``."""
-        return {
-            "file": self.file,
-            "place": self.place,
-            "line": self.line,
-            "column": self.column,
-            "value": self.value,
-            "expected": self.expected,
-        }
+        return asdict(self)
+
+
+def unreadable(file: str, reason: str) -> Problem:
+    """The problem of a file that cannot be read."""
+    return Problem(file, place_text(()), None, None, None, f"cannot be read: {reason}")
 
 
 class ConfigError(Exception):

@@ -217,7 +217,7 @@ class QuotaTable:
         levels: tuple[tuple[Level, tuple[Name, Name]], ...]
         if user is not None and client_id is not None:
             levels = tuple(
-                (level, entity) for level, entity in _ladder(user, client_id) if level in _PER_USER_AND_CLIENT
+                (level, entity) for level, entity in ladder(user, client_id) if level in _PER_USER_AND_CLIENT
             )
         elif user is not None:
             levels = ((Level.USER, (user, None)), (Level.DEFAULT_USER, (DEFAULT, None)))
@@ -239,7 +239,7 @@ class QuotaTable:
         """All eight levels for this client with what is configured there, most specific first."""
         limits = self._limits[kind]
         user, client_id = bounded_name(user), bounded_name(client_id)
-        found = ((level, limits.get(entity)) for level, entity in _ladder(user, client_id))
+        found = ((level, limits.get(entity)) for level, entity in ladder(user, client_id))
         return [Candidate(level, entry, None if entry is None else entry.limit(kind)) for level, entry in found]
 
     def get(self, user: Name, client_id: Name) -> Entry | None:
@@ -277,13 +277,13 @@ class QuotaTable:
         if shape == _USER_CLIENT:
             return CounterKey(user, client_id)
         limits = self._limits[kind]
-        for level, entity in _ladder(user, client_id):
+        for level, entity in ladder(user, client_id):
             if level < Level.CLIENT and entity in limits:
                 return CounterKey(user, client_id if level in _PER_USER_AND_CLIENT else None)
         return CounterKey(None, client_id)
 
 
-def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], ...]:
+def ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], ...]:
     """The eight entities that apply to a client, most specific first."""
     return (
         (Level.USER_CLIENT, (user, client_id)),

@@ -18,7 +18,7 @@ import trio
 from config.fingerprint import Fingerprint, fingerprint
 from config.load import load_bytes, warnings_of
 from config.model import Config
-from config.problems import ConfigError, Problem
+from config.problems import ConfigError, unreadable
 from config.settings import new_ledger, proxy_settings
 from proxy.app.admin.app import AdminApp, AdminServer, not_ready
 from proxy.app.admin.guard import Hosts
@@ -30,7 +30,7 @@ from proxy.app.export.exporter import new_exporter
 from proxy.app.fleet.member import Member, new_member
 from proxy.app.metrics import Exposition, Status
 from proxy.app.metrics.fleet import fleet_families
-from proxy.app.metrics.held import held_families
+from proxy.app.metrics.own import held_families
 from proxy.app.metrics.security import security_families
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import FileSource
@@ -62,7 +62,7 @@ def read(path: Path) -> tuple[Config, Fingerprint]:
     """The configuration and its file's fingerprint. Raises ConfigError."""
     found = fingerprint(path)
     if found.data is None:
-        raise ConfigError([Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {found.error}")])
+        raise ConfigError([unreadable(str(path), str(found.error))])
     return load_bytes(str(path), found.data), found
 
 

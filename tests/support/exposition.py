@@ -12,7 +12,7 @@ from proxy.app.fleet.exchange import Exchange
 from proxy.app.fleet.member import Member
 from proxy.app.metrics import Exposition, Status
 from proxy.app.metrics.fleet import fleet_families
-from proxy.app.metrics.held import held_families
+from proxy.app.metrics.own import held_families
 from proxy.app.metrics.security import security_families
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.security import Security

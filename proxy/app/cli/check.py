@@ -15,25 +15,15 @@ from proxy.app.cli.surroundings import warnings_of_surroundings
 from proxy.app.common.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
-from quota.table import RATE_FIELD, Entry, QuotaTable
+from quota.table import RATE_FIELD, Entry, QuotaTable, ladder
 
 MAX_ROWS = 60
 
 
 def level_of(entry: Entry) -> Level:
     """Which of the eight levels an entry has."""
-    kinds = {
-        (True, True): Level.USER_CLIENT,
-        (True, False): Level.USER_DEFAULT_CLIENT,
-        (False, True): Level.DEFAULT_USER_CLIENT,
-        (False, False): Level.DEFAULT_USER_DEFAULT_CLIENT,
-    }
-    user_named, client_named = entry.user is not DEFAULT, entry.client_id is not DEFAULT
-    if entry.user is None:
-        return Level.CLIENT if client_named else Level.DEFAULT_CLIENT
-    if entry.client_id is None:
-        return Level.USER if user_named else Level.DEFAULT_USER
-    return kinds[user_named, client_named]
+    user, client_id = ("" if name is None or name is DEFAULT else name for name in entry.entity)
+    return next(level for level, entity in ladder(user, client_id) if entity == entry.entity)
 
 
 def overlay_text(config: Config) -> str:

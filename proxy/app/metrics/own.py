@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proxy.app.common.version import kquota_version
@@ -14,6 +15,7 @@ from proxy.app.export.exporter import ExportState
 from proxy.app.metrics.families import by, counter, gauge
 from proxy.app.sources.quota_source import SourceState
 from proxy.app.sources.watch import ReloadState
+from proxy.net.listen.server import Proxy
 from quota import compiled
 from quota.connections import EntityType
 from quota.entity import Kind
@@ -72,6 +74,14 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
     data_path = "pure" if compiled.WHY_NOT else "compiled"
     build.add_metric([kquota_version(), platform.python_version(), data_path], 1)
     yield build
+
+
+def held_families(proxy: Proxy, ledger: Ledger) -> Iterator[Metric]:
+    """What is held for clients now, gauges that return to their former values when the clients are gone; must be called
+    inside the event loop."""
+    yield gauge("kquota_tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
+    yield gauge("kquota_pipes_open", "Kernel pipes for moving bytes.", proxy.pipes_open)
+    yield gauge("kquota_fetch_reservations", "Fetches at brokers with bytes reserved.", ledger.reservations)
 
 
 def source_families(state: SourceState, alterations: Mapping[str, int]) -> Iterator[Metric]:

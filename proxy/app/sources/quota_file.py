@@ -15,8 +15,8 @@ import trio
 
 from config.fingerprint import Fingerprint, fingerprint
 from config.model import Config
-from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay, unreadable
-from config.problems import ConfigError
+from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay
+from config.problems import ConfigError, unreadable
 from config.table import to_table
 from proxy.app.common.atomic import replace_file
 from proxy.app.common.gc_tuning import beside_traffic
@@ -203,4 +203,4 @@ def _parsed(path: Path, found: Fingerprint) -> Overlay:
         return parse_overlay(str(path), found.data)
     if found.error == _ABSENT:
         return {}
-    raise ConfigError([unreadable(path, found.error or "no reason is known")])
+    raise ConfigError([unreadable(str(path), found.error or "no reason is known")])
