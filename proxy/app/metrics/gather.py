@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 
 import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -73,7 +74,8 @@ class Exposition:
         """The exposition. One gathering at a time; an answer younger than a second is reused."""
         async with self._lock:
             if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
-                await self._look(now_ms)
+                for _ in chain(self._clients.look(now_ms), self._libraries.look(now_ms)):
+                    await self._others()
                 parts = []
                 for family in self._families(now_ms):
                     for part in () if family is None else written(family):
@@ -92,25 +94,13 @@ class Exposition:
             await self._others("sweep")
         return forgotten
 
-    async def _look(self, now_ms: float) -> None:
-        for _ in self.look(now_ms):
-            await self._others()
-
     async def _others(self, what: str = "metrics") -> None:
         """Let other tasks run before the next step."""
         await trio.lowlevel.checkpoint()
         self.long_turns.begin(what, trio.current_time())
 
-    def look(self, now_ms: float) -> Iterator[None]:
-        """Take over the ledger's totals, step by step."""
-        yield from self._clients.look(now_ms)
-        yield from self._libraries.look(now_ms)
-
-    def families(self, now_ms: float) -> Iterator[Metric]:
-        """Every metric as of the last refresh."""
-        return (family for family in self._families(now_ms) if family is not None)
-
     def _families(self, now_ms: float) -> Iterator[Metric | None]:
+        """Every metric as of the last refresh; None: other tasks may run."""
         yield from self._clients.families(now_ms)
         yield from self._libraries.families()
         yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
