@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ def own(tmp_path: Path, mechanism: str = "PLAIN", secret: str | bytes = "pw-secr
     file = tmp_path / "secret"
     file.write_bytes(secret if isinstance(secret, bytes) else secret.encode())
     return Credentials(mechanism, None if mechanism == "OAUTHBEARER" else "me", file)
+
+
+def conversation_of(credentials: Credentials) -> Generator[bytes, bytes, None]:
+    return login(credentials, "kquota", credentials.secret())
 
 
 def test_scram_as_in_rfc_7677() -> None:
@@ -47,7 +52,7 @@ def test_a_broker_that_does_not_speak_scram_is_refused(server_first: bytes, says
 
 
 def test_plain_and_the_line_break_at_the_end_of_the_file(tmp_path: Path) -> None:
-    conversation = login(own(tmp_path), "kquota")
+    conversation = conversation_of(own(tmp_path))
     assert next(conversation).endswith(b"\0\5PLAIN")
     assert conversation.send(handshake_response()).endswith(struct.pack(">i", 13) + b"\0me\0pw-secret")
     with pytest.raises(StopIteration):
@@ -57,7 +62,7 @@ def test_plain_and_the_line_break_at_the_end_of_the_file(tmp_path: Path) -> None
 def test_the_file_is_read_at_each_login(tmp_path: Path) -> None:
     mine = own(tmp_path)
     mine.secret_file.write_text("another")
-    conversation = login(mine, "kquota")
+    conversation = conversation_of(mine)
     next(conversation)
     assert conversation.send(handshake_response()).endswith(b"\0another")
 
@@ -67,7 +72,7 @@ def test_the_file_is_read_at_each_login(tmp_path: Path) -> None:
     [(58, r"refuses the login \(error 58\)"), (33, r"does not accept the SASL mechanism PLAIN \(error code 33\)")],
 )
 def test_refusals_are_said_without_the_secret(tmp_path: Path, error: int, says: str) -> None:
-    conversation = login(own(tmp_path), "kquota")
+    conversation = conversation_of(own(tmp_path))
     next(conversation)
     answer = handshake_response(33)
     if error == 58:
@@ -79,7 +84,7 @@ def test_refusals_are_said_without_the_secret(tmp_path: Path, error: int, says: 
 
 
 def test_a_challenge_is_no_success(tmp_path: Path) -> None:
-    conversation = login(own(tmp_path, "OAUTHBEARER", "a.b.c"), "kquota")
+    conversation = conversation_of(own(tmp_path, "OAUTHBEARER", "a.b.c"))
     next(conversation)
     assert conversation.send(handshake_response()).endswith(b"n,,\1auth=Bearer a.b.c\1\1")
     assert conversation.send(authenticate_response(0, b"{}", version=1)).endswith(b"\0\0\0\1\1")
@@ -89,7 +94,7 @@ def test_a_challenge_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\0\0\0\4\0\0\0\1", b"\0\0\0\5\0\0\0\1\0"])
 def test_answers_that_cannot_be_read(tmp_path: Path, garbage: bytes) -> None:
-    conversation = login(own(tmp_path), "kquota")
+    conversation = conversation_of(own(tmp_path))
     next(conversation)
     with pytest.raises(LoginError, match="error code"):
         conversation.send(garbage)

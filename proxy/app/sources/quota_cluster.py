@@ -12,8 +12,8 @@ import trio
 from config.model import Config
 from config.table import to_table
 from proxy.app.common.gc_tuning import beside_traffic
-from proxy.app.sources.credentials import own_credentials
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
+from proxy.app.sources.security import own_credentials
 from proxy.net.tls.contexts import ClientTls
 from proxy.net.upstream.cluster import ClusterError, ask_quotas
 from quota.admin import Changes, Entity, Quotas, canonical, enforced

@@ -10,7 +10,6 @@ from typing import Any
 from config.identity import IdentitySection
 from config.model import Config
 from config.tls import ListenTls, UpstreamTls
-from proxy.app.sources.credentials import kafka_python_login, own_credentials
 from proxy.app.sources.fleet_keys import FleetKeys
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.static_user import StaticUser
@@ -35,7 +34,7 @@ class Security:
 
     def producer_settings(self) -> dict[str, Any]:
         """A kafka-python client's settings to reach the brokers in the same way, as of now."""
-        login = kafka_python_login(self.credentials)
+        login = {} if self.credentials is None else _kafka_python_login(self.credentials)
         if self.upstream_tls is None:
             return {**login, "security_protocol": "SASL_PLAINTEXT"} if login else {}
         protocol = "SASL_SSL" if login else "SSL"
@@ -63,6 +62,32 @@ def load_security(config: Config) -> Security:
         keys = FleetKeys(config.fleet.key_file)
         followed.append(Followed(keys.setting, [keys.path], keys.load))
     return Security(listen, upstream, identity, Follower(followed), own_credentials(config), keys)
+
+
+def own_credentials(config: Config) -> Credentials | None:
+    """The login of `upstream.sasl`; None without one."""
+    sasl = config.upstream.sasl
+    if sasl is None:
+        return None
+    file = sasl.token_file if sasl.mechanism == "OAUTHBEARER" else sasl.password_file
+    assert file is not None  # config validates that
+    return Credentials(sasl.mechanism, sasl.username, Path(file))
+
+
+def _kafka_python_login(credentials: Credentials) -> dict[str, Any]:
+    """A kafka-python client's settings for this login; the secret is read now. Raises LoginError."""
+    settings: dict[str, Any] = {"sasl_mechanism": credentials.mechanism}
+    if credentials.mechanism == "OAUTHBEARER":
+        read = credentials.secret
+
+        from kafka.net.sasl.oauth import AbstractTokenProvider
+
+        class Provider(AbstractTokenProvider):  # type: ignore[misc]
+            def token(self) -> str:
+                return read()
+
+        return settings | {"sasl_oauth_token_provider": Provider()}
+    return settings | {"sasl_plain_username": credentials.username, "sasl_plain_password": credentials.secret()}
 
 
 def server_tls(settings: ListenTls) -> ServerTls:

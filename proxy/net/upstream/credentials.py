@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,14 +60,13 @@ class Credentials:
         return text
 
 
-def login(credentials: Credentials, client_id: str, secret: str | None = None) -> Generator[bytes, bytes, None]:
+def login(credentials: Credentials, client_id: str, secret: str) -> Generator[bytes, bytes, None]:
     """A login's exchange: yields whole request frames, is sent the whole response frames, and then ends. `secret` is
-    the file's content, if it was read already: reading may block on the file system.
+    the file's content (:meth:`Credentials.secret`, which may block on the file system).
 
     Raises LoginError when the broker refuses, or does not prove that it knows the password (SCRAM).
     """
     name = credentials.mechanism
-    read = credentials.secret if secret is None else lambda: secret
     head = request_header(SASL_HANDSHAKE, _VERSION, 1, client_id)
     reply = yield framed(head + string(name))
     try:
@@ -77,12 +76,12 @@ def login(credentials: Credentials, client_id: str, secret: str | None = None) -
     if error:
         raise LoginError(f"the broker does not accept the SASL mechanism {name} (error code {error})")
     if name in _HASHES:
-        yield from _scram(credentials, client_id, read)
+        yield from _scram(credentials, client_id, secret)
     elif name == "PLAIN":
         user = credentials.username or ""
-        yield from _message(client_id, f"\0{user}\0{read()}".encode())
+        yield from _message(client_id, f"\0{user}\0{secret}".encode())
     else:
-        last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % read().encode())
+        last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % secret.encode())
         if last.token:  # a challenge; only an answer makes the broker say why it rejects the token
             yield from _message(client_id, b"\1")
             raise LoginError("the broker does not accept the token")
@@ -100,13 +99,13 @@ def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, SaslRespon
     return found
 
 
-def _scram(credentials: Credentials, client_id: str, read: Callable[[], str]) -> Generator[bytes, bytes, None]:
+def _scram(credentials: Credentials, client_id: str, secret: str) -> Generator[bytes, bytes, None]:
     """RFC 5802 without channel binding."""
     name = (credentials.username or "").replace("=", "=3D").replace(",", "=2C")
     nonce = secrets.token_urlsafe(24)
     first = f"n={name},r={nonce}"
     server_first = (yield from _message(client_id, f"n,,{first}".encode())).token
-    final, signature = scram_final(_HASHES[credentials.mechanism], read(), first, nonce, server_first)
+    final, signature = scram_final(_HASHES[credentials.mechanism], secret, first, nonce, server_first)
     server_final = (yield from _message(client_id, final)).token
     if not hmac.compare_digest(server_final, b"v=" + base64.b64encode(signature)):
         raise LoginError("the broker does not prove that it knows the password")
