@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from config.units import readable_size
+from config.units import readable_rate
 from config.visible import visible
 from proxy.app.cli.admin_client import get_json
 from proxy.app.common.text import safe, say
@@ -57,7 +57,7 @@ class Row:
     """Fraction of the limit."""
     shadow: bool
     level: str
-    waits_ms: int
+    throttled_for_ms: int
     """Until the latest delay of the group ends."""
     owed_ms: int
     waiting: int
@@ -69,7 +69,7 @@ class Row:
     @property
     def throttled(self) -> bool:
         """Whether it throttles any client."""
-        return not self.shadow and bool(self.waits_ms or self.owed_ms or self.waiting)
+        return not self.shadow and bool(self.throttled_for_ms or self.owed_ms or self.waiting)
 
     @property
     def state(self) -> str:
@@ -79,8 +79,8 @@ class Row:
         waiting = [f"{self.waiting} waiting"] if self.waiting else []
         if self.owed_ms:
             return ", ".join([f"owes {seconds(self.owed_ms)}", *waiting])
-        if self.waits_ms:
-            return ", ".join([f"throttled {seconds(self.waits_ms)}", *waiting])
+        if self.throttled_for_ms:
+            return ", ".join([f"throttled {seconds(self.throttled_for_ms)}", *waiting])
         if self.waiting:
             return waiting[0]
         return "near" if self.use >= NEAR else "ok"
@@ -111,7 +111,7 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
                 use=group["utilisation"] or 0.0,
                 shadow=group["mode"] == "shadow",
                 level=(group["level"] or "-") + _of_fleet(group.get("fleet")),
-                waits_ms=group["throttled_for_ms"],
+                throttled_for_ms=group["throttled_for_ms"],
                 owed_ms=group["owed_ms"],
                 waiting=group.get("waiting", 0),  # missing from older sidecars
                 delayed=None if known is None or elapsed_s <= 0 else max(imposed_ms - known, 0) / 1000 / elapsed_s,
@@ -139,7 +139,12 @@ def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
     kept = [row for row in found if wanted in f"{row.kind} {row.user or ''} {row.client_id or ''}".casefold()]
     orders: dict[str, Callable[[Row], Any]] = {
         "use": lambda row: -row.use,
-        "throttled": lambda row: (-max(row.owed_ms, row.waits_ms), -row.waiting, -(row.delayed or 0.0), -row.use),
+        "throttled": lambda row: (
+            -max(row.owed_ms, row.throttled_for_ms),
+            -row.waiting,
+            -(row.delayed or 0.0),
+            -row.use,
+        ),
         "rate": lambda row: -row.now,
         "name": lambda row: (row.user or "", row.client_id or "", row.kind),
     }
@@ -148,10 +153,8 @@ def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
 
 def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
     """A rate or a limit with its unit; for mutations what is left in the bucket."""
-    if kind in (Kind.PRODUCE, Kind.FETCH):
-        return f"{readable_size(value)}/s"
-    if kind is Kind.REQUEST:
-        return f"{value:.3g} %"
+    if kind is not Kind.MUTATION:
+        return readable_rate(kind, value)
     return f"{value:g}/s" if limit else f"{value:.1f} left"
 
 
@@ -250,23 +253,9 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     """
     quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
     found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
-    counters = [
-        {
-            "kind": str(row.kind),
-            "user": row.user,
-            "client_id": row.client_id,
-            "limit": row.limit,
-            "now": row.now,
-            "use": row.use,
-            "shadow": row.shadow,
-            "level": row.level,
-            "throttled": row.throttled,
-            "throttled_for_ms": row.waits_ms,
-            "owed_ms": row.owed_ms,
-            "waiting": row.waiting,
-        }
-        for row in found
-    ]
+    counters = [asdict(row) | {"throttled": row.throttled} for row in found]
+    for counter in counters:
+        del counter["delayed"]  # between two refreshes
     return {"admin": admin, "total": quotas["total"], "counters": counters}
 
 
