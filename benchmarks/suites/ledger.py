@@ -65,7 +65,7 @@ def attack(kinds: list[Kind], name_length: int) -> None:
             decisions += 1
         if index % 100_000 == 99_999:
             gc.disable()
-            steps += list(timed(ledger.sweep(now))) + list(timed(metrics.look(now)))
+            steps += list(timed(ledger.sweep(now))) + list(timed(metrics._clients.look(now)))
             gc.enable()
             started = time.process_time()
             gc.collect()
