@@ -310,7 +310,7 @@ class Ledger:
             yield from self.counters.of_kind(one)
 
     def explain(self, user: str, client_id: str, now_ms: float) -> Explanation:
-        """Per kind: the eight levels, which one applies, the counter and its state. Creates no account."""
+        """Per kind: the eight levels, which one applies, the counter and its state. Creates nothing."""
         user = user or ANONYMOUS
         return Explanation(user, client_id, [self._explain(kind, user, client_id, int(now_ms)) for kind in Kind])
 
@@ -352,7 +352,8 @@ class Ledger:
         group = self.counters.get(kind, resolution.key)
         account = self._accounts.get(identity)
         if group is None and account is not None:
-            group = self._group(account, kind, now)  # an overflow counter, if any
+            meter = account.meter(kind)  # not resolved here: that would make a counter
+            group = meter.group if meter.generation == self.generation else None  # an overflow counter, if any
         return KindExplanation(
             kind=kind,
             candidates=candidates,

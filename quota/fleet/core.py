@@ -185,7 +185,7 @@ class Fleet:
         """This instance has a counter of this group."""
         if group in self._own:
             return
-        partition = group % self._count if self._count else 0
+        partition = self._partition_of(group)
         self._own[group] = _Own(group, partition, now, Claim(), Appetite())
         self.view.follow(group)
         if self._count and partition not in self._partitions:
@@ -312,11 +312,12 @@ class Fleet:
     def share(self, group: int, now: float) -> float:
         """The fraction of the limit that may be used here now; never above 1."""
         own = self._own.get(group)
-        if own is None:
-            return floor_share(self.known)
-        if self._lost(own.partition):
+        if self._lost(self._partition_of(group) if own is None else own.partition):
             return 1.0 / self.known
-        return min(own.claim.held + floor_share(self.known), 1.0)
+        return min((0.0 if own is None else own.claim.held) + floor_share(self.known), 1.0)
+
+    def _partition_of(self, group: int) -> int:
+        return group % self._count if self._count else 0
 
     def standing(self, group: int, now: float) -> FleetStatus:
         """The state of a group."""

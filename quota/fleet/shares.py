@@ -41,7 +41,7 @@ class _Rate:
     def __init__(self, entry: ConnectionEntry, name: str, share: float) -> None:
         self.entry = entry
         self.name = name
-        self.hash = group_hash(f"connection by {entry.entity_type}", CounterKey(name, None))
+        self.hash = _rate_hash(entry, name)
         self.made = 0
         self.refused = False
         self.share = share
@@ -118,12 +118,15 @@ class Shares:
         connection per window is always allowed: less cannot be split."""
         if not self._ledger.table.of_fleet(entry):
             return 1.0
-        rate, limit = self._rate_of(entry, name), entry.connection_creation_rate
+        limit = entry.connection_creation_rate
         if not limit:
             return 1.0
+        # Whoever only asks adds no name to the fleet: `attempted` does.
+        rate = self._rates.get((entry.entity_type, name))
+        share = self.fleet.share(_rate_hash(entry, name), self._now) if rate is None else rate.share
         settings = self._ledger.settings
         once = 1000.0 / max((settings.num_samples - 1) * settings.window_ms, 1)
-        return max(rate.share, min(once / limit, 1.0))
+        return max(share, min(once / limit, 1.0))
 
     def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
         """A connection was created under the entry's rate, or refused."""
@@ -226,6 +229,10 @@ class Shares:
         settled = self._ledger.settings.max_throttle_ms
         wants_more = share < 0.9 * CAPACITY / fleet.instances(local.hash, now)
         group.max_throttle_ms = SOON_MS if wants_more and (settled is None or settled > SOON_MS) else settled
+
+
+def _rate_hash(entry: ConnectionEntry, name: str) -> int:
+    return group_hash(f"connection by {entry.entity_type}", CounterKey(name, None))
 
 
 def _moved(share: float, before: float) -> bool:

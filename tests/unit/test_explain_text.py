@@ -216,6 +216,8 @@ def test_a_connection_rate_of_a_fleet_tells_its_share() -> None:
     limits = ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.7", 2, scope="fleet")])
     ledger = Ledger(QuotaTable(connections=limits))
     shares = Shares(ledger, Fleet(Seal([b"key"], "topic", "f"), 1, "one", 0.0), 0.0)
+    explained(ledger, "web", "etl")
+    assert shares.count == 0  # who only asks adds nothing
     ledger.connections.admit("10.0.0.7", "web", 100.0)
     shares.step(1000.0)
     page = explained(ledger, "web", "etl")
@@ -266,6 +268,18 @@ def test_a_client_that_shares_an_overflow_counter_is_told_so() -> None:
         ledger.charge(account, Kind.PRODUCE, 20_000, AT.now_ms)
     assert "an overflow counter, shared by all clients under this entry" in explained(ledger, "web", "etl")
     assert "one counter for all connections with client-id first" in explained(ledger, "web", "first")
+
+
+def test_explaining_creates_no_counter() -> None:
+    ledger = Ledger(TABLE, smooth=False)
+    ledger.account("web", "etl")  # connected, and has sent nothing under a quota
+    explained(ledger, "web", "etl")
+    assert list(ledger.groups()) == []
+    use(ledger, "web", "etl", Kind.PRODUCE, 150e6, 0, 1000)
+    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]))
+    before = len(list(ledger.groups()))
+    explained(ledger, "web", "etl")
+    assert len(list(ledger.groups())) == before
 
 
 def test_a_broker_that_throttles_by_itself_is_named() -> None:
