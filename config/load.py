@@ -358,13 +358,16 @@ def _first_of(source: Source, config: Config, places: list[Place], text: str) ->
     return [source.problem(places[0], text + more, getattr(config.quotas[int(index)], str(name)))]
 
 
+def login_sources(config: Config) -> list[str]:
+    """The sources, tls and sasl, that may name the user of a connection, in their order."""
+    sources = config.identity.sources
+    return [one for one in sources if one == "sasl" or (one == "tls" and _asks_for_certificates(config))]
+
+
 def _only_user(config: Config) -> str | None:
     """The user of all connections; None where there can be several, or other files say who it is."""
     identity = config.identity
-    by_certificate = "tls" in identity.sources and _asks_for_certificates(config)
-    if "sasl" in identity.sources or by_certificate or identity.static_elsewhere:
-        return None
-    return identity.static_user or ANONYMOUS
+    return None if login_sources(config) or identity.static_elsewhere else identity.static_user or ANONYMOUS
 
 
 _M = typing.TypeVar("_M", bound=BaseModel)

@@ -69,7 +69,7 @@ def test_a_throttled_producer_is_explained_while_it_waits(running: Sidecar, topi
 
         page = explain(running, "--client-id", "etl")
         assert page.startswith("user web, client-id etl, at ")
-        assert "  the user comes from: identity.static\n" in page
+        assert "  user: web (identity.static)\n" in page
         answer = explained(running, "--client-id", "etl")
     finally:
         stop.set()

@@ -154,7 +154,7 @@ def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None
     result = kquota("explain", "--config", good, "--user", "web", "--client-id", "etl")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[:2] == ["user web, client-id etl", "  the user of every connection: identity.static"]
+    assert lines[:2] == ["user web, client-id etl", "  user: web for every connection"]
     assert lines[3] == "levels from most to least specific:"
     levels = [line.split("   ")[0].strip() for line in lines[5:13]]
     assert levels == [
@@ -189,15 +189,35 @@ def test_explain_says_whose_the_connections_are(good: str, tmp_path: Path) -> No
         return kquota("explain", *arguments).stdout.splitlines()[1].strip()
 
     assert kquota("explain", "--config", good).stdout.startswith('user web, client-id ""\n')  # what connections get
-    assert second_line("--config", good) == "the user of every connection: identity.static"
+    assert second_line("--config", good) == "user: web for every connection"
     assert second_line("--config", good, "--user", "bob") == (
         "no connection has this user: with this file every connection's is web (identity.static)"
     )
     path = tmp_path / "q.yaml"
     path.write_text("quotas: [{user: <default>, producer_byte_rate: 1}]\n")
-    assert second_line("--config", str(path)) == "the user of every connection: no source of identity knows one"
+    assert second_line("--config", str(path)) == "user: from the SASL login, else ANONYMOUS"
     answer = json.loads(kquota("explain", "--config", str(path), "--json").stdout)
     assert (answer["user"], answer["identity"]["source"], answer["at"]) == ("ANONYMOUS", "anonymous", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "user"),
+    [
+        ("", "from the SASL login, else ANONYMOUS"),
+        ("identity: {static: web}\n", "from the SASL login, else web"),
+        (
+            "listen: {tls: {certificate_file: /a, key_file: /b, client_ca_file: /c, ssl.client.auth: requested}}\n",
+            "from the TLS client certificate or the SASL login, else ANONYMOUS",
+        ),
+        ("identity: {static: {file: /etc/user}}\n", "from the SASL login, else as /etc/user says"),
+        ("identity: {sources: [static]}\n", "ANONYMOUS for every connection"),
+    ],
+)
+def test_user_line(settings: str, user: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(f"upstream: {{bootstrap: [kafka:9092]}}\n{settings}quotas: [{{user: a, producer_byte_rate: 1}}]\n")
+    assert f"  user              {user}\n" in kquota("check", "--config", str(path)).stdout
+    assert kquota("explain", "--config", str(path)).stdout.splitlines()[1] == f"  user: {user}"
 
 
 def test_explain_shows_limits_of_connections(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_page_about_a_throttled_client(ledger: Ledger) -> None:
     table, rest = page.split("levels from most to least specific:\n")[1].split("\n\n", 1)
     assert page.split("\n\n")[:2] == [
         """user web, client-id etl, at 2026-09-21T14:13:20.000Z
-  the user comes from: identity.static
+  user: web (identity.static)
   2 connections open, 1 of them not read now (from 10.0.0.7:5000, 10.0.0.7:5001, librdkafka 2.8)""",
         """THROTTLED by mutation until 14:13:32Z, 12.9 s more: 64.5 partitions overdrawn, 5/s come back
   to change it: controller_mutation_rate of {user: web, client-id: etl}, now 5/s
@@ -180,7 +180,7 @@ def test_a_candidate_says_what_it_would_have_done() -> None:
         ledger, "web", "etl", identity={"source": "static", "given": "web"}, at=None, addresses=[]
     )
     assert "candidate 500 kB/s (500000): measured beside it, never applied" in explanation_text(
-        on_paper | {"identity": on_paper["identity"] | {"given_source": "static"}}
+        on_paper | {"identity": on_paper["identity"] | {"given_source": "static", "logins": [], "given_by": None}}
     )
 
 

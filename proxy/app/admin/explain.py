@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from config.load import login_sources
 from config.model import Config
 from proxy.app.common.text import UNITS
 from proxy.core.telemetry.observer import ConnectionInfo
@@ -254,12 +255,18 @@ def _entity(entry: Entry) -> dict[str, str]:
 
 
 def identity_on_paper(config: Config, user: str | None) -> tuple[str, dict[str, Any]]:
-    """The user that a configuration gives to connections (or the one asked for), and its source."""
-    static = config.identity.static_user
+    """The user that a configuration gives to connections without a login (or the one asked for), and its source."""
+    found, static = config.identity.static, config.identity.static_user
     given = static or ANONYMOUS
     source = "static" if static else "anonymous"
     user = user or given
-    return user, {"source": source if user == given else None, "given": given, "given_source": source}
+    return user, {
+        "source": source if user == given else None,
+        "given": given,
+        "given_source": source,
+        "logins": login_sources(config),
+        "given_by": (found.file or found.directory) if config.identity.static_elsewhere and found is not None else None,
+    }
 
 
 def identity_of_connections(

@@ -19,7 +19,7 @@ RECENT_MS: Final = 300_000
 """Refused connections of the last five minutes get a line at the top."""
 _SOURCES: Final = {
     "static": "identity.static",
-    "anonymous": "no source of identity knows one",
+    "anonymous": "connection is not authenticated",
     "tls": "TLS client certificate",
     "sasl": "SASL",
 }
@@ -208,9 +208,9 @@ def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
     source, given = identity["source"], identity["given"]
     others = f"{given} ({_source(identity['given_source'])})"
     if not live:
-        if source is None:
+        if source is None and not identity["logins"]:
             return [f"no connection has this user: with this file every connection's is {others}"]
-        return [f"the user of every connection: {_source(source)}"]
+        return [f"user: {user_text(identity)}"]
     count = identity["connections"]
     if count == 0:
         hint = "" if source is not None else f"; connections have user {others}"
@@ -221,7 +221,14 @@ def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
     software = f", {', '.join(map(safe, identity['software']))}" if identity["software"] else ""
     peers = ", ".join(identity["peers"][:3]) + (" …" if count > 3 else "")
     named = ", ".join(_source(one) for one in source.split(", "))
-    return [f"the user comes from: {named}", f"{_count(count, 'connection')} open{muted} (from {peers}{software})"]
+    return [f"user: {safe(user)} ({named})", f"{_count(count, 'connection')} open{muted} (from {peers}{software})"]
+
+
+def user_text(identity: dict[str, Any]) -> str:
+    """The user of connections, as a configuration says (:func:`proxy.app.admin.explain.identity_on_paper`)."""
+    given = f"as {identity['given_by']} says" if identity["given_by"] else safe(identity["given"])
+    logins = ["SASL login" if one == "sasl" else _SOURCES[one] for one in identity["logins"]]
+    return f"from the {' or the '.join(logins)}, else {given}" if logins else f"{given} for every connection"
 
 
 def _source(name: str | None) -> str:

@@ -11,10 +11,12 @@ from config.overlay import load_overlay
 from config.problems import Problem
 from config.types import HostPort
 from config.units import readable_bytes, readable_span
+from proxy.app.admin.explain import identity_on_paper
+from proxy.app.admin.explain_text import user_text
 from proxy.app.cli.surroundings import warnings_of_surroundings
 from proxy.app.common.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
-from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
+from quota.entity import DEFAULT, Kind, Level, Name
 from quota.table import RATE_FIELD, Entry, QuotaTable, ladder
 
 MAX_ROWS = 60
@@ -70,19 +72,13 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     up = config.upstream
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = f"at most {readable_span(config.max_mute)}" if capped else "without a cap"
-    identity, listen_tls = config.identity, config.listen.tls
-    if identity.static_elsewhere and identity.static is not None:
-        user = f"as {identity.static.file or identity.static.directory} says"
-    else:
-        user = safe(identity.static_user or ANONYMOUS)
-    asked = "tls" in identity.sources and listen_tls is not None and listen_tls.client_auth != "none"
-    secured = [name for name, side in (("clients", listen_tls), ("brokers", up.tls)) if side is not None]
+    secured = [name for name, side in (("clients", config.listen.tls), ("brokers", up.tls)) if side is not None]
     rows = [
         ["mode", config.mode],
         ["listen", _listeners(config)],
         ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
         *([["TLS", ", ".join(secured)]] if secured else []),
-        ["user", f"{user} for every connection" + (" without a certificate" if asked else "")],
+        ["user", user_text(identity_on_paper(config, None)[1])],
         [
             "window",
             f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
