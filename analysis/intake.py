@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from analysis import audit
-from analysis.columns import DAY_S, together
+from analysis.columns import DAY_S, HOUR_S, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
@@ -76,6 +76,15 @@ class Quality:
     def seconds(self) -> float:
         """The time from the first record's start to the last one's end."""
         return (self.last_ms - self.first_ms) / 1000
+
+    @property
+    def whole_days(self) -> tuple[int, int]:
+        """The first and the last day (since 1970, UTC) that the input has whole; an hour may be missing. Other days say
+        nothing about their peaks."""
+        return (
+            int((self.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S),
+            int((self.last_ms / 1000 + HOUR_S) // DAY_S) - 1,
+        )
 
     def sentences(self) -> list[str]:
         """The same as sentences."""

@@ -50,9 +50,9 @@ def _is_set(column: str) -> Column:
     return F.col(column).isNotNull()
 
 
-def by_group(buckets: DataFrame, grain: int) -> DataFrame:
-    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket:
-    `scope`, `limit`, `rate` and `used_share`.
+def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
+    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket
+    (of `seconds`): `scope`, `limit`, `rate` and `used_share`.
 
     For a sidecar's own limit (scope `instance`) both are what the sidecar with the highest usage saw in the quota's own
     window; for a fleet's (scope `fleet`) they are of the usage of all sidecars together in the bucket.
@@ -80,7 +80,7 @@ def by_group(buckets: DataFrame, grain: int) -> DataFrame:
         .agg(
             F.max("limit").alias("limit"),
             F.max("peak").alias("peak"),
-            F.sum(F.col("amount") * scale / grain).alias("rate"),
+            F.sum(F.col("amount") * scale / seconds).alias("rate"),
         )
     )
     of_fleet = F.col("scope") == "fleet"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import matplotlib
@@ -14,11 +14,11 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from analysis.intake import Quality
 from analysis.words import size
 from config.visible import visible
 
 COLOURS = ("#2a6f97", "#e07a5f", "#81b29a", "#f2cc8f", "#6d597a", "#3d405b", "#b56576", "#8d99ae")
-HALF_A_DAY = timedelta(hours=12)
 SERIES = Sequence[tuple[datetime, float]]
 
 
@@ -36,22 +36,35 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def lines(
-    series: Mapping[str, SERIES], label: str, *, bytes_per_s: bool = False, level: Mapping[str, float] | None = None
+def steps(
+    series: Mapping[str, SERIES],
+    label: str,
+    step_s: int,
+    quality: Quality,
+    *,
+    bytes_per_s: bool = False,
+    level: Mapping[str, float] | None = None,
 ) -> str:
-    """Values over time, one line per name; `level` draws horizontal lines, such as a capacity."""
+    """Values of time buckets of `step_s`, one line per name: each as long as the input covers of its bucket, nothing
+    where there is no bucket. `level` draws horizontal lines, such as a capacity."""
     figure = _figure()
     axes = figure.add_subplot()
+    first, last = (datetime.fromtimestamp(one / 1000, UTC) for one in (quality.first_ms, quality.last_ms))
+    step = timedelta(seconds=step_s)
     for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
-        points = sorted(points)
-        style = "-" if len(points) > 1 else "o"
-        moments: Any = [when for when, _ in points]  # matplotlib accepts datetimes, its types only numbers
-        axes.plot(moments, [value for _, value in points], style, label=_plain(name), color=colour, linewidth=1.4)
+        times: Any = []  # matplotlib accepts datetimes, its types only numbers
+        values: list[float] = []
+        for when, value in sorted(points):
+            if times and when > times[-1]:
+                times += [times[-1], when]
+                values += [0.0, 0.0]
+            times += [max(when, first), min(when + step, max(last, when))]
+            values += [value, value]
+        axes.plot(times, values, label=_plain(name), color=colour, linewidth=1.4)
     for name, value in (level or {}).items():
         axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=_plain(name))
-    times = sorted({when for points in series.values() for when, _ in points})
-    if len(times) == 1:  # by default the axis would span years
-        bounds: Any = (times[0] - HALF_A_DAY, times[0] + HALF_A_DAY)
+    if first < last:
+        bounds: Any = (first, last)
         axes.set_xlim(*bounds)
     _dates(axes)
     return _finish(figure, axes, label, bytes_per_s)

@@ -14,6 +14,7 @@ from analysis.files import kept, write_csv
 from analysis.intake import Intake
 from analysis.owners import Owners
 from analysis.rollups import STEPS, coarser, of_records, step_for
+from analysis.rows import some_rows
 
 TEAM = "team"
 
@@ -52,6 +53,25 @@ class Context:
     def records(self) -> DataFrame:
         """The usable records."""
         return self.intake.records
+
+    def observed_s(self, frame: DataFrame, step_s: int, time: str = "bucket") -> Column:
+        """Seconds of each bucket of `frame` (`time`: its start; `first_ms`, `last_ms`) that the input covers, for
+        rates: all of them but in the first and last bucket. No less than an interval, as records may be shorter.
+
+        A record counts in the bucket of its middle, so a bucket begins and ends with its records.
+        """
+        quality = self.intake.quality
+        interval_ms = quality.interval_s * 1000
+        start, end = F.col(time) * 1000, (F.col(time) + step_s) * 1000
+        partial = frame.where((start < quality.first_ms) | (end > quality.last_ms))
+        found = F.lit(float(step_s))
+        for row in some_rows(partial.groupBy(time).agg(F.min("first_ms").alias("low"), F.max("last_ms").alias("high"))):
+            begin, finish = row[time] * 1000, (row[time] + step_s) * 1000
+            low = row["low"] if row["low"] <= begin + interval_ms / 2 else max(begin, quality.first_ms)
+            high = row["high"] if row["high"] >= finish - interval_ms / 2 else min(finish, quality.last_ms)
+            seconds = min(max((high - low) / 1000, quality.interval_s), float(step_s))
+            found = F.when(F.col(time) == row[time], F.lit(seconds)).otherwise(found)
+        return found
 
     def in_buckets(self, step_s: int, names: Sequence[str]) -> DataFrame:
         """One row per client and bucket (:mod:`analysis.rollups`), from the store's rollups if they suffice."""

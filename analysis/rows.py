@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
 
 MAX_ROWS = 1000
 """The driver never gets more rows of a table; all of them are in the files."""
 
 
 def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
-    """The first rows of a small result. Never more than MAX_ROWS."""
-    return frame.limit(min(most, MAX_ROWS)).collect()
+    """The first rows of a small result, times in UTC. Never more than MAX_ROWS."""
+    rows = frame.limit(min(most, MAX_ROWS)).collect()
+    if not any(isinstance(field.dataType, TimestampType) for field in frame.schema.fields):
+        return rows
+    made = Row(*frame.columns)
+    return [made(*(one.astimezone(UTC) if isinstance(one, datetime) else one for one in row)) for row in rows]
 
 
 def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 
 from config.units import readable_rate, readable_size, readable_span
@@ -52,6 +53,8 @@ def cell(name: str, value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
     if not isinstance(value, int | float):
         return str(value)
     if name.endswith("_share"):

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio
+from analysis.intake import Quality
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
 from analysis.limits import OF_PROMISES, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
@@ -38,27 +39,30 @@ def run(context: Context) -> Report:
         {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
     )
     sums = rows.groupBy("cluster_id", "bucket").agg(
-        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS)
+        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS),
+        F.min("start_ms").alias("first_ms"),
+        F.max("end_ms").alias("last_ms"),
     )
+    sums = context.kept(sums, "sums")
     peaks = by_kind(sums, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").select(
         "cluster_id",
         "kind",
         "bucket",
-        (F.col("amount") / grain).alias("rate"),
+        (F.col("amount") / context.observed_s(sums, grain)).alias("rate"),
         F.floor(F.col("bucket") / DAY_S).cast("long").alias("day"),
     )
-    peaks = context.kept(peaks, "peaks")
     measured = peaks.groupBy("cluster_id", "kind").agg(
         F.max("rate").alias("peak_bytes_per_s"),
         F.percentile_approx("rate", 0.99, 10_000).alias("p99_bytes_per_s"),
         F.avg("rate").alias("mean_bytes_per_s"),
     )
     days = peaks.groupBy("cluster_id", "kind", "day").agg(F.max("rate").alias("peak_bytes_per_s"))
+    whole = F.when(F.col("day").between(*context.intake.quality.whole_days), F.col("peak_bytes_per_s"))
     trend = days.groupBy("cluster_id", "kind").agg(
-        F.count("*").alias("days"),
-        F.regr_slope("peak_bytes_per_s", "day").alias("slope"),
-        F.regr_intercept("peak_bytes_per_s", "day").alias("intercept"),
-        F.regr_r2("peak_bytes_per_s", "day").alias("fit_share"),
+        F.count(whole).alias("days"),
+        F.regr_slope(whole, "day").alias("slope"),
+        F.regr_intercept(whole, "day").alias("intercept"),
+        F.regr_r2(whole, "day").alias("fit_share"),
         F.max("day").alias("last_day"),
     )
     since_ms = context.intake.quality.last_ms - HOUR_S * 1000
@@ -102,11 +106,11 @@ def run(context: Context) -> Report:
             "clusters": Table(clusters, "Clusters", ["cluster_id", "kind"]),
             "days": Table(by_day, "Daily peaks", ["cluster_id", "kind", "day"], shown=0),
         },
-        _tell,
+        lambda tables: _tell(tables, context.intake.quality),
     )
 
 
-def _tell(tables: Mapping[str, DataFrame]) -> Story:
+def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
     rows = some_rows(tables["clusters"])
     findings = [text for row in rows[:8] for text in _findings(row)]
     # The first few clusters, each with all its days: more lines could not be distinguished.
@@ -125,12 +129,12 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
     }
     return Story(
         findings,
-        [Plot("Daily peaks", plots.lines(series, "bytes per second", bytes_per_s=True, level=levels))],
+        [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, bytes_per_s=True, level=levels))],
         notes=[
             "Limits are summed over groups and sidecars: each sidecar lets a group use the whole "
             "limit, unless it is one of the whole fleet, which counts once. Those seen in the last "
             "hour of the input count; shadow limits do not.",
-            "The forecast is a straight line through the daily peaks, towards the capacity where one "
+            "The forecast is a straight line through the peaks of whole days, towards the capacity where one "
             "was given, else towards "
             "the sum of the limits. 'fit share' is R²: near 0 %, there is no trend to speak of.",
         ],
@@ -154,7 +158,7 @@ def _findings(row: Any) -> list[str]:
             f"{size(row['limits_bytes_per_s'])}/s, {against}."
         )
     if row["days"] < FEWEST_DAYS:
-        text.append(f"{name} {several(row['days'], 'day')} of data are too few for a forecast.")
+        text.append(f"{name} {several(row['days'], 'whole day')} of data are too few for a forecast.")
     elif row["days_until_reached"] is not None:
         text.append(
             f"{name} daily peaks grow by {size(row['growth_bytes_per_day_per_s'])}/s a day; at that pace they reach "

@@ -33,12 +33,17 @@ def run(context: Context) -> Report:
     """Per client, kind and hour; a change is where an hour has another limit than the client's previous hour."""
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
     sums = [F.sum("duration_s").alias("seconds")]
+    # Of sidecars that share a limit, seconds at the same time count once.
+    once = F.least(F.sum("duration_s"), (F.max("end_ms") - F.min("start_ms")) / 1000)
     for kind in Kind:
         measure = MEASURES[kind]
         sums += [
             # Shares of a fleet's limit move all the time; the limit that people set is the fleet's.
             F.max(F.coalesce(f"{kind.value}_fleet_limit", measure.limit)).alias(f"{kind.value}_limit"),
             F.sum(measure.rate(1.0)).alias(f"{kind.value}_used"),
+            F.when(F.max(f"{kind.value}_fleet_limit").isNotNull(), once)
+            .otherwise(F.sum("duration_s"))
+            .alias(f"{kind.value}_rated"),
             F.sum(F.least(f"throttle_{kind.value}_seconds", "duration_s")).alias(f"{kind.value}_held"),
             F.sum(f"throttle_{kind.value}_count").alias(f"{kind.value}_delayed"),
         ]
@@ -47,7 +52,7 @@ def run(context: Context) -> Report:
         *(
             F.struct(
                 F.lit(kind.value).alias("kind"),
-                *(F.col(f"{kind.value}_{name}").alias(name) for name in ("limit", "used", "held", "delayed")),
+                *(F.col(f"{kind.value}_{name}").alias(name) for name in ("limit", "used", "rated", "held", "delayed")),
             )
             for kind in Kind
         )
@@ -62,15 +67,15 @@ def run(context: Context) -> Report:
     around = {
         f"_{name}_{side}": F.sum(name).over(window)
         for side, window in sides.items()
-        for name in ("seconds", "used", "held", "delayed")
+        for name in ("seconds", "used", "rated", "held", "delayed")
     }
     changed = kinds.withColumns(
         {"_place": F.row_number().over(in_order), "limit_before": F.lag("limit").over(in_order), **around}
     ).where("_place > 1 AND NOT (limit <=> limit_before)")
     figures = {
-        f"{name}_{side}": ratio(F.col(f"_{column}_{side}"), F.col(f"_seconds_{side}"))
+        f"{name}_{side}": ratio(F.col(f"_{column}_{side}"), F.col(f"_{per}_{side}"))
         for side in sides
-        for name, column in (("rate", "used"), ("held_share", "held"))
+        for name, column, per in (("rate", "used", "rated"), ("held_share", "held", "seconds"))
     }
     figures |= {f"delayed_{side}": F.coalesce(f"_delayed_{side}", F.lit(0)) for side in sides}
     found = changed.withColumns(figures).select(
@@ -116,7 +121,8 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
 _NOTES = [
     "A change is seen in the records: the hour from which a client's limit is another one. What else was different on "
     "that day (a weekend, a release) is not taken out.",
-    "Of limits of a whole fleet it is the fleet's limit that counts, not a sidecar's share.",
+    "Of limits of a whole fleet it is the fleet's limit that counts, not a sidecar's share, and the rate of all its "
+    "sidecars together; else the rate is that of one sidecar.",
     "Figures are of the hours with records within 24 hours before and after. Rates are means, in bytes per second, "
     "percent of one thread, or partitions per second.",
 ]

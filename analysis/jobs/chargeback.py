@@ -45,7 +45,7 @@ def run(context: Context) -> Report:
         }
     )
     hours = (
-        _used(rows, model, grain)
+        _used(rows, model, _observed(context, rows, grain), _observed(context, rows, HOUR_S))
         .join(_idle(rows), ["payer", "hour_s"], "left")
         .fillna(0.0, ["idle_produce_byte_seconds", "idle_fetch_byte_seconds"])
     )
@@ -111,7 +111,14 @@ def _payer(model: PriceModel, owners: Owners | None) -> Column:
     return F.coalesce(model.payer, F.lit("(none)"))
 
 
-def _used(rows: DataFrame, model: PriceModel, grain: int) -> DataFrame:
+def _observed(context: Context, rows: DataFrame, step_s: int) -> Column:
+    """Seconds of buckets that the input covers; :meth:`Context.observed_s`."""
+    time = "hour_s" if step_s == HOUR_S else "bucket"
+    spans = rows.select(time, F.col("start_ms").alias("first_ms"), F.col("end_ms").alias("last_ms"))
+    return context.observed_s(spans, step_s, time)
+
+
+def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:
     """Per payer and hour; bytes above `burst_above` times the hour's mean rate separately. Silent buckets count in that
     mean.
     """
@@ -121,7 +128,7 @@ def _used(rows: DataFrame, model: PriceModel, grain: int) -> DataFrame:
     ).agg(*(F.sum(name).alias(name) for name in sums))
     moved = F.col("produce_bytes") + F.col("fetch_bytes")
     whole_hour = Window.partitionBy("payer", "hour_s")  # at most 3600 / grain rows each
-    usual = F.sum(moved).over(whole_hour) / (HOUR_S / grain)
+    usual = F.sum(moved).over(whole_hour) / hour_seconds * seconds
     over = F.greatest(moved - usual * model.burst_above, F.lit(0.0))
     return (
         buckets.withColumn("over", over)

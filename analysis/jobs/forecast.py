@@ -38,15 +38,13 @@ def run(context: Context) -> Report:
     """Option `horizon_days`: days to forecast. Option `capacity`: kind -> bytes/s that the clusters can really do."""
     horizon: int = context.options.get("horizon_days", 90)
     quality = context.intake.quality
-    # Incomplete days say nothing about their peaks; an hour may be missing.
-    first_day = int((quality.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S)
-    last_day = int((quality.last_ms / 1000 + HOUR_S) // DAY_S) - 1
+    first_day, last_day = quality.whole_days
     grain = context.grain_s
     amounts = tuple(MEASURES[kind].column for kind in Kind)
     buckets = context.kept(context.in_buckets(grain, (*amounts, *LIMITS)), "buckets")
     rows = context.records.withColumns({"cluster_id": cluster(), "sidecar": F.coalesce("pod", "instance")})
     limits = promised(context.kept(of_sidecars(rows, quality.last_ms - HOUR_S * 1000), "promised"))
-    used = by_group(buckets, grain).unionByName(_of_clusters(buckets, limits, grain, context.options))
+    used = by_group(buckets, F.lit(float(grain))).unionByName(_of_clusters(buckets, limits, grain, context.options))
     day = F.floor(F.col("bucket") / DAY_S).cast("long")
     peaks = (
         used.withColumn("day", day)

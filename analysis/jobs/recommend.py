@@ -34,6 +34,8 @@ LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
 WINDOW_LIKE_S = 15.0
 """Up to this length an interval's mean is as good as Kafka's window of some 11 s; longer ones average peaks away.
 """
+LEAST_S = 1.0
+"""No record's mean is over less: the last one of a sidecar may be of milliseconds."""
 MIN_GRAIN_S = 10
 """The usage of all of a fleet's sidecars is summed over this many seconds, about the length of Kafka's window."""
 DAYS_HIGH, DAYS_MEDIUM, RECORDS_HIGH = 14, 3, 1000
@@ -49,7 +51,7 @@ def run(context: Context) -> Report:
     alone = rows.select(
         *CLIENT, "end_ms", F.lit(False).alias("of_fleet"), *(column for kind in KINDS for column in _of_a_record(kind))
     )
-    whole = _of_the_fleet(rows, grain_for(MIN_GRAIN_S, context.intake.quality.interval_s))
+    whole = _of_the_fleet(context, rows)
     # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, as
     # the shuffle of the rows of a client's hour costs most.
     days = (
@@ -143,7 +145,7 @@ def _is_of_fleet(kind: Kind) -> Column:
 
 def _rate(kind: Kind) -> Column:
     """What a record's client needed on its sidecar."""
-    mean = MEASURES[kind].rate(F.greatest("duration_s", F.lit(0.001)))
+    mean = MEASURES[kind].rate(F.greatest("duration_s", F.lit(LEAST_S)))
     p95 = F.col(f"{kind.value}_rate_p95")
     return F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, p95)).otherwise(mean)
 
@@ -158,24 +160,21 @@ def _of_a_record(kind: Kind) -> list[Column]:
     ]
 
 
-def _of_the_fleet(rows: DataFrame, grain: int) -> DataFrame:
+def _of_the_fleet(context: Context, rows: DataFrame) -> DataFrame:
     """The same columns for all sidecars together, per time bucket, for clients whose limit is the fleet's."""
+    grain = grain_for(MIN_GRAIN_S, context.intake.quality.interval_s)
+    rows = rows.withColumns({"bucket": bucket(grain), "first_ms": F.col("start_ms"), "last_ms": F.col("end_ms")})
+    seconds = context.observed_s(rows, grain)
     some = rows.where(reduce(or_, (F.col(f"{kind.value}_fleet_limit").isNotNull() for kind in KINDS)))
     sums = [F.max("end_ms").alias("end_ms")]
     for kind in KINDS:
         mine, name = _is_of_fleet(kind), kind.value
         sums += [
-            F.sum(F.when(mine, _rate(kind) * F.col("duration_s") / grain)).alias(f"rate_{name}"),
+            F.sum(F.when(mine, _rate(kind) * F.col("duration_s") / seconds)).alias(f"rate_{name}"),
             F.sum(F.when(mine, F.col(f"throttle_{name}_seconds"))).alias(f"seconds_{name}"),
             F.max(F.when(mine, F.col(f"{name}_fleet_limit"))).alias(f"limit_{name}"),
         ]
-    return (
-        some.withColumn("bucket", bucket(grain))
-        .groupBy(*CLIENT, "bucket")
-        .agg(*sums)
-        .drop("bucket")
-        .withColumn("of_fleet", F.lit(True))
-    )
+    return some.groupBy(*CLIENT, "bucket").agg(*sums).drop("bucket").withColumn("of_fleet", F.lit(True))
 
 
 def _of_a_day(kind: Kind) -> list[Column]:

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, moment, ratio
+from analysis.intake import Quality
 from analysis.owners import Owners
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
@@ -26,14 +27,17 @@ PLOTTED = 8
 def run(context: Context) -> Report:
     """Per client and hour first; teams are looked up on clients, not on records."""
     target: float = context.options["target"]
-    hourly = context.in_buckets(HOUR_S, ("seconds", "held_seconds", "requests", "requests_delayed"))
+    hourly = context.in_buckets(HOUR_S, (*_SUMS, "first_ms", "last_ms"))
     hourly = hourly.withColumnRenamed("bucket", "hour_s")
     owners: Owners | None = context.options.get("owners")
     hourly = hourly.withColumn(TEAM, F.col("user") if owners is None else owners.column())
     hourly = context.kept(hourly, "hourly")
     teams = _judged(hourly.groupBy(TEAM), [F.count_distinct(*CLIENT).alias("clients")], target)
     clients = _judged(hourly.groupBy(TEAM, *CLIENT), [], target)
-    hours = hourly.groupBy(moment("hour_s").alias("hour")).agg(*(F.sum(name).alias(name) for name in _SUMS))
+    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SUMS))
+    hours = hours.select(
+        moment("hour_s").alias("hour"), *_SUMS, context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds")
+    )
     worst: list[Column | str] = [F.col("budget_used_share").desc_nulls_last(), TEAM]
     return Report(
         "Service level",
@@ -43,7 +47,7 @@ def run(context: Context) -> Report:
             "clients": Table(clients.where("requests_delayed > 0"), "Clients that were held", [*worst, *CLIENT]),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
-        lambda tables: _tell(tables, target),
+        lambda tables: _tell(tables, target, context.intake.quality),
     )
 
 
@@ -57,7 +61,7 @@ def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame
     return shares.withColumns({"budget_used_share": worse / (1 - target), "kept": worse <= 1 - target})
 
 
-def _tell(tables: Mapping[str, DataFrame], target: float) -> Story:
+def _tell(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> Story:
     teams = tables["teams"]
     number, missed = teams.count(), some_rows(teams.where("NOT kept"), 12)
     several_missed = teams.where("NOT kept").count()
@@ -74,13 +78,13 @@ def _tell(tables: Mapping[str, DataFrame], target: float) -> Story:
     first = some_rows(tables["clients"], 1)
     if missed and first:
         findings.append(f"The client that exceeded the target most: {who(first[0])}.")
-    hours, step_s = over_time(tables["hours"], "hour", _SUMS, HOUR_S)
-    held = {"held": [(row["hour"], row["held_seconds"] * 60 / step_s) for row in hours]}
+    hours, step_s = over_time(tables["hours"], "hour", ("held_seconds", "observed_seconds"), HOUR_S)
+    held = {"held": [(row["hour"], row["held_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
     bars = {row[TEAM]: {"% of time": row["time_held_share"] * 100} for row in some_rows(teams, PLOTTED)}
     return Story(
         findings,
         [
-            Plot("Time held, hour by hour", plots.lines(held, "minutes per hour")),
+            Plot("Time held, hour by hour", plots.steps(held, "minutes per hour", step_s, quality)),
             Plot("Teams", plots.bars(bars, "percent of the time")),
         ],
         notes=[

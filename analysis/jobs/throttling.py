@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.intake import Quality
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, span, who
@@ -30,6 +31,8 @@ def run(context: Context) -> Report:
         *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, "requests")),
         *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),
         F.sum(F.col("duration_s") * F.greatest("connections_peak", F.lit(1))).alias("connection_seconds"),
+        F.min("start_ms").alias("first_ms"),
+        F.max("end_ms").alias("last_ms"),
     )
     hourly = context.kept(hourly, "hourly")
     delayed = sum((F.col(name) for name in _SECONDS[1:]), F.col(_SECONDS[0]))
@@ -78,7 +81,12 @@ def run(context: Context) -> Report:
             *(F.sum(name).alias(name) for name in _SUMS),
         )
     )
-    hours = hourly.groupBy(moment("hour_s").alias("hour")).agg(*(F.sum(name).alias(name) for name in _SECONDS))
+    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SECONDS))
+    hours = hours.select(
+        moment("hour_s").alias("hour"),
+        *_SECONDS,
+        context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds"),
+    )
     return Report(
         "Throttling",
         "Which clients were slowed down, by which quota, and how much time did it cost?",
@@ -92,13 +100,13 @@ def run(context: Context) -> Report:
             ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
-        _tell,
+        lambda tables: _tell(tables, context.intake.quality),
     )
 
 
-def _tell(tables: Mapping[str, DataFrame]) -> Story:
+def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
     causes, top = some_rows(tables["causes"]), some_rows(tables["clients"], 12)
-    hours, step_s = over_time(tables["hours"], "hour", _SECONDS, HOUR_S)
+    hours, step_s = over_time(tables["hours"], "hour", (*_SECONDS, "observed_seconds"), HOUR_S)
     total = sum(row["delayed_seconds"] for row in causes)
     number = tables["clients"].count()
     if not causes:
@@ -126,12 +134,15 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         for row in top[:3]
     ]
     used = [row["cause"] for row in causes]
-    series = {cause: [(row["hour"], row[f"throttle_{cause}_seconds"] * 60 / step_s) for row in hours] for cause in used}
+    series = {
+        cause: [(row["hour"], row[f"throttle_{cause}_seconds"] * 60 / row["observed_seconds"]) for row in hours]
+        for cause in used
+    }
     victims = {who(row): {cause: row[f"throttle_{cause}_seconds"] / 60 for cause in used} for row in top[:12]}
     return Story(
         findings,
         [
-            Plot("Time lost to throttles, hour by hour", plots.lines(series, "minutes per hour")),
+            Plot("Time lost to throttles, hour by hour", plots.steps(series, "minutes per hour", step_s, quality)),
             Plot("Clients that lost most", plots.bars(victims, "minutes")),
         ],
         notes=[

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, moment, seen, together
+from analysis.intake import Quality
 from analysis.limits import GROUP, OF_USE, by_group
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
 from analysis.rows import over_time, some_rows
-from analysis.words import several, share, size, who
+from analysis.words import several, share, size, span, who
 
 COLUMNS = (
     "produce_bytes",
@@ -39,11 +40,11 @@ def run(context: Context) -> Report:
     grain = context.grain_s
     buckets = context.kept(context.in_buckets(grain, BUCKETS), "buckets")
     shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
-    digests = {kind: F.percentile_approx(F.col(f"{kind}_bytes") / grain, shares, 10_000) for kind in KINDS}
+    observed = context.observed_s(buckets, grain)
+    digests = {kind: F.percentile_approx(F.col(f"{kind}_bytes") / observed, shares, 10_000) for kind in KINDS}
     clients = buckets.groupBy(*CLIENT).agg(
         *(F.sum(name).alias(name) for name in _SUMS),
-        (F.sum("produce_bytes") / (F.count("*") * grain)).alias("produce_bytes_mean_per_s"),
-        (F.sum("fetch_bytes") / (F.count("*") * grain)).alias("fetch_bytes_mean_per_s"),
+        *((F.sum(f"{kind}_bytes") / F.sum(observed)).alias(f"{kind}_bytes_mean_per_s") for kind in KINDS),
         *(digest.alias(f"{kind}_digest") for kind, digest in digests.items()),  # one for three percentiles
         F.max("produce_rate_max").alias("produce_bytes_one_second_max_per_s"),
         F.max("fetch_rate_max").alias("fetch_bytes_one_second_max_per_s"),
@@ -64,8 +65,10 @@ def run(context: Context) -> Report:
         "first_ms",
         "last_ms",
     )
-    hours = buckets.groupBy(moment((F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long")).alias("hour")).agg(
-        *(F.sum(name).alias(name) for name in _SUMS)
+    hourly = buckets.withColumn("hour_s", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long"))
+    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SUMS))
+    hours = hours.select(
+        moment("hour_s").alias("hour"), *_SUMS, context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds")
     )
     return Report(
         "Usage",
@@ -79,18 +82,18 @@ def run(context: Context) -> Report:
                 summed=_SUMS,
             ),
             "limits": Table(
-                _limits(buckets, grain), "Limits, by how much of them was used", [F.col("used_share").desc(), *GROUP]
+                _limits(buckets, observed), "Limits, by how much of them was used", [F.col("used_share").desc(), *GROUP]
             ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
-        lambda tables: _tell(tables, grain),
+        lambda tables: _tell(tables, grain, context.intake.quality),
     )
 
 
-def _limits(buckets: DataFrame, grain: int) -> DataFrame:
+def _limits(buckets: DataFrame, observed: Column) -> DataFrame:
     """Per limit and the clients that share it, the highest usage of it."""
     return (
-        by_group(buckets, grain)
+        by_group(buckets, observed)
         .groupBy(*GROUP, "scope")
         .agg(
             F.max_by("limit", "bucket").alias("limit"),
@@ -106,12 +109,13 @@ _ONLY_IN_FILES: Final = (
 )
 
 
-def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
+def _tell(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Story:
     total = tables["clients"].agg(F.count("*").alias("clients"), *(F.sum(name).alias(name) for name in _SUMS)).head()
     assert total is not None
     all_bytes = total["produce_bytes"] + total["fetch_bytes"]
     top = some_rows(tables["clients"], 10)
-    hours, step_s = over_time(tables["hours"], "hour", [f"{kind}_bytes" for kind in KINDS], HOUR_S)
+    names = [*(f"{kind}_bytes" for kind in KINDS), "observed_seconds"]
+    hours, step_s = over_time(tables["hours"], "hour", names, HOUR_S)
     findings = [
         f"{several(total['clients'], 'client')} produced {size(total['produce_bytes'])} and fetched "
         f"{size(total['fetch_bytes'])} in {total['requests']:,} requests, which took brokers "
@@ -126,9 +130,11 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
             findings.append(f"The ten largest together have {share(some / all_bytes)}.")
         moved = F.col("produce_bytes") + F.col("fetch_bytes")
         (busiest,) = some_rows(tables["hours"].orderBy(moved.desc(), "hour"), 1)
+        seconds = busiest["observed_seconds"]
         findings.append(
             f"The busiest hour began {busiest['hour']:%Y-%m-%d %H:%M} UTC: "
-            f"{size((busiest['produce_bytes'] + busiest['fetch_bytes']) / HOUR_S)}/s on average."
+            f"{size((busiest['produce_bytes'] + busiest['fetch_bytes']) / seconds)}/s on average"
+            + (f" in the {span(seconds)} of it that the records cover." if seconds < HOUR_S else ".")
         )
     full = tables["limits"].where("used_share >= 1")
     number = full.count()
@@ -138,12 +144,12 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
             f"{number:,} of {several(tables['limits'].count(), 'limit')} {'was' if number == 1 else 'were'} used up at "
             f"some time, {fleets:,} of them of the whole fleet."
         )
-    series = {name: [(row["hour"], row[f"{name}_bytes"] / step_s) for row in hours] for name in KINDS}
+    series = {name: [(row["hour"], row[f"{name}_bytes"] / row["observed_seconds"]) for row in hours] for name in KINDS}
     largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
     return Story(
         findings,
         [
-            Plot("The whole fleet's rate", plots.lines(series, "bytes per second", bytes_per_s=True)),
+            Plot("The whole fleet's rate", plots.steps(series, "bytes per second", step_s, quality, bytes_per_s=True)),
             Plot("The largest clients", plots.bars(largest, "bytes", volume=True)),
         ],
         notes=[

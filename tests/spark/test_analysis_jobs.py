@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ from tests.support.chart_tools import configuration, documents, render_text
 from tests.support.spark_tools import Make, record, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from quota.record import Row
 
 MB = 1_000_000
@@ -50,7 +53,8 @@ def floats(row: dict[str, str], *names: str) -> list[float]:
 
 
 def test_usage_report(report: Make) -> None:
-    # u/c: 6 MB on each of two sidecars in the first minute, 3 MB in the second: 200 kB/s and 50 kB/s
+    # u/c: 6 MB on each of two sidecars in the first minute, 3 MB in the second, of which 10 s are in the records: 200
+    # kB/s and 300 kB/s, 15 MB in 70 s
     rows = [
         record(1, 0, produce_bytes=6 * MB, requests=3, request_seconds=1.5, produce_rate_max=1e6),
         record(2, 10),
@@ -63,9 +67,49 @@ def test_usage_report(report: Make) -> None:
     assert (first["user"], second["user"], second["client_id"]) == ("u", "<evil>", "")
     assert floats(first, "produce_bytes", "requests", "request_seconds", "records") == [15 * MB, 3, 1.5, 4]
     names = ("mean", "p50", "p95", "p99", "one_second_max")
-    assert floats(first, *(f"produce_bytes_{name}_per_s" for name in names)) == [125e3, 50e3, 200e3, 200e3, 2e6]
+    assert floats(first, *(f"produce_bytes_{name}_per_s" for name in names)) == pytest.approx(
+        [15e6 / 70, 200e3, 300e3, 300e3, 2e6]
+    )
     assert "u / c with 75 % of all bytes" in told  # 15 of 20 MB
     assert "2 clients produced 15 MB and fetched 5 MB" in told
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine in another time zone."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+def test_rates_are_of_observed_time(report: Make) -> None:
+    """Half a minute of records, as the demo's, across a minute's and an hour's end."""
+    limit = {"produce_fleet_limit": 5e6, "produce_limit": 5e6, "produce_group_client_id": "c"}
+    held = {"throttle_produce_count": 1, "throttle_produce_seconds": 2.5}
+    rows = [
+        record(number + 1, 3580 + 10 * number, instance=name, produce_bytes=25 * MB, **limit, **held)
+        for number in range(3)
+        for name in ("i1", "i2")
+    ]
+    told, out = report("usage", rows)
+    (client,) = table(out, "clients")
+    assert floats(client, *(f"produce_bytes_{name}_per_s" for name in ("mean", "p50", "p99"))) == [5e6, 5e6, 5e6]
+    assert [float(row["used_share"]) for row in table(out, "limits")] == [1]
+    assert "The busiest hour began 2025-10-20 00:00 UTC: 5 MB/s on average in the 20 s of it that the rec" in told
+    _, out = report("capacity", rows)
+    assert {float(row["mean_bytes_per_s"]) for row in table(out, "clusters") if row["kind"] == "produce"} == {5e6}
+    for name in ("throttling", "slo"):
+        _, out = report(name, rows, target=0.99)
+        assert [float(row["observed_seconds"]) for row in table(out, "hours")] == [20, 10]
+    page = (out / "report.html").read_text()
+    assert "59:50" in page  # the axis is as long as the records
+    assert "20:59" not in page  # New York's clock
+    model = {"currency": "EUR", "payer": "user", "burst_above": 1.1, "prices": {"burst_gb": 10}}
+    told, out = report("chargeback", rows, prices=to_prices(model, "prices.yaml"))
+    assert [float(row["bursts"]) for row in table(out, "bill")] == [0]
 
 
 def test_throttling_report(report: Make) -> None:
@@ -113,6 +157,7 @@ def test_chargeback_report(report: Make) -> None:
         record(2, 0, duration_s=60, user="carol", client_id="etl", produce_bytes=10 * MB, **shared),
         record(3, 0, duration_s=60, user="dave", client_id="etl", produce_bytes=20 * MB, **shared),
         record(4, 0, duration_s=60, user="eve", **shadow),
+        record(5, 3600, duration_s=60, user="eve", **shadow),  # so that the hour before is whole
     ]
     told, out = report("chargeback", rows, prices=model)
     bill = {row["payer"]: floats(row, "usage", "bursts", "idle_reservations", "total") for row in table(out, "bill")}
