@@ -282,6 +282,7 @@ def warnings_of(config: Config) -> list[Problem]:
         ]
         text = f"matches no connection yet: with this file every connection's user is {user}"
         found += _first_of(source, config, unreachable, text)
+    found += _warnings_of_plain_upstream(config, source)
     if config.upstream.tls is not None and not config.upstream.tls.verify_hostname:
         text = "any holder of a certificate of a trusted authority can pose as a broker"
         found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
@@ -291,6 +292,23 @@ def warnings_of(config: Config) -> list[Problem]:
     if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
     return found
+
+
+TLS_PORTS: Final = range(9093, 9099)
+"""By custom: Kafka's own examples, Strimzi, Event Hubs, and Amazon MSK's 9094, 9096 and 9098."""
+TLS_DOMAINS: Final = (".confluent.cloud", ".servicebus.windows.net", ".aivencloud.com", ".cloud.redpanda.com")
+"""Providers whose brokers speak TLS on every port."""
+
+
+def _warnings_of_plain_upstream(config: Config, source: Source) -> list[Problem]:
+    """The first broker that probably expects TLS."""
+    if config.upstream.tls is not None:
+        return []
+    for index, broker in enumerate(config.upstream.bootstrap):
+        if broker.port in TLS_PORTS or broker.host.lower().endswith(TLS_DOMAINS):
+            text = "brokers there usually expect TLS: set upstream.tls ({} trusts the system's authorities)"
+            return [source.problem(("upstream", "bootstrap", index), text, str(broker))]
+    return []
 
 
 def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:

@@ -31,12 +31,12 @@ def kquota(*arguments: str) -> Result:
 
 def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> None:
     path = tmp_path / "kquota.yaml"
-    flags = ("--bootstrap", "a:9092", "--bootstrap", "[::1]:9093", "--produce", "3M", "--user", 'o"x', "--port", "9192")
+    flags = ("--bootstrap", "a:9092", "--bootstrap", "[::1]:9091", "--produce", "3M", "--user", 'o"x', "--port", "9192")
     done = kquota("init", *flags, "--output", str(path))
     assert (done.exit_code, done.stderr) == (0, "")
     config = load_bytes("kquota.yaml", path.read_bytes())
     assert warnings_of(config) == []
-    assert [str(address) for address in config.upstream.bootstrap] == ["a:9092", "[::1]:9093"]
+    assert [str(address) for address in config.upstream.bootstrap] == ["a:9092", "[::1]:9091"]
     assert (config.listen.port, config.identity.static_user) == (9192, 'o"x')
     (entry,) = to_table(config).entries
     assert (entry.client_id, entry.producer_byte_rate, entry.consumer_byte_rate) == (DEFAULT, 3_000_000, None)
@@ -124,6 +124,27 @@ def test_check_warns_of_what_can_hardly_be_meant(text: str, place: str, expected
     (warning,) = all_warnings(load_bytes("q.yaml", (BOOTSTRAP + QUOTAS + text).encode()))
     assert (warning.place, warning.line) == (place, 3)
     assert expected in warning.expected
+
+
+@pytest.mark.parametrize(
+    ("broker", "warned"),
+    [
+        ("kafka:9092", False),
+        ("kafka:9093", True),
+        ("kafka:9098", True),
+        ("kafka:9099", False),
+        ("pkc-1.eu-central-1.aws.Confluent.Cloud:9092", True),
+        ("k.aivencloud.com:12345", True),
+        ("b-1.c2.kafka.eu-central-1.amazonaws.com:9092", False),  # MSK's plain port
+    ],
+)
+def test_check_warns_of_brokers_that_expect_tls(broker: str, warned: bool) -> None:
+    text = f'upstream: {{bootstrap: ["other:9092", "{broker}"]}}\n{QUOTAS}'
+    found = [str(warning) for warning in all_warnings(load_bytes("q.yaml", text.encode()))]
+    assert [f'upstream.bootstrap[1]: got "{broker}", brokers there usually expect TLS' in one for one in found] == (
+        [True] if warned else []
+    )
+    assert not all_warnings(load_bytes("q.yaml", text.replace("]}", "], tls: {}}", 1).encode()))
 
 
 def test_check_warns_of_missing_tls_and_login_files(tmp_path: Path) -> None:
