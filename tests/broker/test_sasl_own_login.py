@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from proxy.app.cli.main import app
 from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.security import MECHANISMS
+from tests.support.certificates import Authority
 from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
@@ -55,6 +60,49 @@ def test_reports_wrong_password_and_takes_the_right_one(kafka_secure: KafkaClust
         secret.write_text(PASSWORDS["kquota"])
         until(lambda: running.log.read_text().count('"cluster reached"') >= 2, lambda: running.log.read_text()[-3000:])
         assert "password" not in running.log.read_text().replace(str(secret), "")
+
+
+@pytest.mark.parametrize(
+    ("listener", "settings", "code", "answer"),
+    [
+        ("PLAINTEXT", {}, 0, "1 brokers"),
+        ("SASL_PLAINTEXT", {"sasl": "kquota"}, 0, "1 brokers"),
+        ("SASL_PLAINTEXT", {"sasl": "alice"}, 1, "refuses the login"),
+        ("SASL_PLAINTEXT", {}, 0, "wants a login by SASL"),  # clients log in themselves
+        ("SASL_SSL", {"sasl": "kquota", "tls": True}, 0, "1 brokers"),
+        ("SASL_SSL", {"sasl": "kquota"}, 1, "the broker speaks TLS here, and upstream.tls is not set"),
+        (None, {}, 1, "refused"),
+    ],
+)
+def test_check_connects(
+    listener: str | None,
+    settings: dict[str, Any],
+    code: int,
+    answer: str,
+    kafka_secure: KafkaCluster,
+    authority: Authority,
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(PASSWORDS["kquota"])
+    asked = [f"127.0.0.1:{free_ports(1)[0]}"]
+    if listener is not None:
+        asked = kafka_secure.bootstrap if listener == "PLAINTEXT" else kafka_secure.bootstrap_of(listener)
+    made: dict[str, Any] = {"bootstrap": asked}
+    if "sasl" in settings:
+        made["sasl"] = {"mechanism": "SCRAM-SHA-512", "username": settings["sasl"], "password_file": str(secret)}
+    if "tls" in settings:
+        made["tls"] = {"ca_file": str(authority.certificate)}
+    path = tmp_path / "kquota.yaml"
+    path.write_text(yaml.safe_dump({"upstream": made, "quotas": [{"client-id": "a", "producer_byte_rate": 1}]}))
+    done = CliRunner().invoke(app, ["check", "--connect", "--config", str(path)])
+    assert (done.exit_code, answer in done.stdout) == (code, True), done.output
+    found = json.loads(CliRunner().invoke(app, ["check", "--connect", "--json", "--config", str(path)]).stdout)
+    assert found["cluster"]["ok"] is (code == 0)
+    if answer == "1 brokers":
+        (broker,) = found["cluster"]["brokers"]
+        assert (broker["address"], broker["clients_get"], broker["error"]) == (asked[0], "127.0.0.1:19093", None)
+        assert broker["fetch"][1] >= 13
 
 
 def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What `kquota import kafka` asks a cluster for, as quota entries."""
+"""What commands ask a cluster for: its quotas as entries (`kquota import kafka`), its brokers (`check --connect`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from config.load import load, load_limits
 from config.model import Config
 from config.problems import ConfigError
 from config.types import DEFAULT_WORD
+from proxy.app.common.text import columns
 from proxy.app.sources.security import load_security
-from proxy.net.upstream.cluster import ClusterError, ask_quotas
+from proxy.core.wire.apis import FETCH, PRODUCE
+from proxy.core.wire.responses import NodeAddress
+from proxy.core.wire.schema import API_NAMES
+from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_brokers, ask_quotas, ask_versions
 from quota.admin import Quotas, entity_text
 
 
@@ -41,6 +45,74 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         entries.append(names | whole)
     return entries, left
+
+
+def connection_json(config: Config) -> dict[str, Any]:
+    """What the cluster answers the sidecar, for `kquota check --connect`: each bootstrap address, the brokers at their
+    own addresses, and what clients get instead. `ok`: a sidecar with this file could serve all of them.
+
+    Raises OSError with one readable sentence for a file of certificates that cannot be read.
+    """
+    return trio.run(_connect, config)
+
+
+async def _connect(config: Config) -> dict[str, Any]:
+    security, timeout_s = load_security(config), config.upstream.connect_timeout_ms / 1000
+    if not config.upstream.bootstrap:
+        raise OSError("upstream.bootstrap names no broker to ask")
+    bootstrap: list[dict[str, Any]] = []
+    known: dict[int, NodeAddress] = {}
+    login_wanted = False
+    for host, port in config.upstream.bootstrap:
+        found: dict[str, Any] = {"address": f"{host}:{port}", "brokers": None, "error": None}
+        try:
+            brokers = await ask_brokers(host, port, timeout_s, security.upstream_tls, security.credentials)
+            known |= {one.node_id: one for one in brokers}
+            found["brokers"] = len(brokers)
+        except LoginWantedError as error:  # clients log in themselves, and brokers are learned from their responses
+            login_wanted, found["note"] = True, str(error)
+        except ClusterError as error:
+            found["error"] = str(error)
+        bootstrap.append(found)
+    each: list[dict[str, Any]] = []
+    for number, broker in sorted(known.items()):
+        found = {"id": number, "address": f"{broker.host}:{broker.port}", "clients_get": _given(config, broker)}
+        try:
+            versions = await ask_versions(broker.host, broker.port, timeout_s, security.upstream_tls)
+            found |= {API_NAMES[key].lower(): list(versions.get(key, ())) for key in (PRODUCE, FETCH)}
+            found["error"] = None
+        except ClusterError as error:
+            found["error"] = str(error)
+        each.append(found)
+    reached = bool(known) or login_wanted
+    return {"ok": reached and not any(one["error"] for one in each), "bootstrap": bootstrap, "brokers": each}
+
+
+def _given(config: Config, broker: NodeAddress) -> str:
+    """The address that clients get for a broker."""
+    listen, ports = config.listen, config.listen.broker_ports
+    if config.mode == "transparent":
+        return f"{broker.host}:{broker.port}"
+    port = ports.first + broker.node_id
+    host = listen.advertised_host or listen.host
+    return f"{host}:{port}" if port <= ports.last else f"{host}:{ports.first}-{ports.last}"
+
+
+def connection_text(found: dict[str, Any]) -> str:
+    """The same for people."""
+    rows = [["bootstrap", "answer"]]
+    for one in found["bootstrap"]:
+        answer = one["error"] or one.get("note") or f"{one['brokers']} brokers"
+        rows.append([one["address"], answer.removeprefix(f"{one['address']}: ")])
+    parts = [columns(rows)]
+    if found["brokers"]:
+        rows = [["broker", "address", "clients get", "answer"]]
+        for one in found["brokers"]:
+            versions = [f"{api} {'-'.join(map(str, one.get(api, ())))}" for api in ("produce", "fetch")]
+            answer = (one["error"] or ", ".join(versions)).removeprefix(f"{one['address']}: ")
+            rows.append([str(one["id"]), one["address"], one["clients_get"], answer])
+        parts.append(columns(rows))
+    return "\n\n".join(parts)
 
 
 async def _ask_cluster(config: Config) -> Quotas:

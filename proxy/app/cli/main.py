@@ -133,6 +133,10 @@ def check(
     on_paper: Annotated[
         bool, typer.Option("--on-paper", help="The file may leave out upstream, such as values with quotas only.")
     ] = False,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Also ask the cluster: each bootstrap address and each broker, as a sidecar."),
+    ] = False,
 ) -> None:
     """Check a configuration and print what it means; every problem is named with its place."""
     from config.load import load
@@ -149,13 +153,26 @@ def check(
         else:
             say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
+    cluster: dict[str, Any] | None = None
+    if connect:
+        from proxy.app.cli.imports_cluster import connection_json, connection_text
+
+        try:
+            cluster = connection_json(loaded)
+        except OSError as error:
+            say(f"error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
     if as_json:
-        say(json_text(summary_json(str(config), loaded, table)))
-        return
-    say(summary_text(str(config), loaded, table))
-    sys.stdout.flush()  # the summary first, also when both go to the same pipe
-    for warning in all_warnings(loaded):
-        say(f"warning: {warning}", err=True)
+        say(json_text(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster})))
+    else:
+        say(summary_text(str(config), loaded, table))
+        if cluster is not None:
+            say("\n" + connection_text(cluster))
+        sys.stdout.flush()  # the summary first, also when both go to the same pipe
+        for warning in all_warnings(loaded):
+            say(f"warning: {warning}", err=True)
+    if cluster is not None and not cluster["ok"]:
+        raise typer.Exit(FAILED)
 
 
 @app.command(short_help="Say which limits a client has, how it stands, and why it waits.")

@@ -30,7 +30,8 @@ TLS_ALERT = b"\x15\x03"
 """How a TLS server answers anything but a ClientHello (RFC 8446, section 5.1: content type, major version)."""
 _VERSIONS: Final = Struct(">ihi")
 """ApiVersions response of version 0 after its size: correlation id, error code, number of APIs."""
-_VERSION_BYTES: Final = 6
+_VERSION: Final = Struct(">hhh")
+"""One of its APIs: key, least and highest version."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _SECRETS: Final = trio.CapacityLimiter(4)
 """Threads that read the secret's file: no more of them hang when its file system does not answer."""
@@ -53,7 +54,13 @@ async def ask_brokers(
         frame = await _ask(host, port, timeout_s, question, tls, credentials)
     except ClusterError as error:
         if credentials is None and isinstance(error.__cause__, _ClosedError):
-            await _ask_for_versions(host, port, timeout_s, tls)
+            try:
+                await ask_versions(host, port, timeout_s, tls)
+            except ClusterError:
+                pass
+            else:
+                text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
+                raise LoginWantedError(text) from error
         raise
     try:
         brokers = responses.read_brokers(METADATA_VERSION, frame, 0, len(frame))
@@ -97,17 +104,16 @@ async def ask_token_owners(
         raise ClusterError(f"{host}:{port}: {error}") from error
 
 
-async def _ask_for_versions(host: str, port: int, timeout_s: float, tls: ClientTls | None) -> None:
-    """Brokers answer ApiVersions before a login, too. Raises LoginWantedError if this one does."""
-    try:
-        frame = await _ask(host, port, timeout_s, api_versions_request(0, 1, CLIENT_ID), tls)
-    except ClusterError:
-        return
-    if len(frame) < 4 + _VERSIONS.size:
-        return
-    correlation_id, error_code, count = _VERSIONS.unpack_from(frame, 4)
-    if correlation_id == 1 and not error_code and 0 < count == (len(frame) - 4 - _VERSIONS.size) / _VERSION_BYTES:
-        raise LoginWantedError(f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)")
+async def ask_versions(
+    host: str, port: int, timeout_s: float, tls: ClientTls | None = None
+) -> dict[int, tuple[int, int]]:
+    """The least and the highest version of each API of a broker; it answers before a login. Raises ClusterError."""
+    frame = await _ask(host, port, timeout_s, api_versions_request(0, 1, CLIENT_ID), tls)
+    body = frame[4 + _VERSIONS.size :]
+    correlation_id, error_code, count = _VERSIONS.unpack_from(frame.ljust(4 + _VERSIONS.size, b"\0"), 4)
+    if correlation_id != 1 or error_code or not 0 < count == len(body) / _VERSION.size:
+        raise ClusterError(f"{host}:{port}: the answer to ApiVersions is malformed")
+    return {key: (least, highest) for key, least, highest in _VERSION.iter_unpack(body)}
 
 
 async def _ask(
