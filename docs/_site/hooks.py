@@ -31,6 +31,7 @@ OUTSIDE: Final = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing/index.md",
     "tests/README.md": "contributing/tests.md",
+    "examples/README.md": "examples.md",
 }
 """Pages of the repository that are pages of the site as well, and where."""
 

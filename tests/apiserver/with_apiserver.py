@@ -29,6 +29,7 @@ from tests.lab.chart import CHART
 from tests.lab.kafka.ports import free_ports
 from tests.support.apiserver_tools import VERSION, ApiServer, api_server, crds
 from tests.support.chart_tools import (
+    EXAMPLES,
     HELM_3,
     HELM_4,
     PLAIN,
@@ -38,6 +39,7 @@ from tests.support.chart_tools import (
     helm,
     of_kind,
     pod_specs,
+    render_example,
     render_text,
 )
 from tests.support.crd_schemas import schemas
@@ -116,7 +118,8 @@ def manifests() -> list[Any]:
     """What Helm renders of each file of values, and the manifests for people without Helm; Spark names its template."""
     rendered = {name: render_text(CHART / f"ci/{name}-values.yaml", kubernetes=VERSION) for name in NAMES}
     written = {f.name: f.read_text() for f in sorted(PLAIN.glob("*.yaml")) if f.stem != "spark-pod-template"}
-    return [pytest.param(text, id=name) for name, text in (rendered | written).items()]
+    examples = {f"examples/{name}": render_example(name, VERSION) for name in EXAMPLES}
+    return [pytest.param(text, id=name) for name, text in (rendered | written | examples).items()]
 
 
 @pytest.mark.parametrize("text", manifests())

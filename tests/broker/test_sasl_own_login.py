@@ -65,11 +65,11 @@ def test_reports_wrong_password_and_takes_the_right_one(kafka_secure: KafkaClust
 @pytest.mark.parametrize(
     ("listener", "settings", "code", "answer"),
     [
-        ("PLAINTEXT", {}, 0, "1 brokers"),
-        ("SASL_PLAINTEXT", {"sasl": "kquota"}, 0, "1 brokers"),
+        ("PLAINTEXT", {}, 0, "1 broker"),
+        ("SASL_PLAINTEXT", {"sasl": "kquota"}, 0, "1 broker"),
         ("SASL_PLAINTEXT", {"sasl": "alice"}, 1, "refuses the login"),
         ("SASL_PLAINTEXT", {}, 0, "wants a login by SASL"),  # clients log in themselves
-        ("SASL_SSL", {"sasl": "kquota", "tls": True}, 0, "1 brokers"),
+        ("SASL_SSL", {"sasl": "kquota", "tls": True}, 0, "1 broker"),
         ("SASL_SSL", {"sasl": "kquota"}, 1, "the broker speaks TLS here, and upstream.tls is not set"),
         (None, {}, 1, "refused"),
     ],
@@ -99,7 +99,7 @@ def test_check_connects(
     assert (done.exit_code, answer in done.stdout) == (code, True), done.output
     found = json.loads(CliRunner().invoke(app, ["check", "--connect", "--json", "--config", str(path)]).stdout)
     assert found["cluster"]["ok"] is (code == 0)
-    if answer == "1 brokers":
+    if answer == "1 broker":
         (broker,) = found["cluster"]["brokers"]
         assert (broker["address"], broker["clients_get"], broker["error"]) == (asked[0], "127.0.0.1:19093", None)
         assert broker["fetch"][1] >= 13

@@ -147,6 +147,22 @@ def ci_values() -> list[Path]:
     return sorted((CHART / "ci").glob("*-values.yaml"))
 
 
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.yaml"))}
+
+
+def render_example(name: str, kubernetes: str = NEWEST) -> str:
+    """What Helm renders of a file in examples: values (those about monitoring with a gateway's), or a resource of Argo
+    CD or Flux that contains them."""
+    given = list(yaml.safe_load_all(EXAMPLES[name].read_text()))[-1]
+    spec = given.get("spec", {})
+    values = spec.get("values") or spec.get("source", {}).get("helm", {}).get("valuesObject") or given
+    base = ("--values", EXAMPLES["gateway"]) if name == "monitoring" else ()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(values, file)
+        file.flush()
+        return render_text(None, *base, "--values", file.name, kubernetes=kubernetes)
+
+
 def render_text(
     values: Path | None = None,
     *extra: str | Path,

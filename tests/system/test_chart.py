@@ -19,10 +19,11 @@ import pytest
 import yaml
 
 from config.load import load_bytes, warnings_of
-from config.table import to_table
+from config.table import has_limits, to_table
 from deploy.kubernetes.own_quotas import combined
 from tests.lab.chart import CHART, generated
 from tests.support.chart_tools import (
+    EXAMPLES,
     FIRST_NATIVE,
     GOLDEN,
     HELM_3,
@@ -41,6 +42,7 @@ from tests.support.chart_tools import (
     of_kind,
     plain,
     pod_specs,
+    render_example,
     render_text,
     sidecar_of,
     unhooked,
@@ -109,7 +111,17 @@ def test_manifests_are_valid_kubernetes(kubernetes: str, tmp_path: Path) -> None
         if version == kubernetes:
             files.append(tmp_path / f"{name}.yaml")
             files[-1].write_text(yaml.safe_dump_all(render(name, kubernetes)))
+    for name in EXAMPLES:
+        files.append(tmp_path / f"example-{name}.yaml")
+        files[-1].write_text(render_example(name, kubernetes))
     assert conform(files, kubernetes, tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_configuration_of_example_loads_without_warnings(name: str) -> None:
+    config = load_bytes(name, configuration(documents(render_example(name))).encode())
+    assert warnings_of(config) == []
+    assert has_limits(config)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), ROOT / "tests/README.md", ROOT / "helm/kquota/README.md", *ROOT.glob("docs/**/*.md")]
+    [
+        *ROOT.glob("*.md"),
+        ROOT / "tests/README.md",
+        ROOT / "examples/README.md",
+        ROOT / "helm/kquota/README.md",
+        *ROOT.glob("docs/**/*.md"),
+    ]
 )
 
 

@@ -102,7 +102,7 @@ def connection_text(found: dict[str, Any]) -> str:
     """The same for people."""
     rows = [["bootstrap", "answer"]]
     for one in found["bootstrap"]:
-        answer = one["error"] or one.get("note") or f"{one['brokers']} brokers"
+        answer = one["error"] or one.get("note") or f"{one['brokers']} broker" + ("s" if one["brokers"] != 1 else "")
         rows.append([one["address"], answer.removeprefix(f"{one['address']}: ")])
     parts = [columns(rows)]
     if found["brokers"]:
