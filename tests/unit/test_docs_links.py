@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        ROOT / "tests/README.md",
-        ROOT / "examples/README.md",
-        ROOT / "helm/kquota/README.md",
-        *ROOT.glob("docs/**/*.md"),
-    ]
-)
+BESIDE = ("tests/README.md", "examples/README.md", "helm/kquota/README.md", "docs/llms.txt")
+PAGES = sorted([*ROOT.glob("*.md"), *map(ROOT.joinpath, BESIDE), *ROOT.glob("docs/**/*.md")])
 
 
 def anchors(page: Path) -> set[str]:
