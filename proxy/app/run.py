@@ -9,8 +9,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -26,7 +27,7 @@ from proxy.app.admin.history import History
 from proxy.app.common import logs
 from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fairly, uncollected
 from proxy.app.common.version import kquota_version
-from proxy.app.export.exporter import new_exporter
+from proxy.app.export.exporter import VARIABLES, new_exporter
 from proxy.app.fleet.member import Member, new_member
 from proxy.app.metrics import Exposition, Status
 from proxy.app.metrics.fleet import fleet_families
@@ -145,6 +146,13 @@ class Sidecar:
             not not_ready(self.proxy, self.source), self.proxy.cluster_reached, self.proxy.state == "draining"
         )
 
+    def _about(self) -> dict[str, Any]:
+        """Which sidecar this is, for people who look at several."""
+        export = self.config.export
+        names = {name: getattr(export, name, None) or os.environ.get(own) for name, own in VARIABLES.items()}
+        loaded = datetime.fromtimestamp(self.reloads.success_at_s, UTC).isoformat(timespec="seconds")
+        return {"version": kquota_version(), "mode": self.config.mode, **names, "config_loaded": loaded}
+
     async def _apply(self, config: Config, table: QuotaTable) -> None:
         await self.source.reload(config, table)
         configure_logs(config)
@@ -164,7 +172,9 @@ class Sidecar:
                     self.admin_port = int(listener.getsockname()[1])
                     own = (socket.gethostname(), os.environ.get("KQUOTA_POD_NAME", ""), config.admin.host)
                     hosts = Hosts(config.admin.allowed_hosts, own)
-                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts)
+                    app = AdminApp(
+                        self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts, self._about
+                    )
                     server = AdminServer(listener, app.asgi, on_evict=self._evicted)
                     nursery.start_soon(server.serve)
                 if signals is not None:

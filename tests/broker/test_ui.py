@@ -32,6 +32,7 @@ ROWS = """
 const rows = [...document.querySelectorAll("#groups tbody tr")];
 return rows.map((row) => [row.seen, [...row.cells].map((one) => one.innerText)]);
 """
+DIMMED = "return getComputedStyle(document.querySelector('main')).opacity"
 CHOSEN = "return document.getElementById('counter').selectedOptions[0].text"
 """Whose history is shown."""
 
@@ -40,7 +41,7 @@ CHOSEN = "return document.getElementById('counter').selectedOptions[0].text"
 def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
     """A sidecar with a throttled client, one with an evil name and one that is idle."""
     quotas = [
-        {"client-id": "<default>", "producer_byte_rate": 20_000},
+        {"client-id": "<default>", "producer_byte_rate": 20_000, "candidate": {"producer_byte_rate": 10_000}},
         {"client-id": "idle", "producer_byte_rate": "1M"},
     ]
     with sidecar(kafka.bootstrap, quotas) as running:
@@ -72,6 +73,11 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> N
         assert "produce: (all) / greedy" in held
         assert "producer_byte_rate 20 kB/s of <default client-id>" in held
         assert text(driver, "#status").startswith("ready · ")
+        assert re.fullmatch(
+            r"rewrite · [\d.]+\S* · configuration of \d{4}-\d\d-\d\d \d\d:\d\d UTC", text(driver, "#who")
+        )
+        since = r"greedy since \d\d:\d\dZ or before, \d+ % of the last minute"
+        wait_for("since when", lambda: re.search(since, text(driver, "#held")))
         wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
         # Names of clients are text, whatever they say.
         assert EVIL in text(driver, "#groups")
@@ -82,7 +88,7 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> N
         # (At one moment: the page may replace an element between two questions.)
         rows = driver.execute_script(ROWS)
         row = next(cells for _, cells in rows if "greedy" in cells[0])
-        assert row[4] == "20 kB/s"
+        assert re.fullmatch(r"20 kB/s\ncandidate 10 kB/s: \d+ %, would delay \d+", row[4])
         assert row[3].startswith(("throttled", "owes"))
         # Filter, history of the row that is picked, connections, explain.
         driver.find_element(By.ID, "filter").send_keys("IDLE")
@@ -90,13 +96,24 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> N
         wait_for("history", lambda: "idle" in text(driver, "#counter"))
         driver.find_element(By.CSS_SELECTOR, "#groups tbody tr").click()
         assert driver.execute_script(CHOSEN) == "produce: (all) / idle"
+        wait_for("the row's explanation", lambda: "client-id idle" in text(driver, "#explanation"))
+        assert f"kquota explain --admin {busy.admin} --client-id 'idle'" in text(driver, "#explanation")
+        # The address alone brings another reader to the same place.
+        shared = driver.current_url
+        driver.get("about:blank")
+        driver.get(shared)
+        wait_for("the same explanation", lambda: "client-id idle" in text(driver, "#explanation"))
+        wait_for("the same rows", lambda: len(driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr")) == 1)
+        wait_for("the same history", lambda: driver.execute_script(CHOSEN) == "produce: (all) / idle")
         assert len(driver.find_elements(By.CSS_SELECTOR, ".charts canvas")) == 3
         assert wait_for("connections", lambda: "greedy" in text(driver, "#connections"))
         # (A client that gets no core for a second seems to ignore its mute; some twenty others outweigh that.)
         wait_for("libraries", lambda: re.search("unknown.*yes", text(driver, "#libraries")), 120)
-        driver.find_element(By.NAME, "client_id").send_keys("greedy")
+        field = driver.find_element(By.NAME, "client_id")
+        field.clear()
+        field.send_keys("greedy")
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
-        explained = wait_for("the explanation", lambda: text(driver, "#explanation"))
+        explained = wait_for("the explanation", lambda: "greedy" in (shown := text(driver, "#explanation")) and shown)
         assert "THROTTLED by produce" in explained
         winner = driver.find_element(By.CSS_SELECTOR, "#explanation td.wins")
         assert winner.text == "20 kB/s (20000) in force"
@@ -194,7 +211,7 @@ def test_ui_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
         assert focused().get_attribute("class") == "pick"
         tab_to("a table", "div.scroll[aria-label='Table of connections']")
         driver.find_element(By.ID, "filter").click()
-        tab_to("the client-id", "input[name=client_id]").send_keys("greedy", Keys.ENTER)
+        tab_to("the client-id", "input[name=client_id]").send_keys(Keys.CONTROL, "a", Keys.NULL, "greedy", Keys.ENTER)
         wait_for("the explanation", lambda: "in force" in text(driver, "#explanation"))
 
 
@@ -229,7 +246,9 @@ def test_ui_says_when_the_sidecar_is_gone(kafka: KafkaCluster, browse: Browse) -
         with sidecar(kafka.bootstrap, []) as running:
             driver.get(f"{running.admin}/ui")
             wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
+            assert driver.execute_script(DIMMED) == "1"
         wait_for("the end", lambda: "does not answer" in text(driver, "#status"))
+        assert float(driver.execute_script(DIMMED)) < 1
 
 
 def test_ui_serves_only_its_files(busy: Sidecar) -> None:

@@ -96,8 +96,10 @@ class AdminApp:
         quotas: QuotaSource,
         history: History,
         hosts: Hosts,
+        about: Callable[[], dict[str, Any]],
     ) -> None:
-        """`hosts`: the hosts that requests may be for."""
+        """`hosts`: the hosts that requests may be for. `about()`: which sidecar this is, for the page."""
+        self._about = about
         self._ledger = ledger
         self._history = history
         self._proxy = proxy
@@ -156,7 +158,7 @@ class AdminApp:
                 rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
             rows.reverse()
             rows.sort(key=itemgetter(0), reverse=True)
-            rest = throttled_json(self._ledger, at) | {"total": largest.seen}
+            rest = throttled_json(self._ledger, at) | {"total": largest.seen, "sidecar": self._about()}
             return _listed("throttled", [row for _, row in rows], rest)
 
     async def _explain(self, request: Request) -> Response:
@@ -255,6 +257,7 @@ def _group_json(ledger: Ledger, group: QuotaCounter, now: int) -> dict[str, Any]
         "throttled_for_ms": max(group.throttled_until - now, 0),
         "owed_ms": group.owed_ms(now),
         "waiting": group.waiting,
+        "paced": group.paced,
         "next_ms": group.line(now).next_ms,
         "fleet": fleet_json(ledger, group),
         "totals": {

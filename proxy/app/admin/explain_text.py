@@ -313,7 +313,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
     if now["owed_ms"]:
         extra.append(f"owes {_span(now['owed_ms'])} beyond the delays that were told; its next requests wait for that")
     if now["paced"]:
-        extra.append("paced: held to an even rate since it was over its limit")
+        extra.append("paced: held to an even rate, possibly below the limit, since it was over it")
     if now["throttled"]:
         held = (
             f"; {now['held']} of them waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""

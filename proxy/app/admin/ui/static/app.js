@@ -107,8 +107,12 @@ function showGroups(total) {
     meter.setAttribute("aria-label", `used share of the limit of ${title(one)}`);
     use.append(meter, element("span", ` ${Math.round(one.utilisation * 100)} %`));
     const [text, look] = lasting(one);
-    return cells(row, [client(one), number(now(one.kind, one.observed)), use, element("td", text, look),
-      number(limit(one.kind, one.limit)), (one.level ?? "-") + fleet(one.fleet)]);
+    const limited = number(limit(one.kind, one.limit));
+    if (one.candidate && one.candidate.limit !== null)
+      limited.append(element("small", `candidate ${limit(one.kind, one.candidate.limit)}: ${Math.round(one.candidate.utilisation * 100)} %, would delay ${one.candidate.throttled}`, "trial"));
+    if (one.mode === "shadow" && one.shadow) limited.append(element("small", `would delay ${one.shadow.throttled}`, "trial"));
+    return cells(row, [client(one), number(now(one.kind, one.observed)), use, element("td", text + (one.paced && look === "good" ? ", paced" : ""), look),
+      limited, (one.level ?? "-") + fleet(one.fleet)]);
   }));
   $("shown").textContent = `${kept.length} of ${total} counters`;
 }
@@ -117,21 +121,42 @@ $("groups").addEventListener("click", (event) => {
   if (row === null) return;
   $("counter").value = state.chosen = row.dataset.key;
   draw();
+  const [, user, clientId] = JSON.parse(row.dataset.key);
+  explain(user ?? "", clientId ?? "");
 });
+// What is chosen is in the address, to be sent to others.
+function mark() {
+  const form = new FormData($("explain"));
+  const chosen = { filter: $("filter").value, counter: state.chosen, user: form.get("user"), client_id: $("explanation").hidden ? "" : form.get("client_id") };
+  const kept = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value));
+  window.history.replaceState(null, "", kept.size ? `#${kept}` : location.pathname);
+}
 // In words where the one word could be taken for something else.
-const because = { held: "waited before it was forwarded: the group still owed for earlier requests", owed: "the rest of an earlier delay" };
+const because = { paced: "held to an even rate after it was over its limit; that can be below the limit", held: "waited before it was forwarded: the group still owed for earlier requests", owed: "the rest of an earlier delay" };
 function line(now) {
   if (!now.waiting) return "";
   const first = now.next_ms > 0 ? `in ${span(now.next_ms)}` : "now", owes = now.debt_ms > 0 ? `; the group owes ${span(now.debt_ms)}` : "";
   return `; ${now.waiting} connection${now.waiting === 1 ? " waits" : "s wait"}, the next passes ${first}${owes}`;
 }
+// A throttle comes and goes many times a second: since when, and how much of the last minute, from the history.
+function memory(one) {
+  const history = state.history, series = history?.counters.find((each) => key(each) === key(one));
+  const held = series?.held ?? [];
+  let first = held.length;
+  while (first > 0 && held[first - 1] > 0) first -= 1;
+  if (first === held.length) return null;
+  const minute = held.filter((_, at) => history.age_s[at] <= 60), at = new Date(Date.now() - history.age_s[first] * 1000);
+  return `since ${at.toISOString().slice(11, 16)}Z${first === 0 ? " or before" : ""}, ${Math.round(100 * minute.filter((each) => each > 0).length / minute.length)} % of the last minute`;
+}
 function showThrottled(answer) {
+  const who = answer.sidecar;
+  $("who").textContent = [[who.namespace, who.pod].filter(Boolean).join("/"), who.cluster_id, who.mode, who.version, who.config_loaded && `configuration of ${who.config_loaded.slice(0, 16).replace("T", " ")} UTC`].filter(Boolean).join(" · ");
   $("none-held").hidden = answer.throttled.length > 0;
   $("held").hidden = answer.throttled.length === 0;
   replace($("held"), answer.throttled.map((one) => {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
     const where = one.set_in ? `, set ${one.set_in}` : "";
-    item.append(element("strong", title(one)), element("span", ` ${left} more `, "bad"),
+    item.append(element("strong", title(one)), element("span", ` ${memory(one) ?? `${left} more`} `, "bad"),
       element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}${fleet(one.now?.fleet)}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
     return item;
   }));
@@ -218,9 +243,11 @@ async function look() {
     showLibraries(libraries);
     const count = (what) => connections.connections.filter((one) => one.state === what).length;
     const muted = count("muted"), waiting = count("waiting");
+    document.body.classList.remove("gone");
     $("status").className = ready.ready ? "" : "bad";
     $("status").textContent = `${ready.ready ? "ready" : `not ready: ${ready.reasons.join("; ")}`} · ${connections.total} connections, ${muted} muted${waiting ? `, ${waiting} waiting` : ""} · ${throttled.total} of ${quotas.total} counters throttled`;
   } catch (error) {
+    document.body.classList.add("gone");
     $("status").className = "bad";
     $("status").textContent = `the sidecar does not answer (${error.message}); asking again`;
   }
@@ -230,8 +257,8 @@ async function remember() {
   try { showHistory(await (await ask("history")).json()); } catch (error) { /* the status line says so */ }
   setTimeout(remember, every.history);
 }
-$("filter").addEventListener("input", () => showGroups(state.groups.length));
-$("counter").addEventListener("change", () => { state.chosen = $("counter").value; draw(); });
+$("filter").addEventListener("input", () => { showGroups(state.groups.length); mark(); });
+$("counter").addEventListener("change", () => { state.chosen = $("counter").value; draw(); mark(); });
 // What is said is the sidecar's own words (`kquota explain` says the same); here is only where each belongs.
 const lines = (texts, name) => { const made = element("ul", undefined, name); made.append(...texts.map((one) => element("li", one.trim()))); return made; };
 function table(label, heads, rows) {
@@ -267,18 +294,36 @@ function explanation(panel) {
   }
   return parts;
 }
-$("explain").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const query = new URLSearchParams({ format: "panel" });
-  for (const [field, value] of new FormData(event.target)) if (value) query.set(field, value);
-  const shown = $("explanation");
+const quoted = (text) => `'${visible(text).replaceAll("'", "'\\''")}'`;
+function commands(user, clientId) {
+  const labels = [["user", user], ["client_id", clientId]].filter(([, value]) => value).map(([label, value]) => `${label}=${JSON.stringify(visible(value))}`);
+  const options = (user ? ` --user ${quoted(user)}` : "") + (clientId ? ` --client-id ${quoted(clientId)}` : "");
+  return [element("h4", "The same on the command line, and in Prometheus"), element("code", `kquota explain --admin ${location.origin}${options}`),
+    element("code", `rate(kquota_throttle_seconds_total{${labels.join(", ")}}[5m])`)];
+}
+async function explain(user, clientId) {
+  const form = $("explain"), shown = $("explanation"), query = new URLSearchParams({ format: "panel" });
+  form.elements.user.value = user;
+  form.elements.client_id.value = clientId;
+  if (user) query.set("user", user);
+  if (clientId) query.set("client_id", clientId);
   try {
     const answer = await ask(`explain?${query}`);
-    shown.replaceChildren(...explanation(await answer.json()));
+    shown.replaceChildren(...explanation(await answer.json()), ...commands(user, clientId));
   } catch (error) { shown.replaceChildren(element("p", error.message, "bad")); }
   shown.hidden = false;
+  mark();
+}
+$("explain").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const form = new FormData(event.target);
+  explain(form.get("user"), form.get("client_id"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const id of Object.keys(charts)) { charts[id].destroy(); delete charts[id]; } draw(); });
 addEventListener("resize", draw);
+const given = new URLSearchParams(location.hash.slice(1));
+$("filter").value = given.get("filter") ?? "";
+state.chosen = given.get("counter");
+if (given.get("user") || given.get("client_id")) explain(given.get("user") ?? "", given.get("client_id") ?? "");
 look();
 remember();
