@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import typing
 from operator import attrgetter
 from pathlib import Path
@@ -37,6 +38,19 @@ _CONSTANTS: Final[dict[Place, str]] = {
     ("fleet", "partitions"): "8",
 }
 """Settings of earlier versions, and what always holds instead."""
+_OF_KAFKA: Final = {
+    "bootstrap.servers": "upstream.bootstrap",
+    "security.protocol": "upstream.tls, for TLS to the brokers; logins of clients pass",
+    "ssl.truststore.location": "upstream.tls.ca_file (PEM)",
+    "ssl.keystore.location": "upstream.tls.certificate_file and key_file (PEM)",
+    "sasl.mechanism": "upstream.sasl.mechanism, for the sidecar's own login; logins of clients pass",
+    "sasl.jaas.config": "upstream.sasl, for the sidecar's own login; logins of clients pass",
+    "listeners": "listen.host and listen.port",
+    "advertised.listeners": "listen.advertised_host",
+    "client.id": "client-id",
+    "topic": "client-id or user (Kafka has no topic quotas)",
+}
+"""Kafka's own names of properties, and what people have not found here."""
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
 
 
@@ -414,6 +428,8 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
         return source.problem(place, _unknown_key(model, place), at_key=True)
     if kind == "missing":
         return source.problem(place, f"expected a value: {_described(model, place)}", MISSING)
+    if kind == "list_type" and isinstance(value, str):
+        return source.problem(place, f"expected a list, such as {json.dumps([value], ensure_ascii=False)}", value)
     if kind in _PARSED_BY:
         return source.problem(place, f"expected {_PARSED_BY[kind]}", value)
     if kind == "too_short":
@@ -424,6 +440,8 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
 def _unknown_key(model: type[BaseModel], place: Place) -> str:
     if place in _CONSTANTS:
         return f"no longer a setting, it is a constant now ({_CONSTANTS[place]}): remove the key"
+    if place[-1] in _OF_KAFKA:
+        return f"unknown key, did you mean {_OF_KAFKA[place[-1]]}?"
     inner = _model_at(model, place[:-1])
     known = [] if inner is None else [info.alias or name for name, info in inner.model_fields.items()]
     written = str(place[-1])

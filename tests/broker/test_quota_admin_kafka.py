@@ -500,6 +500,8 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
         while len(describe(broker)[1] or {}) < len(wanted) and time.monotonic() < deadline:
             time.sleep(0.1)  # the broker learns of it from the controller a little later
         done = CliRunner().invoke(app, ["import", "kafka", "--config", str(path)])
+        named = CliRunner().invoke(app, ["import", "kafka", "--bootstrap", kafka.bootstrap[0]])
+        assert named.stdout == done.stdout
     assert done.exit_code == 0, done.output
     table = to_table(load_bytes("q.yaml", done.stdout.encode(), on_paper=True))
     assert {(entry.user, entry.client_id): entry.producer_byte_rate for entry in table.entries} == {

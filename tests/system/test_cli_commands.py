@@ -251,6 +251,7 @@ def test_explain_as_json(good: str) -> None:
 def test_explain_says_when_no_sidecar_can_be_asked() -> None:
     for url, expected in (
         ("http://127.0.0.1:1", "nothing listens there"),
+        ("127.0.0.1:1", "http://127.0.0.1:1: nothing listens there"),
         ("ftp://x", "is not a URL"),
         ("x", "is not a URL"),
     ):

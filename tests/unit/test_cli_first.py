@@ -147,6 +147,23 @@ def test_check_warns_of_brokers_that_expect_tls(broker: str, warned: bool) -> No
     assert not all_warnings(load_bytes("q.yaml", text.replace("]}", "], tls: {}}", 1).encode()))
 
 
+@pytest.mark.parametrize(
+    ("entry", "place", "expected"),
+    [
+        ('{client-id: "etl-*", producer_byte_rate: 1M}', "client-id", "Kafka has no prefixes: name each client-id, or"),
+        ('{user: "a*", producer_byte_rate: 1M}', "user", "Kafka has no prefixes: name each user"),
+        ("{client-id: default, producer_byte_rate: 1M}", "client-id", "did you mean <default>?"),
+        ('{user: "User:alice", producer_byte_rate: 1M}', "user", "did you mean alice?"),
+        ("{user: a, producer_byte_rate: 10}", "producer_byte_rate", "10 bytes per second: did you mean 10k or 10M?"),
+        ("{user: a, consumer_byte_rate: 999}", "consumer_byte_rate", "did you mean 999k or 999M?"),
+        ("{user: <default>, producer_byte_rate: 1000}", "", ""),
+    ],
+)
+def test_check_warns_of_entries_that_mean_something_else(entry: str, place: str, expected: str) -> None:
+    found = all_warnings(load_bytes("q.yaml", f"{BOOTSTRAP}quotas: [{entry}]\n".encode()))
+    assert [(one.place, expected in one.expected) for one in found] == ([(f"quotas[0].{place}", True)] if place else [])
+
+
 def test_check_warns_of_missing_tls_and_login_files(tmp_path: Path) -> None:
     there = tmp_path / "ca.pem"
     there.write_text("")
@@ -180,6 +197,34 @@ def test_help_has_placeholders_that_people_understand(path: tuple[str, ...]) -> 
     assert "Usage" in text
     for odd in ("<float range>", "<int range>", "<str>", "<path>", "FLOAT RANGE", "INTEGER RANGE", "<list["):
         assert odd not in text
+
+
+def test_help_and_version_in_the_usual_ways() -> None:
+    assert kquota("-h").stdout == kquota("--help").stdout
+    assert kquota("check", "-h").stdout == kquota("check", "--help").stdout
+    assert kquota("version").stdout == kquota("--version").stdout != ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completes_commands(shell: str) -> None:
+    words = {"COMP_WORDS": "kquota ch", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "kquota ch"}
+    asked = {"_KQUOTA_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    found = CliRunner().invoke(app, [], env=words | asked, prog_name="kquota")
+    assert "check" in found.stdout
+    assert "explain" not in found.stdout
+
+
+def test_forms_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
+    assert "which file to check?" in kquota("check").output
+    path = tmp_path / "q.yaml"
+    path.write_text(BOOTSTRAP + "quotas: [{client-id: etl, producer_byte_rate: 1M}]\n")
+    shown = [kquota("check", str(path), *form).stdout for form in (("-o", "json"), ("--json",), ("-o", "yaml"))]
+    assert shown[0] == shown[1]
+    assert json.loads(shown[0]) == yaml.safe_load(shown[2])
+    assert kquota("check", "--config", str(path)).stdout == kquota("check", str(path), "-o", "wide").stdout
+    explained = kquota("explain", "--config", str(path), "-o", "yaml").stdout
+    assert yaml.safe_load(explained) == json.loads(kquota("explain", "--config", str(path), "--json").stdout)
 
 
 @pytest.mark.parametrize("command", ["top", "explain"])

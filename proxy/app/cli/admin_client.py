@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +24,8 @@ def get_json(admin_url: str, path: str, query: Mapping[str, str], expected: Coll
 
     Raises OSError with one readable sentence, whatever went wrong.
     """
+    if re.fullmatch(r"[^/]+:\d+", admin_url):  # host:port
+        admin_url = f"http://{admin_url}"
     url = f"{admin_url.rstrip('/')}{path}"
     if query:
         url += f"?{urllib.parse.urlencode(query)}"

@@ -109,21 +109,33 @@ def _group() -> None:
 @app.command(short_help="Quotas that a cluster has.")
 def kafka(
     config: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="A kquota file: its upstream is asked."
         ),
-    ],
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker, without TLS and login; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
     """Ask a cluster for its client quotas (what kafka-configs --describe shows) and print them as quota entries.
 
     The file says where the cluster is, and how to log in; it needs no quotas of its own.
     """
+    from config.load import load, load_bytes
     from proxy.app.cli.imports_cluster import entries_of_cluster  # trio and TLS: not needed by the other commands
 
+    if config is None and not bootstrap:
+        raise typer.BadParameter("which cluster? --config FILE or --bootstrap HOST:PORT")
     with errors_said():
-        found, left = entries_of_cluster(config)
+        if bootstrap:
+            asked = load_bytes("--bootstrap", json_text({"upstream": {"bootstrap": bootstrap}}).encode())
+        else:
+            assert config is not None
+            asked = load(config)
+        found, left = entries_of_cluster(asked)
     for reason in left:
         say(f"warning: left out: {reason}", err=True)
     _print(found, as_json, "the cluster has no client quotas that an entry can say")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import trio
 
-from config.load import load, load_limits
+from config.load import load_limits
 from config.model import Config
 from config.problems import ConfigError
 from config.types import DEFAULT_WORD
@@ -20,12 +19,12 @@ from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_broke
 from quota.admin import Quotas, entity_text
 
 
-def entries_of_cluster(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Quota entries of the cluster that a configuration file names, and in words what no entry can express.
+def entries_of_cluster(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
+    """Quota entries of the cluster that a configuration names, and in words what no entry can express.
 
-    Raises ConfigError for the file, and OSError with one readable sentence if the cluster does not answer.
+    Raises OSError with one readable sentence if the cluster does not answer.
     """
-    return cluster_entries(trio.run(_ask_cluster, load(path)))
+    return cluster_entries(trio.run(_ask_cluster, config))
 
 
 def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:

@@ -27,9 +27,9 @@ app = typer.Typer(
     name="kquota",
     help="Kafka client quotas, enforced by a sidecar in front of any cluster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
 app.add_typer(imports.app, name="import", short_help="Take quotas over from elsewhere.")
@@ -52,7 +52,21 @@ AdminUrl = Annotated[
         help="Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+
+
+class Form(StrEnum):
+    """What a command prints."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+OutputForm = Annotated[
+    Form, typer.Option("--output", "-o", metavar="FORM", help="table, wide (nothing is cut), json or yaml.")
+]
 
 
 def _load_on_paper(path: Path) -> Config:
@@ -94,18 +108,25 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
     return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
 
 
+def _print_data(value: Any, form: Form = Form.JSON) -> None:
+    from config.scalars import dump  # not needed to show the help
+
+    say(dump(value).rstrip("\n") if form is Form.YAML else json_text(value))
+
+
+def _is_data(form: Form) -> bool:
+    return form in (Form.JSON, Form.YAML)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from proxy.app.common.version import kquota_version
-        from quota import compiled
-
-        say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {compiled.description()}")
+        version()
         raise typer.Exit(OK)
 
 
 @app.callback()
 def _any(
-    version: Annotated[
+    wanted: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it is compiled."
@@ -128,7 +149,19 @@ def run(config: ConfigFile) -> None:
 
 @app.command(short_help="Check a configuration file.")
 def check(
-    config: ConfigFile,
+    # Hidden in the list of arguments, because typer writes <path> there; the usage and the text below have it.
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", hidden=True)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            envvar="KQUOTA_CONFIG",
+            help="The configuration file (YAML).",
+        ),
+    ] = None,
+    form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
     on_paper: Annotated[
         bool, typer.Option("--on-paper", help="The file may leave out upstream, such as values with quotas only.")
@@ -138,18 +171,22 @@ def check(
         typer.Option("--connect", help="Also ask the cluster: each bootstrap address and each broker, as a sidecar."),
     ] = False,
 ) -> None:
-    """Check a configuration and print what it means; every problem is named with its place."""
+    """Check a configuration, FILE or that of --config, and print what it means; every problem has its place."""
     from config.load import load
     from config.overlay import table_in_force
     from proxy.app.cli.check import all_warnings, summary_json, summary_text
 
+    form = Form.JSON if as_json else form
+    config = file or config
+    if config is None:
+        raise typer.BadParameter("which file to check? kquota check FILE")
     try:
         loaded = load(config, on_paper=on_paper)
         table = table_in_force(loaded)
     except ConfigError as error:
-        if as_json:
+        if _is_data(form):
             problems = [problem.as_json() for problem in error.problems]
-            say(json_text({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []}))
+            _print_data({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []}, form)
         else:
             say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
@@ -162,8 +199,8 @@ def check(
         except OSError as error:
             say(f"error: {error}", err=True)
             raise typer.Exit(FAILED) from None
-    if as_json:
-        say(json_text(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster})))
+    if _is_data(form):
+        _print_data(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster}), form)
     else:
         say(summary_text(str(config), loaded, table))
         if cluster is not None:
@@ -194,6 +231,7 @@ def explain(
     ] = None,
     admin: AdminUrl = None,
     pod: PodName = None,
+    form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Say which limits a client has and why: all eight levels, the one in force, which clients share the counter.
@@ -210,8 +248,9 @@ def explain(
         admin = _admin_of(context, admin, pod)
         answer = _ask(admin, user, client_id, address)
         text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
-    if as_json:
-        say(json_text(answer))
+    form = Form.JSON if as_json else form
+    if _is_data(form):
+        _print_data(answer, form)
     else:
         say(text)
 
@@ -280,7 +319,8 @@ def top(
     sort: Annotated[
         str, typer.Option("--sort", metavar="ORDER", help="Order of the rows: use, throttled, rate or name.")
     ] = "use",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")] = False,
+    form: OutputForm = Form.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json: one snapshot.")] = False,
 ) -> None:
     """Show the counters of a running sidecar: the limit, how much of it is used, and how long it is throttled."""
     from proxy.app.cli.top import SORTS, look_json, watch
@@ -288,11 +328,12 @@ def top(
     if sort not in SORTS:
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
     admin = _admin_of(context, admin, pod)
-    if as_json:
+    form = Form.JSON if as_json else form
+    if _is_data(form):
         with errors_said():
-            say(json_text(look_json(admin, text, sort)))
+            _print_data(look_json(admin, text, sort), form)
         return
-    raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort))
+    raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE))
 
 
 @app.command(short_help="Write a configuration file to begin with.")
@@ -342,7 +383,16 @@ def schema() -> None:
     """Print the JSON schema of the configuration file."""
     from config.schema import json_schema
 
-    say(json_text(json_schema()))
+    _print_data(json_schema())
+
+
+@app.command(short_help="Print the version, and whether it is compiled.")
+def version() -> None:
+    """Print the version of kquota and of Python, and whether the data path is compiled."""
+    from proxy.app.common.version import kquota_version
+    from quota import compiled
+
+    say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {compiled.description()}")
 
 
 @app.command(short_help="Put sidecars into pods (Kubernetes).")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from config.model import Config
 from config.problems import Place, Problem
 from config.source import Source
+from config.types import DEFAULT_WORD
 from config.units import readable_span
 
+MOST = 20
+"""Warnings of one sort."""
+FEW_BYTES = 1000
+"""Per second: no Kafka client is of use with less."""
+_NO_PREFIX = "Kafka has no prefixes: name each user"
 PATIENCE_MS = 120_000
 """Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
 
@@ -17,7 +24,13 @@ PATIENCE_MS = 120_000
 def warnings_of_surroundings(config: Config) -> list[Problem]:
     """Warnings only, because a file is not always checked where it is used."""
     source = config.source or Source("(no file)")
-    found = [*_ports(config, source), *_patience(config, source), *_directory(config, source)]
+    found = [
+        *_ports(config, source),
+        *_patience(config, source),
+        *_directory(config, source),
+        *islice(_names(config, source), MOST),
+        *islice(_rates(config, source), MOST),
+    ]
     for place, path in _files(config):
         if not Path(path).exists():
             found.append(source.problem(place, "there is no such file on this machine", path))
@@ -41,6 +54,32 @@ def _patience(config: Config, source: Source) -> list[Problem]:
     told = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
     text = f"{told} is beyond what clients wait: Java producers give records up after {readable_span(PATIENCE_MS)}"
     return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
+
+
+def _names(config: Config, source: Source) -> Iterator[Problem]:
+    """Names that mean something else to whoever wrote them."""
+    for index, entry in enumerate(config.quotas):
+        for key, name in (("user", entry.user), ("client-id", entry.client_id)):
+            if not isinstance(name, str) or name == DEFAULT_WORD:
+                continue
+            text = None
+            if name.endswith("*"):
+                text = "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
+            elif name.lower() == "default":
+                text = f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
+            elif key == "user" and name.startswith("User:"):
+                text = f"a user is the name alone; did you mean {name.removeprefix('User:')}?"
+            if text is not None:
+                yield source.problem(("quotas", index, key), text, name)
+
+
+def _rates(config: Config, source: Source) -> Iterator[Problem]:
+    for index, entry in enumerate(config.quotas):
+        for name in ("producer_byte_rate", "consumer_byte_rate"):
+            rate = getattr(entry, name)
+            if rate is not None and rate < FEW_BYTES:
+                text = f"{rate:g} bytes per second: did you mean {rate:g}k or {rate:g}M?"
+                yield source.problem(("quotas", index, name), text, int(rate))
 
 
 def _directory(config: Config, source: Source) -> list[Problem]:

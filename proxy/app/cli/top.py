@@ -259,11 +259,21 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     return {"admin": admin, "total": quotas["total"], "counters": counters}
 
 
-def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, console: Console | None = None) -> int:
-    """Show until Ctrl-C, or once. 0: shown; 1: the sidecar does not answer (live: a line says so, and it goes on)."""
-    console = console or (Console() if sys.stdout.isatty() else Console(width=UNCUT))
+def watch(
+    admin: str,
+    *,
+    interval_s: float,
+    once: bool,
+    text: str,
+    sort: str,
+    console: Console | None = None,
+    uncut: bool = False,
+) -> int:
+    """Show until Ctrl-C, or once, with `uncut` in lines of any length. 0: shown; 1: the sidecar does not answer (live:
+    a line says so, and it goes on)."""
+    console = console or (Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT))
     look = Look(admin, text, sort)
-    if once or not console.is_terminal:
+    if once or uncut or not console.is_terminal:
         try:
             console.print(look.page(1_000_000, console.width))
         except OSError as error:
