@@ -149,15 +149,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are reported before a JVM is started
-    from analysis.session import KAFKA_PACKAGE, open_session
+    from analysis.session import kafka_package, open_session, small
 
     conf = dict(_pairs("--conf", options.conf))
+    if options.name != "stream":
+        conf = small(options.input, options.master) | conf
     days = _days(options)
     if options.name == "stream":
         settings = _stream_settings(options)
         metrics = None if options.metrics is None else _metrics(options.metrics)
         if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
-            conf.setdefault("spark.jars.packages", KAFKA_PACKAGE)
+            conf.setdefault("spark.jars.packages", kafka_package())
     elif options.format != "files":
         from analysis.iceberg import session_conf
 

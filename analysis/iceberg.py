@@ -19,10 +19,11 @@ from pyspark.sql import functions as F
 
 from analysis.errors import ReportError
 from analysis.files import file_system
+from analysis.session import spark_version
 from quota.record import FIELDS, IDENTITY
 
-PACKAGE: Final = "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
-"""For the Spark that is pinned; fetched from Maven Central at first use."""
+PACKAGES: Final = {"3.5": "1.10.0", "4.0": "1.10.0", "4.1": "1.11.0"}
+"""Iceberg's version for each Spark that it has a package for."""
 EXTENSION: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG: Final = "org.apache.iceberg.spark.SparkCatalog"
 HINT: Final = "records/metadata/version-hint.text"
@@ -36,6 +37,15 @@ OLD_METADATA: Final = 20
 _VIEW: Final = "kquota_new_records"
 
 
+def package() -> str:
+    """Iceberg for the Spark that is installed; fetched from Maven Central at first use. Raises ReportError."""
+    version, scala = spark_version()
+    spark = ".".join(version.split(".")[:2])
+    if spark not in PACKAGES:
+        raise ReportError(f"Iceberg has no package for Spark {spark}: use one of {', '.join(PACKAGES)}")
+    return f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala}:{PACKAGES[spark]}"
+
+
 def session_conf(conf: Mapping[str, str], places: list[str], form: str | None) -> dict[str, str]:
     """Spark's configuration for Iceberg, to be added to `conf`; empty if neither `form` nor a store at one of these
     places asks for it.
@@ -45,7 +55,7 @@ def session_conf(conf: Mapping[str, str], places: list[str], form: str | None) -
     if form != "iceberg" and not any(_local(place) for place in places):
         return {}
     return {
-        "spark.jars.packages": _with(conf.get("spark.jars.packages"), PACKAGE, "iceberg-spark-runtime"),
+        "spark.jars.packages": _with(conf.get("spark.jars.packages"), package(), "iceberg-spark-runtime"),
         "spark.sql.extensions": _with(conf.get("spark.sql.extensions"), EXTENSION, EXTENSION),
     }
 
@@ -134,7 +144,7 @@ class IcebergRecords:
         except Py4JJavaError:
             raise ReportError(
                 f"{self.place}: its records are an Iceberg table, and this Spark session has no Iceberg: add "
-                f"--format iceberg, which downloads it, or give spark-submit --packages {PACKAGE} (docs/analysis.md)"
+                f"--format iceberg, which downloads it, or give spark-submit --packages {package()} (docs/analysis.md)"
             ) from None
         prefix = f"spark.sql.catalog.{self.catalog}"
         settings = {prefix: CATALOG, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": self.place}

@@ -10,12 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from analysis import audit
 from analysis.columns import DAY_S, HOUR_S, together
@@ -137,7 +135,7 @@ def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
 
     `raw` is the line itself if there is a reason, and null otherwise. Works on streams too.
     """
-    schema = cast(StructType, StructType.fromDDL(f"{spark_ddl()}, _corrupt STRING"))
+    schema = f"{spark_ddl()}, _corrupt STRING"
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "allowNonNumericNumbers": "false"}
     # The optimiser does not push anything through a generator: through a projection it would push the checks below, and
     # with them a parser for each of a hundred fields.

@@ -136,7 +136,11 @@ def _template(name: str) -> Template:
 
 def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
     rows = some_rows(frame, table.shown + 1)
-    fields = [field for field in frame.schema.fields if field.name not in table.left_out]
+    left_out = list(table.left_out)
+    for field in frame.schema.fields:
+        if rows and isinstance(field.dataType, NumericType) and not any(row[field.name] for row in rows):
+            left_out.append(field.name)  # 0 or nothing everywhere
+    fields = [field for field in frame.schema.fields if field.name not in left_out]
     numbers = [isinstance(field.dataType, NumericType | BooleanType) for field in fields]
     cells = [
         [
@@ -149,7 +153,9 @@ def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
         _Head(_words(field.name), "n" if numbers[column] else _style([row[column].text for row in cells]))
         for column, field in enumerate(fields)
     ]
-    return _Shown(name, table.caption, heads, cells, len(rows) > table.shown, [_words(one) for one in table.left_out])
+    return _Shown(
+        name, table.caption, heads, cells, len(rows) > table.shown, [_words(one) for one in dict.fromkeys(left_out)]
+    )
 
 
 def _sorted_by(value: Any) -> str:

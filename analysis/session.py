@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyspark
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
+from analysis.errors import ReportError
 from analysis.java import find_java
 
-KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""The Kafka source and sink for the pinned Spark; fetched from Maven Central at first use."""
+OLDEST, NEWEST = (3, 5), (4, 3)
+"""Versions of Spark that reports run on."""
+SMALL_BYTES = 100_000_000
+"""Input up to this size is read by a session for small data (:func:`small`)."""
+_SMALL = {
+    # Of the time for a few records most is spent on compiling: Java's quick compiler alone, and no code for queries.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+}
 
 _NEEDED = {
     "spark.sql.session.timeZone": "UTC",  # hours and days in reports are UTC
@@ -35,6 +48,38 @@ _USUAL = {
 }
 
 
+def spark_version() -> tuple[str, str]:
+    """The version of the Spark that is installed, and the Scala that its packages on Maven Central are for.
+
+    Raises ReportError for a Spark that reports do not run on.
+    """
+    number = tuple(map(int, pyspark.__version__.split(".")[:2]))
+    if not OLDEST <= number <= NEWEST:
+        least, most = (".".join(map(str, one)) for one in (OLDEST, NEWEST))
+        raise ReportError(f"reports run on Spark {least} to {most}, this is {pyspark.__version__}")
+    return pyspark.__version__, "2.12" if number < (4, 0) else "2.13"
+
+
+def kafka_package() -> str:
+    """The Kafka source and sink for the Spark that is installed; fetched from Maven Central at first use."""
+    version, scala = spark_version()
+    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
+
+
+def small(place: str, master: str | None) -> dict[str, str]:
+    """Spark's configuration for little input; empty if there is more, or it is not on this machine."""
+    if not (master or "local").startswith("local") or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return {}
+    path = place.removeprefix("file://")
+    total = 0
+    for found in glob.iglob(path) if "://" not in path else ():
+        for one in [Path(found), *Path(found).rglob("*")]:
+            total += one.stat().st_size if one.is_file() else 0
+            if total > SMALL_BYTES:
+                return {}
+    return dict(_SMALL) if total else {}
+
+
 def open_session(
     master: str | None = None, memory: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -43,6 +88,7 @@ def open_session(
     `conf` is Spark's own configuration and overrides everything but what the jobs rely on.
     Raises ReportError when a local session is wanted and there is no Java that can run it.
     """
+    spark_version()
     conf = dict(conf or {})
     builder = SparkSession.builder.appName("kquota report")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: Java runs, master and memory are chosen

@@ -21,11 +21,10 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
@@ -92,10 +91,10 @@ class Store:
 
     def read(self) -> DataFrame:
         """All of it, with the columns `date` and `cluster` that directories are named by."""
-        wide = spark_ddl().replace(" INT,", " BIGINT,")
-        schema = cast(StructType, StructType.fromDDL(f"{wide}, date STRING, cluster STRING"))
+        schema = f"{spark_ddl().replace(' INT,', ' BIGINT,')}, date STRING, cluster STRING"
         if self.table is not None:
-            return self.table.read().select(*(F.col(one.name).cast(one.dataType) for one in schema.fields))
+            columns = (one.split(" ") for one in schema.split(", "))
+            return self.table.read().select(*(F.col(name).cast(kind).alias(name) for name, kind in columns))
         return self.spark.read.schema(schema).parquet(self.records)
 
     def rollup(self, name: str, days: Days) -> DataFrame | None:

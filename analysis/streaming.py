@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
 
 from analysis.columns import CLIENT, cluster
 from analysis.errors import ReportError, WrongUseError
@@ -200,9 +199,7 @@ def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuer
     servers, topic = address(settings.alerts)
     # The sink creates its directory with its first batch; until then there is nothing to follow.
     make_directory(spark, f"{settings.output}/rollups")
-    schema = StructType.fromDDL(ROLLUP)
-    assert isinstance(schema, StructType)
-    followed = spark.readStream.schema(schema).parquet(f"{settings.output}/rollups")
+    followed = spark.readStream.schema(ROLLUP).parquet(f"{settings.output}/rollups")
     writer = _writer(alerts(followed, settings), settings, "alerts", path=False).format("kafka")
     for name, value in settings.kafka.items():
         writer = writer.option(f"kafka.{name}", value)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from config.units import readable_rate, readable_size, readable_span
-from quota.entity import Kind
+from quota.entity import ANONYMOUS, Kind
 
 MONEY: Final = frozenset(("total", "usage", "bursts", "idle_reservations"))
 """Columns of a bill: amounts, where they are fractions."""
@@ -28,12 +28,15 @@ def share(value: float | None) -> str:
 
 
 def who(row: Any) -> str:
-    """A client as ``user / client-id``."""
-    return f"{row['user']} / {row['client_id'] or '(no client-id)'}"
+    """A client as ``user / client-id``, or as ``client-id`` if it has not logged in."""
+    client_id = row["client_id"] or "(no client-id)"
+    return client_id if row["user"] == ANONYMOUS else f"{row['user']} / {client_id}"
 
 
 def group_name(user: str | None, client_id: str | None) -> str:
     """The name of a group that shares a limit; a name that is None plays no part."""
+    if user == ANONYMOUS and client_id:
+        return client_id
     return " / ".join(one or "(none)" for one in (user, client_id) if one is not None) or "(all clients)"
 
 

@@ -194,7 +194,7 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def spark_ddl() -> str:
-    """The columns as a DDL string: ``StructType.fromDDL(spark_ddl())``. All nullable, as files are read."""
+    """The columns as a DDL string, a schema for Spark's readers. All nullable, as files are read."""
     return ", ".join(f"{field.name} {field.type.upper()}" for field in FIELDS)
 
 

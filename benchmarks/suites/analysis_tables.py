@@ -27,7 +27,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.columns import DAY_S, cluster
-from analysis.iceberg import PACKAGE, IcebergRecords, session_conf
+from analysis.iceberg import IcebergRecords, package, session_conf
 from analysis.session import open_session
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
@@ -276,7 +276,7 @@ def main() -> int:
         print("result:" + json.dumps(steps(given.one[0], given.one[1], given.one[2], given.memory)))
         return 0
     fleet = GeneratedFleet(sidecars=given.sidecars, days=DAYS, parts=2)
-    found: dict[str, Any] = {"packages": {"iceberg": PACKAGE, "delta": DELTA}, "fleet": repr(fleet)}
+    found: dict[str, Any] = {"packages": {"iceberg": package(), "delta": DELTA}, "fleet": repr(fleet)}
     with tempfile.TemporaryDirectory(prefix="kquota-tables-") as work:
         spark = open_session("local[2]", given.memory, {})
         write_fleet(spark, fleet, f"{work}/fleet", quiet=True)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.errors import ReportError, WrongUseError
+from analysis.iceberg import package
 from analysis.java import find_java
 from analysis.levels import load_candidate
 from analysis.prices import load_prices, to_prices
-from analysis.words import cell
+from analysis.session import kafka_package, small
+from analysis.words import cell, group_name, who
 from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,3 +166,46 @@ def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
         candidate = load_candidate(found)
         assert candidate.mutation_algorithm == algorithm
         assert (candidate.mutation_num_samples, candidate.mutation_window_ms) == (11, 1000)
+
+
+def test_small_local_input_gets_settings_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write(tmp_path / "in", [record(1, 0)])
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    for given in (str(place), f"{place}/*", f"file://{place}", f"{place}/date=2025-10-20/hour=00/a.jsonl"):
+        assert small(given, None)["spark.sql.codegen.wholeStage"] == "false", given
+    assert small(str(place), "local[2]") != {}
+    assert small(str(place), "spark://master:7077") == small("s3a://bucket/in", None) == small("/none", None) == {}
+    monkeypatch.setattr("analysis.session.SMALL_BYTES", 100)
+    assert small(str(place), None) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "kafka", "iceberg"),
+    [
+        ("3.5.9", "spark-sql-kafka-0-10_2.12:3.5.9", "iceberg-spark-runtime-3.5_2.12:1.10.0"),
+        ("4.0.0", "spark-sql-kafka-0-10_2.13:4.0.0", "iceberg-spark-runtime-4.0_2.13:1.10.0"),
+        ("4.3.0", "spark-sql-kafka-0-10_2.13:4.3.0", "Iceberg has no package for Spark 4.3"),
+        ("3.4.4", "reports run on Spark 3.5 to 4.3, this is 3.4.4", "this is 3.4.4"),
+        ("5.0.0", "this is 5.0.0", "this is 5.0.0"),
+    ],
+)
+def test_packages_follow_the_spark_that_runs(
+    version: str, kafka: str, iceberg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", version)
+
+    def made(of: Callable[[], str]) -> str:
+        try:
+            return of()
+        except ReportError as error:
+            return str(error)
+
+    assert kafka in made(kafka_package)
+    assert iceberg in made(package)
+
+
+def test_clients_without_a_login_are_their_client_id() -> None:
+    assert who({"user": "ANONYMOUS", "client_id": "etl"}) == group_name("ANONYMOUS", "etl") == "etl"
+    assert who({"user": "ANONYMOUS", "client_id": ""}) == "(no client-id)"
+    assert who({"user": "web", "client_id": "etl"}) == group_name("web", "etl") == "web / etl"
+    assert group_name("ANONYMOUS", None) == "ANONYMOUS"

@@ -15,7 +15,7 @@ import pytest
 
 from analysis.compact import CompactSettings, compact
 from analysis.errors import ReportError
-from analysis.iceberg import EXTENSION, PACKAGE, session_conf
+from analysis.iceberg import EXTENSION, package, session_conf
 from analysis.runner import make
 from tests.support.iceberg_steps import DAYS, NOW_MS, OPTIONS, REPORT
 from tests.support.spark_tools import record, table, write
@@ -101,13 +101,13 @@ def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path:
         assert len(sums[0]) >= 8
         assert sums[0] == sums[1]
     # This Spark has no Iceberg, and says how to get it.
-    with pytest.raises(ReportError, match=f"add --format iceberg, .* --packages {PACKAGE}"):
+    with pytest.raises(ReportError, match=f"add --format iceberg, .* --packages {package()}"):
         make(spark, "usage", str(tmp_path / "table"), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS)
 
 
 def test_iceberg_session_has_what_it_needs(tmp_path: Path) -> None:
     assert session_conf({}, [str(tmp_path), "s3a://bucket/store"], None) == {}
-    wanted = {"spark.jars.packages": PACKAGE, "spark.sql.extensions": EXTENSION}
+    wanted = {"spark.jars.packages": package(), "spark.sql.extensions": EXTENSION}
     assert session_conf({}, ["s3a://bucket/store"], "iceberg") == wanted
     hint = tmp_path / "a b/records/metadata/version-hint.text"
     hint.parent.mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
