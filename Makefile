@@ -122,6 +122,7 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 docs: $(VENV)/.docs ## The documentation's site in build/docs; dead links and anchors are errors
 	@$(MKDOCS) build --strict
+	@echo "open $(CURDIR)/build/docs/index.html"
 
 docs-pictures: $(VENV)/.dev ## The pictures of the README anew: architecture, a recording of a real run of the demo, the page in use (four minutes)
 	@$(BIN)/python docs/_site/draw_architecture.py

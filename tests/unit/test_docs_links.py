@@ -41,3 +41,28 @@ def test_pages_that_the_code_names_exist(place: str) -> None:
         for page, anchor in re.findall(r"\bdocs/([\w/-]+\.md)(?:#([\w-]+))?", path.read_text(errors="replace")):
             assert (ROOT / "docs" / page).exists(), f"{path}: {page}"
             assert not anchor or anchor in anchors(ROOT / "docs" / page), f"{path}: {page}#{anchor}"
+
+
+ANSWERED = {
+    "EKS and MSK?": "providers.md#amazon-msk",
+    "A quota per team, by principal?": "identity.md",
+    "Why is my consumer or producer slow?": "runbook.md#kquotaclientthrottledforlong",
+    "Why am I throttled at 70 % of my limit?": "quota-arithmetic.md#pacing",
+    "Twenty pods, one limit?": "fleet.md",
+    "What if the sidecar dies?": "testing.md#faults",
+    "How do I upgrade, roll back, uninstall?": "operations.md#upgrade",
+    "What should I alert on?": "runbook.md",
+    "What does it cost?": "operations.md#sizing",
+    "Is it secure? Which credentials does it need?": "../SECURITY.md",
+}
+
+
+@pytest.mark.parametrize("question", ANSWERED)
+def test_faq_answers_the_first_questions(question: str) -> None:
+    """README, FAQ, the page: two clicks. That the page and its heading exist is tested above."""
+    assert "(docs/faq.md)" in (ROOT / "README.md").read_text()
+    (answer,) = re.findall(
+        rf"^\*\*{re.escape(question)}\*\* (.*?)(?:\n\n|\Z)", (ROOT / "docs/faq.md").read_text(), re.M | re.S
+    )
+    assert f"({ANSWERED[question]})" in answer.replace("\n", " ")
+    assert len(answer.split()) <= 150
