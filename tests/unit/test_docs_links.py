@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,17 @@ def test_faq_answers_the_first_questions(question: str) -> None:
     )
     assert f"({ANSWERED[question]})" in answer.replace("\n", " ")
     assert len(answer.split()) <= 150
+
+
+def test_image_has_one_name_and_version() -> None:
+    """It has no public home yet: one name stands for it everywhere, to be replaced at once."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for page in [*PAGES, *(ROOT / "examples").glob("*.yaml")]:
+        for image, tag in re.findall(
+            r"([\w.-]+(?:/[\w.-]+)*/kquota[\w-]*)(?::([v\d][\w.]*))?(?=[\s`,}]|$)", page.read_text()
+        ):
+            if image.startswith("registry.") or tag:
+                assert re.fullmatch(r"registry\.example/(charts/)?kquota(-analysis|-redirect)?", image), (
+                    f"{page}: {image}"
+                )
+                assert tag in ("", version), f"{page}: {image}:{tag}"
