@@ -92,11 +92,12 @@ class Sidecar:
             ALTER_CLIENT_QUOTAS: quota_admin,
             **dict.fromkeys(MUTATION_APIS, MutationQuota(self.ledger)),
         }
-        reserved = None if config.fleet is None else ReservedTopic(config.fleet.topic, interceptors)
+        reserved = None if config.fleet is None else ReservedTopic(config.fleet.topic, interceptors, self._topic_id)
         self.proxy = Proxy(
             proxy_settings(config, **self.security.settings),
             self.ledger,
             interceptors=interceptors if reserved is None else reserved.interceptors,
+            reserved=reserved,
         )
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
@@ -134,6 +135,9 @@ class Sidecar:
     def port(self) -> int:
         """The real bootstrap port."""
         return self.proxy.port
+
+    def _topic_id(self) -> bytes | None:
+        return None if self.member is None else self.member.exchange.topic_id
 
     def drain(self) -> None:
         """Stop accepting, let requests in flight finish, then end."""

@@ -32,6 +32,8 @@ class CloseReason(StrEnum):
     """A broker appeared for which `listen.broker_ports` has no free port; its address must not leak, so we close."""
     UNSUPPORTED_VERSION = "unsupported_version"
     """A newer version of a response with broker addresses: passed on, it would let clients bypass the sidecar."""
+    RESERVED_TOPIC = "reserved_topic"
+    """The client named the fleet's topic in a request that reads, writes or moves its records."""
     IP_CONNECTION_RATE = "ip_connection_rate"
     """Refused: its address opened connections faster than `connection_creation_rate` (KIP-612)."""
     IP_MAX_CONNECTIONS = "ip_max_connections"

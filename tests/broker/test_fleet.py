@@ -21,7 +21,7 @@ from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.clients import record
 from tests.support.precedence import precedence
-from tests.support.raw_client import RawClient, produce_message
+from tests.support.raw_client import ClosedByPeerError, RawClient, fetch_message, produce_message
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import FLEET_KEY, Sidecar, sidecar
 from tests.support.waiting import until
@@ -228,8 +228,8 @@ def test_bounds_fleet_requests_to_brokers(kafka: KafkaCluster, topic: str) -> No
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-def test_a_client_behind_a_sidecar_cannot_break_the_split(kafka: KafkaCluster, topic: str) -> None:
-    """It may write to the topic, read it, and change topics, and it knows the fleet's id and the format of records."""
+def test_a_client_of_the_brokers_cannot_break_the_split(kafka: KafkaCluster, topic: str) -> None:
+    """It may write to the topic and read it, and knows the fleet's id and the format of records."""
     from kafka import KafkaConsumer, KafkaProducer
     from kafka.errors import KafkaError
 
@@ -244,8 +244,8 @@ def test_a_client_behind_a_sidecar_cannot_break_the_split(kafka: KafkaCluster, t
     with _fleet(kafka, 2, id=fleet_id) as fleet:
         loads = [Load(one.bootstrap, topic) for one in fleet]
         until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
-        consumer = KafkaConsumer("kquota-fleet", bootstrap_servers=fleet[0].bootstrap, auto_offset_reset="earliest")
-        producer = KafkaProducer(bootstrap_servers=fleet[0].bootstrap, client_id="attacker", linger_ms=20)
+        consumer = KafkaConsumer("kquota-fleet", bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
+        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, client_id="attacker", linger_ms=20)
         try:
             for load in loads:
                 load.on = True
@@ -274,7 +274,7 @@ def test_a_client_behind_a_sidecar_cannot_break_the_split(kafka: KafkaCluster, t
             assert [one.metric("kquota_fleet_instances") for one in fleet] == [2, 2]
             assert [one.log.read_text().count("records on the fleet's topic are ignored") for one in fleet] == [1, 1]
             bomb = KafkaProducer(
-                bootstrap_servers=fleet[0].bootstrap, compression_type="gzip", max_request_size=50_000_000
+                bootstrap_servers=kafka.bootstrap, compression_type="gzip", max_request_size=50_000_000
             )
             # 40 kB on the wire, 40 MB in memory.
             sent = bomb.send("kquota-fleet", bytes(40_000_000), partition=0)
@@ -286,6 +286,64 @@ def test_a_client_behind_a_sidecar_cannot_break_the_split(kafka: KafkaCluster, t
                 load.stop()
             consumer.close()
             producer.close()
+
+
+def test_a_client_behind_a_sidecar_cannot_use_the_topic(kafka: KafkaCluster, topic: str) -> None:
+    """In any version, at any place of a request; and those that go on are served."""
+    from confluent_kafka import KafkaException, Producer
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.errors import KafkaError
+    from kafka.protocol.consumer import ListOffsetsRequest
+
+    name, mark = f"closed-{uuid.uuid4().hex}", b"an intruder"
+    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=1)
+    with _fleet(kafka, 1, topic=name) as (one,), RawClient(kafka.bootstrap[0]) as direct:
+        until(lambda: "the fleet's topic is read" in one.log.read_text())
+        own, other = direct.topic(name), direct.topic(topic)
+
+        def refused(message: Any) -> None:
+            with RawClient(one.bootstrap, "intruder") as client, pytest.raises(ClosedByPeerError):
+                client.ask(message)
+
+        for version in range(3, 14):
+            refused(produce_message(version, own, [mark]))
+            behind = produce_message(version, other, [bytes(3_000_000)])
+            behind.topic_data += produce_message(version, own, [mark]).topic_data
+            refused(behind)
+        for version in range(4, 19):
+            refused(fetch_message(version, own))
+        part = ListOffsetsRequest.ListOffsetsTopic
+        asked = part(name=name, partitions=[part.ListOffsetsPartition(partition_index=0, timestamp=-1)])
+        refused(ListOffsetsRequest(version=5, replica_id=-1, isolation_level=0, topics=[asked]))
+        assert one.metric("kquota_fleet_refused_requests_total") == 11 * 2 + 15 + 1
+        assert one.metric("kquota_connections_closed_total", reason="reserved_topic") == 11 * 2 + 15 + 1
+
+        producer = KafkaProducer(
+            bootstrap_servers=one.bootstrap, delivery_timeout_ms=3_000, request_timeout_ms=2_000, linger_ms=0
+        )
+        with pytest.raises(KafkaError):
+            producer.send(name, mark, partition=0).get(20)
+        assert producer.send(topic, b"honest").get(20).topic == topic
+        producer.close()
+        transactional = Producer(
+            {"bootstrap.servers": one.bootstrap, "transactional.id": name, "message.timeout.ms": 3000, "log_level": 0}
+        )
+        transactional.init_transactions(20)
+        transactional.begin_transaction()
+        transactional.produce(name, mark)
+        with pytest.raises(KafkaException):
+            transactional.commit_transaction(5)
+        # What this consumer gets of it, and then what there is.
+        for bootstrap, least in ((one.bootstrap, 0), (kafka.bootstrap, 1)):
+            consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+            consumer.assign([TopicPartition(name, 0)])
+            if least:
+                consumer.seek_to_beginning()
+            found = [each for records in consumer.poll(3000).values() for each in records]
+            assert len(found) >= least
+            assert bool(found) == bool(least)
+            assert mark not in [each.value for each in found]
+            consumer.close()
 
 
 def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, topic: str) -> None:

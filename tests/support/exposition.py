@@ -46,7 +46,7 @@ async def everything() -> bytes:
     counters.tls_handshake_failures["client", "certificate"] = 1
     side: Any = SimpleNamespace(setting="listen.tls", expires_at_s=1.0)
     security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
-    reserved = ReservedTopic("kquota-fleet", {})
+    reserved = ReservedTopic("kquota-fleet", {}, lambda: None)
     reserved.refused["DeleteTopics"] = 1
     status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1, 1)

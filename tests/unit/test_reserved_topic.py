@@ -1,10 +1,13 @@
-"""The fleet's topic cannot be changed through the sidecar: all versions of six requests, encoded by kafka-python."""
+"""The fleet's topic can be neither changed nor used through the sidecar: all versions of the requests that name it."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import random
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +23,18 @@ from kafka.protocol.admin import (
     IncrementalAlterConfigsResponse,
 )
 from kafka.protocol.metadata import MetadataResponse
+from kio.schema.types import TopicName
+from kio.static.constants import EntityType
 
+from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Work
 from proxy.core.interceptors.mutations import MutationQuota
 from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.wire.apis import version_range
 from proxy.core.wire.frames import WireError
+from proxy.core.wire.primitives import compact_string, uvarint
+from proxy.core.wire.schema import TOPIC_WALKS
+from proxy.core.wire.stream import MAX_ELEMENTS
 from proxy.core.wire.topic_changes import (
     ALTER_CONFIGS,
     DELETE_RECORDS,
@@ -36,10 +45,12 @@ from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPI
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 from tests.support.mutation_tools import create, delete, encoded, partitions
-from tests.support.session_tools import finished
+from tests.support.session_tools import PRODUCE, encode, finished, request, session
+from tests.support.wire_tools import kio_class, kio_versions, sample
 
 TOPIC, NOT_ATTEMPTED, REFUSED = "kquota-fleet", 55, 29
 LEDGER = Ledger(QuotaTable([]))
+OWN_ID = uuid.UUID(int=41)
 
 
 def _delete_records(version: int, names: list[str]) -> Any:
@@ -102,7 +113,9 @@ VERSIONS = [
 
 
 def _guard() -> ReservedTopic:
-    return ReservedTopic(TOPIC, {CREATE_TOPICS: MutationQuota(LEDGER), DELETE_TOPICS: MutationQuota(LEDGER)})
+    return ReservedTopic(
+        TOPIC, {CREATE_TOPICS: MutationQuota(LEDGER), DELETE_TOPICS: MutationQuota(LEDGER)}, lambda: OWN_ID.bytes
+    )
 
 
 def _ask(guard: ReservedTopic, api_key: int, version: int, body: bytes) -> Any:
@@ -185,3 +198,115 @@ def test_requests_of_very_many_entries_are_judged_in_slices() -> None:
         assert len(_errors(api_key, version, outcome)) >= 5001
         assert slices > 250
         assert longest_ms < 20.0  # half a second at once; a collection of the interpreter is possible
+
+
+# ---- requests that are forwarded as they come ----
+
+USING = [each for each in kio_versions(EntityType.request) if each[0] in TOPIC_WALKS]
+
+
+def _named(message: Any) -> Iterator[bytes]:
+    """The names and ids of topics in a message, in their order."""
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
+        if field.name in ("topic", "name", "topic_id") and isinstance(value, str | uuid.UUID):
+            yield value.encode() if isinstance(value, str) else value.bytes
+        elif isinstance(value, tuple):
+            for one in value:
+                if dataclasses.is_dataclass(one):
+                    yield from _named(one)
+                elif field.name == "topics":
+                    yield str(one).encode()
+
+
+def _renamed(message: Any, old: bytes) -> Any:
+    """The message with the reserved topic in place of this one."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
+        if isinstance(value, uuid.UUID) and value.bytes == old:
+            changed[field.name] = OWN_ID
+        elif field.name in ("topic", "name") and str(value).encode() == old:
+            changed[field.name] = TopicName(TOPIC)
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            changed[field.name] = tuple(_renamed(one, old) for one in value)
+    return dataclasses.replace(message, **changed)
+
+
+def _sent_on(frame: bytes, pieces_of: int) -> bytes:
+    """What goes to the broker of a request that comes in pieces. Of what need not be seen nothing is shown."""
+    one, sent, at = session(LEDGER, rewrite=False, reserved=_guard()), bytearray(), 0
+    while at < len(frame):
+        if unseen := min(one.client_skip, len(frame) - at):
+            one.client_moved(unseen, 0.0)
+            sent += frame[at : at + unseen]
+            at += unseen
+        piece = bytearray(frame[at : at + pieces_of])
+        at += len(piece)
+        for part in one.client_bytes(memoryview(piece), 0.0):
+            sent += part
+    return bytes(sent)
+
+
+@pytest.mark.parametrize(("api_key", "version"), USING)
+def test_no_request_that_names_the_topic_comes_to_its_end(api_key: int, version: int) -> None:
+    cls, dice = kio_class(api_key, version, EntityType.request), random.Random(version)
+    message = sample(cls, dice, repeat=2)
+    names = list(_named(message))
+    assert len(names) >= 2
+    frame = request(api_key, version, 1, encode(message))
+    for size in (1, 7, len(frame)):
+        assert _sent_on(frame, size) == frame
+    for name in names:
+        frame = request(api_key, version, 1, encode(_renamed(message, name)))
+        for size in (1, 7, len(frame)):
+            with pytest.raises(SessionError) as caught:
+                _sent_on(frame, size)
+            assert caught.value.reason is CloseReason.RESERVED_TOPIC
+
+
+def _produce(*topics: bytes) -> bytes:
+    return request(PRODUCE, 9, 1, b"\0" + bytes(6) + uvarint(len(topics) + 1) + b"".join(topics) + b"\0")
+
+
+def _records(topic: bytes, records: bytes) -> bytes:
+    """One topic of a Produce request, its name as it is written."""
+    return topic + b"\2" + bytes(4) + uvarint(len(records) + 1) + records + b"\0\0"
+
+
+ORDERS = compact_string("orders")
+
+
+def test_records_may_contain_the_name_and_need_not_be_seen() -> None:
+    records = compact_string(TOPIC) * 10_000
+    frame = _produce(_records(ORDERS, records), _records(compact_string(f"{TOPIC}-2"), records))
+    assert _sent_on(frame, len(frame)) == frame
+    one = session(LEDGER, rewrite=False, reserved=_guard())
+    one.client_bytes(memoryview(bytearray(frame[:100])), 0.0)
+    assert one.client_skip >= len(records) - 100
+    assert _sent_on(frame, 100) == frame
+
+
+@pytest.mark.parametrize(
+    "length", [b"\x8d\0", b"\x8d\x80\0", b"\x8d\x80\x80\x80\0", b"\x8d\x80\x80\x80\x10", b"\x8d\x80\x80\x80\x70"]
+)
+def test_a_length_that_java_reads_is_read_likewise(length: bytes) -> None:
+    """As in Java's ByteUtils: leading zeros count for nothing, and bits beyond the 32nd neither."""
+    for frame in (
+        _produce(_records(length + TOPIC.encode(), b"r")),
+        _produce(_records(ORDERS, b"r"), length + TOPIC.encode()),
+    ):
+        with pytest.raises(SessionError):
+            _sent_on(frame, len(frame))
+        with pytest.raises(SessionError):
+            _sent_on(frame, 5)
+
+
+def test_topics_without_end_are_not_walked_over() -> None:
+    body = b"\0" + bytes(6) + uvarint(1 << 20) + b"\2t\1\0" * 200_000
+    frame = request(PRODUCE, 9, 1, body)
+    one = session(LEDGER, rewrite=False, reserved=_guard())
+    began = time.thread_time()
+    with pytest.raises(SessionError, match=f"more than {MAX_ELEMENTS}"):
+        one.client_bytes(memoryview(bytearray(frame[:65_536])), 0.0)
+    assert (time.thread_time() - began) * 1000.0 < 25.0  # without a bound 60 ms for each 64 KB

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -94,6 +95,8 @@ class Exchange:
         """Partitions to be read."""
         self.partitions = 0
         """The topic's number of partitions; 0 while that is unknown."""
+        self.topic_id: bytes | None = None
+        """The topic's id, once it is known."""
         self.state: Final = ExchangeState()
 
     # ---- the event loop's side --------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ class Exchange:
         admin = KafkaAdminClient(**common)
         try:
             for _ in range(10):
-                found = _count(admin, settings.topic)
+                found = self._count(admin)
                 if found and found < self.partitions:
                     found = self._restore_partitions(admin)
                 if found:
@@ -224,6 +227,16 @@ class Exchange:
             with suppress(Exception):
                 admin.close()
 
+    def _count(self, admin: Any) -> int:
+        """The topic's number of partitions; 0 if there is none."""
+        topic = self._settings.topic
+        found = admin.describe_topics([topic]) if topic in admin.list_topics() else []
+        if not found:
+            return 0
+        topic_id = uuid.UUID(found[0].get("topic_id") or "0" * 32)
+        self.topic_id = topic_id.bytes if topic_id.int else None  # brokers older than 2.8 tell none
+        return len(found[0]["partitions"])
+
     def _restore_partitions(self, admin: Any) -> int:
         """The topic was recreated with fewer partitions than instances expect (by a broker that creates topics
         automatically). Raises TopicError if it may not be altered."""
@@ -233,7 +246,7 @@ class Exchange:
         try:
             admin.create_partitions({topic: wanted})
         except KafkaError as error:
-            found = _count(admin, topic)
+            found = self._count(admin)
             if found >= wanted:  # another instance was faster
                 return found
             raise TopicError(
@@ -340,11 +353,3 @@ class Exchange:
             if client is not None:
                 with suppress(Exception):
                     client.close(**settings)
-
-
-def _count(admin: Any, topic: str) -> int:
-    """A topic's number of partitions; 0 if there is none."""
-    if topic not in admin.list_topics():
-        return 0
-    found = admin.describe_topics([topic])
-    return len(found[0]["partitions"]) if found else 0

@@ -18,7 +18,7 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
     if reserved is not None:
         yield by(
             "kquota_fleet_refused_requests",
-            "Clients' requests that would have changed the fleet's topic, by API; answered TOPIC_AUTHORIZATION_FAILED.",
+            "Clients' requests that would have used or changed the fleet's topic, by API; refused.",
             "api",
             reserved.refused,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from proxy.core.wire.lengths import Slices
+from proxy.core.wire.primitives import Buffer
 from quota.entity import Kind
 from quota.ledger import Account
 
@@ -135,6 +136,27 @@ class Interceptor(Protocol):
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """Inspect a request. Raises WireError ("request_malformed") if it cannot be parsed: its connection ends."""
+
+
+class Looker(Protocol):
+    """Looks at a request while it is forwarded. Its methods may raise WireError and SessionError."""
+
+    def see(self, piece: Buffer) -> None:
+        """The next bytes, before they are forwarded."""
+
+    def unseen(self) -> int:
+        """How many of the next bytes may be forwarded unseen."""
+
+    def skip(self, count: int) -> None:
+        """So many of these were."""
+
+
+class Reserved(Protocol):
+    """Refuses requests that no interceptor holds."""
+
+    def look(self, api_key: int, api_version: int, body: Buffer, is_whole: bool) -> Looker | None:
+        """A request whose body begins so, or is this whole. Returns what looks at the rest, if that is necessary.
+        Raises WireError if it cannot be parsed, and SessionError if it is refused."""
 
 
 Interceptors: TypeAlias = Mapping[int, Interceptor]

@@ -1,16 +1,18 @@
-"""One topic that clients may not change: the fleet's. Their requests that name it are answered here.
+"""One topic that clients may neither use nor change: the fleet's.
 
-Produce and Fetch are not inspected: their topics lie between records, which are never held. Records that the fleet did
-not write have no effect on it (`quota.fleet.record`).
+Requests that would change it are answered here. Those that read, write or move records are forwarded as they come, and
+the connection ends where one names the topic: a broker does not act on a request that has not come whole. So they are
+never held, and records are not looked at.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import (
     AdminRequest,
     Answer,
@@ -19,12 +21,17 @@ from proxy.core.interceptors.intercept import (
     Forward,
     Interceptor,
     Interceptors,
+    Looker,
     Outcome,
     Work,
 )
+from proxy.core.wire import schema
 from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import METADATA, api_name
 from proxy.core.wire.lengths import Slices
+from proxy.core.wire.primitives import Buffer
+from proxy.core.wire.stream import TopicWalk
+from proxy.core.wire.throttle import by_version
 from proxy.core.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
 from proxy.core.wire.topics import DELETE_TOPICS
 
@@ -32,12 +39,17 @@ _IDS_FROM: Final = 6
 """The first version of DeleteTopics that may give topics by id."""
 
 
-class ReservedTopic:
-    """Refuses what would change the topic, and passes all else on to the next interceptor, if there is one."""
+_WALKS: Final = by_version(schema.TOPIC_WALKS)
 
-    def __init__(self, topic: str, others: Interceptors) -> None:
+
+class ReservedTopic:
+    """Refuses what names the topic, and passes all else on to the next interceptor, if there is one."""
+
+    def __init__(self, topic: str, others: Interceptors, topic_id: Callable[[], bytes | None]) -> None:
+        """`topic_id()` is the topic's id, as far as it is known."""
         self._topic = topic
         self._raw = topic.encode()
+        self._topic_id = topic_id
         self._others = others
         self.refused: Counter[str] = Counter()
         """Requests by the API's name."""
@@ -52,6 +64,25 @@ class ReservedTopic:
         if self._raw not in request.body and not self._is_by_id(request):
             return self._pass(request, now_ms)
         return Work(self._judge(request, now_ms))
+
+    def look(self, api_key: int, api_version: int, body: Buffer, is_whole: bool) -> Looker | None:
+        """See :meth:`proxy.core.interceptors.intercept.Reserved.look`. Versions that are not in the table pass."""
+        program = _WALKS.get(api_key << 16 | api_version)
+        if program is None:
+            return None
+        piece, topic_id = bytes(body), self._topic_id()
+        if is_whole and self._raw not in piece and (topic_id is None or topic_id not in piece):
+            return None
+
+        def named(topic: bytes) -> None:
+            if topic in (self._raw, topic_id):
+                self.refused[api_name(api_key)] += 1
+                text = f"{api_name(api_key)} names topic {self._topic}, which belongs to kquota"
+                raise SessionError(CloseReason.RESERVED_TOPIC, text)
+
+        walk = TopicWalk(program, named)
+        walk.see(piece)
+        return None if is_whole else walk
 
     def _is_by_id(self, request: AdminRequest) -> bool:
         return request.api_key == DELETE_TOPICS and request.api_version >= _IDS_FROM

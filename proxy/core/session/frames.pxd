@@ -14,7 +14,7 @@ cdef class Verdict:
 
 cdef class FrameReader:
     cdef OutgoingType _out
-    cdef object _filter, _view
+    cdef object _filter, _looker, _view
     cdef bytearray _partial
     cdef Py_ssize_t _at, _end, _need
     cdef bint _dropping, _in_frame, _owned
@@ -36,6 +36,7 @@ cdef class FrameReader:
     cpdef int next(self) except -1
     @cython.locals(kind=cython.int, start=cython.Py_ssize_t, stop=cython.Py_ssize_t, partial=bytearray)
     cpdef object follow(self, Verdict verdict)
+    cpdef object look(self, object looker)
     cpdef object stop_here(self)
     cpdef object go_on(self)
     cdef object _hold(self, bytearray kept)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from proxy.core.interceptors.intercept import Looker
 from proxy.core.session.outgoing import NOTHING_READ, Buffer, Outgoing
 from proxy.core.wire import integers
 
@@ -90,6 +91,7 @@ class FrameReader:
         "_end",
         "_filter",
         "_in_frame",
+        "_looker",
         "_need",
         "_out",
         "_owned",
@@ -120,6 +122,8 @@ class FrameReader:
         """What is left of the current frame is not forwarded."""
         self._filter: Filter | None = None
         """What is left of the current frame passes through this function."""
+        self._looker: Looker | None = None
+        """It is looked at by this one."""
         self.left = 0
         """Bytes of the current frame that are still to come and are not looked at."""
         self.frames_left = 0
@@ -143,7 +147,9 @@ class FrameReader:
 
     def movable(self) -> int:
         """How many of the next bytes may go from one side to the other unseen."""
-        return 0 if self._dropping or self._filter is not None or self._at < self._end else self.left
+        if self._dropping or self._filter is not None or self._at < self._end:
+            return 0
+        return self.left if self._looker is None else min(self.left, self._looker.unseen())
 
     def feed(self, view: memoryview, end: int) -> None:
         """The first `end` bytes of a writable view come next. Ask for events until there are none."""
@@ -163,6 +169,8 @@ class FrameReader:
     def moved(self, count: int) -> None:
         """`count` of the `movable` bytes went to the other side unseen. Ask for events if none are left."""
         self.left -= count
+        if self._looker is not None:
+            self._looker.skip(count)
 
     def next(self) -> int:
         """The next event."""
@@ -172,7 +180,7 @@ class FrameReader:
                 if self.left:
                     return _NOTHING
             self._in_frame = self._dropping = False
-            self._filter = None
+            self._filter = self._looker = None
             self.frames_left -= 1
             return _END
         at, end, partial = self._at, self._end, self._partial
@@ -234,6 +242,10 @@ class FrameReader:
             elif start < stop:
                 self._out.forward(start, stop)
 
+    def look(self, looker: Looker) -> None:
+        """`looker` sees what is left of the frame whose HEAD has just been followed."""
+        self._looker = looker
+
     def stop_here(self) -> None:
         """Go no further for now: keep what was fed and has not been used."""
         self.stopped = True
@@ -258,6 +270,8 @@ class FrameReader:
         if self._filter is not None:
             self._out.insert(self._filter(self._view[at : at + count]))
         elif not self._dropping:
+            if self._looker is not None:
+                self._looker.see(self._view[at : at + count])
             self._out.forward(at, at + count)
         self._at = at + count
         self.left -= count

@@ -22,13 +22,14 @@ cdef class RequestHandler:
     cdef public OutgoingType out
     cdef public AccountType account
     cdef public InFlightRequestType _current
-    cdef public object _client_id, _shaper, _sizes, before, software, user
+    cdef public object _client_id, _reserved, _shaper, _sizes, before, software, user
     cdef public dict _joined, _missed
     cdef public bint _unanswered, established, saw_request
     cdef public long long _max_frame_bytes, _max_header_bytes, _produced_bytes
 
     @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
+    cpdef object looker(self)
     @cython.locals(state=SessionStateType, pending=InFlightRequestType, size_bytes=cython.longlong,
                    delay_ms=cython.longlong)
     cpdef object ended(self, double now_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
+from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Looker, Outcome
 from proxy.core.session import exchange, gate, login_frames
 from proxy.core.session.before_login import BeforeLogin
 from proxy.core.session.exchange import InFlightRequest
@@ -69,6 +69,7 @@ class RequestHandler:
         "_max_header_bytes",
         "_missed",
         "_produced_bytes",
+        "_reserved",
         "_shaper",
         "_sizes",
         "_state",
@@ -106,6 +107,7 @@ class RequestHandler:
         self.saw_request = False
         self.before = BeforeLogin(state, login_expected)
         """Requests before the login are not charged, as in a broker."""
+        self._reserved = state.reserved
         self._shaper = FetchShaper()
         self._missed = self._shaper.missed
         self.software: str | None = None
@@ -191,6 +193,16 @@ class RequestHandler:
         head, body, pending = exchange.take_waiting()
         self._act(outcome, head, body, pending, now_ms)
         self.reader.frames_left = 0  # one in a turn
+
+    def looker(self) -> Looker | None:
+        """What has to see all of the request that begins, to find a reserved topic in it; None: nothing has."""
+        reader, reserved = self.reader, self._reserved
+        if reserved is None or self._current is None:
+            return None
+        buf, start, stop = reader.buf, reader.start, reader.stop
+        header = requests.parse_request_header(buf, start, stop, self._max_frame_bytes)
+        assert header is not None
+        return reserved.look(header.api_key, header.api_version, buf[header.body : stop], stop - start == reader.total)
 
     def ended(self, now_ms: float) -> None:
         """The last byte of a request has been read: the broker can begin; charge it, if it is charged now, and mute."""

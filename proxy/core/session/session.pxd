@@ -2,7 +2,7 @@ cimport cython
 
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType
-from proxy.core.session.frames cimport FrameReader as FrameReaderType
+from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
 from proxy.core.session.request_handler cimport RequestHandler as RequestHandlerType
 from proxy.core.session.response_handler cimport ResponseHandler as ResponseHandlerType
 from proxy.core.session.state cimport SessionState as SessionStateType
@@ -32,7 +32,7 @@ cdef class Session:
     cpdef EffectsType on_turn(self, double now_ms)
     cpdef EffectsType on_deadline(self, double now_ms)
     cdef object _begin(self)
-    @cython.locals(requests=RequestHandlerType, reader=FrameReaderType, event=cython.int)
+    @cython.locals(requests=RequestHandlerType, reader=FrameReaderType, event=cython.int, verdict=VerdictType)
     cdef object _read_requests(self, double now_ms)
     @cython.locals(responses=ResponseHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_responses(self, double now_ms, double arrived_ms)

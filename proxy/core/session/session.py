@@ -22,7 +22,7 @@ from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome, Reserved
 from proxy.core.session.effects import Effects
 from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
 from proxy.core.session.login import wipe
@@ -65,6 +65,7 @@ class Session:
         sizes: SizeLimits = DEFAULT_SIZES,
         max_in_flight: int = 1024,
         interceptors: Interceptors = NO_INTERCEPTORS,
+        reserved: Reserved | None = None,
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
         cpu_ms: Callable[[], float] = no_clock,
@@ -72,15 +73,16 @@ class Session:
         """`translate(node_id, host, port, kind)` returns the address that clients see instead; None: rewrite nothing.
 
         `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
-        (`proxy.core.interceptors.intercept`). `login_expected`: the listener is known to need SASL, so what comes
-        before the login is not charged (`proxy.core.session.before_login`). `claim` is the claim of OAUTHBEARER tokens
+        (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they
+        come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged
+        (`proxy.core.session.before_login`). `claim` is the claim of OAUTHBEARER tokens
         that names the principal. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged
         by.
         """
         self._effects = Effects() if effects is None else effects
         self.client = Client.OPEN
         self.broker = Broker.ABSENT
-        state = SessionState(ledger, counters, translate, self._effects, interceptors, max_in_flight, cpu_ms)
+        state = SessionState(ledger, counters, translate, self._effects, interceptors, reserved, max_in_flight, cpu_ms)
         state.claim = claim
         self.state: Final = state
         self.exchange: Final = state.exchange
@@ -246,7 +248,11 @@ class Session:
             event = reader.next()
             while event:
                 if event == _HEAD:
-                    reader.follow(requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms))
+                    verdict = requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms)
+                    looker = requests.looker()
+                    reader.follow(verdict)
+                    if looker is not None:
+                        reader.look(looker)
                 else:
                     requests.ended(now_ms)
                     if self.client is not _OPEN or self.state.blocked(now_ms) or self.exchange.waiting is not None:

@@ -20,7 +20,7 @@ cdef class SessionState:
     cdef public ThrottleType throttle
     cdef public RequestCounts _counted
     cdef public EffectsType effects
-    cdef public object claim, counters, cpu_ms, interceptors, logins, translate
+    cdef public object claim, counters, cpu_ms, interceptors, logins, reserved, translate
     cdef public bint client_waits
     cdef public double broker_mute_until_ms
 

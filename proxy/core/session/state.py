@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM, Login
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest
 from proxy.core.session.login import UNAUTHENTICATED, Logins
@@ -52,6 +52,7 @@ class SessionState:
         "ledger",
         "logins",
         "request_time",
+        "reserved",
         "throttle",
         "translate",
     )
@@ -63,6 +64,7 @@ class SessionState:
         translate: AddressTranslator | None,
         effects: Effects,
         interceptors: Interceptors = NO_INTERCEPTORS,
+        reserved: Reserved | None = None,
         max_in_flight: int = 1024,
         cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
@@ -76,6 +78,7 @@ class SessionState:
         self.effects = effects
         """What the present door wants of the shell."""
         self.interceptors = interceptors
+        self.reserved = reserved
         self.exchange = Exchange(max_in_flight)
         self.throttle = Throttle(ledger, counters)
         self.claim = DEFAULT_CLAIM

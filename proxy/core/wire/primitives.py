@@ -40,6 +40,9 @@ HOST: Final = 10  # -: a STRING that is a broker's host
 VARHOST: Final = 11  # -: a compact string that is a broker's host
 PORT: Final = 12  # n: n bytes (4, or 2 for uint16) that are the port of the host before it
 THROTTLE: Final = 13  # -: int32 throttle_time_ms
+TOPIC: Final = 14  # -: a STRING that is a topic's name
+VARTOPIC: Final = 15  # -: a compact string that is a topic's name
+TOPIC_ID: Final = 16  # 16: a topic's id
 
 
 def read_uvarint(buf: Buffer, pos: int, limit: int) -> tuple[int, int]:

@@ -17,9 +17,12 @@ from proxy.core.wire.primitives import (
     STRING,
     TAGS,
     THROTTLE,
+    TOPIC,
+    TOPIC_ID,
     VARARRAY,
     VARHOST,
     VARLEN,
+    VARTOPIC,
     Program,
 )
 
@@ -267,3 +270,65 @@ ADDRESS_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {
     ),
 }
 """API key: (first version, last version, walk over the response body through the last host and port)."""
+
+TOPIC_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {
+    0: (  # Produce
+        (0, 2, ((SKIP, 6), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4), (BYTES, 0))))))),
+        (3, 8, ((STRING, 0), (SKIP, 6), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4), (BYTES, 0))))))),
+        (9, 12, ((VARLEN, 0), (SKIP, 6), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
+        (13, 13, ((VARLEN, 0), (SKIP, 6), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
+    ),
+    1: (  # Fetch
+        (0, 2, ((SKIP, 12), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
+        (3, 3, ((SKIP, 16), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
+        (4, 4, ((SKIP, 17), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
+        (5, 6, ((SKIP, 17), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 24),)))))),
+        (7, 8, ((SKIP, 25), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 24),)))), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
+        (9, 11, ((SKIP, 25), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 28),)))), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
+        (12, 12, ((SKIP, 25), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 32), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (13, 14, ((SKIP, 25), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 32), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (15, 18, ((SKIP, 21), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 32), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+    ),
+    2: (  # ListOffsets
+        (0, 0, ((SKIP, 4), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
+        (1, 1, ((SKIP, 4), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))))),
+        (2, 3, ((SKIP, 5), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))))),
+        (4, 5, ((SKIP, 5), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
+        (6, 11, ((SKIP, 5), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 16), (TAGS, ()))), (TAGS, ()))))),
+    ),
+    23: (  # OffsetForLeaderEpoch
+        (0, 1, ((ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 8),)))),)),
+        (2, 2, ((ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))),)),
+        (3, 3, ((SKIP, 4), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))))),
+        (4, 4, ((SKIP, 4), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 12), (TAGS, ()))), (TAGS, ()))))),
+    ),
+    24: (  # AddPartitionsToTxn
+        (0, 2, ((STRING, 0), (SKIP, 10), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
+        (3, 3, ((VARLEN, 0), (SKIP, 10), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (4, 5, ((VARARRAY, ((VARLEN, 0), (SKIP, 11), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))),)),
+    ),
+    28: (  # TxnOffsetCommit
+        (0, 1, ((STRING, 0), (STRING, 0), (SKIP, 10), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12), (STRING, 0))))))),
+        (2, 2, ((STRING, 0), (STRING, 0), (SKIP, 10), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16), (STRING, 0))))))),
+        (3, 5, ((VARLEN, 0), (VARLEN, 0), (SKIP, 14), (VARLEN, 0), (VARLEN, 0), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 16), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
+    ),
+    34: (  # AlterReplicaLogDirs
+        (0, 1, ((ARRAY, ((STRING, 0), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),)),
+        (2, 2, ((VARARRAY, ((VARLEN, 0), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))),)),
+    ),
+    43: (  # ElectLeaders
+        (0, 0, ((ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))),)),
+        (1, 1, ((SKIP, 1), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
+        (2, 2, ((SKIP, 1), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+    ),
+    45: (  # AlterPartitionReassignments
+        (0, 0, ((SKIP, 4), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))))),
+        (1, 1, ((SKIP, 5), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))))),
+    ),
+    78: (  # ShareFetch
+        (0, 0, ((VARLEN, 0), (VARLEN, 0), (SKIP, 16), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 8), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 1),)), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (1, 1, ((VARLEN, 0), (VARLEN, 0), (SKIP, 24), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 1),)), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (2, 2, ((VARLEN, 0), (VARLEN, 0), (SKIP, 26), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 1),)), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+    ),
+}
+"""API key: (first version, last version, walk over the request body through the last topic)."""

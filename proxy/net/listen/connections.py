@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import Interceptors
+from proxy.core.interceptors.intercept import Interceptors, Reserved
 from proxy.core.session.session import Session
 from proxy.net.io.connection import Connection
 from proxy.net.io.pair import Shared
@@ -44,6 +44,7 @@ class Connections:
         ledger: Ledger,
         shared: Shared,
         interceptors: Interceptors,
+        reserved: Reserved | None,
         *,
         admission: ConnectionAdmission,
         identification: Identification,
@@ -55,7 +56,7 @@ class Connections:
         self._settings = settings
         self._ledger = ledger
         self._shared = shared
-        self._interceptors = interceptors
+        self._interceptors, self._reserved = interceptors, reserved
         self._admission = admission
         self._identification = identification
         self._interception = interception
@@ -193,6 +194,7 @@ class Connections:
             sizes=settings.sizes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
+            reserved=self._reserved,
             login_expected=self._identification.login_expected,
             claim=settings.oauthbearer_claim,
             cpu_ms=_cpu_ms,

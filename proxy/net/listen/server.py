@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 import trio
 
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.pair import Shared
@@ -44,6 +44,7 @@ class Proxy:
         ledger: Ledger,
         counters: Counters | None = None,
         interceptors: Interceptors = NO_INTERCEPTORS,
+        reserved: Reserved | None = None,
     ) -> None:
         self._settings = settings
         self.counters = counters = counters or Counters()
@@ -70,6 +71,7 @@ class Proxy:
             ledger,
             shared,
             interceptors,
+            reserved,
             admission=self._admission,
             identification=self._identification,
             interception=self._interception,
