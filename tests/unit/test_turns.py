@@ -14,14 +14,18 @@ from typing import Any, TypeVar
 
 import pytest
 
+from proxy.core.errors import SessionError
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
 from proxy.core.session.effects import Effects
+from proxy.core.session.fetch import MAX_MISSED_PARTITIONS, MAX_SESSIONS, FetchShaper
 from proxy.core.session.frames import FRAMES_PER_TURN
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.messages import framed
 from proxy.core.wire.primitives import compact_string, uvarint
+from proxy.core.wire.requests import FetchFields, parse_fetch
+from proxy.core.wire.responses import MAX_APIS
 from proxy.core.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
 from quota.admin import Changes, Entity, Quotas
 from quota.entity import DEFAULT, Kind
@@ -31,6 +35,8 @@ from tests.support.session_tools import (
     API_VERSIONS,
     FETCH,
     Driven,
+    METADATA,
+    PRODUCE,
     answers,
     fetch_body,
     ledger,
@@ -175,9 +181,92 @@ def test_a_response_cut_behind_a_backlog_is_whole() -> None:
     assert bytes(told) == data
 
 
+NO_RECORDS = b"\0" + struct.pack(">hi", 1, 1000) + b"\1\0"
+"""The body of a Produce request for no topic."""
+
+
+def array(elements: list[bytes]) -> bytes:
+    return uvarint(len(elements) + 1) + b"".join(elements)
+
+
+def metadata_of(brokers: int) -> bytes:
+    nodes = [
+        struct.pack(">i", n) + compact_string(f"broker-{n}.kafka") + struct.pack(">i", 9092) for n in range(brokers)
+    ]
+    head = struct.pack(">i", 0) + array([node + b"\0\0" for node in nodes])
+    return head + compact_string("cluster") + struct.pack(">i", 0) + b"\1\0"
+
+
+def produced_to(partitions: int, endpoints: int = 0) -> bytes:
+    """The answer to a Produce of one topic; with the new leaders' addresses."""
+    each = [struct.pack(">ihqqq", number, 6, -1, -1, -1) + b"\1\0\0" for number in range(partitions)]
+    node = struct.pack(">i", 1) + compact_string("broker-1.kafka") + struct.pack(">i", 9092) + b"\0\0"
+    tags = b"\1\0" + uvarint(len(nodes := array([node] * endpoints))) + nodes if endpoints else b"\0"
+    return array([compact_string("t") + array(each) + b"\0"]) + struct.pack(">i", 0) + tags
+
+
+LARGE = {
+    "Metadata of 10 000 brokers": (METADATA, 9, b"\0\0\0\0\0", metadata_of(10_000)),
+    "Produce to 50 000 partitions": (PRODUCE, 10, NO_RECORDS, produced_to(50_000)),
+    "Produce with 20 000 leaders": (PRODUCE, 10, NO_RECORDS, produced_to(1, 20_000)),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+@pytest.mark.parametrize("limit", [None, 1.0], ids=["no limit", "a limit"])
+def test_addresses_of_a_large_response_are_rewritten_in_slices(what: str, limit: float | None) -> None:
+    api_key, version, asked, told = LARGE[what]
+    one, watch = session(ledger(request_percentage=limit)), Watch()
+    client_sends(one, request(api_key, version, 1, asked), Watch())
+    got = broker_sends(one, response(api_key, version, 1, told), watch, 20_000.0)
+    assert got.count(b"broker-") == 0
+    assert got.count(b"sidecar") == told.count(b"broker-")
+    assert struct.unpack_from(">i", got)[0] == len(got) - 4
+    assert not one.exchange
+    watch.check(1.5 * TURN_MS)  # up to 4 MB of it are copied
+
+
+def test_more_versions_than_there_are_apis_end_the_connection() -> None:
+    one = session(ledger())
+    client_sends(one, request(API_VERSIONS, 0, 1, b""), Watch())
+    told = struct.pack(">hi", 0, MAX_APIS + 1) + struct.pack(">hhh", 0, 0, 20) * (MAX_APIS + 1)
+    with pytest.raises(SessionError, match="says it has 1001 APIs"):
+        broker_sends(one, response(API_VERSIONS, 0, 1, told), Watch())
+
+
+@pytest.mark.parametrize("partitions", [450, 900, 1900])
+def test_what_a_broker_missed_is_told_or_forgotten_at_once(partitions: int) -> None:
+    """As much as is remembered of all sessions of a connection: one of them is told, and then the connection ends."""
+    shaper, watch = FetchShaper(), Watch()
+
+    def fetch(number: int, epoch: int, offsets: dict[int, int]) -> tuple[FetchFields, memoryview]:
+        body = fetch_body(12, session_id=number, epoch=epoch, partitions=offsets)
+        fields = parse_fetch(body, 0, len(body), 12)
+        assert fields is not None
+        return fields, memoryview(body)
+
+    for epoch in (1, 2):
+        offsets = dict.fromkeys(range(epoch * partitions, (epoch + 1) * partitions), 0)
+        for number in range(MAX_SESSIONS):
+            fields, body = fetch(number + 1, epoch, offsets)
+            watch(partial(shaper.take_over, fields, body, 12))
+    for number, offsets in ((3, {}), (4, dict.fromkeys(range(partitions), 1))):
+        fields, body = fetch(number, 3, offsets)
+        told = watch(partial(shaper.forward, fields, body, 12, None))
+        if 2 * partitions + len(offsets) < MAX_MISSED_PARTITIONS:
+            assert told is not None
+            assert len(told) > 2 * partitions * 33
+        else:
+            assert told is None, "the client's own epoch is not the broker's: it starts over"
+            assert number not in shaper.missed
+    del fields, body
+    watch(shaper.missed.clear)
+    watch.check(5.0)
+
+
 # ---- administrators' requests ---------------------------------------------------------------------------------------
 
-DESCRIBE, ALTER, METADATA = 48, 49, 3
+DESCRIBE, ALTER = 48, 49
 MANY = 195_000
 """Elements of one request, just below what is refused as malformed."""
 NO_ID = bytes(16)
@@ -217,10 +306,6 @@ def imported() -> None:
         request(DESCRIBE, 1, 1, array([]) + b"\0\0"),
     ):
         client_sends(one, data, Watch())
-
-
-def array(elements: list[bytes]) -> bytes:
-    return uvarint(len(elements) + 1) + b"".join(elements)
 
 
 def entry(name: str, ops: int) -> bytes:

@@ -117,7 +117,7 @@ def test_describe_cluster_tells_controllers_from_brokers() -> None:
     for version, endpoint_type in ((0, 1), (1, 1), (1, 2), (2, 2)):
         extra = {"endpoint_type": endpoint_type} if version else {}
         frame = kafka_python_frame(cls, version, cluster_id="c", brokers=brokers, **extra)
-        responses.rewrite_addresses(60, version, frame, 0, len(frame), note)
+        responses.rewrite(60, version, frame, 0, len(frame), note)
     assert seen == [(4, "broker"), (4, "broker"), (4, "controller"), (4, "controller")]
 
 
@@ -128,11 +128,11 @@ def test_large_metadata_needs_only_its_head() -> None:
     frame = kafka_python_frame(cls, 12, brokers=brokers, topics=[])
     head = frame[: frame.rindex(b"kafka") + 5 + 4]
     whole = struct.pack(">i", 5_000_000) + frame[4:]
-    done = responses.rewrite_addresses(3, 12, whole, 0, len(head), shorter)
+    done = responses.rewrite(3, 12, whole, 0, len(head), shorter)
     # The tag bytes and the rack of the last broker may be waited for: the walk ends with the array.
     assert isinstance(done, NeedMore)
     assert done.wanted <= len(head) + 2
-    done = responses.rewrite_addresses(3, 12, whole, 0, len(head) + 2, shorter)
+    done = responses.rewrite(3, 12, whole, 0, len(head) + 2, shorter)
     assert isinstance(done, Rewritten)
     assert done.consumed == len(head)
     assert len(done.head) == len(head) - 3 * 4  # "kafka" became "h" three times
@@ -143,7 +143,7 @@ def test_throttle_field_can_be_set_in_the_rewritten_head() -> None:
     for key, version in ADDRESSES:
         message = sample(kio_class(key, version), random.Random(3), repeat=2)
         frame = kio_frame(message)
-        done = responses.rewrite_addresses(key, version, frame, 0, len(frame), longer)
+        done = responses.rewrite(key, version, frame, 0, len(frame), longer)
         assert isinstance(done, Rewritten)
         head = bytearray(done.head)
         has = hasattr(message, "throttle_time")
@@ -170,7 +170,7 @@ def test_plain_produce_responses_take_the_short_way(version: int, monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(responses, "Walker", no_walk)
-        assert responses.rewrite_addresses(0, version, frame, 0, len(frame), never) is None
+        assert responses.rewrite(0, version, frame, 0, len(frame), never) is None
         buf = bytearray(frame)
         assert responses.patch_throttle(buf, 0, len(buf), 0, version, 10)
     assert buf == frame.replace(struct.pack(">i", 9), struct.pack(">i", 10))
@@ -220,7 +220,7 @@ def test_endpoints_in_produce_never_pass_as_plain() -> None:
 def test_absurd_lengths_in_metadata_4(body: str, text: str) -> None:
     frame = framed(struct.pack(">i", 1) + bytes.fromhex(body))
     with pytest.raises(WireError, match=text) as caught:
-        responses.rewrite_addresses(3, 4, frame, 0, len(frame), shorter)
+        responses.rewrite(3, 4, frame, 0, len(frame), shorter)
     assert caught.value.reason == "response_malformed"
 
 
@@ -237,7 +237,7 @@ def test_absurd_lengths_in_metadata_4(body: str, text: str) -> None:
 def test_absurd_lengths_in_metadata_12(body: str) -> None:
     frame = framed(struct.pack(">i", 1) + bytes.fromhex(body) + bytes(4))
     with pytest.raises(WireError) as caught:
-        responses.rewrite_addresses(3, 12, frame, 0, len(frame), shorter)
+        responses.rewrite(3, 12, frame, 0, len(frame), shorter)
     assert caught.value.reason == "response_malformed"
     assert not responses.patch_throttle(bytearray(framed(frame[4:9])), 0, 9, 3, 12, 5)
 
@@ -247,7 +247,7 @@ def test_endpoints_longer_than_their_tagged_field() -> None:
     endpoint = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"\0\0"
     frame = framed(struct.pack(">i", 1) + b"\0" + b"\x01" + struct.pack(">i", 0) + b"\x01\x00\x01" + endpoint)
     with pytest.raises(WireError, match="longer than the size"):
-        responses.rewrite_addresses(0, 10, frame, 0, len(frame), shorter)
+        responses.rewrite(0, 10, frame, 0, len(frame), shorter)
 
 
 @settings(max_examples=examples(600))
@@ -271,7 +271,7 @@ def test_one_wrong_byte_never_breaks_the_frame(pair: tuple[int, int], seed: int,
     frame = bytearray(kio_frame(sample(kio_class(*pair), random.Random(seed))))
     frame[4 + int(at * (len(frame) - 5))] = byte
     with suppress(WireError):
-        done = responses.rewrite_addresses(*pair, frame, 0, len(frame), shorter)
+        done = responses.rewrite(*pair, frame, 0, len(frame), shorter)
         assert not isinstance(done, NeedMore)
         if done is not None:
             new = done.head + frame[done.consumed :]

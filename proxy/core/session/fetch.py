@@ -33,8 +33,10 @@ NEWEST_BODY_VERSION: Final = 15
 """Request bodies of consumers are the same from here on (`proxy.core.wire.responses.fetch_version_upstream`)."""
 MAX_SESSIONS: Final = 8
 """Sessions remembered per connection. Clients use one per broker connection; more suggests abuse."""
-MAX_MISSED_PARTITIONS: Final = 10_000
-"""Changes of partitions remembered per session, until a request that carries them is forwarded."""
+MAX_MISSED_PARTITIONS: Final = 1000
+"""Changes of partitions per session that are remembered until a request carries them, which is written at once, in 3
+ms. With so many no further request is answered here; with more, the client has to start over with a full fetch."""
+_PARTITION_BYTES: Final = 33
 
 
 @dataclass(slots=True)
@@ -50,8 +52,8 @@ class _Missed:
     forgotten: set[tuple[Any, int]] = field(default_factory=set)
 
     @property
-    def has_news(self) -> bool:
-        return bool(self.partitions or self.forgotten)
+    def count(self) -> int:
+        return len(self.partitions) + len(self.forgotten)
 
 
 @cache
@@ -98,7 +100,7 @@ class FetchShaper:
             missed = self.missed[fields.session_id] = _Missed(version >= FIRST_TOPIC_ID_VERSION)
         elif missed.topic_ids != (version >= FIRST_TOPIC_ID_VERSION):
             return 0
-        if len(missed.partitions) + len(missed.forgotten) > MAX_MISSED_PARTITIONS:
+        if missed.count > MAX_MISSED_PARTITIONS:
             return None  # later ones go to the broker until it has seen these changes
         missed.epochs += 1
         _merge(missed, request)
@@ -114,9 +116,10 @@ class FetchShaper:
             self.missed.pop(fields.session_id, None)
             return None
         missed = self.missed.get(fields.session_id)
-        if missed is None or not missed.has_news or missed.topic_ids != (version >= FIRST_TOPIC_ID_VERSION):
+        if missed is None or not missed.count or missed.topic_ids != (version >= FIRST_TOPIC_ID_VERSION):
             return None
-        request = None if body is None else self._parse(body, version)
+        fits = body is not None and missed.count + len(body) // _PARTITION_BYTES <= MAX_MISSED_PARTITIONS
+        request = self._parse(body, version) if fits and body is not None else None
         if request is None:
             # What the broker missed cannot be added to this request. It keeps the client's own epoch: the broker
             # answers INVALID_FETCH_SESSION_EPOCH, and the client starts over with a full fetch in a new session.

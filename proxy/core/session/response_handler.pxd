@@ -20,7 +20,7 @@ cdef class ResponseHandler:
     cdef public OutgoingType out
     cdef public HistogramType _latency
     cdef public InFlightRequestType _timed
-    cdef public object _work
+    cdef public object _rewriting, _work
     cdef public bint _raw
     cdef public double _now_ms, came_ms
     cdef public long long _max_response_bytes, bytes_total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from functools import partial
 from typing import Final
 
@@ -35,6 +36,8 @@ WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 MAX_HELD_RESPONSE_BYTES: Final = 4 * 1024 * 1024
 """Responses that must be rewritten (addresses) are held up to this size; ordinary ones are never held. (The head of a
 Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
+SLICED_BYTES: Final = 4096
+"""A longer response is rewritten in slices, between which others are served."""
 REWRITE_SHIFT: Final = 3
 """8 bytes of a response that is rewritten count as one frame: the 500 of an ApiVersions response take 0.3 ms."""
 THROTTLE_HEAD_BYTES: Final = 16
@@ -54,6 +57,8 @@ _NEED: Final = NEED
 BUSY: Final = Kind.REQUEST
 FETCHED: Final = Kind.FETCH
 
+Rewriting = Generator[None, None, "responses.Rewritten | responses.NeedMore | None"]
+
 
 class ResponseHandler:
     """Responses to one client connection. Knows nothing of sockets and clocks."""
@@ -63,6 +68,7 @@ class ResponseHandler:
         "_max_response_bytes",
         "_now_ms",
         "_raw",
+        "_rewriting",
         "_state",
         "_timed",
         "_work",
@@ -85,6 +91,8 @@ class ResponseHandler:
         """The turn began with a raw SASL message, which has no response header."""
         self._work: Work[Reply] | None = None
         """What the interceptor of the oldest request in flight still has to compute from its response."""
+        self._rewriting: tuple[int, Rewriting] | None = None
+        """How many bytes of the response are being rewritten, and what is left of that."""
         self._timed: InFlightRequest | None = None
         """The latest request whose time has been charged; its response may be inspected again when more has arrived."""
         self.bytes_total = 0
@@ -100,7 +108,7 @@ class ResponseHandler:
         pending, missing = self._timed, self.reader.left
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
-        self._work = None
+        self._work = self._rewriting = None
         self._timed = None
 
     def ended(self) -> None:
@@ -147,7 +155,7 @@ class ResponseHandler:
             and responses.needs_rewrite(api_key, version)
         ):
             verdict = self._rewrite(buf, start, here, total, pending, throttle_ms)
-            if verdict.kind == _NEED:
+            if verdict.kind == _NEED or verdict is STOP:
                 return verdict
         elif throttle_ms > 0 or api_key in (_FETCH, _SHARE_FETCH):
             wanted = total
@@ -328,7 +336,20 @@ class ResponseHandler:
         assert state.translate is not None
         api_key, version = pending.api_key, pending.api_version
         try:
-            done = responses.rewrite(api_key, version, buf, start, start + here, state.translate)
+            if here <= SLICED_BYTES:
+                done = responses.rewrite(api_key, version, buf, start, start + here, state.translate)
+            else:
+                if self._rewriting is None:
+                    copied = bytes(buf[start : start + here])  # the buffer is another one in the next slice
+                    self._rewriting = here, responses.rewriting(api_key, version, copied, 0, here, state.translate)
+                here, steps = self._rewriting
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    done, self._rewriting = stop.value, None
+                else:
+                    self.reader.frames_left = 0
+                    return STOP
         except WireError as error:
             reason = (
                 CloseReason.UNSUPPORTED_VERSION
@@ -352,7 +373,8 @@ class ResponseHandler:
                 )
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             return need(min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES))
-        self.reader.frames_left -= here >> REWRITE_SHIFT
+        if here <= SLICED_BYTES:
+            self.reader.frames_left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
             return _FORWARD
         state.counters.addresses_rewritten += 1

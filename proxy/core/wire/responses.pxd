@@ -13,7 +13,4 @@ cpdef bint needs_rewrite(int api_key, int version) except -1
 
 cpdef object rewrite(int api_key, int version, object buf, Py_ssize_t start, Py_ssize_t end, object translate)
 
-@cython.locals(frame_end=cython.Py_ssize_t)
-cpdef object rewrite_addresses(int api_key, int version, object buf, Py_ssize_t start, Py_ssize_t end, object translate)
-
 cpdef int fetch_version_upstream(int version) except? -1

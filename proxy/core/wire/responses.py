@@ -6,7 +6,7 @@ bytes that have arrived, which may be before or after the frame's own end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -50,7 +50,7 @@ from proxy.core.wire.throttle import (
     response_header_bytes,
     throttle_offset,
 )
-from proxy.core.wire.walk import Address, Short, Walker
+from proxy.core.wire.walk import SLICE, Address, Short, Walker
 
 __all__ = [
     "NeedMore",
@@ -72,7 +72,7 @@ __all__ = [
     "read_throttle",
     "response_header_bytes",
     "rewrite",
-    "rewrite_addresses",
+    "rewriting",
     "throttle_offset",
     "unsupported_api_versions_response",
 ]
@@ -128,6 +128,8 @@ _APIS_AT: Final = 10
 """Where an ApiVersions response has its versions: behind size, correlation id and error."""
 MAX_KEPT_BYTES: Final = 4096
 """The longest ApiVersions response that is remembered."""
+MAX_APIS: Final = 1000
+"""Kafka has some 90."""
 _REWRITTEN_APIS: Final = frozenset((*schema.ADDRESS_WALKS, API_VERSIONS))
 
 
@@ -183,21 +185,29 @@ def rewrite(
     api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
 ) -> Rewritten | NeedMore | None:
     """What rewrite mode changes in this response: addresses, or the versions that ApiVersions offers. None: nothing."""
-    if api_key == API_VERSIONS:
-        return clamp_api_versions(buf, start, end, version)
-    return rewrite_addresses(api_key, version, buf, start, end, translate)
+    steps = rewriting(api_key, version, buf, start, end, translate)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        found: Rewritten | NeedMore | None = stop.value
+        return found
 
 
-def rewrite_addresses(
+def rewriting(
     api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
-) -> Rewritten | NeedMore | None:
-    """Replace every broker address by the result of `translate`; None when nothing has to change.
+) -> Generator[None, None, Rewritten | NeedMore | None]:
+    """As `rewrite`, in slices: others may be served after each.
+
+    Replace every broker address by the result of `translate`; None when nothing has to change.
 
     Only the frame's head through the last address is needed and copied. Nodes that do not exist (id -1, or no host) are
     unchanged. Everything but hosts, ports and the sizes around them stays byte for byte, unknown tagged fields
     included.
     Raises WireError for unknown versions and malformed responses.
     """
+    if api_key == API_VERSIONS:
+        return clamp_api_versions(buf, start, end, version)
     if end - start < 9:
         return NeedMore(9)
     if is_plain(api_key, version, buf, start, end):
@@ -207,12 +217,13 @@ def rewrite_addresses(
         return None
     walker = Walker(buf, end, frame_end)
     try:
-        walker.run(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
+        yield from walker.walk(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
     except Short as short:
         return NeedMore(short.wanted - start)
-    return _replace(walker, buf, start, frame_end, translate)
+    return (yield from _replace(walker, buf, start, frame_end, translate))
 
 
+_ADDRESSES_IN_A_SLICE: Final = SLICE // 4
 _TAGS_ONLY: Final[Program] = ((TAGS, ()),)
 
 
@@ -226,10 +237,14 @@ def _read(buf: Buffer, at: Address) -> NodeAddress:
     return NodeAddress(at.node_id, host.decode("utf-8", "replace"), port)
 
 
-def _replace(walker: Walker, buf: Buffer, start: int, frame_end: int, translate: Translate) -> Rewritten | None:
+def _replace(
+    walker: Walker, buf: Buffer, start: int, frame_end: int, translate: Translate
+) -> Generator[None, None, Rewritten | None]:
     """The head of the frame with translated addresses, or None when none changes."""
     edits: list[tuple[int, int, bytes]] = []  # from, to, replacement
-    for at in walker.addresses:
+    for number, at in enumerate(walker.addresses, 1):
+        if number % _ADDRESSES_IN_A_SLICE == 0:
+            yield
         node = _read(buf, at)
         if node.node_id < 0 or not node.host:
             continue
@@ -241,17 +256,32 @@ def _replace(walker: Walker, buf: Buffer, start: int, frame_end: int, translate:
     if not edits:
         return None
     for scope in reversed(walker.scopes):  # inner before outer: the new length of an inner size counts for the outer
-        grown = sum(len(new) - (to - at) for at, to, new in edits if scope.size_end <= at < scope.content_end)
+        grown = yield from _grown(edits, scope.size_end, scope.content_end)
         edits.append((scope.size_at, scope.size_end, uvarint(scope.content_end - scope.size_end + grown)))
-    edits.sort()
-    size = frame_end - start - 4 + sum(len(new) - (to - at) for at, to, new in edits)
-    parts: list[Buffer] = [INT32.pack(size)]
+    if walker.scopes:
+        edits.sort()
+    grown = yield from _grown(edits, start, frame_end)
+    head = bytearray(INT32.pack(frame_end - start - 4 + grown))
     done = start + 4
     view = memoryview(buf)
-    for first, to, new in edits:
-        parts += (view[done:first], new)
+    for number, (first, to, new) in enumerate(edits, 1):
+        if number % SLICE == 0:
+            yield
+        head += view[done:first]
+        head += new
         done = to
-    return Rewritten(b"".join(parts), done - start)
+    return Rewritten(bytes(head), done - start)
+
+
+def _grown(edits: list[tuple[int, int, bytes]], start: int, end: int) -> Generator[None, None, int]:
+    """By how much the edits between two positions lengthen the frame."""
+    grown = 0
+    for number, (at, to, new) in enumerate(edits, 1):
+        if number % (4 * SLICE) == 0:
+            yield
+        if start <= at < end:
+            grown += len(new) - (to - at)
+    return grown
 
 
 def read_brokers(version: int, buf: Buffer, start: int, end: int) -> list[NodeAddress]:
@@ -342,7 +372,7 @@ def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple
         walker.need(pos + 4)
         count = INT32.unpack_from(buf, pos)[0]
         pos += 4
-    if pos < 0 or count * 6 > walker.frame_end - pos:
+    if pos < 0 or count * 6 > walker.frame_end - pos or count > MAX_APIS:
         raise WireError("response_malformed", f"the ApiVersions response says it has {count} APIs")
     found: dict[int, tuple[int, int, int]] = {}
     for _ in range(count):

@@ -6,6 +6,7 @@ with more. `frame_end` is where the frame says it ends; beyond it the sender is 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Final, NamedTuple
 
 from proxy.core.wire import primitives as p
@@ -42,18 +43,23 @@ class TagScope(NamedTuple):
 
 
 MAX_ELEMENTS: Final = 100_000
-"""Elements of arrays and tagged fields in one walk: a tenth of a second, in which no other connection is served."""
+"""Elements of arrays and tagged fields in one walk."""
+SLICE: Final = 500
+"""Of these in one slice, which takes about a millisecond."""
+MAX_SCOPES: Final = 8
+"""Tagged fields that are entered; a response has one of them. Each is compared with all addresses."""
 
 
 class Walker:
     """Walks one message. `addresses`, `scopes` and `throttle_at` are its findings."""
 
     __slots__ = (
-        "_compact", "_controllers", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf", "frame_end",
-        "limit", "scopes", "throttle_at",
+        "_compact", "_controllers", "_due", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf",
+        "frame_end", "limit", "scopes", "throttle_at",
     )  # fmt: skip
 
-    def __init__(self, buf: Buffer, limit: int, frame_end: int) -> None:
+    def __init__(self, buf: Buffer, limit: int, frame_end: int, most: int = MAX_ELEMENTS) -> None:
+        """At most `most` elements."""
         self.buf = buf
         self.limit = limit if limit < frame_end else frame_end
         self.frame_end = frame_end
@@ -63,11 +69,22 @@ class Walker:
         self._node_id = -1
         self._controllers = False
         self._compact = False
-        self._elements = 0
+        self._elements = most
+        self._due = SLICE
         self._host_at = self._host_end = -1
 
     def run(self, program: Program, pos: int) -> int:
         """Walk over `program` from `pos`; the position after it. Raises Short or WireError."""
+        walk = self.walk(program, pos)
+        try:
+            while True:
+                next(walk)
+        except StopIteration as end:
+            position: int = end.value
+            return position
+
+    def walk(self, program: Program, pos: int) -> Generator[None, None, int]:
+        """As `run`, in slices: others may be served after each."""
         buf, limit = self.buf, self.limit
         for code, argument in program:
             if code == p.SKIP:
@@ -78,13 +95,22 @@ class Walker:
                 if pos < limit and buf[pos] == 0:
                     pos += 1
                 else:
-                    pos = self._tags(argument, pos)
-            elif code == p.VARARRAY:
-                count, pos = self._uvarint(pos)
-                pos = self._array(argument, count - 1, pos)
-            elif code == p.ARRAY:
-                self.need(pos + 4)
-                pos = self._array(argument, INT32.unpack_from(buf, pos)[0], pos + 4)
+                    pos = yield from self._tags(argument, pos)
+            elif code in (p.VARARRAY, p.ARRAY):
+                if code == p.VARARRAY:
+                    count, pos = self._uvarint(pos)
+                    count -= 1
+                else:
+                    self.need(pos + 4)
+                    count, pos = INT32.unpack_from(buf, pos)[0], pos + 4
+                size = self._checked(argument, count, pos)
+                if size:
+                    pos += count * size
+                    continue
+                for _ in range(count):
+                    pos = yield from self.walk(argument, pos)
+                    if self._over():
+                        yield
             elif code == p.STRING:
                 pos = self._string(pos)
             elif code == p.NODE_ID:
@@ -114,7 +140,7 @@ class Walker:
                 pos += 1
             elif code == p.NULLABLE:
                 self.need(pos + 1)
-                pos = pos + 1 if buf[pos] >= 0x80 else self.run(argument, pos + 1)
+                pos = pos + 1 if buf[pos] >= 0x80 else (yield from self.walk(argument, pos + 1))
             if pos > limit:
                 self.need(pos)
         return pos
@@ -152,29 +178,36 @@ class Walker:
             raise self._malformed(f"a field's length is {length}")
         return pos + prefix_bytes + max(length, 0)
 
-    def _array(self, element: Program, count: int, pos: int) -> int:
+    def _checked(self, element: Program, count: int, pos: int) -> int:
+        """The size of each element of an array, if they all have the same; else 0."""
         if count <= 0:
             if count < -1:
                 raise self._malformed(f"an array has {count} elements")
-            return pos
+            return 0
         if count > self.frame_end - pos:  # an element takes at least one byte
             raise self._malformed(
                 f"an array says it has {count} elements, and {self.frame_end - pos} bytes are left in its frame"
             )
         if len(element) == 1 and element[0][0] == p.SKIP:
             size: int = element[0][1]
-            return pos + count * size
+            return size
         self._count(count)
-        for _ in range(count):
-            pos = self.run(element, pos)
-        return pos
+        return 0
+
+    def _over(self) -> bool:
+        """Another element has been passed: is the slice over?"""
+        self._due -= 1
+        if self._due > 0:
+            return False
+        self._due = SLICE
+        return True
 
     def _count(self, elements: int) -> None:
-        self._elements += elements
-        if self._elements > MAX_ELEMENTS:
-            raise self._malformed(f"{self._elements} elements are more than any cluster has")
+        self._elements -= elements
+        if self._elements < 0:
+            raise self._malformed(f"{-self._elements} elements more than are walked over")
 
-    def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> int:
+    def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> Generator[None, None, int]:
         count, pos = self._uvarint(pos)
         if count > self.frame_end - pos:
             raise self._malformed(f"{count} tagged fields cannot fit into {self.frame_end - pos} bytes")
@@ -186,9 +219,13 @@ class Walker:
             content_end = pos + size
             for wanted_tag, program in wanted:
                 if tag == wanted_tag:
+                    if len(self.scopes) == MAX_SCOPES:
+                        raise self._malformed(f"more than {MAX_SCOPES} tagged fields with addresses")
                     self.scopes.append(TagScope(size_at, pos, content_end))
-                    if self.run(program, pos) > content_end:
+                    if (yield from self.walk(program, pos)) > content_end:
                         raise self._malformed(f"tagged field {tag} is longer than the size that it says")
             self.need(content_end)
             pos = content_end
+            if self._over():
+                yield
         return pos
