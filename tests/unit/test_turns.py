@@ -264,6 +264,19 @@ def test_what_a_broker_missed_is_told_or_forgotten_at_once(partitions: int) -> N
     watch.check(5.0)
 
 
+@pytest.mark.parametrize("what", ["Fetch", "Produce without acks"])
+def test_a_connection_with_all_in_flight_ends_at_once(what: str) -> None:
+    of, watches = ledger(fetch_rate=1e12, produce_rate=1e12), []
+    for _ in range(3):
+        one, watch = session(of, max_in_flight=1024), Watch()
+        client_sends(one, TINY[what] * 1024, Watch())
+        assert one.must_wait == (what == "Fetch")
+        watch(partial(one.close, 1.0))
+        watches += watch.took
+    assert not of.reservations
+    assert min(watches) < BUSY * 5.0
+
+
 # ---- administrators' requests ---------------------------------------------------------------------------------------
 
 DESCRIBE, ALTER = 48, 49
