@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -22,7 +18,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.soak import rss_mb
-from tests.support.attackers import KINDS, ONCE
+from tests.support.attackers import KINDS, ONCE, Attackers, attackers
 from tests.support.fault_tools import create_topic
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
@@ -98,20 +94,9 @@ def alone_ms(honest: Honest, running: Sidecar, kafka: KafkaCluster) -> float:
         return statistics.median(honest.exchange_ms() for _ in range(30))
 
 
-@contextmanager
-def attackers(running: Sidecar) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.support.attackers", running.bootstrap]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.fixture(scope="module")
-def attacker(running: Sidecar) -> Iterator[subprocess.Popen[str]]:
-    with attackers(running) as process:
+def attacker() -> Iterator[Attackers]:
+    with attackers() as process:
         yield process
 
 
@@ -121,20 +106,17 @@ def test_attacker_does_not_slow_honest_client(
     kafka: KafkaCluster,
     honest: Honest,
     alone_ms: float,
-    attacker: subprocess.Popen[str],
+    attacker: Attackers,
     kind: str,
 ) -> None:
-    assert attacker.stdin is not None
-    assert attacker.stdout is not None
     # All that take part come before whatever else the machine does, the attacker too.
     with precedence(os.getpid(), running.pid, attacker.pid, *(node.pid for node in kafka.nodes)):
-        attacker.stdin.write(f"{kind} {LONG_ATTACKS_S.get(kind, ATTACK_S)}\n")
-        attacker.stdin.flush()
+        attacker.begin(kind, running.bootstrap, LONG_ATTACKS_S.get(kind, ATTACK_S))
         beside = [honest.exchange_ms()]
-        while not select.select([attacker.stdout], [], [], 0)[0]:
+        while not attacker.is_over(0):
             beside.append(honest.exchange_ms())
-    done = json.loads(attacker.stdout.readline())
-    assert done.get("connections", 0) >= 1, done
+    done = attacker.done()
+    assert done["connections"] >= 1, done
     median_ms = statistics.median(beside)
     print(f"{kind}: {done}; alone {alone_ms:.1f} ms, beside it {median_ms:.1f} ms, at worst {max(beside):.0f} ms")
     assert honest.got == honest.sent

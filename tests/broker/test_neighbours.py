@@ -5,98 +5,150 @@ Both are asked in turn, on connections of their own, so that whatever else the m
 
 from __future__ import annotations
 
-import json
-import select
-import subprocess
-import sys
+import statistics
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from tests.lab.kafka import KafkaCluster
-from tests.support.attackers import WORK
+from tests.support.attackers import WORK, Attackers, attackers, names
 from tests.support.precedence import precedence
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, get, sidecar
+from tests.support.waiting import until
 
-ATTACK_S = 1.5
+ATTACK_S = 2.0
 EVERY_S = 0.01
-MORE_MS, LONGEST_MORE_MS = 5.0, 100.0
-"""What a request may wait here beside twice what it waits at the broker: all but two of a hundred, and any of them."""
-TRIES = 3
-"""A core may be taken from the sidecar alone for some ms, and from the broker alone: one of three attacks is quiet."""
+MORE_MS = 5.0
+"""What a request may wait here beside twice what it waits at the broker."""
+TRIES = 5
+"""A core may be taken from the sidecar alone for some ms, and from the broker alone: the median of so many counts."""
+NAMES = 20_000
 QUOTAS = [
-    {"client-id": "attacker", "producer_byte_rate": 100_000, "request_percentage": 1000},
+    {
+        "client-id": "attacker",
+        "producer_byte_rate": 100_000,
+        "consumer_byte_rate": 1,
+        "request_percentage": 1000,
+        "controller_mutation_rate": 1_000_000,
+    },
     {"client-id": "neighbour", "producer_byte_rate": 100_000_000},
+    {"client-id": "<default>", "request_percentage": 1000},
 ]
+BY_A_HOSTILE_BROKER = ("created_configurations", "results_of_a_hostile_broker")
+"""A real one takes minutes for such requests."""
+
+
+class Waits(NamedTuple):
+    """How long a neighbour's requests take, in ms."""
+
+    here: list[float]
+    there: list[float]
+    """At the broker."""
+
+    @property
+    def excess_ms(self) -> float:
+        """By how much the 99th percentile is above what it may be."""
+        return _high(self.here) - 2 * _high(self.there) - MORE_MS
+
+    def __str__(self) -> str:
+        return (
+            f"here {_high(self.here):.1f}, at most {max(self.here):.1f} ms, "
+            f"there {_high(self.there):.1f}, {max(self.there):.1f} ms, {len(self.here)} requests"
+        )
+
+
+def _high(times: list[float]) -> float:
+    return sorted(times)[len(times) * 99 // 100]
+
+
+@pytest.fixture(scope="module")
+def attacker() -> Iterator[Attackers]:
+    with attackers() as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
 def running(kafka: KafkaCluster) -> Iterator[Sidecar]:
-    with sidecar(kafka.bootstrap, QUOTAS) as one:
+    with sidecar(kafka.bootstrap, QUOTAS, limits={"max_clients": NAMES + 1000}) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def attacker(running: Sidecar) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.support.attackers", running.bootstrap]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def asked_ms(client: RawClient) -> float:
-    began = time.monotonic()
-    client.ask(MetadataRequest(version=1, topics=[]))
-    return (time.monotonic() - began) * 1000.0
-
-
-def high(times: list[float]) -> float:
-    """The 98th percentile: of some hundred requests all but two or three."""
-    return sorted(times)[len(times) * 98 // 100]
+def misled(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    """Its bootstrap listener leads to a hostile broker, the broker's own to the broker."""
+    with attackers() as hostile, sidecar([hostile.broker(kafka.bootstrap[0])], QUOTAS) as one:
+        yield one
 
 
 @pytest.mark.parametrize("kind", WORK)
 def test_neighbour_is_served_as_at_the_broker(
-    running: Sidecar, kafka: KafkaCluster, attacker: subprocess.Popen[str], kind: str
+    request: pytest.FixtureRequest, kafka: KafkaCluster, attacker: Attackers, kind: str
 ) -> None:
-    for _ in range(TRIES):
-        here, there = beside(running, kafka, attacker, kind)
-        said = f"{kind}: here {high(here):.1f}, at most {max(here):.1f} ms, there {high(there):.1f}, {max(there):.1f}"
-        print(said)
-        if high(here) <= 2 * high(there) + MORE_MS and max(here) <= 2 * max(there) + LONGEST_MORE_MS:
-            return
+    running: Sidecar = request.getfixturevalue("misled" if kind in BY_A_HOSTILE_BROKER else "running")
+    target = running.bootstrap
+    if kind == "listed_counters":
+        _invent(running, NAMES)
+        target = running.admin.removeprefix("http://")
+    seen: list[Waits] = []
+    while len(seen) < TRIES and sum(one.excess_ms <= 0 for one in seen) <= TRIES // 2:
+        seen.append(beside(running, kafka, attacker, kind, target, ATTACK_S))
+        print(f"{kind}: {seen[-1]}")
     turns = {sample.labels["what"]: sample.value for sample in running.samples() if "long_turns_total" in sample.name}
-    pytest.fail(f"{said}; long turns: {turns}")
+    print(f"long turns: {turns}")
+    assert statistics.median(one.excess_ms for one in seen) <= 0
 
 
-def beside(
-    running: Sidecar, kafka: KafkaCluster, attacker: subprocess.Popen[str], kind: str
-) -> tuple[list[float], list[float]]:
-    """How long a neighbour's requests take, here and at the broker, during one attack."""
-    assert attacker.stdin is not None
-    assert attacker.stdout is not None
-    here: list[float] = []
-    there: list[float] = []
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_neighbour_is_served_during_sweeps_of_many_groups(kafka: KafkaCluster, attacker: Attackers) -> None:
+    """Half a million clients, each with a counter: what looks at all of them once a minute runs at least once."""
+    many = 500_000
+    with sidecar(kafka.bootstrap, QUOTAS, limits={"max_clients": many + 1000}) as running:
+        _invent(running, many)
+        seen = beside(running, kafka, attacker, "pipelined_versions", running.bootstrap, 65.0)
+        print(seen)
+        assert seen.excess_ms <= 0
+
+
+def _invent(running: Sidecar, count: int) -> None:
+    """Have the sidecar count so many clients."""
+    with RawClient(running.bootstrap, "neighbour") as client:
+        data = names(count)
+        for at in range(0, count, 1000):
+            client.send(data[at * len(data) // count : (at + 1000) * len(data) // count])
+            for _ in range(1000):
+                client.read_frame()
+    until(lambda: running.metric("kquota_counters", kind="request") >= count)
+
+
+def beside(running: Sidecar, kafka: KafkaCluster, attacker: Attackers, kind: str, target: str, seconds: float) -> Waits:
+    """How long a neighbour waits, here and at the broker, during one attack; and the sidecar is alive throughout."""
+    with RawClient(running.bootstrap, "neighbour") as asking:
+        broker = asking.ask(MetadataRequest(version=1, topics=[])).message.brokers[0]
+    waits = Waits([], [])
     with (
-        RawClient(running.bootstrap, "neighbour") as client,
+        RawClient((broker.host, broker.port), "neighbour") as client,
         RawClient(kafka.bootstrap[0], "neighbour") as direct,
         precedence(running.pid, *(node.pid for node in kafka.nodes)),
     ):
-        asked_ms(client)
-        asked_ms(direct)
-        attacker.stdin.write(f"{kind} {ATTACK_S}\n")
-        attacker.stdin.flush()
-        while not select.select([attacker.stdout], [], [], EVERY_S)[0]:
-            there.append(asked_ms(direct))
-            here.append(asked_ms(client))
-            if len(here) % 20 == 0:
+        _asked_ms(client)
+        _asked_ms(direct)
+        attacker.begin(kind, target, seconds)
+        while not attacker.is_over(EVERY_S):
+            waits.there.append(_asked_ms(direct))
+            waits.here.append(_asked_ms(client))
+            if len(waits.here) % 20 == 0:
                 assert get(running.admin + "/healthz", timeout_s=5.0).text == "ok\n"
-    done = json.loads(attacker.stdout.readline())
-    assert done["bytes"] > 100_000
-    return here, there
+    done = attacker.done()
+    assert done["bytes"] > 100_000 or done["whole"] >= 4 * WORK[kind].connections, done
+    return waits
+
+
+def _asked_ms(client: RawClient) -> float:
+    began = time.monotonic()
+    client.ask(MetadataRequest(version=1, topics=[]))
+    return (time.monotonic() - began) * 1000.0

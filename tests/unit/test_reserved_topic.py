@@ -45,8 +45,8 @@ from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPI
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 from tests.support.mutation_tools import create, delete, encoded, partitions
-from tests.support.session_tools import PRODUCE, encode, finished, request, session
-from tests.support.wire_tools import kio_class, kio_versions, sample
+from tests.support.session_tools import METADATA, PRODUCE, encode, finished, request, response, session
+from tests.support.wire_tools import kio_class, kio_read, kio_versions, sample
 
 TOPIC, NOT_ATTEMPTED, REFUSED = "kquota-fleet", 55, 29
 LEDGER = Ledger(QuotaTable([]))
@@ -202,6 +202,7 @@ def test_requests_of_very_many_entries_are_judged_in_slices() -> None:
 
 # ---- requests that are forwarded as they come ----
 
+METADATA_VERSIONS = [version for key, version in kio_versions() if key == METADATA]
 USING = [each for each in kio_versions(EntityType.request) if each[0] in TOPIC_WALKS]
 
 
@@ -310,3 +311,28 @@ def test_topics_without_end_are_not_walked_over() -> None:
     with pytest.raises(SessionError, match=f"more than {MAX_ELEMENTS}"):
         one.client_bytes(memoryview(bytearray(frame[:65_536])), 0.0)
     assert (time.thread_time() - began) * 1000.0 < 25.0  # without a bound 60 ms for each 64 KB
+
+
+# ---- Metadata ----
+
+
+@pytest.mark.parametrize("rewrite", [True, False], ids=["rewrite", "transparent"])
+@pytest.mark.parametrize("version", METADATA_VERSIONS)
+def test_metadata_does_not_show_the_topic(version: int, rewrite: bool) -> None:
+    message = sample(kio_class(METADATA, version), random.Random(version), throttle_ms=0, repeat=3)
+    brokers = tuple(dataclasses.replace(broker, host="kafka", port=9092) for broker in message.brokers)
+    message = dataclasses.replace(message, brokers=brokers)
+    longer = dataclasses.replace(message.topics[0], name=TopicName(f"{TOPIC}-2"))
+    own = dataclasses.replace(message.topics[1], name=TopicName(TOPIC))
+    for topics in ((own,), (longer, own), (own, longer, *message.topics), (longer, *message.topics)):
+        one = session(LEDGER, rewrite=rewrite, reserved=_guard())
+        one.client_bytes(memoryview(bytearray(request(METADATA, version, 5, b"\1\0\0\0"))), 0.0)
+        told = bytearray(response(METADATA, version, 5, encode(dataclasses.replace(message, topics=topics))))
+        got = bytearray()
+        for at in range(0, len(told), 100):
+            got += b"".join(one.broker_bytes(memoryview(told[at : at + 100]), 0.0))
+        found = kio_read(bytes(got), METADATA, version)
+        others = tuple(topic for topic in topics if topic is not own)
+        assert found == dataclasses.replace(message, topics=others, brokers=found.brokers)
+        assert {broker.host for broker in found.brokers} == {"sidecar" if rewrite else "kafka"}
+        assert not one.exchange

@@ -152,7 +152,10 @@ class Looker(Protocol):
 
 
 class Reserved(Protocol):
-    """Refuses requests that no interceptor holds."""
+    """Refuses requests that no interceptor holds, and hides a topic in Metadata."""
+
+    name: bytes
+    """The topic's."""
 
     def look(self, api_key: int, api_version: int, body: Buffer, is_whole: bool) -> Looker | None:
         """A request whose body begins so, or is this whole. Returns what looks at the rest, if that is necessary.

@@ -2,7 +2,7 @@
 
 Requests that would change it are answered here. Those that read, write or move records are forwarded as they come, and
 the connection ends where one names the topic: a broker does not act on a request that has not come whole. So they are
-never held, and records are not looked at.
+never held, and records are not looked at. The session hides the topic in Metadata.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReservedTopic:
     def __init__(self, topic: str, others: Interceptors, topic_id: Callable[[], bytes | None]) -> None:
         """`topic_id()` is the topic's id, as far as it is known."""
         self._topic = topic
-        self._raw = topic.encode()
+        self.name = topic.encode()
         self._topic_id = topic_id
         self._others = others
         self.refused: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class ReservedTopic:
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""
-        if self._raw not in request.body and not self._is_by_id(request):
+        if self.name not in request.body and not self._is_by_id(request):
             return self._pass(request, now_ms)
         return Work(self._judge(request, now_ms))
 
@@ -71,11 +71,11 @@ class ReservedTopic:
         if program is None:
             return None
         piece, topic_id = bytes(body), self._topic_id()
-        if is_whole and self._raw not in piece and (topic_id is None or topic_id not in piece):
+        if is_whole and self.name not in piece and (topic_id is None or topic_id not in piece):
             return None
 
         def named(topic: bytes) -> None:
-            if topic in (self._raw, topic_id):
+            if topic in (self.name, topic_id):
                 self.refused[api_name(api_key)] += 1
                 text = f"{api_name(api_key)} names topic {self._topic}, which belongs to kquota"
                 raise SessionError(CloseReason.RESERVED_TOPIC, text)

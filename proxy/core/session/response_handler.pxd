@@ -10,7 +10,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
-cdef int _NEED
+cdef int _METADATA, _NEED
 cdef VerdictType _FORWARD
 
 

@@ -24,7 +24,7 @@ from proxy.core.session.frames import (
 from proxy.core.session.login import RAW, UNAUTHENTICATED
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, responses, throttle
-from proxy.core.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
+from proxy.core.wire.apis import FETCH, JOIN_GROUP, METADATA, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import response_frame
 from proxy.core.wire.sasl import MAX_SASL_BYTES
@@ -44,6 +44,7 @@ THROTTLE_HEAD_BYTES: Final = 16
 """Enough of a response to contain a throttle field that comes first."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _FETCH: Final = FETCH
+_METADATA: Final = METADATA
 _SHARE_FETCH: Final = SHARE_FETCH
 _HEAD_BYTES: Final = THROTTLE_HEAD_BYTES
 _FLEXIBLE_HEADER: Final = 1
@@ -148,7 +149,13 @@ class ResponseHandler:
             return self._hand_over(buf, start, here, total, pending)
         throttle_ms = self._throttle_ms(pending) if pending.penalty is not None else 0
         verdict = _FORWARD
-        if (
+        if state.reserved is not None and api_key == _METADATA and total <= MAX_HELD_RESPONSE_BYTES:
+            if here < total:
+                return need(total)
+            verdict = self._rewrite(buf, start, here, total, pending, throttle_ms)
+            if verdict is STOP:
+                return verdict
+        elif (
             state.translate is not None
             and api_key != _SHARE_FETCH
             and not responses.is_plain(api_key, version, buf, start, start + here)
@@ -333,15 +340,16 @@ class ResponseHandler:
     ) -> Verdict:
         """Replace broker addresses (or clamp ApiVersions) at the head of a response."""
         state = self._state
-        assert state.translate is not None
         api_key, version = pending.api_key, pending.api_version
+        hides = state.reserved is not None and api_key == METADATA
         try:
-            if here <= SLICED_BYTES:
+            if here <= SLICED_BYTES and not hides:
+                assert state.translate is not None
                 done = responses.rewrite(api_key, version, buf, start, start + here, state.translate)
             else:
                 if self._rewriting is None:
                     copied = bytes(buf[start : start + here])  # the buffer is another one in the next slice
-                    self._rewriting = here, responses.rewriting(api_key, version, copied, 0, here, state.translate)
+                    self._rewriting = here, self._rewritten(api_key, version, copied, hides and here == total)
                 here, steps = self._rewriting
                 try:
                     next(steps)
@@ -373,7 +381,7 @@ class ResponseHandler:
                 )
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             return need(min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES))
-        if here <= SLICED_BYTES:
+        if here <= SLICED_BYTES:  # in one slice
             self.reader.frames_left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
             return _FORWARD
@@ -382,6 +390,21 @@ class ResponseHandler:
         if throttle_ms > 0:
             responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
         return replace(done.consumed, head)
+
+    def _rewritten(self, api_key: int, version: int, frame: bytes, hides: bool) -> Rewriting:
+        """The work on a long response, or on a whole one in which the reserved topic is to be hidden."""
+        state, size = self._state, len(frame)
+        if hides:
+            assert state.reserved is not None
+            frame = yield from responses.without_topic(version, frame, state.reserved.name)
+        done: responses.Rewritten | responses.NeedMore | None = None
+        if state.translate is not None and responses.needs_rewrite(api_key, version):
+            done = yield from responses.rewriting(api_key, version, frame, 0, len(frame), state.translate)
+        if not hides or isinstance(done, responses.NeedMore):
+            return done
+        if done is None:
+            return None if len(frame) == size else responses.Rewritten(frame, size)
+        return responses.Rewritten(done.head + frame[done.consumed :], size)
 
     def _charge_fetch(
         self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int, size: int

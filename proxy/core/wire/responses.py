@@ -6,6 +6,7 @@ bytes that have arrived, which may be before or after the frame's own end.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
@@ -28,12 +29,18 @@ from proxy.core.wire.messages import (
     unsupported_api_versions_response,
 )
 from proxy.core.wire.primitives import (
+    ARRAY,
     INT16,
     INT32,
+    SKIP,
+    STRING,
     TAGS,
     UINT16,
+    VARARRAY,
+    VARLEN,
     Buffer,
     Program,
+    Step,
     compact_string,
     read_uvarint,
     string,
@@ -75,6 +82,7 @@ __all__ = [
     "rewriting",
     "throttle_offset",
     "unsupported_api_versions_response",
+    "without_topic",
 ]
 
 
@@ -108,6 +116,7 @@ class NeedMore:
 
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
+_METADATA_FIRST_FLEXIBLE: Final = schema.APIS[METADATA][3]
 _PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
 _FETCH_MAX: Final = schema.APIS[FETCH][2]
 _FETCH_WITHOUT_ENDPOINTS: Final = 15
@@ -297,6 +306,53 @@ def _walked(buf: Buffer, start: int, end: int, api_key: int, version: int) -> Wa
     except Short as short:
         raise WireError("response_malformed", f"the {api_name(api_key)} response is cut: {short}") from None
     return walker
+
+
+# ---- a topic that is hidden ------------------------------------------------------------------------------------------
+
+
+def without_topic(version: int, frame: bytes, name: bytes) -> Generator[None, None, bytes]:
+    """A whole Metadata response without this topic, in slices. It is unchanged if it does not name the topic, or if
+    this version is not known. Raises WireError when it is malformed or cut."""
+    walk = _ADDRESS_WALKS.get(METADATA << 16 | version)
+    flexible = version >= _METADATA_FIRST_FLEXIBLE
+    prefixed = (uvarint(len(name) + 1) if flexible else INT16.pack(len(name))) + name
+    if walk is None or prefixed not in frame:
+        return frame
+    walker = Walker(frame, len(frame), len(frame))
+    try:
+        counted_at = yield from walker.walk(walk, body_start(walker, 0, METADATA, version))
+        if version >= 1:  # cluster id, controller id
+            text: Program = ((VARLEN, 0) if flexible else (STRING, 0),) if version >= 2 else ()
+            counted_at = walker.run((*text, (SKIP, 4)), counted_at)
+        if flexible:
+            count, first = read_uvarint(frame, counted_at, len(frame))
+            counted = uvarint(max(count - 1, 0))
+        else:
+            first = counted_at + 4
+            counted = INT32.pack(INT32.unpack_from(frame, counted_at)[0] - 1)
+        # A topic's only text is its name, and before its length is the topic's error.
+        at = frame.find(prefixed, first)
+        if first < 0 or at < 0:
+            return frame
+        end = yield from walker.walk(_topic(version), at)
+    except (Short, struct.error) as error:
+        raise WireError("response_malformed", f"the Metadata response is cut: {error}") from None
+    rest = frame[4:counted_at] + counted + frame[first : at - 2] + frame[end:]
+    return INT32.pack(len(rest)) + rest
+
+
+def _topic(version: int) -> Program:
+    """A topic of a Metadata response, from its name on."""
+    flexible = version >= _METADATA_FIRST_FLEXIBLE
+    array, tags = (VARARRAY, ((TAGS, ()),)) if flexible else (ARRAY, ())
+    numbers: Step = (array, ((SKIP, 4),))
+    # Error, index, leader and its epoch; replicas, those in sync, those offline.
+    partition = ((SKIP, 14 if version >= 7 else 10), *(numbers,) * (3 if version >= 5 else 2), *tags)
+    # Its id, and whether it is internal; behind the partitions, what the client may do with it.
+    fixed = 17 if version >= 10 else 1 if version >= 1 else 0
+    name: Step = (VARLEN if flexible else STRING, 0)
+    return (name, (SKIP, fixed), (array, partition), (SKIP, 4 if version >= 8 else 0), *tags)
 
 
 # ---- ApiVersions -----------------------------------------------------------------------------------------------------
