@@ -22,9 +22,20 @@ from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.core.errors import SessionError
-from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait, Work
+from proxy.core.interceptors.intercept import (
+    AdminRequest,
+    Answer,
+    Ask,
+    Forward,
+    Interceptors,
+    Outcome,
+    Reserved,
+    Wait,
+    Work,
+)
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
+from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire import apis, requests, responses, schema
@@ -115,7 +126,9 @@ def _translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]
     return "sidecar", 19_000 + node_id % 1000
 
 
-def _session(of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True) -> Driven:
+def _session(
+    of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True, reserved: Reserved | None = None
+) -> Driven:
     return Driven(
         of,
         Counters(),
@@ -123,6 +136,7 @@ def _session(of: Ledger, *, interceptors: Interceptors | None = None, rewrite: b
         translate=_translate if rewrite else None,
         sizes=SizeLimits(max_frame_bytes=MAX_FRAME_BYTES),
         interceptors=interceptors or {},
+        reserved=reserved,
     )
 
 
@@ -282,6 +296,7 @@ def _scripts() -> list[bytes]:
         "proxy.core.session.response_handler",
         "proxy.core.session.state",
         "proxy.core.session.fetch",
+        "proxy.core.wire.stream",
     ),
     max_bytes=3072,
 )
@@ -291,7 +306,8 @@ def session(data: bytes) -> None:
         return
     ledger = _ledger(1000.0, 5.0) if data[0] & 1 else _ledger()
     handlers = _interceptors(ledger) if data[0] & 2 else None
-    one = _session(ledger, interceptors=handlers, rewrite=not data[0] & 4)
+    reserved = ReservedTopic("t", {}, lambda: bytes(15) + b"\7") if data[0] & 8 else None
+    one = _session(ledger, interceptors=handlers, rewrite=not data[0] & 4, reserved=reserved)
     at, now_ms, sent, got = 1, 0.0, 0, 0
     try:
         while at + 4 <= len(data):

@@ -34,9 +34,9 @@ from quota.table import Entry, QuotaTable
 from tests.support.session_tools import (
     API_VERSIONS,
     FETCH,
-    Driven,
     METADATA,
     PRODUCE,
+    Driven,
     answers,
     fetch_body,
     ledger,
