@@ -18,6 +18,7 @@ from proxy.core.errors import SessionError
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
 from proxy.core.session.effects import Effects
+from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.fetch import MAX_MISSED_PARTITIONS, MAX_SESSIONS, FetchShaper
 from proxy.core.session.frames import FRAMES_PER_TURN
 from proxy.core.session.session import Session
@@ -224,6 +225,21 @@ def test_addresses_of_a_large_response_are_rewritten_in_slices(what: str, limit:
     assert struct.unpack_from(">i", got)[0] == len(got) - 4
     assert not one.exchange
     watch.check(1.5 * TURN_MS)  # up to 4 MB of it are copied
+
+
+def test_a_topic_is_hidden_in_slices() -> None:
+    """The last one of 10 000 topics of nine partitions."""
+    partition = struct.pack(">hiii", 0, 0, 1, 0) + b"\2\0\0\0\1\2\0\0\0\1\1\0"
+    named = [compact_string(name) for name in (*(f"t{number}" for number in range(10_000)), "kquota-fleet")]
+    topics = [b"\0\0" + name + b"\0" + array([partition] * 9) + bytes(5) for name in named]
+    body = metadata_of(3)[:-2] + array(topics) + bytes(5)
+    one, watch = session(ledger(), reserved=ReservedTopic("kquota-fleet", {}, lambda: None)), Watch()
+    client_sends(one, request(METADATA, 9, 1, b"\0\0\0\0\0"), Watch())
+    got = broker_sends(one, response(METADATA, 9, 1, body), watch)
+    assert len(got) > 2_400_000
+    assert b"t9999" in got
+    assert b"kquota-fleet" not in got
+    watch.check(5.0)
 
 
 def test_more_versions_than_there_are_apis_end_the_connection() -> None:

@@ -397,6 +397,8 @@ class ResponseHandler:
         if hides:
             assert state.reserved is not None
             frame = yield from responses.without_topic(version, frame, state.reserved.name)
+            if len(frame) < size:
+                yield
         done: responses.Rewritten | responses.NeedMore | None = None
         if state.translate is not None and responses.needs_rewrite(api_key, version):
             done = yield from responses.rewriting(api_key, version, frame, 0, len(frame), state.translate)
@@ -404,7 +406,8 @@ class ResponseHandler:
             return done
         if done is None:
             return None if len(frame) == size else responses.Rewritten(frame, size)
-        return responses.Rewritten(done.head + frame[done.consumed :], size)
+        yield
+        return responses.Rewritten(b"".join((done.head, memoryview(frame)[done.consumed :])), size)
 
     def _charge_fetch(
         self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int, size: int

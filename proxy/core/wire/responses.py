@@ -319,6 +319,7 @@ def without_topic(version: int, frame: bytes, name: bytes) -> Generator[None, No
     prefixed = (uvarint(len(name) + 1) if flexible else INT16.pack(len(name))) + name
     if walk is None or prefixed not in frame:
         return frame
+    yield
     walker = Walker(frame, len(frame), len(frame))
     try:
         counted_at = yield from walker.walk(walk, body_start(walker, 0, METADATA, version))
@@ -338,8 +339,10 @@ def without_topic(version: int, frame: bytes, name: bytes) -> Generator[None, No
         end = yield from walker.walk(_topic(version), at)
     except (Short, struct.error) as error:
         raise WireError("response_malformed", f"the Metadata response is cut: {error}") from None
-    rest = frame[4:counted_at] + counted + frame[first : at - 2] + frame[end:]
-    return INT32.pack(len(rest)) + rest
+    yield
+    view = memoryview(frame)
+    size = counted_at + len(counted) + at - 2 - first + len(frame) - end
+    return b"".join((INT32.pack(size - 4), view[4:counted_at], counted, view[first : at - 2], view[end:]))
 
 
 def _topic(version: int) -> Program:
