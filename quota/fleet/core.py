@@ -4,9 +4,11 @@ The caller passes in what was read (:meth:`Fleet.read`), the state of its groups
 (:meth:`Fleet.tick`), publishes what is returned, and applies :meth:`Fleet.share`. Times are monotonic milliseconds.
 """
 
+from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from quota.fleet.appetite import Appetite
 from quota.fleet.claim import Claim, exact
@@ -129,6 +131,25 @@ class _Own:
     """What is held was lowered, and no record has said so yet."""
 
 
+STEP: Final = 100
+"""Groups of one step."""
+RECORD: Final = 250
+"""Groups of one record: to write or read it takes a millisecond or two."""
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[None, None, Result]
+
+
+def whole(steps: Steps[Result]) -> Result:
+    """The result of all steps at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
 class Fleet:
     """See the module. `member` is a random 64-bit number, drawn anew by each process."""
 
@@ -161,6 +182,8 @@ class Fleet:
         self._count = 0
         self._partitions: dict[int, _Partition] = {}
         self._own: dict[int, _Own] = {}
+        self._groups_in: Counter[int] = Counter()
+        """By partition."""
         self._left = False
         self.ignored: Final = Ignored()
         self.known = max(at_least, 1)
@@ -172,8 +195,10 @@ class Fleet:
         """The topic was found and has this many partitions."""
         self._count = partitions
         self._partitions.setdefault(0, _Partition(now))
+        self._groups_in.clear()
         for own in self._own.values():
             own.partition = own.group % partitions
+            self._groups_in[own.partition] += 1
             self._partitions.setdefault(own.partition, _Partition(now))
 
     @property
@@ -187,6 +212,7 @@ class Fleet:
             return
         partition = self._partition_of(group)
         self._own[group] = _Own(group, partition, now, Claim(), Appetite())
+        self._groups_in[partition] += 1
         self.view.follow(group)
         if self._count and partition not in self._partitions:
             self._partitions[partition] = _Partition(now)
@@ -195,8 +221,10 @@ class Fleet:
         """It no longer has. The others' reports of the group are forgotten."""
         own = self._own.pop(group, None)
         self.view.unfollow(group)
-        if own is not None and own.partition and not any(o.partition == own.partition for o in self._own.values()):
-            self._partitions.pop(own.partition, None)
+        if own is not None:
+            self._groups_in[own.partition] -= 1
+            if own.partition and not self._groups_in[own.partition]:
+                self._partitions.pop(own.partition, None)
 
     def sample(self, group: int, usage: float, fraction: float, level: float, short: bool, now: float) -> None:
         """Half a second of a group: `usage` is its rate, `fraction` the same over the limit, `level` how full its
@@ -271,31 +299,53 @@ class Fleet:
 
     def tick(self, now: float) -> list[Outgoing]:
         """Some time has passed (a quarter of an interval, say). Returns what to publish now."""
+        return whole(self.steps(now))
+
+    def steps(self, now: float) -> Steps[list[Outgoing]]:
+        """As `tick`, in steps of less than a millisecond. Groups may come and go between two, and nothing be read."""
         view = self.view
         if self._left:
             return []
         view.sweep(now)
-        self._look_who_is_there(now)
-        for own in self._own.values():
+        yield from self._look_who_is_there(now)
+        used: dict[int, list[_Own]] = {}
+        """By partition."""
+        for number, own in enumerate(list(self._own.values()), 1):
             moves = view.moves.get(own.group, 0)
             if moves != own.moves:
                 own.moves = moves
                 self._settle_for_less(own, now)
+            if own.used_ms is not None:
+                used.setdefault(own.partition, []).append(own)
+            if number % STEP == 0:
+                yield
         found: list[Outgoing] = []
         if not self._count:
             return found
-        for number, partition in self._partitions.items():
+        for number, partition in list(self._partitions.items()):
             interval_ms = self.timing.interval_of(view.writers(number, now))
             if now < partition.sent_ms + interval_ms / self.timing.urgent:
                 continue
-            groups = [one for one in self._own.values() if one.partition == number and one.used_ms is not None]
-            if now < partition.sent_ms + interval_ms and not any(self._urgent(own) for own in groups):
+            groups = used.get(number, [])
+            if now < partition.sent_ms + interval_ms and not (yield from self._any_urgent(groups)):
                 continue
-            uses = [self._use(own, now) for own in groups]
-            if uses or partition.in_flight:  # without groups: to find out whether anything comes back
+            # Without groups: to find out whether anything comes back.
+            for start in range(0, len(groups) or bool(partition.in_flight), RECORD):
+                mine = [own for own in groups[start : start + RECORD] if own.group in self._own]
+                uses = [self._use(own, now) for own in mine]
                 found.append(self._publish(number, partition, interval_ms, uses, now))
+                if len(groups) > RECORD:
+                    yield
         presence = self._presence(now)
         return found if presence is None else [*found, presence]
+
+    def _any_urgent(self, groups: list[_Own]) -> Steps[bool]:
+        for start in range(0, len(groups), STEP):
+            if any(self._urgent(own) for own in groups[start : start + STEP]):
+                return True
+            if len(groups) > STEP:
+                yield
+        return False
 
     def leave(self, now: float) -> list[Outgoing]:
         """The instance leaves: the floors suffice from now on. Returns what to publish."""
@@ -381,7 +431,7 @@ class Fleet:
         oldest_ms = partition.oldest_ms
         return oldest_ms is not None and now - oldest_ms > 2 * self.timing.interval_ms
 
-    def _look_who_is_there(self, now: float) -> None:
+    def _look_who_is_there(self, now: float) -> Steps[None]:
         """Count the instances, and find out whether anything still comes back."""
         timing = self.timing
         for number, partition in self._partitions.items():
@@ -397,9 +447,11 @@ class Fleet:
             self._alone = False
         if self.lost:
             # They cannot be heard, but they exist: the number stays as it was.
-            for own in self._own.values():
+            for number, own in enumerate(list(self._own.values()), 1):
                 if self._lost(own.partition):
                     own.claim.hold_alone(1.0 / self.known - floor_share(self.known))
+                if number % STEP == 0:
+                    yield
             return
         if now < self._count_ms + timing.interval_ms:
             return

@@ -7,7 +7,7 @@ from quota.connections import ConnectionEntry, EntityType
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
 from quota.fleet.appetite import SAMPLE_MS
-from quota.fleet.core import Fleet, FleetStatus, Outgoing
+from quota.fleet.core import STEP, Fleet, FleetStatus, Outgoing, Steps, whole
 from quota.fleet.record import group_hash
 from quota.fleet.split import CAPACITY
 from quota.ledger import Ledger
@@ -76,18 +76,22 @@ class Shares:
 
     def step(self, now: float) -> list[Outgoing]:
         """Report the groups, take part in the split, apply the shares."""
+        return whole(self.steps(now))
+
+    def steps(self, now: float) -> Steps[list[Outgoing]]:
+        """As `step`, in steps of about a millisecond: the ledger may be used between two, but nothing be read."""
         self._now = now
         if now >= self._sampled + SAMPLE_MS:
-            self._sample(now)
-        found = self.fleet.tick(now)
-        self._apply(now)
+            yield from self._sample(now)
+        found = yield from self.fleet.steps(now)
+        yield from self._apply(now)
         return found
 
     def leave(self, now: float) -> list[Outgoing]:
         """Leave the fleet."""
         found = self.fleet.leave(now)
         self._lost = not self._lost  # all shares change
-        self._apply(now)
+        whole(self._apply(now))
         return found
 
     def active(self) -> Iterator[QuotaCounter]:
@@ -160,13 +164,17 @@ class Shares:
         if local is not None:
             self.fleet.part(local.hash)
 
-    def _sample(self, now: float) -> None:
+    def _sample(self, now: float) -> Steps[None]:
         elapsed_s = max(now - self._sampled, 1.0) / 1000.0
         self._sampled = now
         fleet = self.fleet
         gone = []
-        for key, local in self._locals.items():
+        for number, (key, local) in enumerate(list(self._locals.items()), 1):
+            if number % STEP == 0:
+                yield
             group = local.group
+            if key not in self._locals:
+                continue
             usage = group.usage
             if not group.fleet:
                 gone.append(group)
@@ -188,9 +196,11 @@ class Shares:
             self._forgotten(group)
         for place, connections in list(self._rates.items()):
             self._sample_rate(place, connections, elapsed_s, now)
-        for key, local in list(self._active.items()):
+        for number, (key, local) in enumerate(list(self._active.items()), 1):
+            if number % STEP == 0:
+                yield
             if not fleet.active(local.hash):
-                del self._active[key]
+                self._active.pop(key, None)
 
     def _sample_rate(self, place: tuple[EntityType, str], rate: _Rate, elapsed_s: float, now: float) -> None:
         gate, limit = self._ledger.connections, rate.entry.connection_creation_rate
@@ -204,14 +214,16 @@ class Shares:
             self.fleet.part(rate.hash)
             del self._rates[place]
 
-    def _apply(self, now: float) -> None:
+    def _apply(self, now: float) -> Steps[None]:
         """Apply the shares of groups in use; of all groups when the floor has moved, or the fleet was lost or found."""
         fleet = self.fleet
         floor, lost = fleet.floor, fleet.lost
         everywhere = floor != self._floor or lost != self._lost
         self._floor, self._lost = floor, lost
-        for local in list((self._locals if everywhere else self._active).values()):
+        for number, local in enumerate(list((self._locals if everywhere else self._active).values()), 1):
             self._give(local, now)
+            if number % STEP == 0:
+                yield
         for (entity_type, name), rate in self._rates.items():
             share, limit = fleet.share(rate.hash, now), rate.entry.connection_creation_rate
             if limit and _moved(share, rate.share):

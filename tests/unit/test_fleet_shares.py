@@ -1,5 +1,7 @@
 """A ledger whose limits are those of a fleet: shares are in force, windows and buckets move with them."""
 
+from functools import partial
+
 import pytest
 
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType, Refusal, Ticket
@@ -12,6 +14,7 @@ from quota.ledger import Ledger
 from quota.rate import SampledRate
 from quota.table import CandidateLimits, Entry, QuotaTable
 from tests.support.counters import snapshots
+from tests.support.turns import Watch
 
 MB = 1_000_000.0
 
@@ -101,6 +104,26 @@ def test_a_shift_overshoots_for_a_moment_only() -> None:
         used = [sum(site.run(1, move)) / MB for _ in range(15)]
         assert max(sum(used[at : at + 5]) / 5 for at in range(10)) <= 1.2
         assert sum(used[5:]) / 10 == pytest.approx(1.0, rel=0.08)
+
+
+def test_very_many_groups_are_split_in_short_steps() -> None:
+    """All at once 20 000 of them took 100 ms in each turn, and no record has room for as many."""
+    many, watch = 4000, Watch()
+    site = Site(1, QuotaTable([Entry(client_id=DEFAULT, scope="fleet", producer_byte_rate=MB)]), max_clients=many + 1)
+    ledger, shares = site.ledgers[0], site.shares[0]
+    shares.fleet.connected(1, 0.0)
+    accounts = [ledger.account("u", f"c{number}") for number in range(many)]
+    for tick in range(28):
+        site.now += 250.0
+        if tick % 4 == 0:
+            for account in accounts:
+                ledger.charge(account, Kind.PRODUCE, 10.0, site.now)
+        for partition, data in site.log:
+            watch(partial(shares.fleet.read, partition, data, site.now))
+        site.log = watch.each(shares.steps(site.now))
+    limits = {group.limit for group in ledger.groups(Kind.PRODUCE)}
+    assert min(limit or 0.0 for limit in limits) == pytest.approx(MB, rel=0.01)
+    watch.check(but=5)
 
 
 def test_without_a_fleet_such_a_limit_is_each_instance_s_own() -> None:

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -47,31 +47,9 @@ from tests.support.session_tools import (
     response,
     translate,
 )
+from tests.support.turns import BUSY, TURN_MS, Watch
 
-TURN_MS = 2.0
-BUSY = 2.5
-"""By how much the CPU time of the same code grows while other processes use the caches and the other thread of a core.
-Without slices these calls take 20 ms to 3 s."""
 READ_BYTES = 65_536
-Result = TypeVar("Result")
-
-
-class Watch:
-    """The CPU time of each call that it makes, in ms."""
-
-    def __init__(self) -> None:
-        self.took: list[float] = []
-
-    def __call__(self, call: Callable[[], Result]) -> Result:
-        began = time.thread_time()
-        result = call()
-        self.took.append((time.thread_time() - began) * 1000.0)
-        return result
-
-    def check(self, most_ms: float = TURN_MS) -> None:
-        """All but one, and one in a hundred: those the interpreter may have used for itself (a collection)."""
-        self.took.sort()
-        assert self.took[max(0, len(self.took) - 2 - len(self.took) // 100)] < BUSY * most_ms, self.took[-5:]
 
 
 def in_reads(data: bytes) -> list[bytearray]:

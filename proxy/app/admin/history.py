@@ -32,7 +32,7 @@ Place = tuple[Kind, CounterKey]
 class _Series:
     """One counter."""
 
-    __slots__ = ("held", "imposed_ms", "use")
+    __slots__ = ("held", "imposed_ms", "peak", "use")
 
     def __init__(self, looks: int, imposed_ms: int) -> None:
         self.use: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
@@ -40,6 +40,8 @@ class _Series:
         self.held: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         """Seconds of delay per second."""
         self.imposed_ms = imposed_ms
+        self.peak = 0.0
+        """The most that it ever used."""
 
 
 class History:
@@ -64,10 +66,18 @@ class History:
     def look(self, now_ms: float) -> Iterator[None]:
         """Take one sample, step by step."""
         now = int(now_ms)
-        found: list[tuple[float, int, QuotaCounter]] = []
+        largest: list[tuple[float, int, QuotaCounter]] = []
+        seen: dict[Place, tuple[float, QuotaCounter]] = {}
+        """Of those that are remembered already."""
         for index, group in enumerate(self._ledger.groups()):
             if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
-                found.append((group.utilisation(now) or 0.0, index, group))
+                one = (group.utilisation(now) or 0.0, -index, group)
+                if (group.kind, group.key) in self._series:
+                    seen[group.kind, group.key] = one[0], group
+                if len(largest) < MAX_COUNTERS:
+                    heapq.heappush(largest, one)
+                else:
+                    heapq.heappushpop(largest, one)
             if index % STEP == 0:
                 yield
         elapsed_s = (now_ms - self._at_ms[-1]) / 1000.0 if self._at_ms else INTERVAL_S
@@ -76,14 +86,11 @@ class History:
         self._muted.append(self._counters.connections_muted)
         self._waiting.append(self._counters.connections_waiting)
         self._open.append(self._counters.connections_open)
-        largest = heapq.nlargest(MAX_COUNTERS, found)
-        yield
-        seen = {(group.kind, group.key): (use, group) for use, _, group in found}
-        yield
-        for use, _, group in largest:
+        for use, _, group in sorted(largest, reverse=True):
             place = (group.kind, group.key)
             if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
                 self._series[place] = _Series(looks, group.usage.throttle_ms)
+            seen[place] = use, group
         for place, series in list(self._series.items()):
             now_seen = seen.get(place)
             if now_seen is None:
@@ -95,6 +102,7 @@ class History:
             use, group = now_seen
             imposed_ms = group.usage.throttle_ms
             series.use.append(use)
+            series.peak = max(series.peak, use)
             series.held.append(max(imposed_ms - series.imposed_ms, 0) / 1000.0 / max(elapsed_s, 0.001))
             series.imposed_ms = imposed_ms
 
@@ -118,10 +126,8 @@ class History:
 
     def _forget_one(self, use: float) -> bool:
         """Make room for a counter that uses more than the least used remembered one ever did."""
-        place, series = min(
-            self._series.items(), key=lambda item: max((one or 0.0 for one in item[1].use), default=0.0)
-        )
-        if max((one or 0.0 for one in series.use), default=0.0) >= use:
+        place, series = min(self._series.items(), key=lambda item: item[1].peak)
+        if series.peak >= use:
             return False
         del self._series[place]
         return True

@@ -91,8 +91,14 @@ class Member:
             self._connected = True
             fleet.connected(exchange.partitions, self._now_ms())
         await self._read()
-        for partition, data in self.shares.step(self._now_ms()):
-            exchange.publish(partition, data)
+        steps = self.shares.steps(self._now_ms())
+        try:
+            while True:
+                next(steps)
+                await trio.lowlevel.checkpoint()
+        except StopIteration as end:
+            for partition, data in end.value:
+                exchange.publish(partition, data)
         exchange.wanted = fleet.wanted
         self._report()
 
