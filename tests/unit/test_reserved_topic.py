@@ -45,7 +45,17 @@ from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPI
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 from tests.support.mutation_tools import create, delete, encoded, partitions
-from tests.support.session_tools import METADATA, PRODUCE, encode, finished, request, response, session
+from tests.support.session_tools import (
+    METADATA,
+    PRODUCE,
+    encode,
+    finished,
+    from_broker,
+    from_client,
+    request,
+    response,
+    session,
+)
 from tests.support.wire_tools import kio_class, kio_read, kio_versions, sample
 
 TOPIC, NOT_ATTEMPTED, REFUSED = "kquota-fleet", 55, 29
@@ -238,14 +248,12 @@ def _sent_on(frame: bytes, pieces_of: int) -> bytes:
     """What goes to the broker of a request that comes in pieces. Of what need not be seen nothing is shown."""
     one, sent, at = session(LEDGER, rewrite=False, reserved=_guard()), bytearray(), 0
     while at < len(frame):
-        if unseen := min(one.client_skip, len(frame) - at):
+        if unseen := min(one.requests.reader.movable(), len(frame) - at):
             one.client_moved(unseen, 0.0)
             sent += frame[at : at + unseen]
             at += unseen
-        piece = bytearray(frame[at : at + pieces_of])
-        at += len(piece)
-        for part in one.client_bytes(memoryview(piece), 0.0):
-            sent += part
+        sent += from_client(one, frame[at : at + pieces_of])
+        at += pieces_of
     return bytes(sent)
 
 
@@ -283,8 +291,8 @@ def test_records_may_contain_the_name_and_need_not_be_seen() -> None:
     frame = _produce(_records(ORDERS, records), _records(compact_string(f"{TOPIC}-2"), records))
     assert _sent_on(frame, len(frame)) == frame
     one = session(LEDGER, rewrite=False, reserved=_guard())
-    one.client_bytes(memoryview(bytearray(frame[:100])), 0.0)
-    assert one.client_skip >= len(records) - 100
+    from_client(one, frame[:100])
+    assert one.requests.reader.movable() >= len(records) - 100
     assert _sent_on(frame, 100) == frame
 
 
@@ -309,7 +317,7 @@ def test_topics_without_end_are_not_walked_over() -> None:
     one = session(LEDGER, rewrite=False, reserved=_guard())
     began = time.thread_time()
     with pytest.raises(SessionError, match=f"more than {MAX_ELEMENTS}"):
-        one.client_bytes(memoryview(bytearray(frame[:65_536])), 0.0)
+        from_client(one, frame[:65_536])
     assert (time.thread_time() - began) * 1000.0 < 25.0  # without a bound 60 ms for each 64 KB
 
 
@@ -326,12 +334,10 @@ def test_metadata_does_not_show_the_topic(version: int, rewrite: bool) -> None:
     own = dataclasses.replace(message.topics[1], name=TopicName(TOPIC))
     for topics in ((own,), (longer, own), (own, longer, *message.topics), (longer, *message.topics)):
         one = session(LEDGER, rewrite=rewrite, reserved=_guard())
-        one.client_bytes(memoryview(bytearray(request(METADATA, version, 5, b"\1\0\0\0"))), 0.0)
-        told = bytearray(response(METADATA, version, 5, encode(dataclasses.replace(message, topics=topics))))
-        got = bytearray()
-        for at in range(0, len(told), 100):
-            got += b"".join(one.broker_bytes(memoryview(told[at : at + 100]), 0.0))
-        found = kio_read(bytes(got), METADATA, version)
+        from_client(one, request(METADATA, version, 5, b"\1\0\0\0"))
+        told = response(METADATA, version, 5, encode(dataclasses.replace(message, topics=topics)))
+        got = b"".join(from_broker(one, told[at : at + 100]) for at in range(0, len(told), 100))
+        found = kio_read(got, METADATA, version)
         others = tuple(topic for topic in topics if topic is not own)
         assert found == dataclasses.replace(message, topics=others, brokers=found.brokers)
         assert {broker.host for broker in found.brokers} == {"sidecar" if rewrite else "kafka"}

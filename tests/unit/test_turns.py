@@ -17,8 +17,8 @@ import pytest
 from proxy.core.errors import SessionError
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
-from proxy.core.session.effects import Effects
 from proxy.core.interceptors.reserved_topic import ReservedTopic
+from proxy.core.session.effects import Effects
 from proxy.core.session.fetch import MAX_MISSED_PARTITIONS, MAX_SESSIONS, FetchShaper
 from proxy.core.session.frames import FRAMES_PER_TURN
 from proxy.core.session.session import Session
