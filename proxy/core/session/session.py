@@ -285,7 +285,7 @@ class Session:
         effects, exchange = self._effects, self.exchange
         requests, responses = self.requests.reader, self.responses.reader
         while True:
-            if exchange.answer_due() and responses.at_boundary():
+            if exchange.oldest is not None and exchange.answer_due() and responses.at_boundary():
                 self.responses.send_answers()
             waits = self.state.blocked(now_ms)
             if waits or effects.close is not None or requests.frames_left <= 0:
@@ -302,7 +302,10 @@ class Session:
             effects.wake_at_ms = until_ms
         else:
             effects.read_client = not requests.stopped
-        effects.splice_up, effects.splice_down = requests.movable(), responses.movable()
+        if requests.left:
+            effects.splice_up = requests.movable()
+        if responses.left:
+            effects.splice_down = responses.movable()
         effects.more = responses.keeps() or (
             not waits and (exchange.outcome is not None or (requests.stopped and self.client is _OPEN))
         )

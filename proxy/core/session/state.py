@@ -98,7 +98,7 @@ class SessionState:
 
     def blocked(self, now_ms: float) -> bool:
         """Whether no further request is inspected, for whatever reason."""
-        return self.throttle.blocks(now_ms) or self.must_wait()
+        return self.throttle.blocks(now_ms) or self.client_waits or self.exchange.state is not _FLOWING
 
     def describe(self, now_ms: float) -> str:
         """What the client waits for at `now_ms`, or that it is open: the first that applies, in this order."""
