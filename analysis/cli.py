@@ -165,6 +165,8 @@ def _run(options: argparse.Namespace) -> int:
 
         places = [options.input, options.output] if options.name == "compact" else [options.input]
         conf |= session_conf(conf, places, options.format)
+    if options.name != "stream":  # Spark's own line with the tasks that are done
+        conf.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty() and not options.quiet).lower())
     spark = open_session(options.master, options.memory, conf)
     if options.name == "stream":
         return _stream(spark, settings, metrics, quiet=options.quiet)

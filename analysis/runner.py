@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +18,6 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, unreadable_file, write_csv, write_text
 from analysis.intake import read
 from analysis.page import IndexEntry, render, render_index
-from analysis.progress import Progress
 from analysis.report import Context, with_teams, written
 from config.visible import visible
 
@@ -89,24 +90,26 @@ def _lines(entry: IndexEntry, page: str, *, quality: bool = True) -> str:
 
 
 def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> IndexEntry:
+    began_s = time.monotonic()
+
+    def step(name: str) -> None:
+        if not quiet:
+            print(f"[{time.monotonic() - began_s:5.0f} s] {name}", file=sys.stderr, flush=True)
+
     unreadable: list[str] = []
-    with contextlib.ExitStack() as stack:
-        progress = None if quiet else stack.enter_context(Progress(spark))
-        step = (lambda _: None) if progress is None else progress.step
-        # Unreadable files are only found while they are read: they are then skipped, and everything starts again.
-        while True:
-            try:
-                return _made(spark, name, asked, step, unreadable)
-            except Exception as error:
-                file = unreadable_file(error)
-                if file is None or file in unreadable:
-                    raise
-                unreadable.append(file)
-                if len(unreadable) > MAX_UNREADABLE:
-                    raise ReportError(
-                        f"--input {asked.source}: more than {MAX_UNREADABLE} files cannot be read, the last one is "
-                        f"{file}"
-                    ) from error
+    # Unreadable files are only found while they are read: they are then skipped, and everything starts again.
+    while True:
+        try:
+            return _made(spark, name, asked, step, unreadable)
+        except Exception as error:
+            file = unreadable_file(error)
+            if file is None or file in unreadable:
+                raise
+            unreadable.append(file)
+            if len(unreadable) > MAX_UNREADABLE:
+                raise ReportError(
+                    f"--input {asked.source}: more than {MAX_UNREADABLE} files cannot be read, the last one is {file}"
+                ) from error
 
 
 def _made(

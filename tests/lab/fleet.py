@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from analysis.columns import DAY_S, HOUR_S
 from analysis.errors import ReportError
 from analysis.files import read_text, write_text
-from analysis.progress import Progress
 from analysis.session import open_session
 from quota.entity import Kind
 from quota.record import FAMILIES, FIELDS, SCHEMA_VERSION, Field
@@ -318,19 +317,14 @@ def write(
     """Write the parts as directories `00`, `01`, … below `output`; a complete part is left unchanged, an interrupted
     one is written again. Raises ReportError for a directory with another fleet."""
     output = output.rstrip("/")
-    progress = Progress(spark)
     there = read_text(spark, f"{output}/_fleet.txt")
     if there is not None and there != f"{fleet}\n":
         raise ReportError(f"{output} has another fleet: {there.strip()}; this is {fleet}: choose another directory")
     write_text(spark, f"{output}/_fleet.txt", f"{fleet}\n")
-    if quiet:
-        for part in range(fleet.parts):
-            _write_part(spark, fleet, part, output, form)
-        return
-    with progress:
-        for part in range(fleet.parts):
-            progress.step(f"part {part + 1} of {fleet.parts}")
-            _write_part(spark, fleet, part, output, form)
+    for part in range(fleet.parts):
+        if not quiet:
+            print(f"part {part + 1} of {fleet.parts}", file=sys.stderr, flush=True)
+        _write_part(spark, fleet, part, output, form)
 
 
 def _write_part(spark: SparkSession, fleet: GeneratedFleet, part: int, output: str, form: str) -> None:
