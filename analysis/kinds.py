@@ -38,11 +38,6 @@ class Measure:
         """The column with the limit in force."""
         return f"{self.kind.value}_limit"
 
-    @property
-    def group(self) -> tuple[str, str]:
-        """The columns that name the group which shares the limit."""
-        return f"{self.kind.value}_group_user", f"{self.kind.value}_group_client_id"
-
     def rate(self, seconds: Column | float) -> Column:
         """Usage as a rate over this many seconds, in the unit of the limit."""
         return F.col(self.column) * F.lit(self.scale) / seconds

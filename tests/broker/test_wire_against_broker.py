@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.wire import apis, responses, schema
 from tests.lab import wire_schema
-from tests.support.wire_tools import kafka_python_frame, kafka_python_messages
+from tests.support.wire_tools import kafka_python_frame, kafka_python_messages, read_api_versions
 
 if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
@@ -53,7 +53,7 @@ def connect(cluster: KafkaCluster) -> socket.socket:
 def advertised(cluster: KafkaCluster) -> dict[int, tuple[int, int]]:
     with connect(cluster) as peer:
         frame = ask(peer, responses.api_versions_request(3, 1, "kquota-test"))
-    return responses.read_api_versions(3, frame, 0, len(frame))
+    return read_api_versions(3, frame)
 
 
 def test_every_advertised_version_is_in_the_table(cluster: KafkaCluster) -> None:

@@ -31,7 +31,7 @@ def sasl_tokens(data: bytes) -> None:
         assert plain.encode() == data.split(b"\0")[1]
     scram = sasl.scram_name(data)
     assert scram is None or len(scram[0]) <= len(data)
-    oauth = sasl.oauth_name(data, "sub")
+    oauth = sasl.oauth_claim(data, "sub")[0]
     assert oauth is None or 0 < len(oauth) <= len(data)
     mechanism = sasl.mechanism(data)
     assert mechanism is None or len(mechanism) == len(data[2:][: len(mechanism)])

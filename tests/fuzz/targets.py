@@ -43,6 +43,7 @@ from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLI
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.software import client_software
+from proxy.core.wire.walk import Short
 from quota.admin import AdminError, Changes, Quotas
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
@@ -461,8 +462,8 @@ def own_questions(data: bytes) -> None:
         pass
     if len(frame) >= 8:
         try:
-            responses.read_api_versions(data[0] % 5, frame, 0, len(frame))
-        except WireError:
+            responses._offered(frame, 0, len(frame), data[0] % 5)
+        except (WireError, Short):
             return
 
 

@@ -331,7 +331,7 @@ async def test_cuts_off_bad_scrapers_alone(
             assert await closed_by_the_server(stream)
             await stream.aclose()
         with trio.fail_after(5):
-            while running.server.open_connections:  # noqa: ASYNC110 - the server has no event for this
+            while running.server._open:  # noqa: ASYNC110 - the server has no event for this
                 await trio.sleep(0.01)
 
 
@@ -402,7 +402,7 @@ def test_a_port_in_use_is_named() -> None:
     taken = bind("127.0.0.1", 0)
     port = taken.getsockname()[1]
     with pytest.raises(OSError, match=rf"cannot listen on 127.0.0.1:{port} \(admin\): Address already in use"):
-        bind("127.0.0.1", port)
+        bind("127.0.0.1", port, " (admin)")
     taken.close()
 
 

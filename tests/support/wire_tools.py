@@ -21,7 +21,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from proxy.core.wire import responses
+from proxy.core.wire import apis, responses, schema
 from proxy.core.wire.responses import NeedMore, Rewritten, Translate
 
 THROTTLE_MS = 0x01020304
@@ -31,6 +31,20 @@ TRAILING = bytes.fromhex("7fffffff0003000c00000007ffff8080808080")
 
 def framed(payload: bytes) -> bytes:
     return struct.pack(">i", len(payload)) + payload
+
+
+def read_api_versions(version: int, frame: bytes) -> dict[int, tuple[int, int]]:
+    """API key -> (lowest, highest) version from an ApiVersions response."""
+    found = responses._offered(frame, 0, len(frame), version)
+    return {key: (lowest, highest) for key, (lowest, highest, _) in found.items()}
+
+
+def throttle_offset(api_key: int, version: int) -> int | None:
+    """Offset of throttle_time_ms from the frame's start (size prefix included), if all such responses have it there."""
+    for first, last, at in schema.THROTTLE_POSITIONS.get(api_key, ()):
+        if first <= version <= last:
+            return None if at < 0 else 8 + apis.response_header_version(api_key, version) + at
+    return None
 
 
 # ---- kio ------------------------------------------------------------------------------------------------------------

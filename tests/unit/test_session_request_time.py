@@ -32,6 +32,7 @@ from tests.support.session_tools import (
     session,
     throttles,
 )
+from tests.support.wire_tools import throttle_offset
 
 HEARTBEAT, JOIN_GROUP, WRITE_TXN_MARKERS = 12, 11, 27
 three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
@@ -117,7 +118,7 @@ def test_every_api_is_charged_and_throttled(api_key: int) -> None:
         assert charged(of) > 1
         assert of.account("", "c").meters[Kind.REQUEST].throttled > 0
         assert one.mute_until_ms > 0
-        if responses.throttle_offset(api_key, version) is not None:
+        if throttle_offset(api_key, version) is not None:
             assert 0 < max(told) <= 1000
     assert version == highest
 

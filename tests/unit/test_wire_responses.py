@@ -28,6 +28,7 @@ from tests.support.wire_tools import (
     kio_frame,
     kio_read,
     kio_versions,
+    read_api_versions,
     rewritten,
     sample,
     translated,
@@ -176,7 +177,7 @@ def test_plain_produce_responses_take_the_short_way(version: int, monkeypatch: p
     assert buf == frame.replace(struct.pack(">i", 9), struct.pack(">i", 10))
     short = throttle.plain_produce(frame, 0, len(frame), version)
     walker = Walker(frame, len(frame), len(frame))
-    walker.run(throttle._THROTTLE_WALKS[version], responses.response_header_bytes(0, version) + 4)
+    walker.run(throttle._THROTTLE_WALKS[version], apis.response_header_version(0, version) + 8)
     assert short == walker.throttle_at
 
 
@@ -290,20 +291,10 @@ def test_empty_fetch_response(version: int) -> None:
     assert frame == kafka_python_frame(cls, version, -5, responses=[], **extra)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_empty_share_fetch_response(version: int) -> None:
-    frame = responses.empty_share_fetch_response(version, -5, THROTTLE_MS)
-    found = kio_read(frame, apis.SHARE_FETCH, version)
-    assert found.throttle_time.total_seconds() * 1000 == THROTTLE_MS
-    assert (found.error_code.value, found.error_message, found.responses, found.node_endpoints) == (0, None, (), ())
-
-
 def test_empty_answers_of_unknown_versions_are_refused() -> None:
     for build in (responses.empty_fetch_response,):
         with pytest.raises(WireError, match="Fetch version 19"):
             build(19, 1, 1, 1)
-    with pytest.raises(WireError, match="ShareFetch version 3"):
-        responses.empty_share_fetch_response(3, 1, 1)
 
 
 def test_our_questions_are_what_kio_reads() -> None:
@@ -358,7 +349,7 @@ def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> 
     } | {500: (0, 7)}
     found = rewritten(18, version, api_versions_frame(version, offered), never)
     assert found == api_versions_frame(version, expected)
-    assert responses.read_api_versions(version, found, 0, len(found)) == expected
+    assert read_api_versions(version, found) == expected
     as_known = {key: (low, high) for key, (_, low, high, _) in schema.APIS.items()}
     frame = api_versions_frame(version, as_known)
     assert rewritten(18, version, frame, never) == frame
@@ -372,7 +363,7 @@ def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
         0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 4}],
     )  # fmt: skip
     assert rewritten(18, version, frame, never) == frame
-    assert responses.read_api_versions(version, frame, 0, len(frame)) == {18: (0, 4)}
+    assert read_api_versions(version, frame) == {18: (0, 4)}
     for buf, end in growing(frame):
         assert not responses.patch_throttle(buf, 0, end, 18, version, 5)
         assert buf == frame[:end]
@@ -397,7 +388,3 @@ def test_api_versions_with_absurd_lengths(body: str) -> None:
     frame = framed(struct.pack(">i", 1) + bytes.fromhex(body))
     with pytest.raises(WireError):
         responses.rewrite(18, 3, frame, 0, len(frame), never)
-    with pytest.raises(WireError):
-        responses.read_api_versions(3, frame, 0, len(frame))
-    with pytest.raises(WireError, match="cut"):
-        responses.read_api_versions(3, frame, 0, 9)

@@ -31,7 +31,7 @@ def scrubbed(frame: bytes, version: int, step: int, *, skip: bool = False) -> by
             out += scrubber.feed(memoryview(frame)[pos : pos + count])
         pos += count
         assert len(out) <= pos
-        assert scrubber.done is (pos >= len(frame))
+        assert (scrubber._left == 0) is (pos >= len(frame))
     assert len(out) == len(frame)
     return bytes(out)
 
@@ -111,7 +111,7 @@ def test_large_records_are_counted_not_looked_at() -> None:
     for byte in frame:
         longest = max(longest, scrubber.skippable)
         scrubber.feed(bytes((byte,)))
-    assert scrubber.done
+    assert scrubber._left == 0
     partition = message.responses[0].partitions[0]
     assert longest >= len(partition.records or b"")
 

@@ -23,7 +23,14 @@ from kio.static.constants import EntityType
 from proxy.core.wire import responses
 from proxy.core.wire.apis import api_name
 from tests.lab.kafka import KafkaCluster
-from tests.support.wire_tools import framed, kafka_python_frame, kafka_python_messages, kio_class, kio_frame
+from tests.support.wire_tools import (
+    framed,
+    kafka_python_frame,
+    kafka_python_messages,
+    kio_class,
+    kio_frame,
+    read_api_versions,
+)
 
 TOPIC = "vectors"
 HERE = Path(__file__).parent
@@ -92,7 +99,7 @@ class Recording:
         self.brokers = {node.node_id: Broker(node.host, node.port) for node in cluster.nodes}
         self.first = next(iter(self.brokers.values()))
         answer = self.first.ask("", 18, 0, responses.api_versions_request(0, 1, "recorder"), keep=False)
-        self.offered = responses.read_api_versions(0, answer, 0, len(answer))
+        self.offered = read_api_versions(0, answer)
 
     def versions(self, name: str) -> range:
         """What broker and library both have."""

@@ -324,11 +324,6 @@ class AdminServer:
         self._config.accesslog = None
         self._config.errorlog = None  # errors in the app are logged below
 
-    @property
-    def open_connections(self) -> int:
-        """How many are connected now."""
-        return len(self._open)
-
     async def serve(self) -> None:
         """Serve until cancelled."""
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))

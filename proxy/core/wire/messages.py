@@ -8,7 +8,6 @@ from proxy.core.wire.apis import (
     API_VERSIONS,
     FETCH,
     METADATA,
-    SHARE_FETCH,
     api_name,
     is_flexible,
     is_known,
@@ -63,26 +62,6 @@ def empty_fetch_response(version: int, correlation_id: int, throttle_ms: int, se
         + (INT32.pack(throttle_ms) if version >= 1 else b"")
         + (_NO_ERROR + INT32.pack(session_id) if version >= 7 else b"")
         + (_EMPTY_COMPACT + _NO_TAGS if flexible else _EMPTY)
-    )
-
-
-def empty_share_fetch_response(version: int, correlation_id: int, throttle_ms: int) -> bytes:
-    """A whole ShareFetchResponse frame of `version` without records and without error.
-
-    Raises WireError for unknown versions. Only for requests that carry no acknowledgements: the broker would not learn
-    of those.
-    """
-    _check(SHARE_FETCH, version)
-    return framed(
-        INT32.pack(correlation_id)
-        + _NO_TAGS
-        + INT32.pack(throttle_ms)
-        + _NO_ERROR
-        + b"\0"  # error_message: null
-        + (INT32.pack(0) if version >= 1 else b"")  # acquisition_lock_timeout_ms: nothing was acquired
-        + _EMPTY_COMPACT  # responses
-        + _EMPTY_COMPACT  # node_endpoints
-        + _NO_TAGS
     )
 
 

@@ -24,7 +24,6 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import (
     api_versions_request,
     empty_fetch_response,
-    empty_share_fetch_response,
     metadata_request,
     unsupported_api_versions_response,
 )
@@ -54,8 +53,6 @@ from proxy.core.wire.throttle import (
     needs_whole_frame,
     patch_throttle,
     read_throttle,
-    response_header_bytes,
-    throttle_offset,
 )
 from proxy.core.wire.walk import SLICE, Address, Short, Walker
 
@@ -68,19 +65,15 @@ __all__ = [
     "body_at",
     "carries_addresses",
     "empty_fetch_response",
-    "empty_share_fetch_response",
     "fetch_version_upstream",
     "metadata_request",
     "needs_rewrite",
     "needs_whole_frame",
     "patch_throttle",
-    "read_api_versions",
     "read_brokers",
     "read_throttle",
-    "response_header_bytes",
     "rewrite",
     "rewriting",
-    "throttle_offset",
     "unsupported_api_versions_response",
     "without_topic",
 ]
@@ -400,14 +393,6 @@ def _too_high(frame: bytes, version: int) -> list[tuple[int, int]]:
             )
         edits.append((at, known[1]))
     return edits
-
-
-def read_api_versions(version: int, buf: Buffer, start: int, end: int) -> dict[int, tuple[int, int]]:
-    """API key -> (lowest, highest) version from an ApiVersions response. Raises WireError when malformed or cut."""
-    try:
-        return {key: (lowest, highest) for key, (lowest, highest, _) in _offered(buf, start, end, version).items()}
-    except Short as short:
-        raise WireError("response_malformed", f"the ApiVersions response is cut: {short}") from None
 
 
 def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple[int, int, int]]:

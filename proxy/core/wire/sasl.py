@@ -153,11 +153,6 @@ def scram_name(token: Buffer) -> tuple[str, bool] | None:
     return name, _last(found[2], b",", b"tokenauth").lower() == b"true"
 
 
-def oauth_name(token: Buffer, claim: str) -> str | None:
-    """The name from `oauth_claim`."""
-    return oauth_claim(token, claim)[0]
-
-
 def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     """(name, fault): the claim of the JSON web token (RFC 7519) in an OAUTHBEARER client-first-message (RFC 7628).
 

@@ -70,11 +70,6 @@ class ShareFetchScrubber:
         """Bytes to pass before the walk goes on; 0 when it needs the next byte."""
 
     @property
-    def done(self) -> bool:
-        """Whether the whole frame has been fed (and returned)."""
-        return self._left == 0
-
-    @property
     def skippable(self) -> int:
         """How many of the next bytes pass unchanged and unseen: the shell may move them itself, then call `skip`."""
         return 0 if self._held is not None else self._skip

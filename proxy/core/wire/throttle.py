@@ -62,11 +62,6 @@ one with more is not told."""
 _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
 
 
-def response_header_bytes(api_key: int, version: int) -> int:
-    """Length of the response header without tagged fields: 4 (correlation id), or 5 in flexible versions."""
-    return 4 + response_header_version(api_key, version)
-
-
 def body_at(buf: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """Index of the body of a whole response. Raises WireError if its header is malformed."""
     try:
@@ -78,16 +73,6 @@ def body_at(buf: Buffer, start: int, end: int, api_key: int, version: int) -> in
 def body_start(walker: Walker, start: int, api_key: int, version: int) -> int:
     """Index of the response body's first byte. Raises Short or WireError."""
     return walker.run(_BODY[response_header_version(api_key, version)], start)
-
-
-def throttle_offset(api_key: int, version: int) -> int | None:
-    """Offset of throttle_time_ms from the frame's start (size prefix included), if all such responses have it there.
-
-    None when there is no such field, or when fields of varying length come first (`needs_whole_frame`). In flexible
-    versions the offset is right for a header without tagged fields, which is the only one that brokers send.
-    """
-    at = _THROTTLE_AT[apis.place(api_key, version)]
-    return None if at in (_WALK, _NO_FIELD) else at
 
 
 def needs_whole_frame(api_key: int, version: int) -> bool:
