@@ -110,7 +110,7 @@ class Site:
         fleet = Fleet(
             SEAL, member, f"i{number}", self.now + chance.random() * 1000, timing=self.timing, view=self.views[lag]
         )
-        fleet.connected(scenario.partitions, self.now)
+        fleet.connected(scenario.partitions)
         first = number * scenario.groups_each
         mine = [self.names[(first + place) % scenario.groups] for place in range(scenario.groups_each)]
         for group in mine:
@@ -196,7 +196,7 @@ class Site:
         """One more instance with a view of its own, which reads bytes: its work is measured."""
         member = self.chance.getrandbits(64)
         probe = Fleet(SEAL, member, "probe", self.now, timing=self.timing)
-        probe.connected(self.scenario.partitions, self.now)
+        probe.connected(self.scenario.partitions)
         self.probe_groups = self.names[: self.scenario.groups_each]
         for group in self.probe_groups:
             probe.join(group, self.now)
@@ -274,7 +274,7 @@ def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, 
     """
     timing, chance = Timing(), random.Random(1)
     fleet = Fleet(SEAL, chance.getrandbits(64), "probe", 0.0, timing=timing)
-    fleet.connected(partitions, 0.0)
+    fleet.connected(partitions)
     names = [number + 1 + partitions * 1000 for number in range(groups)]
     mine = names[:groups_each]
     for group in mine:

@@ -90,10 +90,9 @@ class Ignored:
 
 
 class _Partition:
-    __slots__ = ("in_flight", "learned_from", "lost", "sent_ms", "since")
+    __slots__ = ("in_flight", "learned_from", "lost", "sent_ms")
 
-    def __init__(self, now: float) -> None:
-        self.since = now
+    def __init__(self) -> None:
         self.sent_ms = float("-inf")
         self.in_flight: dict[int, _Sent] = {}
         """By sequence number, oldest first, our own records that were not read back yet."""
@@ -191,15 +190,15 @@ class Fleet:
 
     # ---- what the caller reports ------------------------------------------------------------------------------------
 
-    def connected(self, partitions: int, now: float) -> None:
+    def connected(self, partitions: int) -> None:
         """The topic was found and has this many partitions."""
         self._count = partitions
-        self._partitions.setdefault(0, _Partition(now))
+        self._partitions.setdefault(0, _Partition())
         self._groups_in.clear()
         for own in self._own.values():
             own.partition = own.group % partitions
             self._groups_in[own.partition] += 1
-            self._partitions.setdefault(own.partition, _Partition(now))
+            self._partitions.setdefault(own.partition, _Partition())
 
     @property
     def wanted(self) -> frozenset[int]:
@@ -215,7 +214,7 @@ class Fleet:
         self._groups_in[partition] += 1
         self.view.follow(group)
         if self._count and partition not in self._partitions:
-            self._partitions[partition] = _Partition(now)
+            self._partitions[partition] = _Partition()
 
     def part(self, group: int) -> None:
         """It no longer has. The others' reports of the group are forgotten."""

@@ -36,11 +36,10 @@ class _Local:
 class _Rate:
     """One address or user with a connection rate."""
 
-    __slots__ = ("entry", "hash", "made", "name", "refused", "share")
+    __slots__ = ("entry", "hash", "made", "refused", "share")
 
     def __init__(self, entry: ConnectionEntry, name: str, share: float) -> None:
         self.entry = entry
-        self.name = name
         self.hash = _rate_hash(entry, name)
         self.made = 0
         self.refused = False

@@ -39,7 +39,7 @@ class Site:
 
     def start(self, seal: Seal = SEAL) -> Fleet:
         fleet = Fleet(seal, next(self._numbers), "i", self.now)
-        fleet.connected(4, self.now)
+        fleet.connected(4)
         fleet.join(GROUP, self.now)
         self.fleets.append(fleet)
         self.read[fleet] = len(self.log)

@@ -37,7 +37,7 @@ class Site:
         fleets = [Fleet(Seal([b"key"], "topic", "f"), number + 1, f"i{number}", 0.0) for number in range(count)]
         self.shares = [Shares(ledger, fleet, 0.0) for ledger, fleet in zip(self.ledgers, fleets, strict=True)]
         for fleet in fleets:
-            fleet.connected(4, 0.0)
+            fleet.connected(4)
         self.log: list[tuple[int, bytes]] = []
         self.read = [0] * count
         self.dead: set[int] = set()

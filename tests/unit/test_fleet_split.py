@@ -211,7 +211,7 @@ def test_one_that_has_enough_asks_for_a_little_more_than_it_uses() -> None:
 
 def _fleet(number: int, **settings: object) -> Fleet:
     fleet = Fleet(SEAL, number + 1, f"instance-{number}", 0.0, **settings)  # type: ignore[arg-type]
-    fleet.connected(1, 0.0)
+    fleet.connected(1)
     fleet.join(GROUP, 0.0)
     return fleet
 
@@ -441,7 +441,7 @@ def test_an_unused_group_is_published_once_more_and_then_not() -> None:
 def test_only_the_partitions_of_groups_that_are_here_are_read() -> None:
     fleet = Fleet(SEAL, 1, "a", 0.0)
     fleet.join(10, 0.0)
-    fleet.connected(7, 0.0)
+    fleet.connected(7)
     fleet.join(12, 0.0)
     assert fleet.wanted == {0, 3, 5}
     fleet.part(12)

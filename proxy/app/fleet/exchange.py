@@ -68,7 +68,6 @@ class ExchangeState:
     """Records that could not be sent in time."""
     received: int = 0
     received_bytes: int = 0
-    polls: int = 0
 
 
 class Exchange:
@@ -325,7 +324,6 @@ class Exchange:
 
     def _poll(self, timeout_s: float) -> None:
         state = self.state
-        state.polls += 1
         found = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=2000)
         for partition, records in found.items():
             for record in records:

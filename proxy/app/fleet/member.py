@@ -89,7 +89,7 @@ class Member:
         fleet.epoch_ms = time.time() * 1000 - self._now_ms()
         if exchange.partitions and not self._connected:
             self._connected = True
-            fleet.connected(exchange.partitions, self._now_ms())
+            fleet.connected(exchange.partitions)
         await self._read()
         steps = self.shares.steps(self._now_ms())
         try:
