@@ -76,7 +76,7 @@ def test_compose_clients_are_throttled(model: dict[str, Any], kafka: KafkaCluste
     config = yaml.safe_load(content(model, "kquota"))
     with sidecar(kafka.bootstrap, config["quotas"]) as running, ExitStack() as stack:
         for name in ("etl", "reader"):
-            words = model["services"][name]["command"]
+            words = shlex.split(model["services"][name]["command"])
             words = shlex.split(words[2].partition(">")[0]) if words[0] == "sh" else words
             tool = Path(words[0]).name
             arguments = [word.replace("kquota:9092", running.bootstrap) for word in words[1:]]
@@ -124,8 +124,8 @@ def test_commands_of_readme_throttle_a_client(kafka: KafkaCluster, tmp_path: Pat
             tool = TOOLS[Path(docker[place]).name]
             with start_tool(tool, docker[place + 1 :], stdout=subprocess.DEVNULL) as producer:
                 top, explain = [words for words in client if words[0] == "kquota"]
-                wait_for("a throttle in top", lambda: re.search(r"etl .*throttled", run(top)))
-                assert "delayed" in run(explain)
+                wait_for("a throttle", lambda: re.search(r"delayed \d+ requests? so far", run(explain)))
+                assert re.search(r"\betl\b.*10 MB/s", run(top))
                 producer.kill()
         finally:
             sidecar.terminate()

@@ -85,13 +85,11 @@ PROVIDERS = {
     "Strimzi": (None, None),
 }
 """The listener that clients of each provider connect to, and their mechanism."""
-FILES = dict(
-    re.findall(
-        r"^## ([^\n]+)\n[^#]*?```yaml\n(.*?)```",
-        (Path(__file__).parents[2] / "docs/providers.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-)
+FILES = {
+    section.partition("\n")[0]: found[1]
+    for section in (Path(__file__).parents[2] / "docs/providers.md").read_text().split("\n## ")
+    if (found := re.search(r"```yaml\n(.*?)```", section, re.DOTALL))
+}
 
 
 def test_every_provider_has_a_file() -> None:
