@@ -233,10 +233,10 @@ def _created(configs: list[bytes]) -> bytes:
     return request(19, 7, _compact([topic]) + struct.pack(">i?", 1000, False) + b"\0", tags=b"\0")
 
 
-def _fetch() -> bytes:
-    """The second Fetch of a session that there is not, of 64 KB."""
+def _fetch(partitions: int) -> bytes:
+    """The second Fetch of a session that there is not, of 33 bytes for each partition."""
     partition = struct.pack(">iiqiqi", 0, -1, 0, -1, -1, 1 << 20) + b"\0"
-    topic = b"\2t" + _compact([partition] * 1950) + b"\0"
+    topic = b"\2t" + _compact([partition] * partitions) + b"\0"
     head = struct.pack(">iiiibii", -1, 500, 1, 1 << 20, 0, 77, 1)
     return request(1, 12, head + _compact([topic]) + b"\1\1\0", tags=b"\0")
 
@@ -264,7 +264,8 @@ WORK: dict[str, Work] = {
     "altered_entries": Work(1, lambda: _admin(49, _compact([_ONE] * (MANY // 3)) + b"\0\0")),
     "described_components": Work(1, lambda: _admin(48, _compact([b"\5user\2\0\0"] * MANY) + b"\0\0")),
     "many_administrators": Work(17, lambda: _admin(49, _compact([_ONE] * 4000) + b"\0\0")),
-    "fetches_of_a_throttled_group": Work(17, _fetch, anew=True),
+    "fetches_of_a_throttled_group": Work(17, lambda: _fetch(990), anew=True),
+    "fetches_of_64_kb": Work(17, lambda: _fetch(1950), anew=True),
     "listed_counters": Work(2, lambda: b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n", alone=True),
     "created_configurations": Work(1, lambda: _created([b"\2k\2v\0"] * MANY)),
     "results_of_a_hostile_broker": Work(1, lambda: _created([]), alone=True),
@@ -278,7 +279,7 @@ def working(kind: str, target: Address, ends: float, done: Counter[str]) -> None
     """Each connection sends its next part when the rate of all of them lets it."""
     work = WORK[kind]
     data, began = memoryview(work.make()), time.monotonic()
-    rate = LARGE_BYTES_PER_S if len(data) >= 60_000 and not work.alone else TINY_BYTES_PER_S
+    rate = LARGE_BYTES_PER_S if len(data) >= 30_000 and not work.alone else TINY_BYTES_PER_S
 
     def connected() -> socket.socket:
         one = socket.create_connection(target, timeout=1)

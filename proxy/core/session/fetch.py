@@ -37,6 +37,8 @@ MAX_MISSED_PARTITIONS: Final = 1000
 """Changes of partitions per session that are remembered until a request carries them, which is written at once, in 3
 ms. With so many no further request is answered here; with more, the client has to start over with a full fetch."""
 _PARTITION_BYTES: Final = 33
+MAX_BYTES: Final = MAX_MISSED_PARTITIONS * _PARTITION_BYTES
+"""Of a request that is answered here; it is parsed at once, in 2 ms."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class FetchShaper:
         if version < FIRST_SESSION_VERSION or fields.session_epoch <= 0 or fields.session_id == 0:
             self.missed.pop(fields.session_id, None)
             return 0
-        if body is None:
+        if body is None or len(body) > MAX_BYTES:
             return None
         request = self._parse(body, version)
         if request is None:

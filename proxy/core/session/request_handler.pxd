@@ -25,7 +25,7 @@ cdef class RequestHandler:
     cdef public object _client_id, _reserved, _shaper, _sizes, before, software, user
     cdef public dict _joined, _missed
     cdef public bint _unanswered, established, saw_request
-    cdef public long long _max_frame_bytes, _max_header_bytes, _produced_bytes
+    cdef public long long _deferred_ms, _max_frame_bytes, _max_header_bytes, _produced_bytes
 
     @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)

@@ -28,6 +28,7 @@ from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.software import client_software
+from quota.counter import FetchAdmission
 from quota.entity import Kind
 from quota.ledger import Account
 
@@ -40,7 +41,10 @@ MAX_CLIENT_IDS: Final = 8
 """Client-ids whose accounts count a connection as theirs."""
 ACKS_ALL: Final = -1
 BODY_SHIFT: Final = 8
-"""256 bytes of a Fetch whose session is kept here count as one frame: one of 64 KB takes 4 ms, which is not cut."""
+"""256 bytes of a Fetch whose session is kept here count as one frame."""
+DEFERRED_BYTES: Final = 4096
+"""A longer Fetch whose session is kept here waits for a turn of its own: of those that came together with it, others
+are served first."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
@@ -64,6 +68,7 @@ class RequestHandler:
     __slots__ = (
         "_client_id",
         "_current",
+        "_deferred_ms",
         "_joined",
         "_max_frame_bytes",
         "_max_header_bytes",
@@ -108,6 +113,8 @@ class RequestHandler:
         self.before = BeforeLogin(state, login_expected)
         """Requests before the login are not charged, as in a broker."""
         self._reserved = state.reserved
+        self._deferred_ms = 0
+        """The throttle of a Fetch that is answered here in a later turn."""
         self._shaper = FetchShaper()
         self._missed = self._shaper.missed
         self.software: str | None = None
@@ -335,8 +342,15 @@ class RequestHandler:
             return self._unshaped(pending, total, now_ms)
         asked = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
         head_bytes = fetch_heads.of_request(buf, fields, end, start + total - fields.rest, version)
-        admission = state.ledger.admit(pending.account, FETCHED, asked, now_ms, head_bytes)
+        deferred_ms, self._deferred_ms = self._deferred_ms, 0
+        if deferred_ms > 0:
+            admission = FetchAdmission(deferred_ms, 0)
+        else:
+            admission = state.ledger.admit(pending.account, FETCHED, asked, now_ms, head_bytes)
         if admission.throttle_ms > 0:
+            if deferred_ms == 0 and total > DEFERRED_BYTES and fields.session_epoch > 0:
+                self._deferred_ms = admission.throttle_ms
+                return _STOP
             whole = end - start == total <= _MAX_HELD_BYTES
             body = buf[header.body : end] if whole else None
             return self._answer_fetch(fields, body, total, header, pending, admission.throttle_ms, now_ms)
