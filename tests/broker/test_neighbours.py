@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,7 +21,11 @@ from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until
 
-ATTACK_S = 2.0
+ATTACK_S, REST_S, ATTACKS = 0.6, 0.5, 4
+"""From what has precedence and uses a core without pause, the kernel takes it for 50 ms of each second
+(sched_rt_runtime_us): so a try is some short attacks, with rests between them."""
+LONGER_REST_S = {"listed_counters": 2.0}
+"""What was asked for last is finished."""
 EVERY_S = 0.01
 MORE_MS = 5.0
 """What a request may wait here beside twice what it waits at the broker."""
@@ -31,7 +36,7 @@ QUOTAS = [
     {
         "client-id": "attacker",
         "producer_byte_rate": 100_000,
-        "consumer_byte_rate": 1,
+        "consumer_byte_rate": 1000,
         "request_percentage": 1000,
         "controller_mutation_rate": 1_000_000,
     },
@@ -95,10 +100,8 @@ def test_neighbour_is_served_as_at_the_broker(
         target = running.admin.removeprefix("http://")
     seen: list[Waits] = []
     while len(seen) < TRIES and sum(one.excess_ms <= 0 for one in seen) <= TRIES // 2:
-        seen.append(beside(running, kafka, attacker, kind, target, ATTACK_S))
+        seen.append(beside(running, kafka, attacker, kind, target))
         print(f"{kind}: {seen[-1]}")
-    turns = {sample.labels["what"]: sample.value for sample in running.samples() if "long_turns_total" in sample.name}
-    print(f"long turns: {turns}")
     assert statistics.median(one.excess_ms for one in seen) <= 0
 
 
@@ -109,7 +112,7 @@ def test_neighbour_is_served_during_sweeps_of_many_groups(kafka: KafkaCluster, a
     many = 500_000
     with sidecar(kafka.bootstrap, QUOTAS, limits={"max_clients": many + 1000}) as running:
         _invent(running, many)
-        seen = beside(running, kafka, attacker, "pipelined_versions", running.bootstrap, 65.0)
+        seen = beside(running, kafka, attacker, "pipelined_versions", running.bootstrap, (0.6,) * 60)
         print(seen)
         assert seen.excess_ms <= 0
 
@@ -125,26 +128,35 @@ def _invent(running: Sidecar, count: int) -> None:
     until(lambda: running.metric("kquota_counters", kind="request") >= count)
 
 
-def beside(running: Sidecar, kafka: KafkaCluster, attacker: Attackers, kind: str, target: str, seconds: float) -> Waits:
-    """How long a neighbour waits, here and at the broker, during one attack; and the sidecar is alive throughout."""
+def beside(
+    running: Sidecar,
+    kafka: KafkaCluster,
+    attacker: Attackers,
+    kind: str,
+    target: str,
+    attacks: tuple[float, ...] = (ATTACK_S,) * ATTACKS,
+) -> Waits:
+    """How long a neighbour waits, here and at the broker, during attacks; and the sidecar is alive throughout."""
     with RawClient(running.bootstrap, "neighbour") as asking:
         broker = asking.ask(MetadataRequest(version=1, topics=[])).message.brokers[0]
-    waits = Waits([], [])
+    waits, done = Waits([], []), Counter[str]()
     with (
         RawClient((broker.host, broker.port), "neighbour") as client,
         RawClient(kafka.bootstrap[0], "neighbour") as direct,
         precedence(running.pid, *(node.pid for node in kafka.nodes)),
     ):
-        _asked_ms(client)
-        _asked_ms(direct)
-        attacker.begin(kind, target, seconds)
-        while not attacker.is_over(EVERY_S):
-            waits.there.append(_asked_ms(direct))
-            waits.here.append(_asked_ms(client))
-            if len(waits.here) % 20 == 0:
-                assert get(running.admin + "/healthz", timeout_s=5.0).text == "ok\n"
-    done = attacker.done()
-    assert done["bytes"] > 100_000 or done["whole"] >= 4 * WORK[kind].connections, done
+        for seconds in attacks:
+            _asked_ms(client)
+            _asked_ms(direct)
+            attacker.begin(kind, target, seconds)
+            while not attacker.is_over(EVERY_S):
+                waits.there.append(_asked_ms(direct))
+                waits.here.append(_asked_ms(client))
+                if len(waits.here) % 20 == 0:
+                    assert get(running.admin + "/healthz", timeout_s=5.0).text == "ok\n"
+            done += attacker.done()
+            time.sleep(LONGER_REST_S.get(kind, REST_S))
+    assert done["bytes"] > 100_000 or done["whole"] >= len(attacks) * WORK[kind].connections, done
     return waits
 
 

@@ -251,8 +251,6 @@ class Work(NamedTuple):
 
     connections: int
     make: Callable[[], bytes]
-    anew: bool = False
-    """On a new connection each time, after an answer to the former."""
     alone: bool = False
     """Not before the former has been answered: what nothing has come of for a tenth of a second."""
 
@@ -264,8 +262,8 @@ WORK: dict[str, Work] = {
     "altered_entries": Work(1, lambda: _admin(49, _compact([_ONE] * (MANY // 3)) + b"\0\0")),
     "described_components": Work(1, lambda: _admin(48, _compact([b"\5user\2\0\0"] * MANY) + b"\0\0")),
     "many_administrators": Work(17, lambda: _admin(49, _compact([_ONE] * 4000) + b"\0\0")),
-    "fetches_of_a_throttled_group": Work(17, lambda: _fetch(990), anew=True),
-    "fetches_of_64_kb": Work(17, lambda: _fetch(1950), anew=True),
+    "fetches_of_a_throttled_group": Work(17, lambda: _fetch(990)),
+    "fetches_of_64_kb": Work(17, lambda: _fetch(1950)),
     "listed_counters": Work(2, lambda: b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n", alone=True),
     "created_configurations": Work(1, lambda: _created([b"\2k\2v\0"] * MANY)),
     "results_of_a_hostile_broker": Work(1, lambda: _created([]), alone=True),
@@ -281,43 +279,30 @@ def working(kind: str, target: Address, ends: float, done: Counter[str]) -> None
     data, began = memoryview(work.make()), time.monotonic()
     rate = LARGE_BYTES_PER_S if len(data) >= 30_000 and not work.alone else TINY_BYTES_PER_S
 
-    def connected() -> socket.socket:
-        one = socket.create_connection(target, timeout=1)
-        one.setblocking(False)
-        places[one], heard[one] = 0, 0.0
-        done["connections"] += 1
-        return one
-
-    def waits(one: socket.socket, place: int, now: float) -> bool:
-        return place == len(data) if work.anew else work.alone and place == 0 and now - heard[one] < ANSWERED_S
-
     places: dict[socket.socket, int] = {}
     heard: dict[socket.socket, float] = {}
     try:
         for _ in range(work.connections):
-            connected()
+            one = socket.create_connection(target, timeout=1)
+            one.setblocking(False)
+            places[one], heard[one] = 0, 0.0
+            done["connections"] += 1
         while (now := time.monotonic()) < ends:
-            may_send: list[socket.socket] = []
-            if done["bytes"] < rate * (now - began):
-                may_send = [one for one, place in places.items() if not waits(one, place, now)]
+            may_send = list(places) if done["bytes"] < rate * (now - began) else []
+            if work.alone:
+                may_send = [one for one in may_send if places[one] or now - heard[one] >= ANSWERED_S]
             readable, writable, _ = select.select(list(places), may_send, [], 0.01)
             for one in readable:
                 with suppress(BlockingIOError):
                     if not one.recv(1 << 20):
                         raise ConnectionError("the other side has ended it")
                     heard[one] = now
-                    if work.anew and places[one] == len(data):
-                        del places[one], heard[one]
-                        one.close()
-                        connected()
             for one in writable:
-                if one not in places:
-                    continue
                 with suppress(BlockingIOError):
                     sent = one.send(data[places[one] : places[one] + 65_536])
                     done["bytes"] += sent
                     places[one] += sent
-                    if places[one] == len(data) and not work.anew:
+                    if places[one] == len(data):
                         places[one], heard[one] = 0, now
                         done["whole"] += 1
     finally:
