@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from config.load import load_bytes, warnings_of
-from deploy.grafana import generate
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_port_run, free_ports
@@ -54,7 +53,7 @@ def test_compose_file_is_complete(model: dict[str, Any]) -> None:
     assert all("build" in one or one["image"].rpartition(":")[2][0] in "v0123456789" for one in services.values())
     mounted = [Path(mount["source"]) for one in services.values() for mount in one.get("volumes", ())]
     assert all(path.is_file() for path in mounted)
-    assert {path.stem for path in mounted if path.suffix == ".json"} == set(generate.PAGES)
+    assert {path.stem for path in mounted if path.suffix == ".json"} == {"fleet", "group", "pod"}
     config = load_bytes("compose.yaml", content(model, "kquota").encode())
     assert warnings_of(config) == []
     ports = {port["published"] for one in services.values() for port in one.get("ports", ())}

@@ -350,6 +350,7 @@ class RequestHandler:
         if admission.throttle_ms > 0:
             if deferred_ms == 0 and total > DEFERRED_BYTES and fields.session_epoch > 0:
                 self._deferred_ms = admission.throttle_ms
+                self.reader.frames_left = 0
                 return _STOP
             whole = end - start == total <= _MAX_HELD_BYTES
             body = buf[header.body : end] if whole else None
