@@ -112,7 +112,9 @@ async def admin(*listed: str) -> AsyncIterator[int]:
     status = Status(ready=True, cluster_reached=True, draining=False)
     metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
     listener = bind("127.0.0.1", 0)
-    app = AdminApp(ledger, FakeProxy(), metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts(listed, OWN))
+    app = AdminApp(
+        ledger, FakeProxy(), metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts(listed, OWN), dict
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(AdminServer(listener, app.asgi).serve)
         yield int(listener.getsockname()[1])

@@ -101,7 +101,7 @@ async def admin(**options: Any) -> AsyncIterator[Admin]:
     listener = bind("127.0.0.1", 0)
     server = AdminServer(
         listener,
-        AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts([])).asgi,
+        AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts([]), dict).asgi,
         **options,
     )
     async with trio.open_nursery() as nursery:

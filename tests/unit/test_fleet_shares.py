@@ -111,7 +111,7 @@ def test_very_many_groups_are_split_in_short_steps() -> None:
     many, watch = 4000, Watch()
     site = Site(1, QuotaTable([Entry(client_id=DEFAULT, scope="fleet", producer_byte_rate=MB)]), max_clients=many + 1)
     ledger, shares = site.ledgers[0], site.shares[0]
-    shares.fleet.connected(1, 0.0)
+    shares.fleet.connected(1)
     accounts = [ledger.account("u", f"c{number}") for number in range(many)]
     for tick in range(28):
         site.now += 250.0

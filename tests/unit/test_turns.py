@@ -259,17 +259,13 @@ def test_what_a_broker_missed_is_told_or_forgotten_at_once(partitions: int) -> N
 
 
 @pytest.mark.parametrize(("partitions", "answered"), [(50, True), (900, True), (1900, False)])
-def test_a_long_fetch_of_a_throttled_session_has_a_turn_of_its_own(partitions: int, answered: bool) -> None:
+def test_a_long_fetch_of_a_throttled_session_has_its_own_turn(partitions: int, answered: bool) -> None:
     of, watch = ledger(fetch_rate=1000.0), Watch()
     of.charge(of.account("ANONYMOUS", "c"), Kind.FETCH, 100_000, 0.0)
     one = session(of)
     body = fetch_body(12, session_id=7, epoch=1, partitions=dict.fromkeys(range(partitions), 0))
-    frame = bytearray(request(FETCH, 12, 1, body))
-    watch(partial(one.requests.take, memoryview(frame), len(frame), 1.0))
-    assert one.has_backlog == (partitions > 100)
-    while one.has_backlog and not one.state.blocked(1.0):
-        watch(partial(one.requests.resume, 1.0))
-    assert len(watch.took) == (2 if partitions > 100 else 1)
+    client_sends(one, request(FETCH, 12, 1, body), watch, 1.0)
+    assert len(watch.took) == (3 if partitions > 100 else 2), "on_deadline, on_client_bytes, on_turn"
     assert bool(answers(one)) == answered
     watch.check(but=0)
 
