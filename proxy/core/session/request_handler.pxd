@@ -22,7 +22,7 @@ cdef class RequestHandler:
     cdef public OutgoingType out
     cdef public AccountType account
     cdef public InFlightRequestType _current
-    cdef public object _client_id, _reserved, _shaper, _sizes, before, software, user
+    cdef public object _client_id, _shaper, _sizes, before, software, user
     cdef public dict _joined, _missed
     cdef public bint _unanswered, established, saw_request
     cdef public long long _deferred_ms, _max_frame_bytes, _max_header_bytes, _produced_bytes

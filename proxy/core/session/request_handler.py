@@ -74,7 +74,6 @@ class RequestHandler:
         "_max_header_bytes",
         "_missed",
         "_produced_bytes",
-        "_reserved",
         "_shaper",
         "_sizes",
         "_state",
@@ -112,7 +111,6 @@ class RequestHandler:
         self.saw_request = False
         self.before = BeforeLogin(state, login_expected)
         """Requests before the login are not charged, as in a broker."""
-        self._reserved = state.reserved
         self._deferred_ms = 0
         """The throttle of a Fetch that is answered here in a later turn."""
         self._shaper = FetchShaper()
@@ -203,7 +201,7 @@ class RequestHandler:
 
     def looker(self) -> Looker | None:
         """What has to see all of the request that begins, to find a reserved topic in it; None: nothing has."""
-        reader, reserved = self.reader, self._reserved
+        reader, reserved = self.reader, self._state.reserved
         if reserved is None or self._current is None:
             return None
         buf, start, stop = reader.buf, reader.start, reader.stop

@@ -31,8 +31,11 @@ cdef class ResponseHandler:
     @cython.locals(pending=InFlightRequestType, exchange=ExchangeType)
     cpdef object send_answers(self)
     @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
-                   version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType, wanted=cython.Py_ssize_t)
+                   version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
+    @cython.locals(state=SessionStateType, api_key=cython.int, version=cython.int, wanted=cython.Py_ssize_t)
+    cdef VerdictType _forwarded(self, object buf, Py_ssize_t start, Py_ssize_t here, Py_ssize_t total,
+                                InFlightRequestType pending, long long throttle_ms)
     @cython.locals(pending=InFlightRequestType)
     cdef InFlightRequestType _oldest(self, long long correlation_id)
     @cython.locals(state=SessionStateType, broker_throttle_ms=cython.longlong)

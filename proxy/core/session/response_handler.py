@@ -148,28 +148,9 @@ class ResponseHandler:
         if pending.on_response is not None or pending.asked is not None:
             return self._hand_over(buf, start, here, total, pending)
         throttle_ms = self._throttle_ms(pending) if pending.penalty is not None else 0
-        verdict = _FORWARD
-        if state.reserved is not None and api_key == _METADATA and total <= MAX_HELD_RESPONSE_BYTES:
-            if here < total:
-                return need(total)
-            verdict = self._rewrite(buf, start, here, total, pending, throttle_ms)
-            if verdict is STOP:
-                return verdict
-        elif (
-            state.translate is not None
-            and api_key != _SHARE_FETCH
-            and not responses.is_plain(api_key, version, buf, start, start + here)
-            and responses.needs_rewrite(api_key, version)
-        ):
-            verdict = self._rewrite(buf, start, here, total, pending, throttle_ms)
-            if verdict.kind == _NEED or verdict is STOP:
-                return verdict
-        elif throttle_ms > 0 or api_key in (_FETCH, _SHARE_FETCH):
-            wanted = total
-            if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
-                wanted = _HEAD_BYTES
-            if here < wanted <= MAX_HELD_RESPONSE_BYTES:
-                return need(wanted)
+        verdict = self._forwarded(buf, start, here, total, pending, throttle_ms)
+        if verdict is not _FORWARD and (verdict.kind == _NEED or verdict is STOP):
+            return verdict
         state.exchange.popleft()
         if api_key in (_FETCH, _SHARE_FETCH):
             self._charge_fetch(pending, buf, start, here, total - 4)
@@ -182,6 +163,28 @@ class ResponseHandler:
         if api_key == _SHARE_FETCH and state.translate is not None:
             return _without_endpoints(version)
         return verdict
+
+    def _forwarded(
+        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest, throttle_ms: int
+    ) -> Verdict:
+        """How a response is forwarded: as it is, or with its addresses replaced. NEED or STOP: not yet."""
+        state, api_key, version = self._state, pending.api_key, pending.api_version
+        if state.reserved is not None and api_key == _METADATA and total <= MAX_HELD_RESPONSE_BYTES:
+            return self._rewrite(buf, start, here, total, pending, throttle_ms) if here == total else need(total)
+        if (
+            state.translate is not None
+            and api_key != _SHARE_FETCH
+            and not responses.is_plain(api_key, version, buf, start, start + here)
+            and responses.needs_rewrite(api_key, version)
+        ):
+            return self._rewrite(buf, start, here, total, pending, throttle_ms)
+        if throttle_ms > 0 or api_key in (_FETCH, _SHARE_FETCH):
+            wanted = total
+            if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
+                wanted = _HEAD_BYTES
+            if here < wanted <= MAX_HELD_RESPONSE_BYTES:
+                return need(wanted)
+        return _FORWARD
 
     def _oldest(self, correlation_id: int) -> InFlightRequest:
         """The request that a response with this correlation id answers. Raises SessionError if it is not the oldest."""
