@@ -202,8 +202,9 @@ class RequestHandler:
     def looker(self) -> Looker | None:
         """What has to see all of the request that begins, to find a reserved topic in it; None: nothing has."""
         reader, reserved = self.reader, self._state.reserved
-        if reserved is None or self._current is None:
+        if self._current is None:
             return None
+        assert reserved is not None
         buf, start, stop = reader.buf, reader.start, reader.stop
         header = requests.parse_request_header(buf, start, stop, self._max_frame_bytes)
         assert header is not None

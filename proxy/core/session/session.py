@@ -249,7 +249,7 @@ class Session:
             while event:
                 if event == _HEAD:
                     verdict = requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms)
-                    looker = requests.looker()
+                    looker = None if self.state.reserved is None else requests.looker()
                     reader.follow(verdict)
                     if looker is not None:
                         reader.look(looker)
