@@ -72,6 +72,13 @@ class Account(Activity):
         return f"Account({self.identity.user!r}, {self.identity.client_id!r})"
 
 
+GROWTH: Final = 500
+
+
+def _no_matter() -> None:
+    """Default of `Accounts.on_growth`."""
+
+
 class Accounts:
     """Every account that has connections, and up to `most` accounts in total while those are fewer.
 
@@ -81,6 +88,9 @@ class Accounts:
     def __init__(self, most: int, on_forget: Callable[[Account], None]) -> None:
         self._most = most
         self._on_forget = on_forget
+        self._made = 0
+        self.on_growth: Callable[[], object] = _no_matter
+        """Called whenever `GROWTH` more accounts have been made."""
         self._by_identity: OrderedDict[Identity, Account] = OrderedDict()  # the next eviction candidates come first
 
     def __len__(self) -> int:
@@ -104,6 +114,9 @@ class Accounts:
             if len(self._by_identity) >= self._most:
                 self._make_room()
             found = self._by_identity[identity] = Account(identity)
+            self._made += 1
+            if self._made % GROWTH == 0:
+                self.on_growth()
         return found
 
     def forget(self, identity: Identity) -> bool:

@@ -295,6 +295,10 @@ class Ledger:
             yield forgotten
         yield from self._accounts.sweep(now - EXPIRE_AFTER_MS)
 
+    def when_grown(self, call: Callable[[], object]) -> None:
+        """`call()` whenever there are some hundreds of new accounts."""
+        self._accounts.on_growth = call
+
     def accounts(self) -> Iterator[Account]:
         """Every known account, with its totals. The ledger may be used between two of them."""
         return iter(self._accounts)
