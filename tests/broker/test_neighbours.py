@@ -119,13 +119,13 @@ def test_neighbour_is_served_during_sweeps_of_many_groups(kafka: KafkaCluster, a
 
 def _invent(running: Sidecar, count: int) -> None:
     """Have the sidecar count so many clients."""
-    with RawClient(running.bootstrap, "neighbour") as client:
+    with RawClient(running.bootstrap, "neighbour") as client, precedence(running.pid):
         data = names(count)
         for at in range(0, count, 1000):
             client.send(data[at * len(data) // count : (at + 1000) * len(data) // count])
             for _ in range(1000):
                 client.read_frame()
-    until(lambda: running.metric("kquota_counters", kind="request") >= count)
+        until(lambda: running.metric("kquota_counters", kind="request") >= count)
 
 
 def beside(
