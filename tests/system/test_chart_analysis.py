@@ -13,7 +13,7 @@ import yaml
 
 from analysis import cli, container
 from analysis.prices import to_prices
-from analysis.session import KAFKA_PACKAGE
+from analysis.session import kafka_package
 from analysis.stream_metrics import listen_address
 from tests.lab.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text
@@ -80,13 +80,13 @@ def test_the_operator_starts_the_file_that_is_in_the_image() -> None:
     for one in [*of_kind(manifests, "ScheduledSparkApplication"), *of_kind(manifests, "SparkApplication")]:
         spec = one["spec"].get("template", one["spec"])
         assert spec["mainApplicationFile"] == place
-        assert f"pyspark=={spec['sparkVersion']}" in (ROOT / "pyproject.toml").read_text()
+        assert f"pyspark=={spec['sparkVersion']}" in (ROOT / "deploy/constraints.txt").read_text()
         for part in ("driver", "executor"):
             context = spec[part]["securityContext"]
             assert (context["readOnlyRootFilesystem"], context["runAsUser"]) == (True, 65532)
             assert {mount["name"] for mount in spec[part]["volumeMounts"]} <= {one["name"] for one in spec["volumes"]}
     (stream,) = of_kind(manifests, "SparkApplication")
-    assert stream["spec"]["sparkConf"]["spark.jars.packages"] == KAFKA_PACKAGE
+    assert stream["spec"]["sparkConf"]["spark.jars.packages"] == kafka_package()
 
 
 def stream_pod(manifests: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,9 @@ table inet kquota {
   }
 }
 """
+
+QUOTAS: Any = SimpleNamespace(not_ready=None)
+"""The source of quotas: ready."""
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +212,13 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
 async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespace) -> None:
     with machine.inside():
         async with intercepting() as (proxy, _):
-            assert not_ready(proxy) == []
+            assert not_ready(proxy, QUOTAS) == []
         async with intercepting(bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
             await until(lambda: proxy.last_cluster_error)
-            (reason,) = not_ready(proxy)
+            (reason,) = not_ready(proxy, QUOTAS)
             assert "the cluster is not reached" in reason
         async with intercepting(bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
-            await until(lambda: not_ready(proxy) == [])
+            await until(lambda: not_ready(proxy, QUOTAS) == [])
             assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"
 
 
@@ -243,7 +247,7 @@ async def test_transparent_drain_finishes_requests_in_flight(machine: Namespace)
             await until(lambda: len(broker.received) == 2)
             await until(lambda: len(proxy.connections()) == 3)
             proxy.drain()
-            assert not_ready(proxy) == ["the sidecar is draining"]
+            assert not_ready(proxy, QUOTAS) == ["the sidecar is draining"]
             assert await idle.receive_some() == b"", "nothing is owed there"
             assert await muted.receive_some() == b"", "nor there, whatever is left of the throttle"
             with pytest.raises(ConnectionRefusedError):

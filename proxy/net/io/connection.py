@@ -147,9 +147,10 @@ class Connection:
         pair = ConnectionPair(endpoint_of(self._client), self.session, self._shared, self._wake, self.identify)
         self._pair = pair
         try:
-            pair.start()
             if self._draining:
                 pair.drain()
+            if not pair.closed:
+                pair.start()
             while not pair.closed:
                 if pair.wants_broker:
                     pair.wants_broker = False
