@@ -30,7 +30,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
+.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -150,7 +150,7 @@ test: check classes ## check, the unit tests, then every promise with real broke
 test-long: $(VENV)/.dev classes ## The tests that make test leaves out for their price (tests/README.md)
 	@$(LONG) $(PYTEST_ARGS)
 
-test-all: test test-long evasion fuzz sanitize faults soak peer-suites test-apiserver test-kubernetes test-object-store stream-kills ## Every test (hours; root, Go, cargo)
+test-all: test test-long bench-guard evasion fuzz sanitize faults soak peer-suites test-apiserver test-kubernetes test-object-store stream-kills ## Every test (hours; root, Go, cargo)
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
@@ -200,6 +200,9 @@ stream-kills: $(VENV)/.dev ## The stream's exactly once: driver and executors ki
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-guard: $(VENV)/.bench classes ## What a request costs, counted, against stored counts; then HAProxy, coarsely (root, valgrind, strace, haproxy; GUARD_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.guard $(GUARD_ARGS)
 
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.accuracy $(ACCURACY_ARGS)

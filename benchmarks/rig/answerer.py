@@ -1,9 +1,10 @@
 """A peer that only answers: it looks like a broker to a proxy, and sends the same prepared fetch response every time.
 
-Run as `python -m benchmarks.rig.answerer PORT RECORDS_BYTES`. Brokers send records from the page cache by sendfile,
-and so does this, from a file in memory: it reads nothing, copies nothing and computes nothing, so that what is
-between it and a client that throws everything away can show what it carries. It answers what such a client and a
-sidecar's readiness ask: ApiVersions 0, Metadata 1 and Fetch 15; other requests end the connection.
+Run as `python -m benchmarks.rig.answerer PORT RECORDS_BYTES [PEM]`; with a certificate and its key it speaks TLS.
+Brokers send records from the page cache by sendfile, and so does this, from a file in memory: it reads nothing, copies
+nothing and computes nothing, so that what is between it and a client that throws everything away can show what it
+carries. It answers what such clients and a sidecar's readiness ask: ApiVersions 0, Metadata 1, Fetch 15 and
+`produce_frame`'s requests for TOPIC; other requests end the connection.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import struct
 import sys
 from collections import deque
 from typing import Final
 
-from benchmarks.rig.rawclient import API_VERSIONS, CLIENT_ID, record_batch
+from benchmarks.rig.rawclient import ANSWER_LIMIT_S, API_VERSIONS, CLIENT_ID, PRODUCE, PRODUCE_VERSION, record_batch
 from proxy.core.wire.primitives import uvarint
 
 FETCH, FETCH_VERSION = 1, 15
 """The version that kquota asks brokers with, whatever newer one its clients speak; brokers since 3.5 know it."""
 METADATA, METADATA_VERSION = 3, 1
+TOPIC = "answered"
+"""Of the produce requests that are answered."""
 VALUE_BYTES = 1024
 TOPIC_ID = bytes(range(16))
 MAX_PARTITION_BYTES = 1_048_576
@@ -67,8 +71,22 @@ def _framed(correlation_id: int, content: bytes) -> bytes:
     return struct.pack(">ii", 4 + len(content), correlation_id) + content
 
 
+def produce_response() -> bytes:
+    """A whole response frame with correlation id 0 to a Produce for partition 0 of TOPIC."""
+    # partition, error code, base offset, time of appending, log start offset; no errors of records, no message
+    partition = struct.pack(">ihqqq", 0, 0, 0, -1, 0) + b"\1\0\0"
+    name = TOPIC.encode()
+    body = uvarint(2) + uvarint(len(name) + 1) + name + uvarint(2) + partition + b"\0"
+    return _framed(0, b"\0" + body + struct.pack(">i", 0) + b"\0")  # throttle_time_ms
+
+
 def _api_versions() -> bytes:
-    apis = ((FETCH, 4, FETCH_VERSION), (METADATA, 0, METADATA_VERSION), (API_VERSIONS, 0, 0))
+    apis = (
+        (PRODUCE, 3, PRODUCE_VERSION),
+        (FETCH, 4, FETCH_VERSION),
+        (METADATA, 0, METADATA_VERSION),
+        (API_VERSIONS, 0, 0),
+    )
     return struct.pack(">hi", 0, len(apis)) + b"".join(struct.pack(">hhh", *api) for api in apis)
 
 
@@ -84,7 +102,7 @@ def _metadata(host: str, port: int) -> bytes:
 class Peer:
     """One connection."""
 
-    __slots__ = ("_answerer", "_file_at", "_replies", "_rest", "socket")
+    __slots__ = ("_answerer", "_file_at", "_more", "_replies", "_rest", "socket")
 
     def __init__(self, connection: socket.socket, answerer: Answerer) -> None:
         self.socket = connection
@@ -94,13 +112,14 @@ class Peer:
         self._replies: deque[tuple[bytes, bool]] = deque()
         """What is still to be sent: bytes, and whether the prepared file comes behind them."""
         self._file_at = _HEAD_BYTES
+        self._more: Final = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_MORE
 
     def receive(self) -> bool:
         """Read all that is there; False when the connection is over."""
         while True:
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError):
                 return True
             except OSError:
                 return False
@@ -124,32 +143,39 @@ class Peer:
             while self._replies:
                 data, with_file = self._replies[0]
                 if data:
-                    sent = self.socket.send(data, socket.MSG_MORE if with_file else 0)
+                    sent = self.socket.send(data, self._more if with_file else 0)
                     self._replies[0] = (data[sent:], with_file)
                 elif with_file and self._file_at < self._answerer.file_bytes:
-                    count = self._answerer.file_bytes - self._file_at
-                    self._file_at += os.sendfile(self.socket.fileno(), self._answerer.file, self._file_at, count)
+                    self._file_at += self._send_file(self._answerer.file_bytes - self._file_at)
                 else:
                     self._replies.popleft()
                     self._file_at = _HEAD_BYTES
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             pass
         except OSError:
             return False
         return True
 
+    def _send_file(self, count: int) -> int:
+        if isinstance(self.socket, ssl.SSLSocket):
+            return self.socket.send(self._answerer.response[self._file_at :])
+        return os.sendfile(self.socket.fileno(), self._answerer.file, self._file_at, count)
+
 
 class Answerer:
     """The listener and its connections, served one after another as they can go on."""
 
-    def __init__(self, listener: socket.socket, records_bytes: int) -> None:
+    def __init__(self, listener: socket.socket, records_bytes: int, tls: ssl.SSLContext | None = None) -> None:
         response = fetch_response(records_bytes)
+        self.response: Final = memoryview(response)
         self.file: Final = os.memfd_create("fetch response")
         self.file_bytes: Final = os.write(self.file, response)
         if self.file_bytes != len(response):
             raise OSError(f"{self.file_bytes} of {len(response)} bytes fitted into the file in memory")
         self._head: Final = response[:4]
+        self._produced: Final = produce_response()
         self._listener: Final = listener
+        self._tls: Final = tls
         self._metadata: Final = _metadata(*listener.getsockname()[:2])
 
     def reply(self, api_key: int, version: int, correlation_id: int) -> tuple[bytes, bool] | None:
@@ -157,6 +183,8 @@ class Answerer:
         match api_key, version:
             case (1, 15):  # FETCH, FETCH_VERSION
                 return self._head + struct.pack(">i", correlation_id), True
+            case (0, 11):  # PRODUCE, PRODUCE_VERSION
+                return self._produced[:4] + struct.pack(">i", correlation_id) + self._produced[8:], False
             case (3, 1):  # METADATA, METADATA_VERSION
                 return _framed(correlation_id, self._metadata), False
             case (18, 0):  # API_VERSIONS
@@ -175,6 +203,12 @@ class Answerer:
                     if number == listening:
                         connection, _ = self._listener.accept()
                         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        if self._tls is not None:
+                            connection.settimeout(ANSWER_LIMIT_S)
+                            try:
+                                connection = self._tls.wrap_socket(connection, server_side=True)
+                            except OSError:  # who only looks whether the port is open
+                                continue
                         connection.setblocking(False)
                         peers[connection.fileno()] = Peer(connection, self)
                         poller.register(connection.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
@@ -189,9 +223,13 @@ class Answerer:
 
 def main() -> int:
     """The program."""
-    port, records_bytes = map(int, sys.argv[1:])
+    port, records_bytes = map(int, sys.argv[1:3])
+    tls = None
+    if sys.argv[3:]:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(sys.argv[3])
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
-        Answerer(listener, records_bytes).serve()
+        Answerer(listener, records_bytes, tls).serve()
     return 0
 
 

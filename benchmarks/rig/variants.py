@@ -71,6 +71,7 @@ class Variant:
     """Can be told to speak TLS to the broker, from the client, or both."""
     yardstick: bool = False
     """No proxy for real use: only measured where a scenario has a use for it."""
+    start_limit_s: float = START_LIMIT_S
     redirected: bool = False
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
     namespace of its own, for its rules."""
@@ -133,7 +134,7 @@ def start(variant: Variant, ports: Ports, broker: Address, folder: Path, tls: Tl
     """Start a variant and wait until it takes connections. `broker` speaks TLS where that is asked for.
 
     Raises:
-        VariantError: it ended, or is not ready after START_LIMIT_S.
+        VariantError: it ended, or is not ready after its `start_limit_s`.
     """
     if variant.command is None:
         return Running(variant, broker, None, tls=tls)
@@ -151,12 +152,13 @@ def start(variant: Variant, ports: Ports, broker: Address, folder: Path, tls: Tl
 
 
 def _wait_ready(running: Running, ports: Ports) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+    limit_s = running.variant.start_limit_s
+    deadline = time.monotonic() + limit_s
     url = running.variant.ready_url(ports) if running.variant.ready_url else None
     assert running.process is not None
     while not (_answers_200(url) if url else _accepts(running.address)):
         if running.process.poll() is not None or time.monotonic() > deadline:
-            state = "ended" if running.process.poll() is not None else f"was not ready after {START_LIMIT_S:g} s"
+            state = "ended" if running.process.poll() is not None else f"was not ready after {limit_s:g} s"
             raise VariantError(f"{running.variant.key} {state}; end of its log:\n{running.log_tail()}")
         time.sleep(POLL_S)
 
@@ -463,8 +465,9 @@ BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT, R
 def answerer(records_bytes: int) -> Variant:
     """What stands in the broker's place where neither end is to be the limit; `Ports.front` is its port."""
 
-    def command(_folder: Path, ports: Ports, _broker: Address, _tls: Tls | None) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.rig.answerer", str(ports.front), str(records_bytes)]
+    def command(_folder: Path, ports: Ports, _broker: Address, tls: Tls | None) -> list[str]:
+        pem = [str(tls.files.both)] if tls is not None and tls.sides.to_broker else []
+        return [sys.executable, "-m", "benchmarks.rig.answerer", str(ports.front), str(records_bytes), *pem]
 
     return Variant("00-answers", "answering peer", "answers every fetch with the same response", command=command)
 
