@@ -1,3 +1,5 @@
+cimport cython
+
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 
 cdef double _NEVER
@@ -10,4 +12,5 @@ cdef class Effects:
     cdef public long long splice_down, splice_up
     cdef public double wake_at_ms
 
+    @cython.locals(up=OutgoingType, down=OutgoingType)
     cpdef object begin(self)

@@ -45,8 +45,9 @@ class Effects:
 
     def begin(self) -> None:
         """A door is used: forget what the last one wanted."""
-        self.to_broker.begin()
-        self.to_client.begin()
+        up, down = self.to_broker, self.to_client
+        up.start = up.end = down.start = down.end = 0
+        up.buffers = down.buffers = None
         self.identified: Login | None = None
         """A login that the broker has accepted: find its user before anything is sent, then call `on_identity`."""
         self.connect = False

@@ -26,7 +26,7 @@ cdef class Direction(Handler):
 
     @cython.locals(pair=ConnectionPair, _=cython.int)
     cpdef object run(self)
-    @cython.locals(pair=ConnectionPair, sent=cython.Py_ssize_t, more=cython.bint, sink=EndpointType)
+    @cython.locals(sent=cython.Py_ssize_t, total=cython.Py_ssize_t, more=cython.bint, sink=EndpointType)
     cpdef object send(self, OutgoingType out)
     @cython.locals(pair=ConnectionPair, wanted=cython.Py_ssize_t, received=cython.Py_ssize_t)
     cdef bint _read(self) except -1

@@ -142,6 +142,7 @@ class Direction(Handler):
         sink = self.sink
         if sink is None or self.unsent:
             self.unsent += b"".join(out.parts())
+            out.begin()
             return
         more = self.readable and self.moves > 0  # the rest of a large frame shares a packet with its head
         try:
@@ -151,7 +152,13 @@ class Direction(Handler):
                     self.unsent = bytes(out.view[out.start + sent : out.end])
             else:
                 parts = out.parts()
-                self.unsent = b"".join(parts)[sink.send_all(parts, more) :]
+                out.begin()  # they may be copies of a login's messages
+                sent = sink.send_all(parts, more)
+                total = 0
+                for part in parts:
+                    total += len(part)
+                if sent < total:
+                    self.unsent = b"".join(parts)[sent:]
         except OSError as error:
             self._fail(not self._upward, error)
             return
@@ -499,7 +506,8 @@ class ConnectionPair:
             down.send(effects.to_client)
         if up.source is None:
             return  # a socket has failed
-        self._open_or_shut()
+        if up.open != effects.read_client or down.unsent:
+            self._open_or_shut()
         if effects.wake_at_ms != self._wake_at_ms:
             self._wake(effects.wake_at_ms)
         if effects.connect:
