@@ -42,6 +42,7 @@ from benchmarks.suites.plan import FULL
 from benchmarks.suites.scenarios import scenarios
 from quota import compiled
 from tests.lab.kafka.ports import free_ports
+from tests.support.precedence import precedence
 
 STORED: Final = Path(__file__).with_name("guard.json")
 FETCH_BYTES: Final = 300_000
@@ -312,9 +313,10 @@ def beside_haproxy(stored: Mapping[str, Any]) -> list[str]:
     """CPU next to HAProxy's in three interleaved rounds at a broker; what is above the bound."""
     bounds = stored["haproxy_at_most"]
     plan = replace(FULL, name="guard", rounds=3, tls_rounds=3, repeats={}, wait_budget_s=20.0, idle_cores_poll=False)
-    plan = replace(plan, warmup_records=50_000, produce_default_records=100_000, fetch_records=300_000, small_s=2.0)
+    plan = replace(plan, warmup_records=20_000, produce_default_records=30_000, fetch_records=100_000, small_s=1.0)
     todo = [scenario for scenario in scenarios(plan) if scenario.key in bounds]
-    samples = Samples(runner.run(plan, [variants.HAPROXY, variants.KQUOTA], todo, lambda _: None))
+    with precedence():
+        samples = Samples(runner.run(plan, [variants.HAPROXY, variants.KQUOTA], todo, lambda _: None))
     wrong = []
     for scenario in todo:
         metric = next(metric.key for metric in scenario.metrics if metric.compare == "haproxy")
