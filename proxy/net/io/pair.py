@@ -411,7 +411,7 @@ class ConnectionPair:
         """Others have been served: go on with what the session left."""
         self.more = False
         self.apply(self.session.on_turn(self._now_ms()))
-        if not self.more and self.down.readable and not self.closed:
+        if not self.more and not self.closed:
             self._round.go_on_later(self.down)
 
     def on_time(self) -> None:
@@ -497,9 +497,9 @@ class ConnectionPair:
         up.moves = effects.splice_up if effects.splice_up >= least > 0 else 0
         down.moves = effects.splice_down if effects.splice_down >= least > 0 else 0
         self.yields, self._may_read = effects.yields, effects.read_client
-        if effects.more and not self.more:
-            self._round.go_on_later(up)
-        self.more = effects.more
+        if effects.more != self.more:
+            self.more = effects.more
+            self._round.go_on_later(up if effects.more else down)
         if not effects.to_broker.empty():
             up.send(effects.to_broker)
         if not effects.to_client.empty():
