@@ -29,6 +29,8 @@ LONGER_REST_S = {"listed_counters": 2.0}
 EVERY_S = 0.01
 MORE_MS = 5.0
 """What a request may wait here beside twice what it waits at the broker."""
+SHORT = ("pipelined_versions", "altered_operations")
+"""The others are long: what runs with precedence takes the cores from all tests beside it."""
 TRIES = 5
 """A core may be taken from the sidecar alone for some ms, and from the broker alone: the median of so many counts."""
 NAMES = 20_000
@@ -89,7 +91,9 @@ def misled(kafka: KafkaCluster) -> Iterator[Sidecar]:
         yield one
 
 
-@pytest.mark.parametrize("kind", WORK)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SHORT else pytest.param(kind, marks=pytest.mark.long) for kind in WORK]
+)
 def test_neighbour_is_served_as_at_the_broker(
     request: pytest.FixtureRequest, kafka: KafkaCluster, attacker: Attackers, kind: str
 ) -> None:
