@@ -48,6 +48,9 @@ def content(model: dict[str, Any], name: str) -> str:
     return text
 
 
+pytestmark = pytest.mark.long  # it builds compose's own reader, and runs what README shows
+
+
 def test_compose_file_is_complete(model: dict[str, Any]) -> None:
     services = model["services"]
     assert all("build" in one or one["image"].rpartition(":")[2][0] in "v0123456789" for one in services.values())

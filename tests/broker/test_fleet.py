@@ -288,6 +288,7 @@ def test_a_client_of_the_brokers_cannot_break_the_split(kafka: KafkaCluster, top
             producer.close()
 
 
+@pytest.mark.long
 def test_a_client_behind_a_sidecar_cannot_use_the_topic(kafka: KafkaCluster, topic: str) -> None:
     """In any version, at any place of a request; and those that go on are served."""
     from confluent_kafka import KafkaException, Producer

@@ -24,6 +24,8 @@ from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
 
 pytestmark = pytest.mark.timeout(400)
+SHORT = ("http_get", "cut_headers", "slow_reader")
+"""The others are long: what runs with precedence takes the cores from all tests beside it."""
 
 ATTACK_S = 1.0
 LONG_ATTACKS_S = {"slow_before_login": 2.5, "slow_writers": 2.5, "many_connections": 2.5, "slow_reader": 5.0}
@@ -100,7 +102,9 @@ def attacker() -> Iterator[Attackers]:
         yield process
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SHORT else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
+)
 def test_attacker_does_not_slow_honest_client(
     running: Sidecar,
     kafka: KafkaCluster,

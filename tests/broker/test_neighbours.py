@@ -29,7 +29,7 @@ LONGER_REST_S = {"listed_counters": 2.0}
 EVERY_S = 0.01
 MORE_MS = 5.0
 """What a request may wait here beside twice what it waits at the broker."""
-SHORT = ("pipelined_versions", "altered_operations")
+SHORT = ("altered_operations",)
 """The others are long: what runs with precedence takes the cores from all tests beside it."""
 TRIES = 5
 """A core may be taken from the sidecar alone for some ms, and from the broker alone: the median of so many counts."""
