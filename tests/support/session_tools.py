@@ -16,6 +16,7 @@ from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.interceptors.intercept import Work
 from proxy.core.session.effects import Effects
 from proxy.core.session.session import Session
+from proxy.core.session.states import Answering
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import is_flexible
 from proxy.core.wire.messages import framed, request_header
@@ -235,7 +236,7 @@ class Driven(Session):
     @property
     def must_wait(self) -> bool:
         """Whether the client waits for something other than time."""
-        return self.state.must_wait()
+        return self.state.client_waits or self.exchange.state is not Answering.FLOWING
 
 
 def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Driven:

@@ -61,13 +61,11 @@ class BeforeLogin:
         self._versions += 1
         return self._versions <= FREE_VERSIONS
 
-    def needless(self) -> bool:
-        """Whether the broker has already said that it expects no login: then this phase is over."""
+    def end_if_refused(self) -> None:
+        """The broker may have said already that it expects no login: then this phase is over."""
         logins = self._state.logins
-        if logins is None or logins.wanted or not logins.refused:
-            return False
-        self._over()
-        return True
+        if logins is not None and logins.refused and not logins.wanted:
+            self._over()
 
     def _over(self) -> None:
         """No login is needed: the phase is over."""

@@ -162,7 +162,7 @@ class RequestHandler:
         if logins is not None and logins.active and not login:
             logins.end()
         if wanted:
-            before.needless()  # then the client's user is asked for
+            before.end_if_refused()  # then the client's user is asked for
             return None
         account = state.ledger.account(self.user, client_id)
         client_id = account.identity.client_id  # long ones are cut there, so that no reference keeps the whole

@@ -24,7 +24,6 @@ cdef class SessionState:
     cdef public bint client_waits
     cdef public double broker_mute_until_ms
 
-    cpdef bint must_wait(self) except -1
     cpdef bint blocked(self, double now_ms) except -1
     @cython.locals(key=cython.int)
     cpdef object count_request(self, AccountType account, int api_key)

@@ -91,11 +91,6 @@ class SessionState:
         self.broker_mute_until_ms = 0.0
         """The broker does not read from us before this time, because of its own quota (KIP-219)."""
 
-    def must_wait(self) -> bool:
-        """Whether no further request is inspected until something other than time has happened: room, a decision, an
-        answer to a login."""
-        return self.client_waits or self.exchange.state is not _FLOWING
-
     def blocked(self, now_ms: float) -> bool:
         """Whether no further request is inspected, for whatever reason."""
         return self.throttle.blocks(now_ms) or self.client_waits or self.exchange.state is not _FLOWING

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from socket import SHUT_WR, socket
 
 import trio
 
 from proxy.core.errors import SessionError
-from proxy.core.session.outgoing import Buffer
 from proxy.net.io import calls, records
 from proxy.net.io.endpoint import Endpoint
 from proxy.net.tls.channel import TlsSocket
-
-
-def send_now(
-    sink: socket,
-    buffers: Sequence[Buffer],
-    failed: Callable[[BaseException | None], SessionError],
-    flags: int = 0,
-) -> bytes | None:
-    """Send what the socket takes at once; returns a copy of the rest.
-
-    `flags`: MSG_MORE if the rest of a large frame will follow at once, so that it shares a packet with its head.
-    """
-    try:
-        sent = sink.send(buffers[0], flags) if len(buffers) == 1 else sink.sendmsg(buffers, (), flags) if buffers else 0
-    except BlockingIOError:
-        sent = 0
-    except OSError as error:
-        raise failed(error) from error
-    if len(buffers) == 1:
-        return None if sent == len(buffers[0]) else bytes(buffers[0][sent:])
-    total = sum(map(len, buffers))
-    return None if sent == total else b"".join(buffers)[sent:]
 
 
 async def send_rest(sink: socket, data: bytes, failed: Callable[[BaseException | None], SessionError]) -> None:
