@@ -10,8 +10,8 @@ from contextlib import suppress
 import trio
 
 from proxy.core.telemetry.long_turns import LONG_S, LongTurns
-from proxy.net.io.reactor import Reactor
-from proxy.net.io.rounds import Handler
+from proxy.net.io.host import Reactor
+from proxy.net.io.loop import Handler
 
 
 def compute() -> None:

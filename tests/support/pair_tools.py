@@ -14,9 +14,9 @@ from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
+from proxy.net.io.host import Reactor
+from proxy.net.io.loop import NEVER, Clock
 from proxy.net.io.pair import ConnectionPair, Shared
-from proxy.net.io.reactor import Reactor
-from proxy.net.io.rounds import NEVER, Clock
 from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
 from quota.counter import FetchAdmission

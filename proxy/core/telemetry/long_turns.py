@@ -1,6 +1,6 @@
 """The watchdog of the event loop: turns that use the CPU for longer than others should wait, and for what.
 
-`proxy.net.io.rounds` measures turns, by clock readings that it takes anyway and one of the thread's CPU time per
+`proxy.net.io.loop` measures turns, by clock readings that it takes anyway and one of the thread's CPU time per
 millisecond at most. What may take long says what it is (`begin`), so that the turn is counted under its name.
 """
 

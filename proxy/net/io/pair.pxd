@@ -4,7 +4,7 @@ from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.session cimport Session as SessionType
 from proxy.net.io.endpoint cimport Endpoint as EndpointType
-from proxy.net.io.rounds cimport Clock as ClockType, Handler, Round as RoundType
+from proxy.net.io.loop cimport Clock as ClockType, Handler, EventLoop
 from proxy.net.io.splice cimport Splice as SpliceType
 
 cdef long _MOST_UNSENT
@@ -17,7 +17,7 @@ cdef class ConnectionPair
 cdef class Direction(Handler):
     cdef public ConnectionPair _pair
     cdef public object _buffer
-    cdef public RoundType _round
+    cdef public EventLoop _loop
     cdef public SpliceType _splice
     cdef public long long moves
     cdef public bint _upward, open
@@ -38,7 +38,7 @@ cdef class Direction(Handler):
 
 cdef class ConnectionPair:
     cdef public object _shared, _changed, _identify, compliance, reason
-    cdef public RoundType _round
+    cdef public EventLoop _loop
     cdef public long long _ahead_bytes, _splice_min_bytes
     cdef public SessionType session
     cdef public Direction down, up

@@ -1,6 +1,6 @@
 """One connection pair: the sockets of a session, and the one place where its effects are carried out.
 
-`proxy.net.io.rounds` runs a `Direction` when its source is readable, or when its sink, which was full, is writable
+`proxy.net.io.loop` runs a `Direction` when its source is readable, or when its sink, which was full, is writable
 again. Everything that has to wait (dialling, the look-up of a user, a decision) is asked of the connection's task
 (`proxy.net.io.connection`). All connections share one receive buffer: nothing stays in it between two events.
 """
@@ -21,9 +21,9 @@ from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.compliance import MIN_PROBED_MS, ThrottleComplianceProbe
+from proxy.net.io.host import Reactor
 from proxy.net.io.kernel import unread_bytes
-from proxy.net.io.reactor import Reactor
-from proxy.net.io.rounds import NEVER, Handler
+from proxy.net.io.loop import NEVER, Handler
 from proxy.net.io.splice import PipePool, SinkError, SourceError, Splice, Step
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Direction(Handler):
 
     __slots__ = (
         "_buffer",
+        "_loop",
         "_pair",
-        "_round",
         "_splice",
         "_upward",
         "moves",
@@ -86,7 +86,7 @@ class Direction(Handler):
         """`upward`: from the client to the broker."""
         super().__init__()
         self._pair: ConnectionPair | None = pair
-        self._round = shared.reactor.round
+        self._loop = shared.reactor.round
         self._buffer = shared.buffer
         self._upward = upward
         self._splice = Splice(shared.pipes)
@@ -123,7 +123,7 @@ class Direction(Handler):
                 return
             if pair.yields:
                 break
-        self._round.go_on_later(self)
+        self._loop.go_on_later(self)
 
     def on_time(self) -> None:
         """The time has come that the session, or the look at the client's compliance, asked for."""
@@ -256,8 +256,8 @@ class ConnectionPair:
         "_ahead_bytes",
         "_changed",
         "_identify",
+        "_loop",
         "_may_read",
-        "_round",
         "_shared",
         "_splice_min_bytes",
         "_wake_at_ms",
@@ -285,7 +285,7 @@ class ConnectionPair:
         None: call `identified` later. A SessionError that it raises ends the connection. The session's effects are
         `shared.effects`."""
         self._shared = shared
-        self._round = shared.reactor.round
+        self._loop = shared.reactor.round
         self._changed: Callable[[], None] = changed
         self._identify: Callable[[Login], str | None] = identify
         self._splice_min_bytes = 0
@@ -295,7 +295,7 @@ class ConnectionPair:
         self.up.source = self.down.sink = client
         self.down.readable = False
         self._wake_at_ms = _NEVER
-        self.active_s = self._round.clock.now_s()
+        self.active_s = self._loop.clock.now_s()
         """When bytes were moved last, in either direction."""
         self._may_read = True
         """The session lets the client be read."""
@@ -318,7 +318,7 @@ class ConnectionPair:
     def start(self) -> None:
         """Begin to serve. Raises OSError if the kernel cannot watch the socket."""
         assert self.up.source is not None
-        self._round.watch(self.up.source.fd, self.up, self.down)
+        self._loop.watch(self.up.source.fd, self.up, self.down)
         self._run_up()
 
     def connected(self, broker: Endpoint, round_trip_ms: float) -> None:
@@ -326,7 +326,7 @@ class ConnectionPair:
         up, down = self.up, self.down
         if self.closed:
             return
-        self._round.watch(broker.fd, down, up)
+        self._loop.watch(broker.fd, down, up)
         up.sink = down.source = broker
         down.readable = True
         if up.source is not None and up.source.splices and broker.splices:
@@ -363,7 +363,7 @@ class ConnectionPair:
         self.session.close(self._now_ms())
         for endpoint in (up.source, down.source):
             if endpoint is not None:
-                self._round.forget(endpoint.fd)
+                self._loop.forget(endpoint.fd)
         up.close()
         down.close()
         self.compliance = None
@@ -376,18 +376,18 @@ class ConnectionPair:
 
     def on_bytes(self, upward: bool, buffer: memoryview, count: int) -> None:
         """`count` bytes were read."""
-        self.active_s = self._round.clock.now_s()
+        self.active_s = self._loop.clock.now_s()
         now_ms = self.active_s * 1000.0
         if upward:
             self.apply(self.session.on_client_bytes(buffer, count, now_ms))
         else:
             was_open = self.up.open
-            self.apply(self.session.on_broker_bytes(buffer, count, now_ms, self._round.since_ms))
+            self.apply(self.session.on_broker_bytes(buffer, count, now_ms, self._loop.since_ms))
             self._look_after(was_open)
 
     def on_moved(self, upward: bool, count: int) -> None:
         """`count` bytes were spliced."""
-        self.active_s = self._round.clock.now_s()
+        self.active_s = self._loop.clock.now_s()
         now_ms = self.active_s * 1000.0
         if upward:
             self.apply(self.session.on_client_moved(count, now_ms))
@@ -400,7 +400,7 @@ class ConnectionPair:
         """A response has muted the client, perhaps: look at what it has sent already (`stay`)."""
         up = self.up
         if was_open and not up.open and (up.readable or up.over):
-            self._round.go_on_later(up)
+            self._loop.go_on_later(up)
 
     def on_end(self, upward: bool) -> None:
         """One side sends no more."""
@@ -412,7 +412,7 @@ class ConnectionPair:
         self.more = False
         self.apply(self.session.on_turn(self._now_ms()))
         if not self.more and not self.closed:
-            self._round.go_on_later(self.down)
+            self._loop.go_on_later(self.down)
 
     def on_time(self) -> None:
         """The mute is over, or it is time to look whether the client heeds it."""
@@ -426,7 +426,7 @@ class ConnectionPair:
     def stay(self) -> None:
         """The client is not read now. While it is muted or queued, look at what it has sent: whether it heeds its mute,
         and whether it has gone."""
-        up, now_s = self.up, self._round.clock.now_s()
+        up, now_s = self.up, self._loop.clock.now_s()
         now_ms = now_s * 1000.0
         if self._wake_at_ms == _NEVER:
             return
@@ -462,13 +462,13 @@ class ConnectionPair:
         if received > 0:
             self.active_s = now_ms / 1000.0
             self.apply(self.session.on_client_bytes(shared.buffer, received, now_ms))
-            self._round.go_on_later(up)
+            self._loop.go_on_later(up)
         elif received == 0:
             up.over = True
 
     def _look(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
         """Look whether the client heeds its mute, if it is time to."""
-        if compliance.poll(now_s, self.session.client_bytes_total) and compliance.in_time(self._round.clock.now_s()):
+        if compliance.poll(now_s, self.session.client_bytes_total) and compliance.in_time(self._loop.clock.now_s()):
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
         self._come_back()
 
@@ -476,7 +476,7 @@ class ConnectionPair:
         """What was left over has been sent."""
         self._open_or_shut()
         if direction.readable:
-            self._round.go_on_later(direction)
+            self._loop.go_on_later(direction)
         self._end_if_sent()
 
     # ---- effects ----------------------------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ class ConnectionPair:
         self.yields, self._may_read = effects.yields, effects.read_client
         if effects.more != self.more:
             self.more = effects.more
-            self._round.go_on_later(up if effects.more else down)
+            self._loop.go_on_later(up if effects.more else down)
         if not effects.to_broker.empty():
             up.send(effects.to_broker)
         if not effects.to_client.empty():
@@ -528,7 +528,7 @@ class ConnectionPair:
         up = self.up
         opened = self._may_read and len(self.down.unsent) <= _MOST_UNSENT
         if opened and not up.open and up.readable:
-            self._round.go_on_later(up)
+            self._loop.go_on_later(up)
         up.open = opened
 
     def _wake(self, at_ms: float) -> None:
@@ -551,7 +551,7 @@ class ConnectionPair:
         at_s = self._wake_at_ms / 1000.0
         if self.compliance is not None:
             at_s = min(at_s, self.compliance.next_poll_s)
-        self._round.come_back(at_s, self.up)
+        self._loop.come_back(at_s, self.up)
 
     def _count_ahead(self, ahead_bytes: int) -> None:
         self._shared.ahead_bytes += ahead_bytes - self._ahead_bytes
@@ -569,7 +569,7 @@ class ConnectionPair:
             self.up.run()
 
     def _now_ms(self) -> float:
-        return self._round.clock.now_s() * 1000.0
+        return self._loop.clock.now_s() * 1000.0
 
 
 def _unheard() -> None:

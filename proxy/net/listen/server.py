@@ -12,8 +12,8 @@ import trio
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from proxy.net.close_log import CloseLogLimiter
+from proxy.net.io.host import Reactor
 from proxy.net.io.pair import Shared
-from proxy.net.io.reactor import Reactor
 from proxy.net.io.splice import PipePool
 from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
 from proxy.net.listen.addresses import BrokerKey, NoFreePortError

@@ -15,8 +15,8 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from proxy.net.io.reactor import Reactor
-from proxy.net.io.rounds import LATE_AT_ONCE, NEVER, Handler
+from proxy.net.io.host import Reactor
+from proxy.net.io.loop import LATE_AT_ONCE, NEVER, Handler
 from tests.support.scripted_broker import until
 
 LONG_S = 20.0
@@ -77,7 +77,7 @@ def nested(request: pytest.FixtureRequest) -> bool:
 def serving(nursery: trio.Nursery, *, nested: bool) -> Iterator[Reactor]:
     reactor = Reactor()
     reactor.start(nested=nested)
-    assert reactor.nested is nested, "this trio keeps its epoll elsewhere: see proxy/net/io/reactor.py"
+    assert reactor.nested is nested, "this trio keeps its epoll elsewhere: see proxy/net/io/host.py"
     nursery.start_soon(reactor.run)
     try:
         yield reactor

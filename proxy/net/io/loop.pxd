@@ -24,7 +24,7 @@ cdef class Watch:
     cdef public Handler reader, writer
 
 
-cdef class Round:
+cdef class EventLoop:
     cdef public calls.Poller poller
     cdef public Clock clock
     cdef public dict watches

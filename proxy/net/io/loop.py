@@ -1,6 +1,6 @@
 """The rounds of the event loop: wait for events on all watched sockets, and run what handles them.
 
-`proxy.net.io.reactor` says how this fits below trio. A `Handler` does what can be done without blocking.
+`proxy.net.io.host` says how this fits below trio. A `Handler` does what can be done without blocking.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Handler:
         """Do what can be done without blocking."""
 
     def on_time(self) -> None:
-        """The time that `Round.come_back` was given has come."""
+        """The time that `EventLoop.come_back` was given has come."""
 
     def failed(self) -> None:
         """One of these has raised the exception that is being handled."""
@@ -86,7 +86,7 @@ class Watch:
         self.writer = writer
 
 
-class Round:
+class EventLoop:
     """All watched sockets of one event loop, served round by round."""
 
     __slots__ = (

@@ -2,7 +2,7 @@
 
 A task that waits for a socket by `trio.lowlevel.wait_readable` costs, each time, two calls of epoll_ctl, a task put to
 sleep and woken, and a pass of the loop: more than all the work on a small request. Here each socket is registered once,
-with a `proxy.net.io.rounds.Handler`, which runs right where the event is found and does what can be done without
+with a `proxy.net.io.loop.Handler`, which runs right where the event is found and does what can be done without
 blocking. One that has to run at a certain time (the end of a mute) costs an entry in a heap, not a timer of trio.
 
     trio has nothing to run                        events of our sockets
@@ -28,7 +28,7 @@ import structlog
 import trio
 
 from proxy.core.telemetry.long_turns import LongTurns
-from proxy.net.io.rounds import Clock, Round
+from proxy.net.io.loop import Clock, EventLoop
 
 log = structlog.get_logger("kquota.reactor")
 
@@ -38,7 +38,7 @@ class Reactor(trio.abc.Instrument):
 
     def __init__(self, turns: LongTurns | None = None) -> None:
         """`turns` records those that take too long."""
-        self.round = Round(Clock(trio.current_time), turns)
+        self.round = EventLoop(Clock(trio.current_time), turns)
         self._nap: trio.CancelScope | None = None
         """Set while `run` waits."""
 
