@@ -45,6 +45,8 @@ from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import QuotaAdmin
 from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from proxy.net.io import host
+from proxy.net.io.loop import EventLoop
 from proxy.net.listen.listeners import bind
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.spare_fd import raise_limit
@@ -76,7 +78,7 @@ def now_ms() -> float:
 class Sidecar:
     """The parts of one running sidecar, for code that inspects it: tests, the demo."""
 
-    def __init__(self, path: Path, config: Config, found: Fingerprint) -> None:
+    def __init__(self, path: Path, config: Config, found: Fingerprint, loop: EventLoop | None = None) -> None:
         self.path = path
         self.config = config
         self.security = load_security(config)
@@ -100,6 +102,7 @@ class Sidecar:
             self.ledger,
             interceptors=interceptors if reserved is None else reserved.interceptors,
             reserved=reserved,
+            loop=loop,
         )
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
@@ -282,16 +285,17 @@ async def run_sidecar(
     *,
     handle_signals: bool = False,
     loaded: tuple[Config, Fingerprint] | None = None,
+    loop: EventLoop | None = None,
     task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
 ) -> Sidecar:
     """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is the result of
-    `read`, if that was called before.
+    `read`, if that was called before; `loop` the host of trio's run, if that is one of ours (`proxy.net.io.host`).
 
     Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or a
     file that the configuration names cannot be used.
     """
     config, found = loaded or read(Path(config_path))
-    sidecar = Sidecar(Path(config_path), config, found)
+    sidecar = Sidecar(Path(config_path), config, found, loop)
     for warning in warnings_of(config):
         log.warning("configuration", warning=str(warning))
     config.forget_source()
@@ -316,11 +320,13 @@ def main(path: Path) -> int:
     if raised := raise_limit():
         log.info("limit of open files raised", soft=raised[0], now=raised[1])
 
+    loop = EventLoop()
+
     async def go() -> Sidecar:
-        return await run_sidecar(path, handle_signals=True, loaded=loaded, task_status=_SettleWhenUp())
+        return await run_sidecar(path, handle_signals=True, loaded=loaded, loop=loop, task_status=_SettleWhenUp())
 
     try:
-        sidecar = trio.run(go)
+        sidecar = host.run(go, loop)
     except (OSError, BaseExceptionGroup) as error:
         reasons = list(_os_errors(error))
         if not reasons:

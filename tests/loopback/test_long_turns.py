@@ -10,8 +10,8 @@ from contextlib import suppress
 import trio
 
 from proxy.core.telemetry.long_turns import LONG_S, LongTurns
-from proxy.net.io.host import Reactor
-from proxy.net.io.loop import Handler
+from proxy.net.io import host
+from proxy.net.io.loop import EventLoop, Handler
 
 
 def compute() -> None:
@@ -21,12 +21,10 @@ def compute() -> None:
         pass
 
 
-async def turns_of(work: Callable[[LongTurns], None], *, in_callback: bool) -> dict[str, int]:
+def turns_of(work: Callable[[LongTurns], None], *, in_callback: bool) -> dict[str, int]:
     """What is recorded when this is done in a callback, or else in a task."""
     turns = LongTurns()
-    reactor = Reactor(turns)
-    reactor.start()
-    assert reactor.nested
+    loop = EventLoop(turns=turns)
     one, other = socket.socketpair()
     one.setblocking(False)
 
@@ -37,31 +35,30 @@ async def turns_of(work: Callable[[LongTurns], None], *, in_callback: bool) -> d
                 if one.recv(1) and in_callback:
                     work(turns)
 
-    reactor.round.watch(one.fileno(), Reader(), Handler())
-    try:
+    async def main() -> None:
+        loop.watch(one.fileno(), Reader(), Handler())
         await trio.sleep(0.02)
         other.send(b"x")
         await trio.sleep(0.02)
         if not in_callback:
             work(turns)
         await trio.sleep(0.02)
-    finally:
-        reactor.stop()
-        one.close()
-        other.close()
+
+    with one, other:
+        host.run(main, loop)
     return {what: count for what, count in turns.counts.items() if count}
 
 
-async def test_a_long_turn_is_counted_by_what_it_did() -> None:
+def test_a_long_turn_is_counted_by_what_it_did() -> None:
     def named(turns: LongTurns) -> None:
         turns.begin("AlterClientQuotas", trio.current_time())
         compute()
 
-    assert await turns_of(lambda _: compute(), in_callback=True) == {"connections": 1}
-    assert await turns_of(lambda _: compute(), in_callback=False) == {"tasks": 1}
-    assert await turns_of(named, in_callback=True) == {"AlterClientQuotas": 1}
-    assert await turns_of(named, in_callback=False) == {"AlterClientQuotas": 1}
+    assert turns_of(lambda _: compute(), in_callback=True) == {"connections": 1}
+    assert turns_of(lambda _: compute(), in_callback=False) == {"tasks": 1}
+    assert turns_of(named, in_callback=True) == {"AlterClientQuotas": 1}
+    assert turns_of(named, in_callback=False) == {"AlterClientQuotas": 1}
 
 
-async def test_turn_without_cpu_is_not_long() -> None:
-    assert await turns_of(lambda _: time.sleep(4 * LONG_S), in_callback=True) == {}
+def test_turn_without_cpu_is_not_long() -> None:
+    assert turns_of(lambda _: time.sleep(4 * LONG_S), in_callback=True) == {}

@@ -14,8 +14,7 @@ from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.io.host import Reactor
-from proxy.net.io.loop import NEVER, Clock
+from proxy.net.io.loop import NEVER, Clock, EventLoop
 from proxy.net.io.pair import ConnectionPair, Shared
 from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
@@ -90,14 +89,13 @@ class Driven:
     def __post_init__(self) -> None:
         client, self.client_far = self._pair()
         broker, self.broker_far = self._pair()
-        self.reactor = reactor = Reactor()
-        self.stack.callback(reactor.round.close)
-        reactor.round.clock = Clock(self.time)
+        self.loop = EventLoop(Clock(self.time))
+        self.stack.callback(self.loop.close)
         self.counters = Counters()
         self.pool = PipePool()
         self.stack.callback(self.pool.close)
         buffer = memoryview(bytearray(BUFFER_BYTES))
-        shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, reactor, CloseLogLimiter())
+        shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, self.loop, CloseLogLimiter())
         self.session = Session(
             self.ledger,
             self.counters,
@@ -156,7 +154,7 @@ class Driven:
 
     def run(self) -> None:
         """All turns, until there is nothing more to do: each socket is readable and has room."""
-        pair, loop = self.pair, self.reactor.round
+        pair, loop = self.pair, self.loop
         if self.came_now:
             loop.since_ms = self.time() * 1000.0
         if pair.up.at_s <= self.time():

@@ -50,7 +50,7 @@ def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
     assert " passed" in run("1", "-m", "pytest", "-q", *plain, *files)
 
 
-LOOPBACK = ("proxy_cost", "proxy_mutes", "proxy_shell", "reactor", "splice_order")
+LOOPBACK = ("proxy_cost", "proxy_mutes", "proxy_shell", "event_loop", "splice_order")
 
 
 @pytest.mark.long

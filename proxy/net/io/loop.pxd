@@ -7,7 +7,6 @@ cdef double LONG_S, MARK_S
 
 cdef class Clock:
     cdef object _source
-    cdef double _ahead_s
 
     cpdef double now_s(self) except? -1.0
 
@@ -27,27 +26,30 @@ cdef class Watch:
 cdef class EventLoop:
     cdef public calls.Poller poller
     cdef public Clock clock
-    cdef public dict watches
-    cdef public object again, force_wakeup, on_sooner, runq
-    cdef public list late
+    cdef public list watches, late
+    cdef public object again, turns
     cdef public double since_ms, told_s
-    cdef public int trio_fd
-    cdef public object turns
-    cdef int _served
-    cdef double _left_s, _marked_s
+    cdef public bint running, asleep
+    cdef public int served
+    cdef object _posted
+    cdef int _wakeup_fd
+    cdef double _turn_s, _marked_s
     cdef long long _number
 
     cpdef object forget(self, int fd)
     cpdef object go_on_later(self, Handler handler)
     cpdef object come_back(self, double at_s, Handler handler)
     cpdef double next_s(self) except? -1.0
-    @cython.locals(now_s=cython.double, until_s=cython.double, wait_s=cython.double, found=cython.bint)
-    cpdef object wait(self, double timeout)
-    @cython.locals(poller=calls.Poller, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t, found=cython.bint,
-                   event=cython.int, fd=cython.int, watch=Watch, again=Handler)
-    cpdef bint serve(self, double wait_s, double asked_s) except -1
+    @cython.locals(now_s=cython.double, wait_s=cython.double)
+    cpdef object run(self)
+    @cython.locals(poller=calls.Poller, watches=list, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t,
+                   event=cython.int, fd=cython.int, watch=Watch, again=Handler, _=cython.int)
+    cpdef double serve(self, double wait_s, double asked_s) except? -1.0
     @cython.locals(reader=Handler, writer=Handler)
     cdef object _serve(self, Watch watch, unsigned int flags)
     cdef object _run(self, Handler handler)
     @cython.locals(handler=Handler, at_s=cython.double, _=object)
     cdef object _call_back(self, double now_s)
+    cdef object _wake(self)
+    @cython.locals(now_s=cython.double)
+    cdef double _measured(self, object what) except? -1.0

@@ -1,15 +1,18 @@
-"""The rounds of the event loop: wait for events on all watched sockets, and run what handles them.
+"""The data path's event loop: one edge-triggered epoll instance, and handlers that run where an event is found.
 
-`proxy.net.io.host` says how this fits below trio. A `Handler` does what can be done without blocking.
+Each socket is registered once, with a `Handler`, which does what can be done without blocking. Edge-triggered means
+that the kernel reports once that a socket is readable: `Handler.readable` remembers it until a read would block. A
+handler that has to run at a certain time (the end of a mute) costs an entry in a heap.
 """
 
 from __future__ import annotations
 
+import os
 import select
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Final
 
 from proxy.core.telemetry import long_turns
 from proxy.core.telemetry.long_turns import LongTurns
@@ -34,18 +37,17 @@ WATCHED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT | select.E
 
 
 class Clock:
-    """The same time as `trio.current_time`, with fewer calls to get it."""
+    """The data path's clock, in seconds; with `source`, that one instead (a test's)."""
 
-    __slots__ = ("_ahead_s", "_source")
+    __slots__ = ("_source",)
 
-    def __init__(self, source: Callable[[], float] | None, ahead_s: float = 0.0) -> None:
-        """`source` returns the time; None: it is CLOCK_MONOTONIC plus `ahead_s`."""
+    def __init__(self, source: Callable[[], float] | None = None) -> None:
+        """`source` returns the time; None: it is CLOCK_MONOTONIC."""
         self._source = source
-        self._ahead_s = ahead_s
 
     def now_s(self) -> float:
         """The current time."""
-        return self._ahead_s + calls.monotonic_s() if self._source is None else self._source()
+        return calls.monotonic_s() if self._source is None else self._source()
 
 
 class Handler:
@@ -87,70 +89,92 @@ class Watch:
 
 
 class EventLoop:
-    """All watched sockets of one event loop, served round by round."""
+    """All watched sockets, served round by round.
+
+    A round: wait for events, run the handlers of ready sockets, those whose turn has come, those whose time has come,
+    and then the calls that were posted. `proxy.net.io.host` runs trio's tasks as posted calls.
+    """
 
     __slots__ = (
-        "_left_s",
         "_marked_s",
         "_number",
-        "_served",
+        "_posted",
+        "_turn_s",
+        "_wakeup_fd",
         "again",
+        "asleep",
         "clock",
-        "force_wakeup",
         "late",
-        "on_sooner",
         "poller",
-        "runq",
+        "running",
+        "served",
         "since_ms",
         "told_s",
-        "trio_fd",
         "turns",
         "watches",
     )
 
-    def __init__(self, clock: Clock, turns: LongTurns | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, turns: LongTurns | None = None) -> None:
+        """`turns` records those that take too long."""
+        self.clock = clock or Clock()
         self.turns = LongTurns() if turns is None else turns
-        self._marked_s = -NEVER
-        """When CPU time was read last."""
-        self._left_s = NEVER
-        """When trio went on with its tasks."""
-        self._served = 0
-        """Events of the latest turn."""
         self.poller = calls.Poller()
-        self.clock = clock
-        self.watches: dict[int, Watch] = {}
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Edge-triggered, so each write is an event, and nothing has to be read.
+        self.poller.register(self._wakeup_fd, select.EPOLLIN | select.EPOLLET)
+        self.watches: list[Watch | None] = []
+        """By file descriptor."""
         self.again: deque[Handler] = deque()
         """They run again after the others."""
         self.late: list[tuple[float, int, Handler]] = []
         """A heap of times. Entries that differ from the handler's `at_s` are stale."""
         self._number = 0
+        self._posted: deque[Callable[[], object]] = deque()
+        self.running = True
+        """`run` returns when this is False."""
+        self.asleep = False
+        """A task waits for `poller.fd` and for `next_s`: it has to be told when there is something to do sooner."""
+        self.served = 0
+        """Events of the latest round."""
         self.since_ms = 0.0
-        """What is ready now arrived at this time or later; as `trio.current_time`, in ms.
+        """What is ready now arrived at this time or later, in ms of the clock.
 
         If the loop had to wait, it has just arrived; otherwise it may have arrived at any time since the previous poll.
         A response that is read late because of other connections must not count as the broker's time
         (`proxy.core.session.request_time`).
         """
         self.told_s = 0.0
-        self.on_sooner: Callable[[float], None] | None = None
-        """Called with each new deadline, if another task waits for the next one."""
-        self.trio_fd = -1
-        """trio's own epoll, if it is waited for together with ours. Then also set: trio's queue of runnable tasks, and
-        the function that keeps it from blocking."""
-        self.runq: Any = ()
-        self.force_wakeup: Callable[[], None] | None = None
+        """When the latest wait ended."""
+        self._turn_s = NEVER
+        """When the turn began that the watchdog measures."""
+        self._marked_s = -NEVER
+        """When CPU time was read last."""
 
-    # ---- watches ----------------------------------------------------------------------------------------------------
+    # ---- any thread -------------------------------------------------------------------------------------------------
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have the loop's thread call it, soon."""
+        self._posted.append(call)
+        os.eventfd_write(self._wakeup_fd, 1)
+
+    # ---- the loop's thread ------------------------------------------------------------------------------------------
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """As `post`, within a round."""
+        self._posted.append(call)
 
     def watch(self, fd: int, reader: Handler, writer: Handler) -> None:
         """Watch a non-blocking socket until `forget`. Raises OSError if the kernel refuses (no memory, too many
         watches)."""
         self.poller.register(fd, WATCHED)
+        while len(self.watches) <= fd:
+            self.watches.append(None)
         self.watches[fd] = Watch(reader, writer)
 
     def forget(self, fd: int) -> None:
         """Stop watching a socket. Must be called before it is closed."""
-        if self.watches.pop(fd, None) is not None:
+        if fd < len(self.watches) and self.watches[fd] is not None:
+            self.watches[fd] = None
             self.poller.unregister(fd)
 
     def go_on_later(self, handler: Handler) -> None:
@@ -158,78 +182,51 @@ class EventLoop:
         if not handler.queued:
             handler.queued = True
             self.again.append(handler)
-            if self.on_sooner is not None:
-                self.on_sooner(-NEVER)
+            if self.asleep:
+                self._wake()
 
     def come_back(self, at_s: float, handler: Handler) -> None:
-        """Call its `on_time` then (`trio.current_time`), and not at an earlier time that was asked for."""
+        """Call its `on_time` then, and not at an earlier time that was asked for."""
         if at_s != handler.at_s:
             handler.at_s = at_s
             if at_s < NEVER:
                 self._number += 1
                 heappush(self.late, (at_s, self._number, handler))
-                if self.on_sooner is not None:
-                    self.on_sooner(at_s)
+                if self.asleep:
+                    self._wake()
 
     def next_s(self) -> float:
         """The next deadline."""
         return self.late[0][0] if self.late else NEVER
 
-    def close(self) -> None:
-        """Close; watches that are left are dropped."""
-        self.poller.close()
-        self.watches.clear()
-        self.late.clear()
-
-    # ---- rounds -----------------------------------------------------------------------------------------------------
-
-    def wait(self, timeout: float) -> None:
-        """trio has nothing to run for `timeout` seconds, or (0) polls for I/O between running its tasks."""
+    def run(self) -> None:
+        """Serve until `running` is False."""
         now_s = self.clock.now_s()
-        if now_s - self._left_s > LONG_S:
-            self.turns.look("tasks", self._left_s, now_s)
-        if timeout <= 0.0:
-            self.serve(0.0, now_s)
-            self._left_s = self.told_s
-            return
-        until_s = now_s + timeout
-        while True:
-            wait_s = 0.0 if self.again else until_s - now_s
-            if self.late:
-                wait_s = min(wait_s, max(0.0, self.next_s() - now_s))
-            found = self.serve(wait_s, now_s)
-            self._left_s = now_s = self.clock.now_s()
-            if now_s - self.told_s > LONG_S:
-                self.turns.look("connections", self.told_s, now_s, self._served)
-            if found or self.runq or now_s >= until_s:
-                # trio must not block now: not for all of `timeout` again, and not for an event that it was to find,
-                # which a handler may have used up in the meantime (a writable socket). Our sockets would be left
-                # unserved.
-                assert self.force_wakeup is not None
-                self.force_wakeup()
-                return
+        while self.running:
+            wait_s = NEVER
+            if self.again or self._posted:
+                wait_s = 0.0
+            elif self.late:
+                wait_s = max(0.0, self.next_s() - now_s)
+            now_s = self.serve(wait_s, now_s)
 
-    def serve(self, wait_s: float, asked_s: float) -> bool:
-        """Wait, and run the handlers of sockets that are ready; it is `asked_s` now. True if trio has something to do
-        too (nested), or if there was any event (not nested)."""
-        poller = self.poller
+    def serve(self, wait_s: float, asked_s: float) -> float:
+        """One round, which waits for `wait_s` at most; it is `asked_s` now. Returns the time at its end."""
+        poller, watches = self.poller, self.watches
         count = poller.wait(wait_s)
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
-        self.told_s = now_s
+        self.told_s = self._turn_s = now_s
         if now_s - self._marked_s >= MARK_S:
             self._marked_s = now_s
             self.turns.mark()
-        self._served = count
+        self.served = count
         left = min(len(self.again), AGAIN_AT_ONCE)
-        found = self.trio_fd < 0 and count > 0
         for event in range(count):
             fd = poller.fd_of(event)
-            watch = self.watches.get(fd)
+            watch = watches[fd] if fd < len(watches) else None
             if watch is not None:
                 self._serve(watch, poller.flags_of(event))
-            elif fd == self.trio_fd:
-                found = True
         while left:
             left -= 1
             again: Handler = self.again.popleft()
@@ -237,7 +234,31 @@ class EventLoop:
             self._run(again)
         if self.late and self.next_s() <= now_s:
             self._call_back(now_s)
-        return found
+        now_s = self._measured("connections")
+        if self._posted:
+            for _ in range(len(self._posted)):
+                self._posted.popleft()()
+            now_s = self._measured("tasks")
+        return now_s
+
+    def close(self) -> None:
+        """Close; watches that are left are dropped."""
+        self.poller.close()
+        os.close(self._wakeup_fd)
+        self.watches.clear()
+        self.late.clear()
+
+    def _wake(self) -> None:
+        self.asleep = False
+        os.eventfd_write(self._wakeup_fd, 1)
+
+    def _measured(self, what: str) -> float:
+        """A turn is over: have the watchdog look at it if it was long. Returns the time."""
+        now_s = self.clock.now_s()
+        if now_s - self._turn_s > LONG_S:
+            self.turns.look(what, self._turn_s, now_s, self.served)
+        self._turn_s = now_s
+        return now_s
 
     def _serve(self, watch: Watch, flags: int) -> None:
         writer, reader = watch.writer, watch.reader

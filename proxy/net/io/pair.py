@@ -21,9 +21,8 @@ from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.compliance import MIN_PROBED_MS, ThrottleComplianceProbe
-from proxy.net.io.host import Reactor
 from proxy.net.io.kernel import unread_bytes
-from proxy.net.io.loop import NEVER, Handler
+from proxy.net.io.loop import NEVER, EventLoop, Handler
 from proxy.net.io.splice import PipePool, SinkError, SourceError, Splice, Step
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Shared:
     """Receive buffer; valid only until the next await."""
     splice_min_bytes: int
     """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
-    reactor: Reactor
+    loop: EventLoop
     close_log: CloseLogLimiter
     effects: Effects = field(default_factory=Effects)
     ahead_bytes: int = 0
@@ -86,7 +85,7 @@ class Direction(Handler):
         """`upward`: from the client to the broker."""
         super().__init__()
         self._pair: ConnectionPair | None = pair
-        self._loop = shared.reactor.round
+        self._loop = shared.loop
         self._buffer = shared.buffer
         self._upward = upward
         self._splice = Splice(shared.pipes)
@@ -285,7 +284,7 @@ class ConnectionPair:
         None: call `identified` later. A SessionError that it raises ends the connection. The session's effects are
         `shared.effects`."""
         self._shared = shared
-        self._loop = shared.reactor.round
+        self._loop = shared.loop
         self._changed: Callable[[], None] = changed
         self._identify: Callable[[Login], str | None] = identify
         self._splice_min_bytes = 0

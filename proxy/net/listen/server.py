@@ -12,7 +12,8 @@ import trio
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.io.host import Reactor
+from proxy.net.io import host
+from proxy.net.io.loop import Clock, EventLoop
 from proxy.net.io.pair import Shared
 from proxy.net.io.splice import PipePool
 from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
@@ -45,7 +46,9 @@ class Proxy:
         counters: Counters | None = None,
         interceptors: Interceptors = NO_INTERCEPTORS,
         reserved: Reserved | None = None,
+        loop: EventLoop | None = None,
     ) -> None:
+        """`loop` is the host of trio's run (`proxy.net.io.host`); None: trio is run in another way, and serves one."""
         self._settings = settings
         self.counters = counters = counters or Counters()
         self._interception = (
@@ -58,9 +61,11 @@ class Proxy:
             pipes=PipePool(),
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
-            reactor=Reactor(counters.long_turns),
+            loop=loop or EventLoop(Clock(trio.current_time)),
             close_log=CloseLogLimiter(),
         )
+        shared.loop.turns = counters.long_turns
+        self._hosted = loop is not None
         handshakes = Handshakes(counters)
         dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, counters, handshakes)
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
@@ -150,7 +155,6 @@ class Proxy:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
         settings, acceptor = self._settings, self._acceptor
         resolver = trio.socket.set_custom_hostname_resolver(Resolver())
-        self._shared.reactor.start()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = self._connections.nursery = nursery
@@ -163,7 +167,8 @@ class Proxy:
                 self.state = "serving"
                 for listener in acceptor.listeners:
                     nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self._cluster.dial_bootstrap)
-                nursery.start_soon(self._shared.reactor.run)
+                if not self._hosted:
+                    nursery.start_soon(host.serve, self._shared.loop)
                 nursery.start_soon(self._admission.run)
                 nursery.start_soon(self._identification.run)
                 if self._interception is not None:
@@ -180,7 +185,8 @@ class Proxy:
         finally:
             self.state = "stopped"
             trio.socket.set_custom_hostname_resolver(resolver)
-            self._shared.reactor.stop()
+            if not self._hosted:
+                self._shared.loop.close()
             acceptor.close()
             self._shared.pipes.close()
 
