@@ -191,7 +191,7 @@ async def test_acks_0_and_close_does_not_fill_the_house(debt_s: int) -> None:
             served, seen = await trio.to_thread.run_sync(attack)
             assert served == 30
             connections, kept = zip(*seen, strict=True)
-            assert max(connections) <= MAX_KEPT + 20
+            assert max(connections) < 100, "room is left for others throughout"
             assert max(kept) <= MAX_KEPT
             if debt_s > 10:
                 assert max(kept) == 0
