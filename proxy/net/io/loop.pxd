@@ -2,7 +2,9 @@ cimport cython
 
 from proxy.net.io cimport calls
 
-cdef double LONG_S, MARK_S
+cdef double _LONG_S, _MARK_S, _WAITED_S, _NEVER
+cdef unsigned int _OVER, _READABLE, _ROOM
+cdef Py_ssize_t _AGAIN
 
 
 cdef class Clock:
@@ -30,6 +32,7 @@ cdef class EventLoop:
     cdef public object again, turns
     cdef public double since_ms, told_s
     cdef public bint running, asleep
+    cdef bint _has_posted, _waits
     cdef public int served
     cdef object _posted
     cdef int _wakeup_fd
@@ -43,10 +46,12 @@ cdef class EventLoop:
     @cython.locals(now_s=cython.double, wait_s=cython.double)
     cpdef object run(self)
     @cython.locals(poller=calls.Poller, watches=list, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t,
-                   event=cython.int, fd=cython.int, watch=Watch, again=Handler, _=cython.int)
+                   event=cython.int, fd=cython.int, watch=Watch, _=cython.int)
     cpdef double serve(self, double wait_s, double asked_s) except? -1.0
     @cython.locals(reader=Handler, writer=Handler)
     cdef object _serve(self, Watch watch, unsigned int flags)
+    @cython.locals(handler=Handler, _=cython.Py_ssize_t)
+    cdef object _run_again(self, Py_ssize_t count)
     cdef object _run(self, Handler handler)
     @cython.locals(handler=Handler, at_s=cython.double, _=object)
     cdef object _call_back(self, double now_s)

@@ -27,11 +27,15 @@ AGAIN_AT_ONCE: Final = 2
 """Handlers in the queue that run, one after the other, before sockets are polled again. Who had a share already waits
 for those that had none: each of these may use a millisecond, and there may be one for every connection."""
 NEVER: Final = float("inf")
-LONG_S: Final = long_turns.LONG_S
-MARK_S: Final = long_turns.MARK_S
-OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-READABLE: Final = select.EPOLLIN | OVER
-ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+# Compared for each event: C numbers in compiled code (see the .pxd).
+_LONG_S: Final = long_turns.LONG_S
+_MARK_S: Final = long_turns.MARK_S
+_WAITED_S: Final = WAITED_S
+_AGAIN: Final = AGAIN_AT_ONCE
+_NEVER: Final = NEVER
+_OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_READABLE: Final = select.EPOLLIN | _OVER
+_ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 """A socket that was full is writable, or never will be again."""
 WATCHED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT | select.EPOLLET
 
@@ -96,10 +100,12 @@ class EventLoop:
     """
 
     __slots__ = (
+        "_has_posted",
         "_marked_s",
         "_number",
         "_posted",
         "_turn_s",
+        "_waits",
         "_wakeup_fd",
         "again",
         "asleep",
@@ -126,10 +132,13 @@ class EventLoop:
         """By file descriptor."""
         self.again: deque[Handler] = deque()
         """They run again after the others."""
+        self._waits = False
+        """Whether there may be some."""
         self.late: list[tuple[float, int, Handler]] = []
         """A heap of times. Entries that differ from the handler's `at_s` are stale."""
         self._number = 0
         self._posted: deque[Callable[[], object]] = deque()
+        self._has_posted = False
         self.running = True
         """`run` returns when this is False."""
         self.asleep = False
@@ -155,6 +164,7 @@ class EventLoop:
     def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread call it, soon."""
         self._posted.append(call)
+        self._has_posted = True
         os.eventfd_write(self._wakeup_fd, 1)
 
     # ---- the loop's thread ------------------------------------------------------------------------------------------
@@ -162,6 +172,7 @@ class EventLoop:
     def soon(self, call: Callable[[], object]) -> None:
         """As `post`, within a round."""
         self._posted.append(call)
+        self._has_posted = True
 
     def watch(self, fd: int, reader: Handler, writer: Handler) -> None:
         """Watch a non-blocking socket until `forget`. Raises OSError if the kernel refuses (no memory, too many
@@ -182,6 +193,7 @@ class EventLoop:
         if not handler.queued:
             handler.queued = True
             self.again.append(handler)
+            self._waits = True
             if self.asleep:
                 self._wake()
 
@@ -197,16 +209,14 @@ class EventLoop:
 
     def next_s(self) -> float:
         """The next deadline."""
-        return self.late[0][0] if self.late else NEVER
+        return self.late[0][0] if self.late else _NEVER
 
     def run(self) -> None:
         """Serve until `running` is False."""
         now_s = self.clock.now_s()
         while self.running:
-            wait_s = NEVER
-            if self.again or self._posted:
-                wait_s = 0.0
-            elif self.late:
+            wait_s = 0.0
+            if not (self._waits or self._has_posted):
                 wait_s = max(0.0, self.next_s() - now_s)
             now_s = self.serve(wait_s, now_s)
 
@@ -215,27 +225,25 @@ class EventLoop:
         poller, watches = self.poller, self.watches
         count = poller.wait(wait_s)
         now_s = self.clock.now_s()
-        self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
+        self.since_ms = (now_s if now_s - asked_s > _WAITED_S else self.told_s) * 1000.0
         self.told_s = self._turn_s = now_s
-        if now_s - self._marked_s >= MARK_S:
+        if now_s - self._marked_s >= _MARK_S:
             self._marked_s = now_s
             self.turns.mark()
         self.served = count
-        left = min(len(self.again), AGAIN_AT_ONCE)
+        left = min(len(self.again), _AGAIN) if self._waits else 0
         for event in range(count):
             fd = poller.fd_of(event)
             watch = watches[fd] if fd < len(watches) else None
             if watch is not None:
                 self._serve(watch, poller.flags_of(event))
-        while left:
-            left -= 1
-            again: Handler = self.again.popleft()
-            again.queued = False
-            self._run(again)
+        if self._waits:
+            self._run_again(left)
         if self.late and self.next_s() <= now_s:
             self._call_back(now_s)
         now_s = self._measured("connections")
-        if self._posted:
+        if self._has_posted:
+            self._has_posted = False
             for _ in range(len(self._posted)):
                 self._posted.popleft()()
             now_s = self._measured("tasks")
@@ -255,23 +263,30 @@ class EventLoop:
     def _measured(self, what: str) -> float:
         """A turn is over: have the watchdog look at it if it was long. Returns the time."""
         now_s = self.clock.now_s()
-        if now_s - self._turn_s > LONG_S:
+        if now_s - self._turn_s > _LONG_S:
             self.turns.look(what, self._turn_s, now_s, self.served)
         self._turn_s = now_s
         return now_s
 
     def _serve(self, watch: Watch, flags: int) -> None:
         writer, reader = watch.writer, watch.reader
-        if flags & ROOM and writer.waits_for_room:
+        if flags & _ROOM and writer.waits_for_room:
             writer.waits_for_room = False
             if not writer.queued:
                 self._run(writer)
-        if flags & READABLE:
+        if flags & _READABLE:
             reader.readable = True
-            if flags & OVER:
+            if flags & _OVER:
                 reader.over = True
             if not reader.queued:
                 self._run(reader)
+
+    def _run_again(self, count: int) -> None:
+        for _ in range(count):
+            handler: Handler = self.again.popleft()
+            handler.queued = False
+            self._run(handler)
+        self._waits = len(self.again) > 0
 
     def _run(self, handler: Handler) -> None:
         try:
