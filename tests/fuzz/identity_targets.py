@@ -59,7 +59,7 @@ def _logins() -> list[bytes]:
 @target(
     "sasl_session",
     _logins,
-    ("proxy.core.session.login", "proxy.core.auth.sasl", "proxy.core.wire.sasl"),
+    ("proxy.core.session.auth", "proxy.core.auth.sasl", "proxy.core.wire.sasl"),
     max_bytes=1024,
 )
 def sasl_session(data: bytes) -> None:

@@ -193,7 +193,7 @@ class Driven:
                 for reader in (asks.reader, answers.reader)
             ],
             "exchange": (
-                state.throttle.until_ms, state.exchange.kept_bytes, state.broker_mute_until_ms, state.client_waits,
+                state.throttle.until_ms, state.exchange.kept_bytes, state.broker_mute_until_ms, state.auth.blocks,
                 state.throttle.client_bytes,
             ),
             "in flight": [pending_of(one) for one in state.exchange],
@@ -237,7 +237,7 @@ def pending_of(one: InFlightRequest) -> Any:
     )
     fields["account"] = one.account.identity
     fields["admission"] = None if one.admission is None else admission_of(one.admission)
-    fields["asked"], fields["on_response"] = one.asked is not None, one.on_response is not None
+    fields["hook"] = one.hook is not None
     return fields
 
 

@@ -236,12 +236,13 @@ class Driven(Session):
     @property
     def must_wait(self) -> bool:
         """Whether the client waits for something other than time."""
-        return self.state.client_waits or self.exchange.state is not Answering.FLOWING
+        return self.state.auth.blocks or self.exchange.state is not Answering.FLOWING
 
 
 def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Driven:
-    """A session of user ANONYMOUS."""
-    return Driven(of, Counters(), user="ANONYMOUS", translate=translate if rewrite else None, **settings)
+    """A session, of user ANONYMOUS unless `user` is given."""
+    settings = {"user": "ANONYMOUS"} | settings
+    return Driven(of, Counters(), translate=translate if rewrite else None, **settings)
 
 
 def identified(of: Ledger, **settings: Any) -> Driven:

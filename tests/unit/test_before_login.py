@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.core.auth.sasl import NO_LOGIN
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.session.before_login import FREE_VERSIONS
+from proxy.core.session.auth import FREE_VERSIONS
 from proxy.core.wire.messages import metadata_request
 from quota.entity import Kind
 from tests.support.sasl_tools import (
@@ -96,8 +96,7 @@ def test_connections_without_login_throttle_no_client() -> None:
         with pytest.raises(SessionError):
             one.carry_out(one.on_broker_end(100.0), 100.0)
         one.close(150.0)
-    real = identified(of)
-    real.identify("FALLBACK")
+    real = identified(of, user="FALLBACK")
     from_client(real, produce(1, 100_000), 200.0)
     assert real.mute_until_ms == 0.0
     assert {a.identity.user: a.meters[Kind.PRODUCE].amount for a in of.accounts()} == {"FALLBACK": 100_000}
@@ -297,7 +296,7 @@ def test_ledger_stays_empty_before_an_accepted_login(frames: list[bytes], error:
             while (pending := one.exchange.oldest) is not None and pending.local_answer is None:
                 if pending.api_version == -1:
                     break
-                if pending.asked is not None:
+                if pending is one.exchange.question:
                     one.carry_out(one.on_broker_end(10.0), 10.0)
                 body = {
                     API_VERSIONS: struct.pack(">hi", 0, 0),

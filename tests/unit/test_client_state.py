@@ -191,11 +191,10 @@ def test_a_session_keeps_the_accounts_of_its_client_ids() -> None:
 
 def test_another_user_leaves_the_accounts_of_the_first() -> None:
     of = ledger()
-    one = session(of)
+    one = identified(of)
     whole = produce(1, 5000, acks=0)
-    from_client(one, whole[:1000])
-    one.identify("alice")
-    one.client_moved(len(whole) - 1000, 0.0)  # still charged to the first user
+    from_client(one, whole)
+    log_in(one, "PLAIN", PLAIN_STEPS)
     assert of.account("ANONYMOUS", "c").meter(Kind.PRODUCE).amount == len(whole) - 4
     assert not kept(of, "c")
     assert of.account("alice", "c").connections == 0

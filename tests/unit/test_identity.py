@@ -6,7 +6,8 @@ import pytest
 
 from proxy.core.auth.identity import IdentityPolicy
 from quota.entity import Identity
-from tests.support.session_tools import from_broker, from_client, ledger, produce, produce_response, session
+from tests.support.sasl_tools import PLAIN_STEPS, log_in
+from tests.support.session_tools import from_broker, from_client, identified, ledger, produce, produce_response
 
 
 @pytest.mark.parametrize(
@@ -31,13 +32,13 @@ def test_the_first_source_that_knows_a_name_wins(
 
 def test_identify_charges_later_requests_to_new_user() -> None:
     accounts = ledger(produce_rate=1_000_000)
-    one = session(accounts)
+    one = identified(accounts)
     from_client(one, produce(1, 100))
     from_broker(one, produce_response(1))
     before = accounts.known("ANONYMOUS", "c")
     assert before is not None
     assert before.connections == 1
-    one.identify("alice")
+    log_in(one, "PLAIN", PLAIN_STEPS)
     assert (one.user, before.connections) == ("alice", 0)
     from_client(one, produce(2, 300))
     from_broker(one, produce_response(2))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.session.login import UNAUTHENTICATED, renewal_ms
+from proxy.core.session.auth import UNAUTHENTICATED
+from proxy.core.session.throttle import renewal_ms
 from proxy.core.wire import sasl as wire
 from quota.entity import Kind
 from tests.support.sasl_tools import (
@@ -243,8 +244,7 @@ def test_gssapi_is_believed_with_its_last_answer_alone() -> None:
             told = listen(one)
             log_in(one, "GSSAPI", steps[:count])
             assert told == []
-            assert one.state.logins is not None
-            assert one.state.logins.wanted, "whatever comes now is before the login"
+            assert one.state.auth.expected, "whatever comes now is before the login"
         one = session(ledger())
         told = listen(one)
         log_in(one, "GSSAPI", steps)
@@ -355,6 +355,8 @@ def test_who_may_stay_without_a_further_request() -> None:
     assert (free.under_way, wanted.under_way) == (True, False)
     log_in(wanted, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
     assert wanted.under_way
+    log_in(free, "SCRAM-SHA-256", SCRAM_STEPS[:1])
+    assert not free.under_way, "the broker has begun a login, which is not done"
 
 
 def test_who_needs_no_login_although_others_do_is_told_as_such() -> None:

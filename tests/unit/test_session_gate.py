@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.session.login import renewal_ms
+from proxy.core.session.throttle import renewal_ms
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.session_tools import (
@@ -345,7 +345,8 @@ def test_reaches_login_behind_held_request_before_session_end() -> None:
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
     new = Fed(of)
     state = new.one.state
-    state.throttle.renewed(9_200.0, 9_200.0 + renewal_ms(10_000), 0.0)
+    state.throttle.renewed(10_000, 0.0)
+    assert renewal_ms(10_000) == 800.0
     assert new.send(produce(1, 1 * MB), 5000.0) == b""
     at_ms, out = new.wait(5000.0, until_ms=20_000.0)
     assert out
@@ -360,7 +361,7 @@ def test_renewals_of_many_connections_share_one_allowance() -> None:
     passed = 0
     for _ in range(200):
         new = Fed(of)
-        new.one.state.throttle.renewed(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
+        new.one.state.throttle.renewed(1050, 0.0)  # logs in, and is to do so again at once
         passed += bool(new.send(produce(1, 1 * MB), 1000.0))
     assert passed == 10  # ten seconds' worth
 

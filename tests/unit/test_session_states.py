@@ -10,6 +10,7 @@ import pytest
 
 from proxy.core.session.exchange import Exchange
 from proxy.core.session.states import (
+    AUTH,
     BROKER,
     CLIENT,
     EXCHANGE,
@@ -18,6 +19,7 @@ from proxy.core.session.states import (
     Broker,
     Client,
     Event,
+    Proving,
     StateError,
     Throttled,
     step,
@@ -29,7 +31,8 @@ from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 
 TABLES = pytest.mark.parametrize(
-    ("table", "states"), [(CLIENT, Client), (BROKER, Broker), (THROTTLE, Throttled), (EXCHANGE, Answering)]
+    ("table", "states"),
+    [(CLIENT, Client), (BROKER, Broker), (THROTTLE, Throttled), (EXCHANGE, Answering), (AUTH, Proving)],
 )
 LAST_STATES = (Client.GONE, Broker.GONE)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from proxy.core.wire.lengths import Slices
 from proxy.core.wire.primitives import Buffer
@@ -129,6 +129,8 @@ class Wait:
 
 Decision: TypeAlias = Forward | Answer | Ask | Wait
 Outcome: TypeAlias = Decision | Work[Decision]
+Hook: TypeAlias = Callable[[bytes, float], "Reply | Decision | Work[Any]"]
+"""What takes a whole response: `on_response`, `then`, or a login."""
 
 
 class Interceptor(Protocol):

@@ -22,7 +22,7 @@ cdef class InFlightRequest:
     cdef public AccountType account
     cdef public FetchAdmissionType admission
     cdef public InFlightRequest next
-    cdef public object asked, local_answer, on_response
+    cdef public object hook, local_answer
 
 
 @cython.locals(pending=InFlightRequest)
@@ -30,7 +30,7 @@ cpdef InFlightRequest new_in_flight(long long correlation_id, int api_key, int a
 
 
 cdef class Exchange:
-    cdef public InFlightRequest oldest, newest
+    cdef public InFlightRequest newest, oldest, question
     cdef public Py_ssize_t count
     cdef public object outcome, state, waiting
     cdef public long long kept_bytes

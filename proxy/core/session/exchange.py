@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from proxy.core.session.states import EXCHANGE, Answering, Event, step
 
 if TYPE_CHECKING:
-    from proxy.core.interceptors.intercept import OnResponse, Outcome
+    from proxy.core.interceptors.intercept import Hook, Outcome, Reply, Work
     from quota.counter import FetchAdmission
     from quota.entity import Kind
     from quota.ledger import Account
@@ -46,9 +46,8 @@ class InFlightRequest:
     `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
     `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
     `admission`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
-    `on_response`: the interceptor's function for the whole response. `held_bytes`: what is kept of the request or its
-    answer until it is next in order, if that can be large. `asked`: this is an interceptor's own request, unknown to
-    the client; the answer goes to this function. `next`: the next request in the queue.
+    `hook`: takes the whole response; then the work that it has left. `held_bytes`: what is kept of the request or its
+    answer until it is next in order, if that can be large. `next`: the next request in the queue.
     """
 
     correlation_id: int
@@ -60,9 +59,8 @@ class InFlightRequest:
     local_answer: bytes | None
     replicated_bytes: int
     admission: FetchAdmission | None
-    on_response: OnResponse | None
+    hook: Hook | Work[Reply] | None
     held_bytes: int
-    asked: Callable[[bytes, float], Outcome] | None
     next: InFlightRequest | None
 
     __slots__ = (
@@ -70,12 +68,11 @@ class InFlightRequest:
         "admission",
         "api_key",
         "api_version",
-        "asked",
         "correlation_id",
         "held_bytes",
+        "hook",
         "local_answer",
         "next",
-        "on_response",
         "penalty",
         "replicated_bytes",
         "sent_ms",
@@ -97,9 +94,8 @@ def new_in_flight(
     pending.local_answer = None
     pending.replicated_bytes = 0
     pending.admission = None
-    pending.on_response = None
+    pending.hook = None
     pending.held_bytes = 0
-    pending.asked = None
     pending.next = None
     return pending
 
@@ -107,7 +103,7 @@ def new_in_flight(
 class Exchange:
     """The requests in flight of one connection, oldest first; and the one whose interceptor has not decided yet."""
 
-    __slots__ = ("_most", "count", "kept_bytes", "newest", "oldest", "outcome", "state", "waiting")
+    __slots__ = ("_most", "count", "kept_bytes", "newest", "oldest", "outcome", "question", "state", "waiting")
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -122,7 +118,9 @@ class Exchange:
         self.waiting: tuple[bytes, bytes, InFlightRequest] | None = None
         """Request (header, body) whose interceptor has not decided yet."""
         self.outcome: Outcome | None = None
-        """The interceptor's decision about it, taken later."""
+        """What is to be done about it next: its interceptor has decided, or has more to compute."""
+        self.question: InFlightRequest | None = None
+        """The request in flight that the client does not know of; its hook decides."""
 
     def append(self, pending: InFlightRequest) -> None:
         """A request is forwarded, or answered here."""
@@ -159,29 +157,25 @@ class Exchange:
         self.waiting = (head, body, pending)
 
     def decide(self, outcome: Outcome) -> None:
-        """The interceptor has decided: `take_waiting` is next."""
+        """The interceptor has decided: ignored if the connection has ended since."""
         if self.waiting is not None:
             self.outcome = outcome
-            self._decided()
 
     def take_waiting(self) -> tuple[bytes, bytes, InFlightRequest]:
         """The arguments of `ask`: nothing waits any more."""
         assert self.waiting is not None
         waiting, self.waiting = self.waiting, None
-        self._decided()
+        self.state = step(EXCHANGE, self.state, Event.DECIDED)
+        self._weigh()
         return waiting
 
     def clear(self) -> None:
         """Forget all requests."""
-        self.waiting = self.outcome = None
-        self._decided()
+        if self.waiting is not None:
+            self.take_waiting()
+        self.outcome = self.question = None
         while self.oldest is not None:
             self.popleft()
-
-    def _decided(self) -> None:
-        if self.state is _ASKING:
-            self.state = step(EXCHANGE, self.state, Event.DECIDED)
-            self._weigh()
 
     def _weigh(self) -> None:
         full = self.count >= self._most or self.kept_bytes > _MAX_KEPT_BYTES

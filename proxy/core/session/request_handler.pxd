@@ -2,6 +2,7 @@ cimport cython
 
 from proxy.core.session cimport exchange, gate
 from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
+from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
@@ -22,23 +23,22 @@ cdef class RequestHandler:
     cdef public OutgoingType out
     cdef public AccountType account
     cdef public InFlightRequestType _current
-    cdef public object _client_id, _shaper, _sizes, before, software, user
+    cdef public object _client_id, _shaper, _sizes, software
     cdef public dict _joined, _missed
     cdef public bint _unanswered, established, saw_request
     cdef public long long _deferred_ms, _max_frame_bytes, _max_header_bytes, _produced_bytes
 
-    @cython.locals(account=AccountType)
+    @cython.locals(state=SessionStateType, auth=AuthType, account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
-    cpdef object looker(self)
     @cython.locals(state=SessionStateType, pending=InFlightRequestType, size_bytes=cython.longlong,
                    delay_ms=cython.longlong)
     cpdef object ended(self, double now_ms)
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
-                   account=AccountType, pending=InFlightRequestType)
+                   account=AccountType, pending=InFlightRequestType, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                                InFlightRequestType pending)
-    @cython.locals(state=SessionStateType, api_key=cython.int)
+    @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)
     cpdef object _begin(self, InFlightRequestType pending, bint unanswered)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Looker, Outcome
-from proxy.core.session import exchange, gate, login_frames
-from proxy.core.session.before_login import BeforeLogin
+from proxy.core.interceptors.intercept import (
+    MAX_INTERCEPTED_BYTES,
+    AdminRequest,
+    Ask,
+    Forward,
+    Outcome,
+    Wait,
+    Work,
+)
+from proxy.core.session import exchange, gate
+from proxy.core.session.auth import UNAUTHENTICATED
 from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.fetch import FetchShaper
 from proxy.core.session.frames import (
@@ -19,13 +27,13 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.login import UNAUTHENTICATED
-from proxy.core.session.outcomes import carry_out
 from proxy.core.session.sizes import SizeLimits, bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
+from proxy.core.session.states import Answering, Proving
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.core.wire.frames import WireError
+from proxy.core.wire.messages import framed, request_header, response_frame
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.software import client_software
 from quota.counter import FetchAdmission
@@ -79,19 +87,15 @@ class RequestHandler:
         "_state",
         "_unanswered",
         "account",
-        "before",
         "established",
         "out",
         "reader",
         "saw_request",
         "software",
-        "user",
     )
 
-    def __init__(self, state: SessionState, user: str, sizes: SizeLimits, login_expected: bool = False) -> None:
+    def __init__(self, state: SessionState, sizes: SizeLimits) -> None:
         self._state = state
-        self.user = user
-        """The user that is charged; see `identify`."""
         self._sizes = sizes
         self._max_frame_bytes, self._max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
         self.out = state.effects.to_broker
@@ -109,8 +113,6 @@ class RequestHandler:
         self._joined: dict[str, Account] = {}
         """Accounts that count this connection as theirs, by client-id: none of them is evicted."""
         self.saw_request = False
-        self.before = BeforeLogin(state, login_expected)
-        """Requests before the login are not charged, as in a broker."""
         self._deferred_ms = 0
         """The throttle of a Fetch that is answered here in a later turn."""
         self._shaper = FetchShaper()
@@ -124,7 +126,7 @@ class RequestHandler:
     def under_way(self) -> bool:
         """The client may stay connected: it has logged in where the listener needs that, or else sent any request at
         all. Clients open connections, ask ApiVersions and keep them for later."""
-        return self.established or (self.saw_request and not self.before.expected)
+        return self.established or (self.saw_request and not self._state.auth.expected)
 
     def end(self, now_ms: float) -> None:
         """The connection ends. The forwarded part of an incomplete Produce request is charged."""
@@ -142,29 +144,22 @@ class RequestHandler:
 
     def identify(self, user: str) -> None:
         """Charge `user` from now on; earlier charges stay with the previous user."""
-        if user != self.user:
+        auth = self._state.auth
+        if user != auth.user:
             self.close()
-            self.user = user
         self.account = None
-        self.before.expected = False
+        auth.named(user)
 
     def _client(self, api_key: int, client_id: str) -> Account | None:
         """The account of a request with this API and client-id, when these differ from the last request's. None: it
         waits until the broker has shown that it needs no login, and then for the user."""
-        state, before = self._state, self.before
-        logins = state.logins
-        login = api_key in SASL_APIS
-        if login and (logins is None or not logins.refused):
+        state = self._state
+        auth = state.auth
+        if auth.is_free(api_key):
             return UNAUTHENTICATED
-        wanted = before.under_way
-        if wanted and api_key == API_VERSIONS and before.takes_versions():
-            return UNAUTHENTICATED  # brokers accept this one before the login
-        if logins is not None and logins.active and not login:
-            logins.end()
-        if wanted:
-            before.end_if_refused()  # then the client's user is asked for
+        if auth.keeps(api_key):
             return None
-        account = state.ledger.account(self.user, client_id)
+        account = state.ledger.account(auth.user, client_id)
         client_id = account.identity.client_id  # long ones are cut there, so that no reference keeps the whole
         self.account, self._client_id = account, client_id
         if client_id not in self._joined:
@@ -188,32 +183,14 @@ class RequestHandler:
     @property
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been inspected."""
-        return self.reader.at_boundary() and self._state.exchange.waiting is None and not self.before.asks
-
-    def carry_out(self, now_ms: float) -> None:
-        """Do what an interceptor has decided later about the request that waits. Raises WireError and SessionError."""
-        exchange = self._state.exchange
-        outcome, exchange.outcome = exchange.outcome, None
-        assert outcome is not None
-        head, body, pending = exchange.take_waiting()
-        self._act(outcome, head, body, pending, now_ms)
-        self.reader.frames_left = 0  # one in a turn
-
-    def looker(self) -> Looker | None:
-        """What has to see all of the request that begins, to find a reserved topic in it; None: nothing has."""
-        reader, reserved = self.reader, self._state.reserved
-        if self._current is None:
-            return None
-        assert reserved is not None
-        buf, start, stop = reader.buf, reader.start, reader.stop
-        header = requests.parse_request_header(buf, start, stop, self._max_frame_bytes)
-        assert header is not None
-        return reserved.look(header.api_key, header.api_version, buf[header.body : stop], stop - start == reader.total)
+        state = self._state
+        asking = state.exchange.state is Answering.ASKING or state.auth.state is Proving.PROBING
+        return self.reader.at_boundary() and not asking
 
     def ended(self, now_ms: float) -> None:
         """The last byte of a request has been read: the broker can begin; charge it, if it is charged now, and mute."""
         pending, self._current = self._current, None
-        if pending is None:  # a login's, or an administrator's
+        if pending is None:  # a raw message, or an administrator's
             return
         pending.sent_ms = now_ms
         size_bytes, self._produced_bytes = self._produced_bytes, 0
@@ -230,8 +207,8 @@ class RequestHandler:
         """What becomes of the request (or raw SASL message) of `total` bytes at `start`, which has arrived up to `end`.
         Raises WireError if it is malformed, and SessionError."""
         state = self._state
-        if state.logins is not None and state.logins.watch.raw:
-            return login_frames.raw_message(self, buf, start, end, total, now_ms)
+        if state.auth.raw:
+            return state.auth.raw_message(buf, start, end, total, now_ms)
         header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
         if (end if header is None else header.body) - start > self._max_header_bytes:
             raise header_too_large(start, end, header, self._sizes)
@@ -246,10 +223,8 @@ class RequestHandler:
         if account is None or header.client_id != self._client_id:
             account = self._client(api_key, header.client_id)
         if account is None:
-            if state.client_waits:  # its user is being looked up
-                return _STOP
-            asks = exchange.new_in_flight(header.correlation_id, api_key, version, UNAUTHENTICATED, now_ms)
-            self.out.insert(self.before.ask(asks))
+            if not state.auth.blocks:  # its user is not being looked up
+                state.auth.probe(header, now_ms)
             return _STOP
         if account is not UNAUTHENTICATED and not gate.lets_through(
             state, account, header, buf, end, total - (end - start), now_ms
@@ -257,10 +232,16 @@ class RequestHandler:
             return _STOP
         pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         if api_key == _PRODUCE:
-            return self._produce(buf, start, end, total, header, pending)
-        if api_key == _FETCH:
-            return self._fetch(buf, start, end, total, header, pending, now_ms)
-        return self._other(buf, start, end, total, header, pending, now_ms)
+            verdict = self._produce(buf, start, end, total, header, pending)
+        elif api_key == _FETCH:
+            verdict = self._fetch(buf, start, end, total, header, pending, now_ms)
+        else:
+            verdict = self._other(buf, start, end, total, header, pending, now_ms)
+        if state.reserved is not None and self._current is not None:
+            looker = state.reserved.look(api_key, version, buf[header.body : end], end - start == total)
+            if looker is not None:
+                self.reader.look(looker)
+        return verdict
 
     def _produce(
         self,
@@ -308,7 +289,9 @@ class RequestHandler:
             self.software = client_software(buf, header.body, end, header.api_version)
             pending.account.software = self.software or pending.account.software
         elif api_key in SASL_APIS and header.known:
-            return login_frames.request(self, buf, start, end, header, pending)
+            verdict = state.auth.request(buf, start, end, header, pending)
+            if verdict is not _FORWARD:
+                return verdict
         elif api_key in state.interceptors and header.known:
             return self._intercept(buf, start, end, total, header, pending, now_ms)
         self._begin(pending, False)
@@ -443,14 +426,63 @@ class RequestHandler:
             return need(total)
         self._state.count_request(pending.account, api_key)
         body = bytes(buf[header.body : end])
-        request = AdminRequest(api_key, version, self.user, header.client_id, pending.account, body)
+        request = AdminRequest(api_key, version, self._state.auth.user, header.client_id, pending.account, body)
         self.reader.frames_left = 0  # one in a turn
         outcome = self._state.interceptors[api_key].request(request, now_ms)
-        self._act(outcome, bytes(buf[start + 4 : header.body]), body, pending, now_ms)
+        self._state.exchange.ask(bytes(buf[start + 4 : header.body]), body, pending)
+        self._act(outcome, now_ms)
         return _DROP
 
-    def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: InFlightRequest, now_ms: float) -> None:
-        # Set before the interceptor runs: one that waits may have decided by the time that it returns.
-        self._state.exchange.ask(head, body, pending)
-        if not carry_out(self._state, outcome, head, body, pending, self.out, now_ms):
-            self._state.exchange.take_waiting()
+    def decided(self, now_ms: float) -> None:
+        """Do what an interceptor has decided later about the request that waits. Raises WireError and SessionError."""
+        asked = self._state.exchange
+        outcome, asked.outcome = asked.outcome, None
+        assert outcome is not None
+        self._act(outcome, now_ms)
+        self.reader.frames_left = 0  # one in a turn
+
+    def _act(self, outcome: Outcome, now_ms: float) -> None:
+        """Forward the request that waits, answer it, or send its interceptor's own request first."""
+        state = self._state
+        asked = state.exchange
+        assert asked.waiting is not None
+        head, body, pending = asked.waiting
+        began_ms = state.cpu_ms()
+        if isinstance(outcome, Work):
+            state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
+            decision = outcome.advance(now_ms)
+            if decision is None:
+                state.charge_own(pending.account, began_ms, now_ms)
+                asked.decide(outcome)  # the next slice: others are served first
+                return
+            outcome = decision
+        if isinstance(outcome, Wait):
+            state.effects.ask = outcome
+            return
+        if isinstance(outcome, Ask):
+            state.charge_own(pending.account, began_ms, now_ms)
+            api_key, version, number = outcome.api_key, outcome.api_version, pending.correlation_id
+            question = exchange.new_in_flight(number, api_key, version, pending.account, now_ms)
+            question.hook = outcome.then
+            asked.question = question
+            asked.append(question)
+            header = request_header(api_key, version, number, pending.account.identity.client_id)
+            self.out.insert(framed(header + outcome.body))
+            return
+        asked.take_waiting()
+        if outcome.delay_ms > 0:
+            state.throttle.impose(pending, outcome.kind, outcome.delay_ms, now_ms)
+        if isinstance(outcome, Forward):
+            state.charge_own(pending.account, began_ms, now_ms)
+            pending.sent_ms = now_ms
+            pending.hook = outcome.on_response
+            if outcome.on_response is not None:
+                pending.held_bytes = len(body)
+            self.out.insert(framed(head + (body if outcome.body is None else outcome.body)))
+        else:
+            delay_ms = max(outcome.delay_ms, state.answered_here(pending, began_ms, now_ms))
+            pending.local_answer = response_frame(
+                pending.api_key, pending.api_version, pending.correlation_id, outcome.body, delay_ms
+            )
+            pending.held_bytes = len(pending.local_answer)
+        asked.append(pending)

@@ -9,6 +9,7 @@ from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
+from proxy.core.session.auth import UNAUTHENTICATED
 from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.frames import (
     DROP,
@@ -21,13 +22,11 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.login import RAW, UNAUTHENTICATED
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, responses, throttle
 from proxy.core.wire.apis import FETCH, JOIN_GROUP, METADATA, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import response_frame
-from proxy.core.wire.sasl import MAX_SASL_BYTES
 from proxy.core.wire.sharefetch import ShareFetchScrubber
 from quota.entity import Kind
 
@@ -72,7 +71,6 @@ class ResponseHandler:
         "_rewriting",
         "_state",
         "_timed",
-        "_work",
         "bytes_total",
         "came_ms",
         "out",
@@ -90,8 +88,6 @@ class ResponseHandler:
         """What was read last may have arrived as early as this."""
         self._raw = False
         """The turn began with a raw SASL message, which has no response header."""
-        self._work: Work[Reply] | None = None
-        """What the interceptor of the oldest request in flight still has to compute from its response."""
         self._rewriting: tuple[int, Rewriting] | None = None
         """How many bytes of the response are being rewritten, and what is left of that."""
         self._timed: InFlightRequest | None = None
@@ -101,15 +97,15 @@ class ResponseHandler:
     def begin(self, now_ms: float, arrived_ms: float) -> None:
         """Responses are read that may have arrived as early as `arrived_ms`."""
         self._now_ms, self.came_ms = now_ms, arrived_ms
-        logins = self._state.logins
-        self._raw = logins is not None and logins.active and self._raw_comes()
+        auth = self._state.auth
+        self._raw = auth.secret and auth.raw_comes()
 
     def close(self, now_ms: float) -> None:
         """The connection ends. A fetch response is charged whole when it begins; refund the part that never came."""
         pending, missing = self._timed, self.reader.left
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
-        self._work = self._rewriting = None
+        self._rewriting = None
         self._timed = None
 
     def ended(self) -> None:
@@ -134,7 +130,7 @@ class ResponseHandler:
         """What becomes of the response (or raw SASL message) of `total` bytes at `start`, which has arrived up to
         `end`. Raises SessionError."""
         if self._raw:
-            return self._raw_message(buf, start, end, total)
+            return self._state.auth.raw_answer(buf, start, end, total, self._now_ms)
         state, here = self._state, end - start
         if not 4 <= total - 4 <= self._max_response_bytes:
             text = f"the broker sent a frame of {total - 4} bytes; expected 4 to {self._max_response_bytes}"
@@ -145,7 +141,7 @@ class ResponseHandler:
         api_key, version = pending.api_key, pending.api_version
         if pending is not self._timed:
             self._charge_time(pending)
-        if pending.on_response is not None or pending.asked is not None:
+        if pending.hook is not None:
             return self._hand_over(buf, start, here, total, pending)
         throttle_ms = self._throttle_ms(pending) if pending.penalty is not None else 0
         verdict = self._forwarded(buf, start, here, total, pending, throttle_ms)
@@ -206,38 +202,6 @@ class ResponseHandler:
         if pending.penalty is not None:
             state.throttle.note(pending)
 
-    def _raw_comes(self) -> bool:
-        """Whether the next frame is a raw SASL message: no response is owed at that time."""
-        state = self._state
-        if state.exchange.oldest is not None:
-            return state.exchange.oldest.api_version == RAW
-        return state.logins is not None and state.logins.watch.raw
-
-    def _raw_message(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
-        """A raw SASL message, which has no response header."""
-        state = self._state
-        if not 4 <= total <= 4 + MAX_SASL_BYTES:
-            raise SessionError(
-                CloseReason.BROKER_MALFORMED,
-                f"the broker sent a SASL message of {total - 4} bytes",
-                kind="broker_frame_size",
-            )
-        if end - start < total:
-            return need(total)
-        if state.exchange.oldest is not None:
-            if state.exchange.oldest.api_version != RAW:
-                raise SessionError(
-                    CloseReason.BROKER_MALFORMED,
-                    "the broker sent two SASL messages for one",
-                    kind="broker_unasked_response",
-                )
-            state.exchange.popleft()
-            assert state.logins is not None
-            state.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
-        elif state.logins is not None:
-            state.logins.watch.answers += 1
-        return FORWARD
-
     def _latency_ms(self, pending: InFlightRequest) -> float:
         """From the request, or the end of the broker's own mute if later, to the first byte of its response."""
         return max(self._now_ms - max(pending.sent_ms, self._state.broker_mute_until_ms), 0.0)
@@ -253,7 +217,7 @@ class ResponseHandler:
         )
         if busy_ms <= 0.0:
             return  # exempt: neither charged nor checked
-        if pending.asked is not None:
+        if pending is state.exchange.question:
             state.ledger.charge_no_throttle(pending.account, BUSY, busy_ms, now_ms)
             return  # the client's own request is yet to be forwarded
         delay_ms = state.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
@@ -270,7 +234,7 @@ class ResponseHandler:
     def _hand_over(
         self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest
     ) -> Verdict:
-        """Pass a response whole to its interceptor."""
+        """Pass a response whole to its request's hook."""
         state, now_ms = self._state, self._now_ms
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
@@ -293,7 +257,8 @@ class ResponseHandler:
         if reply is None:
             return STOP
         state.exchange.popleft()
-        if pending.asked is not None:
+        if pending is state.exchange.question:
+            state.exchange.question = None
             return DROP
         if reply.delay_ms > 0:
             state.throttle.impose(pending, reply.kind, reply.delay_ms, now_ms)
@@ -309,28 +274,26 @@ class ResponseHandler:
     def _reply(
         self, buf: bytearray | memoryview, start: int, total: int, pending: InFlightRequest, broker_throttle_ms: int
     ) -> Reply | None:
-        """What the interceptor says to the response; None if it has more to compute: then the response stays where it
-        is, and the next turn comes back to it."""
-        state, now_ms = self._state, self._now_ms
+        """What the hook says to the response; None if it has more to compute: then the response stays where it is, and
+        the next turn comes back to it."""
+        state, now_ms, hook = self._state, self._now_ms, pending.hook
         state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
-        reply: Reply | Work[Reply] | None = self._work
-        if reply is None:
+        if not isinstance(hook, Work):
+            assert hook is not None
             state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
             if broker_throttle_ms > 0:
                 state.broker_throttled(pending, broker_throttle_ms, now_ms)
             at = responses.body_at(buf, start, start + total, pending.api_key, pending.api_version)
-            body = bytes(buf[at : start + total])
-            if pending.asked is not None:
-                state.exchange.decide(pending.asked(body, now_ms))
+            said = hook(bytes(buf[at : start + total]), now_ms)
+            if pending is state.exchange.question:
+                assert not isinstance(said, Reply)
+                state.exchange.decide(said)
                 return Reply()
-            assert pending.on_response is not None
-            reply = pending.on_response(body, now_ms)
-        self._work = None
-        if isinstance(reply, Work):
-            work, reply = reply, reply.advance(now_ms)
-            if reply is None:
-                self._work = work
-        return reply
+            if not isinstance(said, Work):
+                assert isinstance(said, Reply)
+                return said
+            pending.hook = hook = said
+        return hook.advance(now_ms)
 
     def _rewrite(
         self,

@@ -37,7 +37,7 @@ cdef class Session:
     @cython.locals(responses=ResponseHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_responses(self, double now_ms, double arrived_ms)
     @cython.locals(effects=EffectsType, exchange=ExchangeType, requests=FrameReaderType, responses=FrameReaderType,
-                   until_ms=cython.double, waits=cython.bint)
+                   until_ms=cython.double, decided=cython.bint, waits=cython.bint)
     cdef EffectsType _settle(self, double now_ms)
     cdef object _carry_out(self, double now_ms)
     cdef object _settle_broker(self)

@@ -2,7 +2,7 @@
 
     client bytes -> FrameReader -> RequestHandler  --- verdict ---> effects.to_broker
                                        |   charges, gate
-                           Throttle   Exchange   (until when the client waits, what is owed to it)
+                    Auth   Throttle   Exchange   (who, until when the client waits, what is owed to it)
                                        |   penalty, answer
     broker bytes -> FrameReader -> ResponseHandler --- verdict ---> effects.to_client
 
@@ -23,9 +23,9 @@ from typing import Final
 from proxy.core.auth.sasl import DEFAULT_CLAIM
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome, Reserved
+from proxy.core.session.auth import wipe
 from proxy.core.session.effects import Effects
 from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
-from proxy.core.session.login import wipe
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
 from proxy.core.session.sizes import DEFAULT_SIZES, FIRST_BYTES, SizeLimits, unreadable
@@ -74,20 +74,19 @@ class Session:
 
         `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
         (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they
-        come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged
-        (`proxy.core.session.before_login`). `claim` is the claim of OAUTHBEARER tokens
-        that names the principal. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged
-        by.
+        come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged.
+        `claim` is the claim of OAUTHBEARER tokens that names the principal. `cpu_ms()` is the CPU time of the thread,
+        which answers that are made here are charged by.
         """
         self._effects = Effects() if effects is None else effects
         self.client = Client.OPEN
         self.broker = Broker.ABSENT
-        state = SessionState(ledger, counters, translate, self._effects, interceptors, reserved, max_in_flight, cpu_ms)
-        state.claim = claim
+        arguments = ledger, counters, translate, self._effects, interceptors, reserved, max_in_flight, cpu_ms
+        state = SessionState(*arguments, user=user, login_expected=login_expected, claim=claim)
         self.state: Final = state
         self.exchange: Final = state.exchange
         self.throttle: Final = state.throttle
-        self.requests: Final = RequestHandler(state, user, sizes, login_expected)
+        self.requests: Final = RequestHandler(state, sizes)
         self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
 
     # ---- doors: the client ------------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ class Session:
         else:
             requests.reader.feed(view, count)
             self._read_requests(now_ms)
-            if self.state.logins is not None and self.state.logins.active:
+            if self.state.auth.secret:
                 requests.out.copy()
                 wipe(view[:count])
         return self._settle(now_ms)
@@ -153,8 +152,7 @@ class Session:
         """The first `count` bytes of a writable view came from the broker, perhaps as early as `arrived_ms`."""
         self._begin()
         self.responses.bytes_total += count
-        logins = self.state.logins
-        secret = logins is not None and logins.active
+        secret = self.state.auth.secret
         self.responses.reader.feed(view, count)
         self._read_responses(now_ms, arrived_ms)
         if secret:
@@ -177,7 +175,7 @@ class Session:
         self._begin()
         self.broker = step(BROKER, self.broker, Event.END)
         self._effects.ended = CloseReason.BROKER_CLOSED
-        error = self.requests.before.broker_ended()
+        error = self.state.auth.broker_ended()
         if error is not None:
             self._fail(error)
         return self._settle(now_ms)
@@ -202,7 +200,6 @@ class Session:
         """The client has proved to be `user`: charge it for further requests, but not for earlier ones."""
         self._begin()
         self.requests.identify(user)
-        self.state.client_waits = False
         return self._settle(now_ms)
 
     def on_decision(self, outcome: Outcome, now_ms: float) -> Effects:
@@ -225,7 +222,7 @@ class Session:
         self.client = step(CLIENT, self.client, Event.CLOSE)
         self.broker = step(BROKER, self.broker, Event.CLOSE)
         state = self.state
-        state.close()
+        state.throttle.close()
         self.requests.end(now_ms)
         self.responses.close(now_ms)
         for pending in state.exchange:
@@ -249,13 +246,10 @@ class Session:
             while event:
                 if event == _HEAD:
                     verdict = requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms)
-                    looker = None if self.state.reserved is None else requests.looker()
                     reader.follow(verdict)
-                    if looker is not None:
-                        reader.look(looker)
                 else:
                     requests.ended(now_ms)
-                    if self.client is not _OPEN or self.state.blocked(now_ms) or self.exchange.waiting is not None:
+                    if self.client is not _OPEN or self.state.blocked(now_ms):
                         reader.stop_here()
                 event = reader.next()
         except WireError as error:
@@ -287,10 +281,11 @@ class Session:
         while True:
             if exchange.oldest is not None and exchange.answer_due() and responses.at_boundary():
                 self.responses.send_answers()
-            waits = self.state.blocked(now_ms)
+            decided = exchange.outcome is not None
+            waits = self.throttle.blocks(now_ms) if decided else self.state.blocked(now_ms)
             if waits or effects.close is not None or requests.frames_left <= 0:
                 break
-            if exchange.outcome is not None:
+            if decided:
                 self._carry_out(now_ms)
             elif requests.stopped and self.client is _OPEN:
                 requests.go_on()
@@ -306,9 +301,7 @@ class Session:
             effects.splice_up = requests.movable()
         if responses.left:
             effects.splice_down = responses.movable()
-        effects.more = responses.keeps() or (
-            not waits and (exchange.outcome is not None or (requests.stopped and self.client is _OPEN))
-        )
+        effects.more = responses.keeps() or (not waits and (decided or (requests.stopped and self.client is _OPEN)))
         effects.yields = requests.frames_left < _END_OF_LITTLE or responses.frames_left < _END_OF_LITTLE
         if self.broker is not _UP:
             self._settle_broker()
@@ -319,7 +312,7 @@ class Session:
     def _carry_out(self, now_ms: float) -> None:
         """Do what an interceptor has decided later."""
         try:
-            self.requests.carry_out(now_ms)
+            self.requests.decided(now_ms)
         except WireError as error:
             if error.reason == CloseReason.BROKER_MALFORMED:  # in the broker's answer to a question
                 self._fail(SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason))
@@ -396,7 +389,7 @@ class Session:
     @property
     def user(self) -> str:
         """The user that is charged for further requests."""
-        return self.requests.user
+        return self.state.auth.user
 
     @property
     def software(self) -> str | None:

@@ -1,6 +1,7 @@
 cimport cython
 
 # Under other names: `proxy.core.session.state` gets the classes by import as well.
+from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.request_time cimport RequestTime as RequestTimeType
@@ -18,10 +19,10 @@ cdef class SessionState:
     cdef public RequestTimeType request_time
     cdef public ExchangeType exchange
     cdef public ThrottleType throttle
+    cdef public AuthType auth
     cdef public RequestCounts _counted
     cdef public EffectsType effects
-    cdef public object claim, counters, cpu_ms, interceptors, logins, reserved, translate
-    cdef public bint client_waits
+    cdef public object counters, cpu_ms, interceptors, reserved, translate
     cdef public double broker_mute_until_ms
 
     cpdef bint blocked(self, double now_ms) except -1

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from proxy.core.auth.sasl import DEFAULT_CLAIM, Login
+from proxy.core.auth.sasl import DEFAULT_CLAIM
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
+from proxy.core.session.auth import UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest
-from proxy.core.session.login import UNAUTHENTICATED, Logins
 from proxy.core.session.request_time import MIN_MS, RequestTime
 from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import FETCH, PRODUCE
 from proxy.core.wire.schema import APIS
-from quota.entity import Kind
+from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Account, Ledger
 
 
@@ -41,16 +41,14 @@ class SessionState:
 
     __slots__ = (
         "_counted",
+        "auth",
         "broker_mute_until_ms",
-        "claim",
-        "client_waits",
         "counters",
         "cpu_ms",
         "effects",
         "exchange",
         "interceptors",
         "ledger",
-        "logins",
         "request_time",
         "reserved",
         "throttle",
@@ -67,6 +65,10 @@ class SessionState:
         reserved: Reserved | None = None,
         max_in_flight: int = 1024,
         cpu_ms: Callable[[], float] = no_clock,
+        *,
+        user: str = ANONYMOUS,
+        login_expected: bool = False,
+        claim: str = DEFAULT_CLAIM,
     ) -> None:
         self.ledger = ledger
         self.cpu_ms = cpu_ms
@@ -81,26 +83,21 @@ class SessionState:
         self.reserved = reserved
         self.exchange = Exchange(max_in_flight)
         self.throttle = Throttle(ledger, counters)
-        self.claim = DEFAULT_CLAIM
-        """The claim of OAUTHBEARER tokens that is the principal's name."""
-        self.logins: Logins | None = None
-        """Created when a login begins."""
-        self.client_waits = False
-        """Nothing is read from the client until the broker has answered its SASL message, and its user is known."""
+        self.auth = Auth(effects, self.exchange, self.throttle, user, login_expected, claim)
         self.request_time = RequestTime()
         self.broker_mute_until_ms = 0.0
         """The broker does not read from us before this time, because of its own quota (KIP-219)."""
 
     def blocked(self, now_ms: float) -> bool:
         """Whether no further request is inspected, for whatever reason."""
-        return self.throttle.blocks(now_ms) or self.client_waits or self.exchange.state is not _FLOWING
+        return self.throttle.blocks(now_ms) or self.auth.blocks or self.exchange.state is not _FLOWING
 
     def describe(self, now_ms: float) -> str:
         """What the client waits for at `now_ms`, or that it is open: the first that applies, in this order."""
         throttle, exchange = self.throttle, self.exchange
         if throttle.until_ms > now_ms:
             return "muted" if throttle.place is None else "held"
-        if self.client_waits:
+        if self.auth.blocks:
             return "login"
         if exchange.state is not _FLOWING:
             return exchange.state.name.lower()
@@ -113,11 +110,6 @@ class SessionState:
         account.counted.add(key)
         if not account.touched:
             self.ledger.wake(account)
-
-    def named(self, login: Login) -> None:
-        """The client has logged in, or needs no login: it waits until its user is known (`Session.on_identity`)."""
-        self.effects.identified = login
-        self.client_waits = True
 
     def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
         """The broker itself throttles: it has told the client so, and does not read this connection meanwhile."""
@@ -141,8 +133,3 @@ class SessionState:
         if delay_ms > 0:
             self.throttle.impose(pending, BUSY, delay_ms, now_ms, spent_ms)
         return delay_ms
-
-    def close(self) -> None:
-        """The connection ends."""
-        self.throttle.close()
-        self.logins = None  # it refers back to this: without it no cycle is left to the garbage collector

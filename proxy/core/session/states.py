@@ -9,6 +9,7 @@ connection.
 | BROKER   | Session  | DIALLING                                                                                   |
 | THROTTLE | Throttle | MUTED, QUEUED, before the deadline                                                         |
 | EXCHANGE | Exchange | FULL, ASKING: between two requests, so that one that has begun is read                     |
+| AUTH     | Auth     | LOGIN, PROBING, NAMING: between two requests                                               |
 """
 
 from __future__ import annotations
@@ -57,7 +58,22 @@ class Answering(enum.IntEnum):
     FULL = 1
     """Too many requests are in flight, or too much is kept for them."""
     ASKING = 2
-    """An interceptor has asked the broker something, or waits, before it decides."""
+    """An interceptor has asked the broker something, or waits, or computes, before it decides."""
+
+
+class Proving(enum.IntEnum):
+    """How far a login is. (Whether one has to come before other requests: `Auth.expected`.)"""
+
+    IDLE = 0
+    """No login is under way: before the first, or after one."""
+    BETWEEN = 1
+    """The client's message is next."""
+    LOGIN = 2
+    """The broker owes an answer to a message."""
+    PROBING = 3
+    """The broker is asked whether it needs a login; a request is kept until then."""
+    NAMING = 4
+    """The broker has accepted the login, or needs none: the user is being looked up."""
 
 
 class Event(enum.Enum):
@@ -77,6 +93,13 @@ class Event(enum.Enum):
     ROOM = enum.auto()
     ASK = enum.auto()
     DECIDED = enum.auto()
+    BEGUN = enum.auto()
+    SENT = enum.auto()
+    CONTINUED = enum.auto()
+    ACCEPTED = enum.auto()
+    OVER = enum.auto()
+    PROBED = enum.auto()
+    NAMED = enum.auto()
 
 
 S = TypeVar("S", bound=enum.IntEnum)
@@ -115,6 +138,15 @@ EXCHANGE: Final[Table[Answering]] = {
     Answering.FLOWING: {Event.FILLED: Answering.FULL, Event.ASK: Answering.ASKING},
     Answering.FULL: {Event.ROOM: Answering.FLOWING, Event.ASK: Answering.ASKING},
     Answering.ASKING: {Event.DECIDED: Answering.FLOWING},
+}
+AUTH: Final[Table[Proving]] = {
+    # A broker may have said before that it needs no login.
+    Proving.IDLE: {Event.BEGUN: Proving.BETWEEN, Event.PROBED: Proving.PROBING, Event.ACCEPTED: Proving.NAMING},
+    # Raw messages whose end has no answer are accepted where a request begins; a client may give a login up.
+    Proving.BETWEEN: {Event.SENT: Proving.LOGIN, Event.ACCEPTED: Proving.NAMING, Event.OVER: Proving.IDLE},
+    Proving.LOGIN: {Event.CONTINUED: Proving.BETWEEN, Event.ACCEPTED: Proving.NAMING, Event.OVER: Proving.IDLE},
+    Proving.PROBING: {Event.ACCEPTED: Proving.NAMING},
+    Proving.NAMING: {Event.NAMED: Proving.IDLE},
 }
 
 

@@ -24,9 +24,23 @@ TELL_AGAIN_MS: Final = 10_000
 MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may pass unmuted before a client logs in again, twice (`Grace.passes`): more than the socket
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
+RENEWAL_SHARE: Final = 0.08
+MAX_RENEWAL_MS: Final = 30_000.0
 FETCHED: Final = Kind.FETCH  # an alias, as looking it up in the enum takes longer
 _MUTED: Final = Throttled.MUTED
 _QUEUED: Final = Throttled.QUEUED
+
+
+def renewal_ms(lifetime_ms: int) -> float:
+    """How long before the end of its session a client is no longer muted (KIP-368).
+
+    What a client sent before its session expired must have reached the broker by then: a broker that receives anything
+    but a new login afterwards closes the connection. Clients renew after 85 to 95 % of the lifetime (Java) or 90 %
+    (librdkafka). Earlier than 90 % would be of no use: librdkafka, which ignores throttle times, would fill up again
+    what has just passed. So 2 % of the lifetime are left for its timer to be late, and 8 %, half a minute at most, for
+    the rest.
+    """
+    return min(lifetime_ms * RENEWAL_SHARE, MAX_RENEWAL_MS)
 
 
 class Place:
@@ -198,11 +212,13 @@ class Throttle:
         short_ms = SHORT_FETCH_MS if kind is FETCHED else SHORT_MS
         return group is None or not group.paced or delay_ms >= short_ms or now_ms >= self._tell_again_ms
 
-    def renewed(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
-        """The client has logged in, and has to log in again between these two times."""
+    def renewed(self, lifetime_ms: int, now_ms: float) -> None:
+        """The client has logged in, and has to log in again before the end of a session of `lifetime_ms`; 0: never."""
         owed_until_ms = self.grace.owed_until_ms
         self.grace = Grace()
-        self.grace.renew_ms, self.grace.expire_ms = renew_ms, expire_ms
+        if lifetime_ms:
+            self.grace.expire_ms = now_ms + lifetime_ms
+            self.grace.renew_ms = self.grace.expire_ms - renewal_ms(lifetime_ms)
         if owed_until_ms > now_ms:
             self._mute(owed_until_ms, now_ms)
 

@@ -1,0 +1,24 @@
+cimport cython
+
+from proxy.core.session.effects cimport Effects as EffectsType
+from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
+from proxy.core.session.frames cimport Verdict as VerdictType
+from proxy.core.session.throttle cimport Throttle as ThrottleType
+from proxy.core.wire.requests cimport RequestHeader
+
+
+cdef class Auth:
+    cdef EffectsType _effects
+    cdef ExchangeType _exchange
+    cdef ThrottleType _throttle
+    cdef object _claim, _login
+    cdef bint _begun, _refused
+    cdef int _kept_api_key, _versions
+    cdef readonly object state, user
+    cdef readonly bint blocks, expected, raw, secret
+
+    cpdef bint raw_comes(self) except -1
+    cpdef VerdictType raw_answer(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
+    cpdef VerdictType raw_message(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
+    cpdef VerdictType request(self, object buf, Py_ssize_t start, Py_ssize_t end, RequestHeader header,
+                              InFlightRequestType pending)
