@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from tests.support.session_tools import (
     METADATA,
     THREE_WAYS,
     Cut,
+    Driven,
     from_broker,
     from_client,
     identified,
@@ -205,42 +207,45 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
 # ---- in and after a login -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("login_expected", [False, True])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_request_within_a_login_charges_no_client(steps: int, login_expected: bool) -> None:
-    """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
-    of = ledger()
-    one = identified(of, login_expected=login_expected)
-    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS[:steps])
-    assert from_client(one, produce(5, 100)) == question(5)
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, response(METADATA, 1, 5, NO_BROKERS))
-    assert caught.value.reason is CloseReason.LOGIN_MISSING
-    assert identities(of) == set()
+def _begun(one: Driven) -> None:
+    log_in(one, "SCRAM-SHA-256", ())
 
 
-@pytest.mark.parametrize("login_expected", [False, True])
-def test_a_second_handshake_does_not_make_the_fallback_user_pay(login_expected: bool) -> None:
-    """A broker answers it ILLEGAL_SASL_STATE too, and closes a moment later; what comes meanwhile is not charged."""
-    of = ledger()
-    one = identified(of, login_expected=login_expected)
+def _half_done(one: Driven) -> None:
+    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS[:1])
+
+
+def _begun_twice(one: Driven) -> None:
+    """A broker answers ILLEGAL_SASL_STATE then too, and closes a moment later."""
     log_in(one, "PLAIN", ())
     from_client(one, handshake("PLAIN", correlation_id=2))
     from_broker(one, handshake_response(34, correlation_id=2))
-    assert from_client(one, produce(3, 100_000)) == question(3)
-    assert identities(of) == set()
 
 
-@pytest.mark.parametrize("error", [33, 58])
-def test_after_a_refused_login_no_client_is_charged(error: int) -> None:
-    of = ledger()
-    one = identified(of)
+def _unsupported(one: Driven) -> None:
     from_client(one, handshake("PLAIN"))
-    from_broker(one, handshake_response(33 if error == 33 else 0))
-    if error == 58:
-        from_client(one, authenticate(PLAIN_STEPS[0][0]))
-        from_broker(one, authenticate_response(58))
-    assert from_client(one, produce(3, 100_000)) == question(3)
+    from_broker(one, handshake_response(33))
+
+
+def _wrong_password(one: Driven) -> None:
+    log_in(one, "PLAIN", ())
+    from_client(one, authenticate(PLAIN_STEPS[0][0]))
+    from_broker(one, authenticate_response(58))
+
+
+@pytest.mark.parametrize("login_expected", [False, True])
+@pytest.mark.parametrize("so_far", [_begun, _half_done, _begun_twice, _unsupported, _wrong_password])
+def test_no_client_is_charged_before_a_login_is_accepted(
+    so_far: Callable[[Driven], None], login_expected: bool
+) -> None:
+    """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
+    of = ledger()
+    one = identified(of, login_expected=login_expected)
+    so_far(one)
+    assert from_client(one, produce(5, 100_000)) == question(5)
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, response(METADATA, 1, 5, NO_BROKERS))
+    assert caught.value.reason is CloseReason.LOGIN_MISSING
     assert identities(of) == set()
 
 

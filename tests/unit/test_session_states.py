@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange
+from proxy.core.session.state import SessionState
 from proxy.core.session.states import (
     AUTH,
     BROKER,
@@ -73,3 +75,8 @@ def test_no_two_requests_wait_for_an_interceptor() -> None:
     exchange.ask(b"", b"", None)  # type: ignore[arg-type]
     with pytest.raises(StateError):
         exchange.ask(b"", b"", None)  # type: ignore[arg-type]
+
+
+def test_no_user_is_named_who_was_not_asked_for() -> None:
+    with pytest.raises(StateError):
+        SessionState(Ledger(QuotaTable([])), Counters(), None, Effects()).auth.named("alice")

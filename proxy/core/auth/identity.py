@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.auth.sasl import Login
 from quota.entity import ANONYMOUS
 
 SOURCES: Final = ("tls", "sasl", "static")
@@ -23,13 +22,6 @@ class IdentityPolicy:
 
     unknown_user: str | None = None
     """The user that the source `sasl` gives when the broker has accepted a login that shows no name; None: no user."""
-
-    def sasl_user(self, login: Login | None) -> str | None:
-        """The user that the source `sasl` derives from this login (not one by delegation token); None without a
-        login."""
-        if login is None:
-            return None
-        return login.name or self.unknown_user
 
     def choose(self, *, tls: str | None = None, sasl: str | None = None) -> tuple[str, str]:
         """(user, source: "tls", "sasl", "static", or "anonymous" when no source knows a user).

@@ -1,6 +1,5 @@
 cimport cython
 
-from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
@@ -26,7 +25,6 @@ cdef class ResponseHandler:
     cdef public double _now_ms, came_ms
     cdef public long long _max_response_bytes, bytes_total
 
-    @cython.locals(auth=AuthType)
     cpdef object begin(self, double now_ms, double arrived_ms)
     @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
     cpdef object ended(self)

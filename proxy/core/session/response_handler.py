@@ -97,8 +97,7 @@ class ResponseHandler:
     def begin(self, now_ms: float, arrived_ms: float) -> None:
         """Responses are read that may have arrived as early as `arrived_ms`."""
         self._now_ms, self.came_ms = now_ms, arrived_ms
-        auth = self._state.auth
-        self._raw = auth.secret and auth.raw_comes()
+        self._raw = self._state.auth.secret and self._state.auth.raw_comes()
 
     def close(self, now_ms: float) -> None:
         """The connection ends. A fetch response is charged whole when it begins; refund the part that never came."""

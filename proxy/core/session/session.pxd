@@ -1,8 +1,9 @@
 cimport cython
 
+from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType
-from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
+from proxy.core.session.frames cimport FrameReader as FrameReaderType
 from proxy.core.session.request_handler cimport RequestHandler as RequestHandlerType
 from proxy.core.session.response_handler cimport ResponseHandler as ResponseHandlerType
 from proxy.core.session.state cimport SessionState as SessionStateType
@@ -17,6 +18,7 @@ cdef class Session:
     cdef public object broker, client
     cdef public EffectsType _effects
     cdef public SessionStateType state
+    cdef public AuthType auth
     cdef public ExchangeType exchange
     cdef public ThrottleType throttle
     cdef public RequestHandlerType requests
@@ -32,12 +34,12 @@ cdef class Session:
     cpdef EffectsType on_turn(self, double now_ms)
     cpdef EffectsType on_deadline(self, double now_ms)
     cdef object _begin(self)
-    @cython.locals(requests=RequestHandlerType, reader=FrameReaderType, event=cython.int, verdict=VerdictType)
+    @cython.locals(requests=RequestHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_requests(self, double now_ms)
     @cython.locals(responses=ResponseHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_responses(self, double now_ms, double arrived_ms)
     @cython.locals(effects=EffectsType, exchange=ExchangeType, requests=FrameReaderType, responses=FrameReaderType,
-                   until_ms=cython.double, decided=cython.bint, waits=cython.bint)
+                   until_ms=cython.double, waits=cython.bint)
     cdef EffectsType _settle(self, double now_ms)
     cdef object _carry_out(self, double now_ms)
     cdef object _settle_broker(self)

@@ -52,7 +52,7 @@ _UP: Final = Broker.UP
 class Session:
     """One client connection and its broker connection."""
 
-    __slots__ = ("_effects", "broker", "client", "exchange", "requests", "responses", "state", "throttle")
+    __slots__ = ("_effects", "auth", "broker", "client", "exchange", "requests", "responses", "state", "throttle")
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Session:
         arguments = ledger, counters, translate, self._effects, interceptors, reserved, max_in_flight, cpu_ms
         state = SessionState(*arguments, user=user, login_expected=login_expected, claim=claim)
         self.state: Final = state
+        self.auth: Final = state.auth
         self.exchange: Final = state.exchange
         self.throttle: Final = state.throttle
         self.requests: Final = RequestHandler(state, sizes)
@@ -102,7 +103,7 @@ class Session:
         else:
             requests.reader.feed(view, count)
             self._read_requests(now_ms)
-            if self.state.auth.secret:
+            if self.auth.secret:
                 requests.out.copy()
                 wipe(view[:count])
         return self._settle(now_ms)
@@ -152,7 +153,7 @@ class Session:
         """The first `count` bytes of a writable view came from the broker, perhaps as early as `arrived_ms`."""
         self._begin()
         self.responses.bytes_total += count
-        secret = self.state.auth.secret
+        secret = self.auth.secret
         self.responses.reader.feed(view, count)
         self._read_responses(now_ms, arrived_ms)
         if secret:
@@ -175,7 +176,7 @@ class Session:
         self._begin()
         self.broker = step(BROKER, self.broker, Event.END)
         self._effects.ended = CloseReason.BROKER_CLOSED
-        error = self.state.auth.broker_ended()
+        error = self.auth.broker_ended()
         if error is not None:
             self._fail(error)
         return self._settle(now_ms)
@@ -245,8 +246,7 @@ class Session:
             event = reader.next()
             while event:
                 if event == _HEAD:
-                    verdict = requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms)
-                    reader.follow(verdict)
+                    reader.follow(requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms))
                 else:
                     requests.ended(now_ms)
                     if self.client is not _OPEN or self.state.blocked(now_ms):
@@ -281,11 +281,12 @@ class Session:
         while True:
             if exchange.oldest is not None and exchange.answer_due() and responses.at_boundary():
                 self.responses.send_answers()
-            decided = exchange.outcome is not None
-            waits = self.throttle.blocks(now_ms) if decided else self.state.blocked(now_ms)
+            waits = self.state.blocked(now_ms)
+            if waits and exchange.outcome is not None:
+                waits = self.throttle.blocks(now_ms)
             if waits or effects.close is not None or requests.frames_left <= 0:
                 break
-            if decided:
+            if exchange.outcome is not None:
                 self._carry_out(now_ms)
             elif requests.stopped and self.client is _OPEN:
                 requests.go_on()
@@ -301,7 +302,9 @@ class Session:
             effects.splice_up = requests.movable()
         if responses.left:
             effects.splice_down = responses.movable()
-        effects.more = responses.keeps() or (not waits and (decided or (requests.stopped and self.client is _OPEN)))
+        effects.more = responses.keeps() or (
+            not waits and (exchange.outcome is not None or (requests.stopped and self.client is _OPEN))
+        )
         effects.yields = requests.frames_left < _END_OF_LITTLE or responses.frames_left < _END_OF_LITTLE
         if self.broker is not _UP:
             self._settle_broker()
@@ -314,10 +317,7 @@ class Session:
         try:
             self.requests.decided(now_ms)
         except WireError as error:
-            if error.reason == CloseReason.BROKER_MALFORMED:  # in the broker's answer to a question
-                self._fail(SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason))
-            else:
-                self._fail(unreadable(error, b""))
+            self._fail(unreadable(error, b""))
         except SessionError as error:
             self._fail(error)
 
@@ -389,7 +389,7 @@ class Session:
     @property
     def user(self) -> str:
         """The user that is charged for further requests."""
-        return self.state.auth.user
+        return self.auth.user
 
     @property
     def software(self) -> str | None:

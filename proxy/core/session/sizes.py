@@ -66,8 +66,8 @@ def is_established(header: RequestHeader, sizes: SizeLimits) -> bool:
 
 def unreadable(error: WireError, first: bytes) -> SessionError:
     """Why the client's connection ends over bytes that cannot be parsed; `first` are its first ones, if these."""
-    if error.reason == "unsupported_version":
-        return SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason)
+    if error.reason in (CloseReason.UNSUPPORTED_VERSION, CloseReason.BROKER_MALFORMED):  # in an answer to a question
+        return SessionError(CloseReason(error.reason), str(error), kind=error.reason)
     known = diagnose(first)
     if known is not None:
         kind, text = known

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -46,30 +48,27 @@ class Identification:
 
     def watch(self, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
         """Find the users of the connection's logins from now on; `tls_user` is the name in the client's certificate."""
-        policy = self._settings.identity
+        identify = partial(self._identify, connection, ticket, tls_user)
+        connection.identify = partial(self._user_of, connection, identify)
 
-        def identify(sasl: str | None) -> str:
-            user, source = policy.choose(tls=tls_user, sasl=sasl)
-            self._admission.identify(ticket, user)
-            connection.user_source = source
-            return user
+    def _identify(self, connection: Connection, ticket: Ticket, tls_user: str | None, sasl: str | None) -> str:
+        user, source = self._settings.identity.choose(tls=tls_user, sasl=sasl)
+        self._admission.identify(ticket, user)
+        connection.user_source = source
+        return user
 
-        def user_of(login: Login) -> str | None:
-            needed = login is not NO_LOGIN
-            self.login_expected = self.login_expected or needed
-            if login.name is None or not login.by_token:
-                return identify(policy.sasl_user(login if needed else None))
-            owner = self._owners.known(login.name)
-            if owner is None and self._owners.can_ask:
-                try:
-                    self._send.send_nowait((login.name, connection, identify))
-                except trio.WouldBlock:
-                    pass
-                else:
+    def _user_of(self, connection: Connection, identify: Identify, login: Login) -> str | None:
+        if login is NO_LOGIN:
+            return identify(None)
+        self.login_expected = True
+        name = login.name
+        if name is not None and login.by_token:
+            token_id, name = name, self._owners.known(name)
+            if name is None and self._owners.can_ask:
+                with suppress(trio.WouldBlock):
+                    self._send.send_nowait((token_id, connection, identify))
                     return None
-            return identify(owner or policy.unknown_user)
-
-        connection.identify = user_of
+        return identify(name or self._settings.identity.unknown_user)
 
     async def run(self) -> None:
         """Find the owners of delegation tokens that clients have logged in with, until cancelled."""
