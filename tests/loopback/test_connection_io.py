@@ -18,7 +18,8 @@ from proxy.core.wire.apis import PRODUCE, is_flexible
 from proxy.core.wire.messages import framed
 from quota import compiled
 from tests.support.examples import examples
-from tests.support.pair_script import ANSWER, BROKER, CLIENT, PASS, STEP, Pure, step
+from tests.support.pair_script import ANSWER, BROKER, CLIENT, PASS, STEP, Pure, play, same, step
+from tests.support.pair_tools import CountedDoors, GeneralDoors
 from tests.support.session_tools import FETCH, METADATA, encode, fetch_body, kio_message, produce, request, response
 
 pytestmark = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
@@ -59,15 +60,19 @@ class Script:
     requests: list[bytes] = field(default_factory=list)
     responses: list[bytes] = field(default_factory=list)
     number: int = 0
+    version: int | None = None
+    """All Produce requests have this one; None: each has its own."""
 
     def add(self, draw: Any) -> None:
         self.number += 1
-        number, client_id = self.number, draw(st.sampled_from(["c", "c", "c", "", "d", "прокси", "x" * 300]))
+        number, client_id = self.number, draw(st.sampled_from(["c"] * 6 + ["", "d", "прокси", "x" * 300]))
         kind = draw(st.sampled_from(["produce"] * 6 + ["fetch"] * 2 + ["metadata", "heartbeat"]))
         told_ms = draw(st.sampled_from([0] * 9 + [250]))
         if kind == "produce":
-            version, acks = draw(st.integers(0, 12)), draw(st.sampled_from([1, 1, 1, -1, 0]))
-            size = draw(st.sampled_from([0, 1, 40, 3_000, 20_000, 50_000]))
+            version = draw(st.integers(0, 12)) if self.version is None else self.version
+            acks = draw(st.sampled_from([1, 1, 1, -1, -1, 0]))
+            sizes = [0, 1, 40, 3_000, 20_000, 50_000] if self.version is None else [0, 1, 40, 500, 1_500, 20_000]
+            size = draw(st.sampled_from(sizes))
             null = (b"\0" if version >= 9 else struct.pack(">h", -1)) if version >= 3 else b""
             if draw(st.integers(0, 9)) == 0 and version >= 3:
                 null = b"\x04txn" if version >= 9 else struct.pack(">h", 3) + b"txn"
@@ -103,23 +108,43 @@ def cut(draw: Any, data: bytes) -> list[bytes]:
     return [data[first:last] for first, last in pairwise(marks)]
 
 
-@FEW
-@given(st.data())
-def test_any_stream_goes_the_same_way(pure: Pure, data: Any) -> None:
-    draw = data.draw
+def stream(draw: Any, version: int | None = None) -> bytes:
+    """A script of some requests and responses."""
     flags = draw(st.integers(0, 255))
     out = bytes((flags,))
     for _ in range(draw(st.integers(1, 4))):
-        script = Script(number=draw(st.integers(0, 2**31 - 100)))
-        for _ in range(draw(st.integers(1, 5))):
+        script = Script(number=draw(st.integers(0, 2**31 - 100)), version=version)
+        for _ in range(draw(st.integers(1, 5 if version is None else 12))):
             script.add(draw)
-        for each in cut(draw, b"".join(script.requests)):
+        whole = version is not None and draw(st.booleans())
+        for each in script.requests if whole else cut(draw, b"".join(script.requests)):
             out += step(CLIENT, each, 255)
         out += STEP.pack(PASS, 0, draw(st.sampled_from([0, 1, 3, 1100])))
         for frame in script.responses:
             out += step(ANSWER, frame, draw(st.sampled_from([0, 1, 255])))
         out += STEP.pack(PASS, 0, draw(st.sampled_from([0, 500, 31_000])))
-    assert pure.compare(out)
+    return out
+
+
+@FEW
+@given(st.data())
+def test_any_stream_goes_the_same_way(pure: Pure, data: Any) -> None:
+    assert pure.compare(stream(data.draw))
+
+
+def test_shorter_doors_do_as_the_general_ones() -> None:
+    CountedDoors.taken.clear()
+
+    @FEW
+    @given(st.data())
+    def compare(data: Any) -> None:
+        script = stream(data.draw, data.draw(st.integers(1, 12)))
+        same(play(script, CountedDoors), play(script, GeneralDoors))
+
+    compare()
+    print(CountedDoors.taken)
+    for done in ("request 1", "request 2", "response 1", "response 2"):
+        assert CountedDoors.taken[done], f"no example took {done}"
 
 
 def test_a_comparison_sees_a_difference(pure: Pure) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
+from proxy.core.session.session import Session
 from quota import compiled
 from quota.entity import DEFAULT
 from quota.table import Entry, QuotaTable
@@ -49,12 +50,12 @@ def shown(value: Any) -> Any:
     return seen(value)
 
 
-def play(data: bytes) -> list[dict[str, str]]:
+def play(data: bytes, doors: type[Session] = Session) -> list[dict[str, str]]:
     """What can be seen after each step."""
     states: list[dict[str, str]] = []
 
     async def main() -> None:
-        for state in _states(data):
+        for state in _states(data, doors):
             states.append({name: json.dumps(shown(value)) for name, value in state.items()})
 
     if data:
@@ -62,7 +63,7 @@ def play(data: bytes) -> list[dict[str, str]]:
     return states
 
 
-def _states(data: bytes) -> Iterator[Any]:
+def _states(data: bytes, doors: type[Session]) -> Iterator[Any]:
     flags = data[0]
     rate = LIMITS[flags & 3]
     limits: dict[str, Any] = {"producer_byte_rate": rate, "consumer_byte_rate": rate, "request_percentage": 5.0}
@@ -73,6 +74,7 @@ def _states(data: bytes) -> Iterator[Any]:
         max_in_flight=2 if flags & 32 else 1024,
         send_buffer_bytes=4608 if flags & 64 else 1 << 20,
         came_now=bool(flags & 128),
+        doors=doors,
     ) as (time, one):
         at = 1
         for _ in range(MAX_STEPS):
@@ -106,6 +108,15 @@ def _due(one: Driven, frame: bytes) -> bool:
     return bool(left) and left[0].correlation_id == int.from_bytes(frame[4:8], "big", signed=True)
 
 
+def same(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The states, which two plays have in common. Raises AssertionError where something is different."""
+    for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        different = {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
+        assert not different, f"after step {number}: {different}"
+    assert len(ours) == len(theirs)
+    return ours
+
+
 class Pure:
     """A process that plays scripts with the Python code."""
 
@@ -130,12 +141,7 @@ class Pure:
 
     def compare(self, data: bytes) -> list[dict[str, str]]:
         """Play it here and there. Raises AssertionError where something is different; else the states."""
-        ours, theirs = play(data), self.play(data)
-        for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-            different = {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
-            assert not different, f"after step {number}: {different}"
-        assert len(ours) == len(theirs)
-        return ours
+        return same(play(data), self.play(data))
 
     def close(self) -> None:
         """The end of it."""

@@ -4,10 +4,11 @@ all that one can see of it afterwards."""
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from proxy.core.errors import CloseReason
 from proxy.core.session.exchange import InFlightRequest
@@ -61,6 +62,32 @@ def window_of(group: DebtCounter) -> Any:
     )
 
 
+class GeneralDoors(Session):
+    """A session without the shorter doors for plain requests and responses."""
+
+    def take_request(self, _view: memoryview, _count: int, _now_ms: float) -> int:
+        return 0
+
+    def take_response(self, _view: memoryview, _count: int, _now_ms: float, _arrived_ms: float) -> int:
+        return 0
+
+
+class CountedDoors(Session):
+    """Counts how often the shorter doors were taken, by what they returned."""
+
+    taken: ClassVar[Counter[str]] = Counter()
+
+    def take_request(self, view: memoryview, count: int, now_ms: float) -> int:
+        done = super().take_request(view, count, now_ms)
+        self.taken[f"request {done}"] += 1
+        return done
+
+    def take_response(self, view: memoryview, count: int, now_ms: float, arrived_ms: float) -> int:
+        done = super().take_response(view, count, now_ms, arrived_ms)
+        self.taken[f"response {done}"] += 1
+        return done
+
+
 @dataclass
 class FakeTime:
     now_s: float = 1000.0
@@ -79,6 +106,7 @@ class Driven:
     rewrite: bool = True
     max_in_flight: int = 1024
     send_buffer_bytes: int = 1 << 20
+    doors: type[Session] = Session
     came_now: bool = False
     """Responses have come just now (else at time 0): no matter then whether their end is read or spliced."""
     to_broker: bytearray = field(default_factory=bytearray)
@@ -96,7 +124,7 @@ class Driven:
         self.stack.callback(self.pool.close)
         buffer = memoryview(bytearray(BUFFER_BYTES))
         shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, self.loop, CloseLogLimiter())
-        self.session = Session(
+        self.session = self.doors(
             self.ledger,
             self.counters,
             user="u",

@@ -233,7 +233,8 @@ def acks_of(frame: bytes, version: int) -> int | None:
     head = frame[: parsed.body + 200]
 
     def parse(buf: bytearray, start: int, end: int) -> int | None:
-        return requests.produce_acks(buf, start + parsed.body, max(end, start + parsed.body), version)
+        found = requests.produce_acks(buf, start + parsed.body, max(end, start + parsed.body), version)
+        return None if found == requests.NO_ACKS_YET else found
 
     acks: int | None = every_way(parse, head)
     return acks
@@ -264,7 +265,7 @@ def test_acks_behind_impossible_lengths() -> None:
     for length in (b"\xff\xff\xff\xff\x0f", b"\x81\x80\x02"):  # 4 GiB; 32 768, one more than Kafka's strings have
         with pytest.raises(WireError, match="the transactional id's length is"):
             requests.produce_acks(length, 0, len(length), 9)
-    assert requests.produce_acks(b"\x80\x80\x02", 0, 3, 9) is None  # 32 767: there may be more to come
+    assert requests.produce_acks(b"\x80\x80\x02", 0, 3, 9) == requests.NO_ACKS_YET  # 32 767: there may be more to come
 
 
 # ---- Fetch ----------------------------------------------------------------------------------------------------------

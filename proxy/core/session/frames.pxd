@@ -26,6 +26,7 @@ cdef class FrameReader:
     cdef readonly long long total
 
     cpdef bint at_boundary(self) except -1
+    cpdef bint is_idle(self) except -1
     cpdef bint keeps(self) except -1
     cpdef Py_ssize_t kept_bytes(self) except -1
     cpdef long long movable(self) except -1

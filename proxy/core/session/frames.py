@@ -137,6 +137,10 @@ class FrameReader:
         """Whether no frame has begun and not ended. Frames that are kept have not begun."""
         return not self._in_frame and self._partial is None
 
+    def is_idle(self) -> bool:
+        """Whether the next byte begins a frame, and the frame may be taken."""
+        return not (self._in_frame or self.stopped) and self._partial is None and self._at == self._end
+
     def keeps(self) -> bool:
         """Whether something was fed that has not been used yet."""
         return self._at < self._end

@@ -16,6 +16,10 @@ cdef int _FETCH, _PRODUCE
 cpdef bint lets_through(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                         long long missing, double now_ms) except -1
 
+@cython.locals(throttle=ThrottleType, generation=cython.longlong, produced=MeterType, time=MeterType,
+               group=QuotaCounterType, other=QuotaCounterType)
+cpdef bint is_open(SessionStateType state, AccountType account) except -1
+
 @cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
                asks=cython.bint)
 cdef bint _holds(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,

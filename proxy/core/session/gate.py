@@ -22,6 +22,7 @@ from quota.ledger import Account
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
 MUTATED: Final = Kind.MUTATION
+REQUESTED: Final = Kind.REQUEST
 ONLY_REQUEST_TIME: Final[tuple[Kind, ...]] = (Kind.REQUEST,)
 PRODUCE_GATES: Final[tuple[Kind, ...]] = (Kind.REQUEST, Kind.PRODUCE)
 GATES: Final[dict[int, tuple[Kind, ...]]] = {
@@ -74,6 +75,18 @@ def lets_through(
     if throttle.place is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
         throttle.admit(account, api_key, header.size, now_ms)
     return True
+
+
+def is_open(state: SessionState, account: Account) -> bool:
+    """Whether `lets_through` lets any whole Produce request with an answer through, as no quota may hold it."""
+    throttle, generation = state.throttle, state.ledger.generation
+    produced, time = account.meter(PRODUCED), account.meter(REQUESTED)
+    if produced.generation != generation or time.generation != generation:
+        return False
+    if throttle.gone or throttle.place is not None or throttle.grace.owed_until_ms:
+        return False
+    group, other = produced.group, time.group
+    return not (group is not None and group.may_hold) and not (other is not None and other.may_hold)
 
 
 def _holds(

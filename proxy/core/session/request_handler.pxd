@@ -7,12 +7,12 @@ from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightReque
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.wire cimport fetch_heads, integers, requests, responses
-from proxy.core.wire.requests cimport FetchFields, RequestHeader
+from proxy.core.wire.requests cimport FetchFields, RepeatedHeader, RequestHeader
 from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
-cdef int _HEADER_SHIFT
+cdef int _HEADER_SHIFT, _MAX_REPEATED_BYTES, _NO_ACKS_YET
 cdef long long _MAX_HELD_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
 
@@ -25,6 +25,7 @@ cdef class RequestHandler:
     cdef public InFlightRequestType _current
     cdef public object _client_id, _shaper, _sizes, software
     cdef public dict _joined, _missed
+    cdef public RepeatedHeader _repeated
     cdef public bint _unanswered, established, saw_request
     cdef public long long _deferred_ms, _max_frame_bytes, _max_header_bytes, _produced_bytes
 
@@ -36,8 +37,12 @@ cdef class RequestHandler:
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
                    account=AccountType, pending=InFlightRequestType, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
+    @cython.locals(acks=cython.int, repeated=RepeatedHeader)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                                InFlightRequestType pending)
+    @cython.locals(state=SessionStateType, repeated=RepeatedHeader, account=AccountType, acks=cython.int,
+                   number=cython.longlong, pending=InFlightRequestType)
+    cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
     @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)

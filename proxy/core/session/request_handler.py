@@ -62,6 +62,9 @@ _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
+_NO_ACKS_YET: Final = requests.NO_ACKS_YET
+_MAX_REPEATED_BYTES: Final = 512
+"""Longer headers than this are parsed each time."""
 _HEADER_SHIFT: Final = 5
 """32 bytes of a header count as one frame (`FrameReader.frames_left`): one with 100 tagged fields takes 0.07 ms."""
 
@@ -82,6 +85,7 @@ class RequestHandler:
         "_max_header_bytes",
         "_missed",
         "_produced_bytes",
+        "_repeated",
         "_shaper",
         "_sizes",
         "_state",
@@ -106,6 +110,8 @@ class RequestHandler:
         """what it is charged then, if it is a Produce request,"""
         self._unanswered = False
         """and whether it gets no response (acks=0)."""
+        self._repeated: requests.RepeatedHeader | None = None
+        """The header of the last Produce request of `account`."""
         self.account: Account | None = None
         """The account of the last request,"""
         self._client_id = ""
@@ -162,6 +168,7 @@ class RequestHandler:
         account = state.ledger.account(auth.user, client_id)
         client_id = account.identity.client_id  # long ones are cut there, so that no reference keeps the whole
         self.account, self._client_id = account, client_id
+        self._repeated = None
         if client_id not in self._joined:
             if len(self._joined) == MAX_CLIENT_IDS:
                 self._leave(next(iter(self._joined)))
@@ -253,7 +260,7 @@ class RequestHandler:
         pending: InFlightRequest,
     ) -> Verdict:
         acks = requests.produce_acks(buf, header.body, end, header.api_version)
-        if acks is None:
+        if acks == _NO_ACKS_YET:
             if end - start == total:
                 raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
             return need(min(total, 2 * (end - start)))
@@ -261,7 +268,31 @@ class RequestHandler:
             pending.replicated_bytes = header.size
         self._produced_bytes = header.size
         self._begin(pending, acks == 0)
+        repeated = self._repeated
+        if repeated is None or repeated.api_version != header.api_version:
+            few = header.body - start <= _MAX_REPEATED_BYTES
+            self._repeated = requests.RepeatedHeader(header, buf, start) if few else None
         return _FORWARD
+
+    def take_plain(self, buf: memoryview, end: int, now_ms: float) -> InFlightRequest | None:
+        """Take `buf[:end]`, if it is one whole Produce request with the header of an earlier one, expects an answer,
+        and is certainly let through. None: it is not, and nothing has been done."""
+        state, repeated, account = self._state, self._repeated, self.account
+        if repeated is None or account is None or not repeated.begins(buf, end):
+            return None
+        if end - 4 > self._max_frame_bytes or not gate.is_open(state, account):
+            return None
+        acks = requests.produce_acks(buf, repeated.body, end, repeated.api_version)
+        if acks in (0, _NO_ACKS_YET):
+            return None
+        number = integers.int32(buf, 8)
+        pending = exchange.new_in_flight(number, _PRODUCE, repeated.api_version, account, now_ms)
+        if acks == ACKS_ALL:
+            pending.replicated_bytes = end - 4
+        self._produced_bytes = end - 4
+        self._begin(pending, False)
+        self.ended(now_ms)
+        return pending
 
     def _other(
         self,

@@ -10,7 +10,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
-cdef int _METADATA, _NEED
+cdef int _METADATA, _NEED, _PRODUCE
 cdef VerdictType _FORWARD
 
 
@@ -33,6 +33,9 @@ cdef class ResponseHandler:
     @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
                    version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
+    @cython.locals(state=SessionStateType, pending=InFlightRequestType, after=InFlightRequestType, version=cython.int,
+                   throttle_ms=cython.longlong)
+    cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms, double arrived_ms)
     @cython.locals(state=SessionStateType, api_key=cython.int, version=cython.int, wanted=cython.Py_ssize_t)
     cdef VerdictType _forwarded(self, object buf, Py_ssize_t start, Py_ssize_t here, Py_ssize_t total,
                                 InFlightRequestType pending, long long throttle_ms)

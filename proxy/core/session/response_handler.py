@@ -24,7 +24,7 @@ from proxy.core.session.frames import (
 )
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, responses, throttle
-from proxy.core.wire.apis import FETCH, JOIN_GROUP, METADATA, SHARE_FETCH, SYNC_GROUP, api_name, version_range
+from proxy.core.wire.apis import FETCH, JOIN_GROUP, METADATA, PRODUCE, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import response_frame
 from proxy.core.wire.sharefetch import ShareFetchScrubber
@@ -44,6 +44,7 @@ THROTTLE_HEAD_BYTES: Final = 16
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _FETCH: Final = FETCH
 _METADATA: Final = METADATA
+_PRODUCE: Final = PRODUCE
 _SHARE_FETCH: Final = SHARE_FETCH
 _HEAD_BYTES: Final = THROTTLE_HEAD_BYTES
 _FLEXIBLE_HEADER: Final = 1
@@ -158,6 +159,34 @@ class ResponseHandler:
         if api_key == _SHARE_FETCH and state.translate is not None:
             return _without_endpoints(version)
         return verdict
+
+    def take_plain(self, buf: memoryview, end: int, now_ms: float, arrived_ms: float) -> InFlightRequest | None:
+        """Take `buf[:end]`, if it is the whole answer to the oldest request in flight, a Produce without a throttle,
+        and nothing in it is to be replaced. None: it is not, and nothing has been done."""
+        state = self._state
+        pending = state.exchange.oldest
+        if pending is None or pending.api_key != _PRODUCE or pending.penalty is not None or end < 8:
+            return None
+        if pending.hook is not None or pending.local_answer is not None:
+            return None
+        after, version = pending.next, pending.api_version
+        if after is not None and after.local_answer is not None:
+            return None
+        if integers.int32(buf, 0) != end - 4 or integers.int32(buf, 4) != pending.correlation_id:
+            return None
+        if end - 4 > self._max_response_bytes or not responses.is_plain(_PRODUCE, version, buf, 0, end):
+            return None
+        self._now_ms, self.came_ms = now_ms, arrived_ms
+        self._charge_time(pending)
+        throttle_ms = self._throttle_ms(pending)
+        state.exchange.popleft()
+        self._latency.add(self._latency_ms(pending) / 1000.0)
+        self._note(pending, buf, 0, end)
+        if throttle_ms > 0:
+            throttle.patch_throttle(buf, 0, end, _PRODUCE, version, throttle_ms)
+        self.bytes_total += end
+        self.ended()
+        return pending
 
     def _forwarded(
         self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest, throttle_ms: int

@@ -2,7 +2,7 @@ cimport cython
 
 from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.effects cimport Effects as EffectsType
-from proxy.core.session.exchange cimport Exchange as ExchangeType
+from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.frames cimport FrameReader as FrameReaderType
 from proxy.core.session.request_handler cimport RequestHandler as RequestHandlerType
 from proxy.core.session.response_handler cimport ResponseHandler as ResponseHandlerType
@@ -11,11 +11,12 @@ from proxy.core.session.throttle cimport Throttle as ThrottleType
 
 cdef int _END_OF_LITTLE, _FRAMES, _HEAD
 cdef double _NEVER
-cdef object _OPEN, _UP
+cdef object _FLOWING, _OPEN, _UP
 
 
 cdef class Session:
     cdef public object broker, client
+    cdef bint _plain_up, _plain_down
     cdef public EffectsType _effects
     cdef public SessionStateType state
     cdef public AuthType auth
@@ -26,6 +27,11 @@ cdef class Session:
 
     @cython.locals(requests=RequestHandlerType)
     cpdef EffectsType on_client_bytes(self, object view, Py_ssize_t count, double now_ms)
+    @cython.locals(pending=InFlightRequestType)
+    cpdef int take_request(self, object view, Py_ssize_t count, double now_ms) except -1
+    @cython.locals(pending=InFlightRequestType, full=cython.bint)
+    cpdef int take_response(self, object view, Py_ssize_t count, double now_ms, double arrived_ms) except -1
+    cpdef EffectsType settle(self, double now_ms)
     @cython.locals(reader=FrameReaderType)
     cpdef EffectsType on_client_moved(self, long long count, double now_ms)
     cpdef EffectsType on_broker_bytes(self, object view, Py_ssize_t count, double now_ms, double arrived_ms)
@@ -39,7 +45,7 @@ cdef class Session:
     @cython.locals(responses=ResponseHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_responses(self, double now_ms, double arrived_ms)
     @cython.locals(effects=EffectsType, exchange=ExchangeType, requests=FrameReaderType, responses=FrameReaderType,
-                   until_ms=cython.double, waits=cython.bint)
+                   until_ms=cython.double, waits=cython.bint, plain=cython.bint)
     cdef EffectsType _settle(self, double now_ms)
     cdef object _carry_out(self, double now_ms)
     cdef object _settle_broker(self)

@@ -3,6 +3,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_CheckExact, Py
 from cpython.buffer cimport Py_buffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_GET_BUFFER
+from libc.string cimport memcmp
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
 
 
@@ -65,6 +66,11 @@ cdef inline int put_int32(object buf, Py_ssize_t at, long long value) except -1:
     cdef uint8_t *data = bytes_at(buf, at, 4, True)
     data[0], data[1], data[2], data[3] = value >> 24 & 0xFF, value >> 16 & 0xFF, value >> 8 & 0xFF, value & 0xFF
     return 0
+
+
+cdef inline bint same(object buf, Py_ssize_t at, bytes data) except -1:
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(data)
+    return memcmp(bytes_at(buf, at, count, False), PyBytes_AS_STRING(data), count) == 0
 
 
 cdef inline bytes piece(object buf, Py_ssize_t start, Py_ssize_t end):

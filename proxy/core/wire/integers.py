@@ -48,6 +48,14 @@ def put_int32(buf: bytearray | memoryview, at: int, value: int) -> None:
     _INT32.pack_into(buf, at, value)
 
 
+def same(buf: Buffer, at: int, data: bytes) -> bool:
+    """Whether the bytes at `at` are these; all of them must be in the buffer."""
+    end = at + len(data)
+    if not 0 <= at <= end <= len(buf):
+        raise IndexError("beyond the buffer")
+    return buf[at:end] == data
+
+
 def piece(buf: Buffer, start: int, end: int) -> bytes:
     """A copy of the bytes from `start` up to `end`, all of which must be in the buffer."""
     return bytes(buf[start:end])

@@ -2,7 +2,7 @@ cimport cython
 
 from proxy.core.wire cimport apis, integers
 
-cdef int _FETCH_MAX, _PRODUCE_MAX, _UNKNOWN
+cdef int _FETCH_MAX, _NO_ACKS_YET, _PREFIX_BYTES, _PRODUCE_MAX, _UNKNOWN
 
 
 cdef class RequestHeader:
@@ -11,6 +11,14 @@ cdef class RequestHeader:
     cdef public Py_ssize_t body
     cdef public object client_id
     cdef public bint known
+
+
+cdef class RepeatedHeader:
+    cdef readonly int api_version
+    cdef readonly Py_ssize_t body
+    cdef bytes _client_id, _key_and_version
+
+    cpdef bint begins(self, object buf, Py_ssize_t end) except -1
 
 
 cdef class FetchFields:
@@ -28,7 +36,7 @@ cdef RequestHeader _header(long long size, int api_key, int api_version, long lo
 cpdef RequestHeader parse_request_header(object buf, Py_ssize_t frame, Py_ssize_t end, long long max_frame_bytes=*)
 
 @cython.locals(pos=cython.Py_ssize_t)
-cpdef object produce_acks(object buf, Py_ssize_t body, Py_ssize_t end, int version)
+cpdef int produce_acks(object buf, Py_ssize_t body, Py_ssize_t end, int version) except? -2
 
 @cython.locals(fields=FetchFields)
 cdef FetchFields _fetch_fields(long long replica_id, long long max_wait_ms, long long min_bytes, Py_ssize_t min_bytes_at)

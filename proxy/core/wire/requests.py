@@ -35,6 +35,10 @@ _UNKNOWN: Final = UNKNOWN
 _NO_CLIENT_ID: Final = struct.Struct(">ihhi")
 _NO_CLIENT_ID_BYTES: Final = _NO_CLIENT_ID.size  # 12
 
+NO_ACKS_YET: Final = 1 << 16
+_NO_ACKS_YET: Final = NO_ACKS_YET
+_PREFIX_BYTES: Final = FRAME_PREFIX_BYTES
+
 _MAX_CACHED_CLIENT_IDS: Final = 4096
 _client_ids: dict[bytes, str] = {}
 
@@ -60,6 +64,29 @@ class RequestHeader:
         return (
             f"RequestHeader({api_name(self.api_key)} v{self.api_version}, correlation_id={self.correlation_id}, "
             f"client_id={self.client_id!r}, size={self.size}, body={self.body})"
+        )
+
+
+class RepeatedHeader:
+    """A header that other requests of the same connection repeat: all of it but the size and the correlation id."""
+
+    __slots__ = ("_client_id", "_key_and_version", "api_version", "body")
+
+    def __init__(self, header: RequestHeader, buf: Buffer, frame: int) -> None:
+        """`header` is the one at `frame`."""
+        self.api_version = header.api_version
+        self.body = header.body - frame
+        """Where the body begins, in a frame at 0."""
+        self._key_and_version = bytes(buf[frame + 4 : frame + 8])
+        self._client_id = bytes(buf[frame + 12 : header.body])
+
+    def begins(self, buf: Buffer, end: int) -> bool:
+        """Whether `buf[:end]` is one whole request with this header."""
+        return (
+            end > self.body
+            and integers.int32(buf, 0) == end - _PREFIX_BYTES
+            and integers.same(buf, 4, self._key_and_version)
+            and integers.same(buf, 12, self._client_id)
         )
 
 
@@ -213,8 +240,8 @@ def _unsupported(api_key: int, version: int) -> WireError:
     )
 
 
-def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
-    """The `acks` of a Produce request (0: the broker will not answer), or None when more bytes are needed.
+def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int:
+    """The `acks` of a Produce request (0: the broker will not answer), or NO_ACKS_YET when more bytes are needed.
 
     Raises WireError for versions that are not in the table: a wrong guess would lose track of the responses.
     """
@@ -222,7 +249,7 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
         raise _unsupported(PRODUCE, version)
     if version >= 9:  # compact: length + 1, 0 is null
         if body >= end:
-            return None
+            return _NO_ACKS_YET
         length = integers.uint8(buf, body)
         if length < 0x80:
             pos = body + (length if length else 1)
@@ -231,13 +258,13 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
             if pos == -2:
                 raise WireError("request_malformed", "the transactional id's length is not a number")
             if pos == -1:
-                return None
+                return _NO_ACKS_YET
             if length - 1 > MAX_STRING_BYTES:
                 raise WireError("request_malformed", f"the transactional id's length is {length - 1}")
             pos += length - 1
     elif version >= 3:
         if body + 2 > end:
-            return None
+            return _NO_ACKS_YET
         length = integers.int16(buf, body)
         if length < -1:
             raise WireError("request_malformed", f"the transactional id's length is {length}")
@@ -245,7 +272,7 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
     else:
         pos = body
     if pos + 2 > end:
-        return None
+        return _NO_ACKS_YET
     return integers.int16(buf, pos)
 
 

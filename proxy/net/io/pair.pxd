@@ -9,6 +9,7 @@ from proxy.net.io.splice cimport Splice as SpliceType
 
 cdef long _MOST_UNSENT
 cdef double _NEVER
+cdef int _SETTLE
 
 
 cdef class ConnectionPair
@@ -28,6 +29,8 @@ cdef class Direction(Handler):
     cpdef object run(self)
     @cython.locals(sent=cython.Py_ssize_t, total=cython.Py_ssize_t, more=cython.bint, sink=EndpointType)
     cpdef object send(self, OutgoingType out)
+    @cython.locals(sent=cython.Py_ssize_t, sink=EndpointType)
+    cpdef object send_range(self, object view, Py_ssize_t start, Py_ssize_t end, bint more)
     @cython.locals(pair=ConnectionPair, wanted=cython.Py_ssize_t, received=cython.Py_ssize_t)
     cdef bint _read(self) except -1
     @cython.locals(pair=ConnectionPair, splice=SpliceType)
@@ -45,7 +48,7 @@ cdef class ConnectionPair:
     cdef public double _wake_at_ms, active_s
     cdef public bint _may_read, closed, more, wants_broker, yields
 
-    @cython.locals(now_ms=cython.double, was_open=cython.bint)
+    @cython.locals(now_ms=cython.double, was_open=cython.bint, session=SessionType, taken=cython.int)
     cpdef object on_bytes(self, bint upward, object buffer, Py_ssize_t count)
     @cython.locals(now_ms=cython.double, was_open=cython.bint)
     cpdef object on_moved(self, bint upward, long long count)

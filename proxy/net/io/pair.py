@@ -41,6 +41,8 @@ for others."""
 # Compared for each read: C numbers in compiled code (see the .pxd).
 _MOST_UNSENT: Final = MAX_UNSENT_BYTES
 _NEVER: Final = NEVER
+_SETTLE: Final = 2
+"""`Session.take_request` and `take_response`: the session has more to say."""
 
 
 @dataclass(slots=True)
@@ -144,24 +146,34 @@ class Direction(Handler):
             out.begin()
             return
         more = self.readable and self.moves > 0  # the rest of a large frame shares a packet with its head
+        if out.buffers is None:
+            self.send_range(out.view, out.start, out.end, more)
+            return
+        parts = out.parts()
+        out.begin()  # they may be copies of a login's messages
         try:
-            if out.buffers is None:
-                sent = sink.send(out.view, out.start, out.end, more)
-                if sent < out.end - out.start:
-                    self.unsent = bytes(out.view[out.start + sent : out.end])
-            else:
-                parts = out.parts()
-                out.begin()  # they may be copies of a login's messages
-                sent = sink.send_all(parts, more)
-                total = 0
-                for part in parts:
-                    total += len(part)
-                if sent < total:
-                    self.unsent = b"".join(parts)[sent:]
+            sent = sink.send_all(parts, more)
         except OSError as error:
             self._fail(not self._upward, error)
             return
-        if self.unsent:
+        total = 0
+        for part in parts:
+            total += len(part)
+        if sent < total:
+            self.unsent = b"".join(parts)[sent:]
+            self._flush()
+
+    def send_range(self, view: memoryview, start: int, end: int, more: bool) -> None:
+        """Send `view[start:end]`, when there is a sink and nothing is left over; keep what the sink does not take."""
+        sink = self.sink
+        assert sink is not None
+        try:
+            sent = sink.send(view, start, end, more)
+        except OSError as error:
+            self._fail(not self._upward, error)
+            return
+        if sent < end - start:
+            self.unsent = bytes(view[start + sent : end])
             self._flush()
 
     def close(self) -> None:
@@ -377,12 +389,25 @@ class ConnectionPair:
         """`count` bytes were read."""
         self.active_s = self._loop.clock.now_s()
         now_ms = self.active_s * 1000.0
+        session = self.session
         if upward:
-            self.apply(self.session.on_client_bytes(buffer, count, now_ms))
+            taken = session.take_request(buffer, count, now_ms)
+            if not taken:
+                self.apply(session.on_client_bytes(buffer, count, now_ms))
+                return
+            self.up.send_range(buffer, 0, count, False)
         else:
             was_open = self.up.open
-            self.apply(self.session.on_broker_bytes(buffer, count, now_ms, self._loop.since_ms))
-            self._look_after(was_open)
+            taken = session.take_response(buffer, count, now_ms, self._loop.since_ms)
+            if not taken:
+                self.apply(session.on_broker_bytes(buffer, count, now_ms, self._loop.since_ms))
+                self._look_after(was_open)
+                return
+            self.down.send_range(buffer, 0, count, False)
+        if taken == _SETTLE and not self.closed:
+            self.apply(session.settle(now_ms))
+            if not upward:
+                self._look_after(was_open)
 
     def on_moved(self, upward: bool, count: int) -> None:
         """`count` bytes were spliced."""
