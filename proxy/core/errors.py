@@ -94,6 +94,11 @@ def broker_failed(error: BaseException | None) -> SessionError:
     return SessionError(CloseReason.BROKER_RESET, f"broker connection failed: {error}")
 
 
+def broker_malformed(text: str, kind: str) -> SessionError:
+    """What the broker sent is not Kafka's protocol; `kind` as of `SessionError`."""
+    return SessionError(CloseReason.BROKER_MALFORMED, text, kind=kind)
+
+
 def first_error(group: BaseExceptionGroup[SessionError]) -> SessionError:
     """The first error raised by a connection's tasks: the others are its consequences."""
     error: BaseException = group

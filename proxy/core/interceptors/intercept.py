@@ -12,7 +12,6 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from proxy.core.wire.lengths import Slices
 from proxy.core.wire.primitives import Buffer
-from quota.entity import Kind
 from quota.ledger import Account
 
 MAX_INTERCEPTED_BYTES: Final = 16 * 1024 * 1024
@@ -65,9 +64,7 @@ class Reply:
     body: bytes | None = None
     """What follows the response header, in the request's version; None: as the broker sent it."""
     delay_ms: int = 0
-    """Throttle that became due with this response: the longer of this and the request's counts, not their sum."""
-    kind: Kind = Kind.MUTATION
-    """The quota that causes `delay_ms`."""
+    """Throttle by the mutation quota, due with this response: the longer of it and the request's counts."""
 
 
 OnResponse: TypeAlias = Callable[[bytes, float], "Reply | Work[Reply]"]
@@ -83,9 +80,7 @@ class Forward:
     on_response: OnResponse | None = None
     """Receives the whole response."""
     delay_ms: int = 0
-    """Throttle caused by the request: the mute starts now, and the response reports it."""
-    kind: Kind = Kind.MUTATION
-    """The quota that causes `delay_ms`."""
+    """Throttle by the mutation quota: the mute starts now, and the response reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +90,7 @@ class Answer:
     body: bytes
     """What follows the response header, in the request's version. Its throttle field is set by the session."""
     delay_ms: int = 0
-    """Throttle reported in the answer; the mute starts now."""
-    kind: Kind = Kind.MUTATION
-    """The quota that causes `delay_ms`."""
+    """Throttle by the mutation quota, reported in the answer; the mute starts now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM, NO_LOGIN, Login, SaslLogin
-from proxy.core.errors import CloseReason, SessionError
+from proxy.core.errors import CloseReason, SessionError, broker_malformed
 from proxy.core.interceptors.intercept import Forward, Reply
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest, new_in_flight
@@ -213,8 +213,7 @@ class Auth:
     def raw_answer(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
         """A raw message of the broker: it sends one only to continue or to accept. Raises SessionError."""
         if not 4 <= total <= 4 + wire.MAX_SASL_BYTES:
-            text = f"the broker sent a SASL message of {total - 4} bytes"
-            raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_frame_size")
+            raise broker_malformed(f"the broker sent a SASL message of {total - 4} bytes", "broker_frame_size")
         if end - start < total:
             return need(total)
         oldest = self._exchange.oldest
@@ -223,8 +222,7 @@ class Auth:
                 self._login.answers += 1
             return FORWARD
         if oldest.api_version != RAW:
-            text = "the broker sent two SASL messages for one"
-            raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_unasked_response")
+            raise broker_malformed("the broker sent two SASL messages for one", "broker_unasked_response")
         self._exchange.popleft()
         self._judge(wire.SaslResponse(0, bytes(buf[start + 4 : start + total]), 0), now_ms)
         return FORWARD

@@ -502,7 +502,7 @@ class RequestHandler:
             return
         asked.take_waiting()
         if outcome.delay_ms > 0:
-            state.throttle.impose(pending, outcome.kind, outcome.delay_ms, now_ms)
+            state.throttle.impose(pending, Kind.MUTATION, outcome.delay_ms, now_ms)
         if isinstance(outcome, Forward):
             state.charge_own(pending.account, began_ms, now_ms)
             pending.sent_ms = now_ms

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import Final
 
-from proxy.core.errors import CloseReason, SessionError
+from proxy.core.errors import CloseReason, SessionError, broker_malformed
 from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
 from proxy.core.session.auth import UNAUTHENTICATED
 from proxy.core.session.exchange import InFlightRequest
@@ -134,7 +134,7 @@ class ResponseHandler:
         state, here = self._state, end - start
         if not 4 <= total - 4 <= self._max_response_bytes:
             text = f"the broker sent a frame of {total - 4} bytes; expected 4 to {self._max_response_bytes}"
-            raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_frame_size")
+            raise broker_malformed(text, "broker_frame_size")
         if here < 8:
             return need(8)
         pending = self._oldest(integers.int32(buf, start + 4))
@@ -217,9 +217,9 @@ class ResponseHandler:
             return pending
         if pending is None:
             text = f"the broker sent a response (correlation id {correlation_id}) that no request is waiting for"
-            raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_unasked_response")
+            raise broker_malformed(text, "broker_unasked_response")
         text = f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}"
-        raise SessionError(CloseReason.BROKER_MALFORMED, text, kind="broker_correlation_id")
+        raise broker_malformed(text, "broker_correlation_id")
 
     def _note(self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int) -> None:
         """Record the throttle that the broker tells, and the one that the request caused here."""
@@ -266,12 +266,8 @@ class ResponseHandler:
         state, now_ms = self._state, self._now_ms
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
-            raise SessionError(
-                CloseReason.BROKER_MALFORMED,
-                f"{api_name(api_key)} v{version} response of {total} bytes: at most {MAX_INTERCEPTED_BYTES} are "
-                "buffered",
-                kind="broker_too_large",
-            )
+            text = f"{api_name(api_key)} v{version} response of {total} bytes"
+            raise broker_malformed(f"{text}: at most {MAX_INTERCEPTED_BYTES} are buffered", "broker_too_large")
         if here < total:
             return need(total)
         self.reader.frames_left = 0  # one in a turn
@@ -280,7 +276,7 @@ class ResponseHandler:
         try:
             reply = self._reply(buf, start, total, pending, broker_throttle_ms)
         except WireError as error:
-            raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
+            raise broker_malformed(str(error), error.reason) from error
         state.charge_own(pending.account, began_ms, now_ms)
         if reply is None:
             return STOP
@@ -289,7 +285,7 @@ class ResponseHandler:
             state.exchange.question = None
             return DROP
         if reply.delay_ms > 0:
-            state.throttle.impose(pending, reply.kind, reply.delay_ms, now_ms)
+            state.throttle.impose(pending, Kind.MUTATION, reply.delay_ms, now_ms)
         state.throttle.note(pending)
         throttle_ms = self._throttle_ms(pending)
         if reply.body is not None:
@@ -353,26 +349,15 @@ class ResponseHandler:
                     self.reader.frames_left = 0
                     return STOP
         except WireError as error:
-            reason = (
-                CloseReason.UNSUPPORTED_VERSION
-                if error.reason == "unsupported_version"
-                else CloseReason.BROKER_MALFORMED
-            )
-            raise SessionError(reason, str(error), kind=error.reason) from error
+            if error.reason == CloseReason.UNSUPPORTED_VERSION:
+                raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
+            raise broker_malformed(str(error), error.reason) from error
         if isinstance(done, responses.NeedMore):
+            text = f"{api_name(api_key)} v{version} response of {total} bytes"
             if here == total:
-                raise SessionError(
-                    CloseReason.BROKER_MALFORMED,
-                    f"{api_name(api_key)} v{version} response of {total} bytes ends before its addresses do",
-                    kind="broker_truncated",
-                )
+                raise broker_malformed(f"{text} ends before its addresses do", "broker_truncated")
             if here >= MAX_HELD_RESPONSE_BYTES:
-                raise SessionError(
-                    CloseReason.BROKER_MALFORMED,
-                    f"{api_name(api_key)} v{version} response of {total} bytes: at most {MAX_HELD_RESPONSE_BYTES} are "
-                    "buffered",
-                    kind="broker_too_large",
-                )
+                raise broker_malformed(f"{text}: at most {MAX_HELD_RESPONSE_BYTES} are buffered", "broker_too_large")
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             return need(min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES))
         if here <= SLICED_BYTES:  # in one slice
@@ -439,4 +424,4 @@ def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:
     try:
         return scrubber.feed(data)
     except WireError as error:
-        raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
+        raise broker_malformed(str(error), error.reason) from error
