@@ -117,16 +117,6 @@ def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_make_report_reads_what_make_demo_leaves() -> None:
-    commands = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", "demo", "report", "REPORT=noisy"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert re.search(r"kquota demo --usage demo-usage\s", commands)
-    assert "kquota report noisy --input demo-usage --output demo-reports" in commands
-
-
-@pytest.mark.long
 @pytest.mark.timeout(90)
 def test_ctrl_c_ends_everything_without_a_trace() -> None:
     with demo(seconds=60) as running:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from kio.static.constants import EntityType
 
-from proxy.core.wire import apis, primitives, responses, schema
+from proxy.core.wire import apis, responses, schema
 from proxy.core.wire.frames import WireError
-from tests.lab import wire_schema
 from tests.support.wire_tools import (
     THROTTLE_MS,
     every_way,
@@ -39,21 +38,6 @@ def test_committed_schema_is_what_the_published_schemas_give() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_new_response_with_host_and_port_stops_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = [wire_schema.load(wire_schema.find_jar(release)) for release in wire_schema.RELEASES]
-    monkeypatch.delitem(wire_schema.NOT_ADDRESSES, "StreamsGroupHeartbeat")
-    with pytest.raises(wire_schema.SchemaError, match="StreamsGroupHeartbeatResponse carries a host and a port"):
-        wire_schema.render(releases)
-
-
-def test_old_versions_are_covered_by_the_union() -> None:
-    # 4.x removed Produce 0-2 and Fetch 0-3 among others; 3.9.1 still has them.
-    assert schema.APIS[0][:3] == ("Produce", 0, 13)
-    assert schema.APIS[1][:3] == ("Fetch", 0, 18)
-    assert schema.APIS[78][:3] == ("ShareFetch", 0, 2)
-    assert schema.APIS[7][0] == "ControlledShutdown"
 
 
 def test_table_has_every_kio_version_with_its_headers() -> None:
@@ -109,25 +93,6 @@ def test_throttle_field_of_kio_messages(key: int) -> None:
                 assert throttle_offset(key, version) is None
 
 
-def test_throttle_positions_that_are_not_first() -> None:
-    # kafka-quota-semantics: Produce and ApiVersions last, delegation tokens last, OffsetDelete second.
-    odd = {key for key, runs in schema.THROTTLE_POSITIONS.items() if any(at != 0 for _, _, at in runs)}
-    assert {apis.api_name(key) for key in odd} == {
-        "Produce", "ApiVersions", "OffsetDelete", "CreateDelegationToken", "RenewDelegationToken",
-        "ExpireDelegationToken", "DescribeDelegationToken",
-    }  # fmt: skip
-    assert throttle_offset(47, 0) == 4 + 4 + 2
-    assert throttle_offset(39, 1) == 4 + 4 + 10
-    assert throttle_offset(39, 2) == 4 + 4 + 1 + 10
-    assert throttle_offset(1, 0) is None
-    assert throttle_offset(1, 1) == 4 + 4
-    assert throttle_offset(1, 12) == 4 + 4 + 1
-    assert throttle_offset(17, 1) is None  # SaslHandshake has none
-    assert throttle_offset(999, 0) is None
-    assert [responses.needs_whole_frame(0, version) for version in (0, 1, 13)] == [False, True, True]
-    assert responses.needs_whole_frame(999, 0) is False
-
-
 def test_which_responses_are_rewritten() -> None:
     carrying = {(key, version) for key, version in ALL_VERSIONS if responses.carries_addresses(key, version)}
     assert {key for key, _ in carrying} == {0, 1, 3, 10, 60, 78, 79}  # not DescribeQuorum: controllers
@@ -153,47 +118,9 @@ def test_refuses_unknown_versions_with_addresses(key: int) -> None:
         assert caught.value.reason == "unsupported_version"
 
 
-def test_unknown_apis_carry_no_known_addresses() -> None:
-    assert not responses.carries_addresses(999, 0)
-    assert not responses.needs_rewrite(999, 0)
-    assert not responses.needs_rewrite(-1, -1)
-
-
 def test_fetch_is_asked_for_with_a_version_without_addresses() -> None:
     newest = schema.APIS[apis.FETCH][2]
     upstream = [responses.fetch_version_upstream(version) for version in range(newest + 1)]
     assert upstream == [*range(16), 15, 15, 15]
     assert not any(responses.carries_addresses(apis.FETCH, version) for version in upstream)
     assert responses.fetch_version_upstream(newest + 1) == newest + 1  # refused elsewhere, not guessed
-
-
-def test_fetch_15_to_18_differ_only_in_replica_tags() -> None:
-    """The reason why a consumer's Fetch 16-18 may be sent as 15, and the answer given back as it is."""
-    newest = wire_schema.load(wire_schema.find_jar(wire_schema.RELEASES[0]))
-    request, response = newest[apis.FETCH, "request"], newest[apis.FETCH, "response"]
-    assert request.versions[-1] == response.versions[-1] == schema.APIS[apis.FETCH][2] == 18
-    for version in (16, 17, 18):
-        assert request.program(version) == request.program(15)
-        assert _without_tags(response.program(version)) == _without_tags(response.program(15))
-
-    def added(fields: list[wire_schema.Field]) -> list[wire_schema.Field]:
-        inner = [field for outer in fields for field in added(outer.get("fields", []))]
-        return [field for field in fields if wire_schema.versions(field["versions"])[0] > 15] + inner
-
-    new_in_requests = added(request.fields)
-    assert [(field["name"], "taggedVersions" in field) for field in new_in_requests] == [
-        ("ReplicaDirectoryId", True),  # KIP-853, of a follower
-        ("HighWatermark", True),  # KIP-1166, of a follower
-    ]
-    outer = [field for field in added(response.fields) if field["name"] == "NodeEndpoints"]
-    assert [(field["tag"], field["taggedVersions"]) for field in outer] == [(0, "16+")]
-    inner = {field["name"] for field in outer[0]["fields"]}
-    assert {field["name"] for field in added(response.fields)} == {"NodeEndpoints"} | inner
-    # Nothing was taken away after 15 either.
-    for message in (request, response):
-        for fields in wire_schema._all_structs(message.fields, message.structs):
-            assert all(wire_schema.versions(field["versions"])[-1] not in (15, 16, 17) for field in fields)
-
-
-def _without_tags(program: primitives.Program) -> primitives.Program:
-    return tuple((code, ()) if code == primitives.TAGS else (code, argument) for code, argument in program)
