@@ -21,9 +21,6 @@ from quota.admin import (
     Validated,
     enforced,
     entity_of,
-    entity_of_entry,
-    entity_text,
-    names_of,
     selection,
     validate_one,
 )
@@ -233,10 +230,6 @@ def test_entity_twice_is_answered_once_with_the_first() -> None:
     assert (verdict.error and verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
 
 
-def test_a_type_that_is_there_twice_means_the_last_name() -> None:
-    assert entity_of([("user", "x"), ("user", "y")]) == entity("y")
-
-
 # ---- describing -----------------------------------------------------------------------------------------------------
 
 # The eleven entities of ClientQuotasRequestTest and two addresses.
@@ -322,12 +315,6 @@ def test_shadow_limits_are_not_in_force_and_not_shown() -> None:
     assert enforced(QuotaTable(entries)) == {entity("a"): {PRODUCE: 1.0}}
 
 
-def test_entities_and_entries_say_the_same() -> None:
-    for wanted in list(G8)[:11]:
-        assert entity_of_entry(Entry(*names_of(wanted), 1.0)) == wanted
-    assert entity_text(entity(None, "c")) == "user=<default>, client-id=c"
-
-
 # ---- overlay --------------------------------------------------------------------------------------------------------
 
 
@@ -348,13 +335,6 @@ def test_what_the_file_sets_stays_removed_until_it_is_set_again() -> None:
     assert table.shown == {}
     table.alter(entity("a"), producer_byte_rate=7.0)
     assert table.shown == {entity("a"): {PRODUCE: 7.0}}
-
-
-def test_what_only_the_overlay_sets_is_gone_without_a_trace() -> None:
-    table = Table(Entry("a", None, 1.0))
-    table.alter(entity("a"), consumer_byte_rate=5.0)
-    table.alter(entity("a"), consumer_byte_rate=None)
-    assert table.overlay == {}
 
 
 def test_candidates_follow_altered_and_removed_limits() -> None:

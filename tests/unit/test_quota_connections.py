@@ -68,13 +68,6 @@ def test_i1_a_rate_limit_that_changes_while_the_clock_stands() -> None:
     assert admitted(gate.attempts(40, 0)) == 40
 
 
-def test_i3_above_the_limit_the_rate_is_held() -> None:
-    gate = Gate(ConnectionEntry(IP, A, 20))
-    count = sum(admitted(gate.attempts(1, 25 * turn)) for turn in range(80))  # 40/s for 2 s
-    assert abs(gate.observed(IP, A, 25 * 79) - 20) <= 1
-    assert abs(count / (25 * 79 / 1000) - 20) <= 1
-
-
 def test_i4_a_refused_connection_leaves_no_trace_in_any_rate() -> None:
     gate = Gate(ConnectionEntry(IP, A, 0), ConnectionEntry(USER, DEFAULT, 100))
     (refusal,) = gate.attempts(1, 0, user="alice")
@@ -129,14 +122,6 @@ def test_a_delay_that_rounds_to_nothing_admits_as_in_kafka() -> None:
 # ---- users, caps, shadow ---------------------------------------
 
 
-def test_rate_and_cap_may_come_from_different_entries() -> None:
-    gate = Gate(ConnectionEntry(USER, "alice", 5), ConnectionEntry(USER, DEFAULT, 1, 2))
-    standing = gate.gate.standing(USER, "alice", 0)
-    assert standing.rate is not None
-    assert standing.cap is not None
-    assert (standing.rate.label, standing.cap.label) == ("user", "<default user>")
-
-
 def test_cap_refuses_at_once_and_rates_keep_records() -> None:
     gate = Gate(ConnectionEntry(USER, "alice", 100, 2))
     decisions = gate.attempts(3, 0, user="alice")
@@ -182,14 +167,6 @@ def test_charges_late_user_once() -> None:
         gate.gate.leave(ticket)
     assert not gate.gate.open(USER)
     assert not gate.gate.open(IP)
-
-
-def test_a_connection_may_change_its_user() -> None:
-    gate = Gate()
-    (ticket,) = gate.attempts(1, 0, user="ANONYMOUS")
-    assert isinstance(ticket, Ticket)
-    assert gate.gate.identify(ticket, "alice", 0) is None
-    assert dict(gate.gate.open(USER)) == {"alice": 1}
 
 
 def test_shadow_limits_count_but_refuse_nothing() -> None:
@@ -258,12 +235,6 @@ def test_bad_limits_are_refused() -> None:
         ConnectionEntry(USER, "u", None, -1)
     with pytest.raises(ValueError, match="two connection limits"):
         ConnectionLimits([ConnectionEntry(IP, "::1", 1), ConnectionEntry(IP, "0::1", 2)])
-
-
-def test_an_address_and_a_user_of_the_same_name_are_two() -> None:
-    gate = Gate(ConnectionEntry(IP, A, 20), ConnectionEntry(USER, A, 1000))
-    assert admitted(gate.attempts(40, 0, user=A)) == 20
-    assert gate.observed(USER, A, 0) == 20.0
 
 
 # ---- against a plain model, and memory ---------------------------------------

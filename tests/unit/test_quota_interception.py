@@ -164,30 +164,6 @@ def test_forbidden_describe_gets_the_brokers_refusal(version: int) -> None:
 
 
 @versions
-@pytest.mark.parametrize(
-    ("components", "error"),
-    [
-        ([("other", 0, "x")], ErrorCode.unsupported_version),
-        ([("user", 3, None)], ErrorCode.invalid_request),
-        ([("ip", 2, None), ("user", 2, None)], ErrorCode.invalid_request),
-    ],
-)
-def test_answers_senseless_filter_as_a_broker(
-    version: int, components: list[tuple[str, int, str | None]], error: ErrorCode
-) -> None:
-    one, _ = under(Authority())
-    from_client(one, request(DESCRIBE, version, 1, describing(version, *components)))
-    message = read(
-        "describe_client_quotas",
-        DESCRIBE,
-        version,
-        from_broker(one, response(DESCRIBE, version, 1, described(version))),
-    )
-    assert (message.error_code, message.entries) == (error, None)
-    assert message.error_message
-
-
-@versions
 def test_deny_refuses_each_entity_and_says_where(version: int) -> None:
     one, admin = under(Authority())
     bob: Entity = (("client-id", "c"), ("user", "bob"))
@@ -261,17 +237,6 @@ def test_g2_validate_only_changes_nothing(version: int, value: float) -> None:
     ((code, _, _),) = altered(version, answers(one))
     assert code == (0 if value > 0 else 42)
     assert (authority.applied, admin.requests) == ([], {"validated": 1})
-
-
-@versions
-@pytest.mark.parametrize("ops", [{}, {PRODUCE: -1.0}])
-def test_what_changes_nothing_is_answered_at_once(version: int, ops: dict[str, float | None]) -> None:
-    authority = Authority("apply")
-    one, _ = under(authority)
-    from_client(one, request(ALTER, version, 1, altering(version, (ALICE, ops))))
-    ((code, _, _),) = altered(version, answers(one))
-    assert code == (42 if ops else 0)
-    assert authority.applied == []
 
 
 @versions

@@ -196,13 +196,6 @@ def test_an_admitted_fetch_keeps_its_counter() -> None:
     assert group.forgettable(60_000)
 
 
-def test_keeps_window_longer_than_an_hour() -> None:
-    ledger = Ledger(DEFAULTS, num_samples=3, window_ms=HOUR_MS, smooth=False, max_throttle_ms=None)
-    ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 7200, 0)
-    sum(ledger.sweep(HOUR_MS + 1))
-    assert ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 3600, HOUR_MS + 1) > 0
-
-
 # Overflow.
 
 
@@ -354,13 +347,3 @@ def test_a_sweep_bears_what_others_do_meanwhile() -> None:
         assert account.meters[PRODUCE].group is ledger.counters.get(
             PRODUCE, CounterKey(None, account.identity.client_id)
         )
-
-
-def test_a_reload_looks_at_no_counter() -> None:
-    # 500 B/s, then 5000 for all: a counter learns of it when it is needed.
-    ledger = ledger_of(3000)
-    invent(ledger, 3000, 0)
-    groups = list(ledger.groups(PRODUCE))
-    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=5000)]))
-    assert {group.limit for group in groups} == {500}
-    assert {group.limit for group in ledger.groups(PRODUCE)} == {5000}

@@ -69,19 +69,6 @@ def test_mutations_show_tokens(algorithm: str) -> None:
     assert found.window_ms is None
 
 
-def test_a_huge_debt_is_found_too() -> None:
-    found = counter_status(counter(Kind.MUTATION, 1_000_055), 0)  # burst 55: -1 000 000 tokens at 5/s
-    assert found.free_ms == 200_000_000
-
-
-def test_unused_counter_is_free() -> None:
-    group = counter(Kind.PRODUCE, 100)
-    found = counter_status(group, 0)
-    assert (found.wait_ms, found.free_ms, found.muted_ms) == (0, 0, 0)
-    later = counter_status(group, 3_600_000)
-    assert (later.amount, later.share) == (0, 0)
-
-
 def test_a_counter_without_a_limit_waits_for_nothing() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id="other", producer_byte_rate=1)]))
     ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1000, 0)
