@@ -15,51 +15,14 @@ import pytest
 from analysis.replay import fold as replay
 from analysis.replay.fold import ReplayResult, Rule, fold
 from analysis.replay.intervals import near, ordered
-from analysis.replay.window import delays_ms, rates, sample_begins
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
 from quota.burst import WindowedBurst
 
 
-def delays(limit: float, *happened: tuple[int, float], num_samples: int = 11, sample_ms: int = 1000) -> list[int]:
-    times = np.array([t_ms for t_ms, _ in happened], dtype=np.int64)
-    begins = sample_begins(times, sample_ms)
-    amounts = np.array([amount for _, amount in happened], dtype=np.float64)
-    found = rates(times, amounts, begins, np.cumsum(begins), num_samples=num_samples, sample_ms=sample_ms)
-    return [int(one) for one in delays_ms(found, np.full(len(times), float(limit)))]
-
-
-def test_the_fence_post_and_the_end_of_a_sample() -> None:
-    # 500 each second: at the eleventh 5500 B in 10.0 s, (550 - 500) / 500 * 10 000 = 1000 ms.
-    # At 22 s the samples up to 11 s are gone, since nothing came after 10 s all of them: 500 B / 10 s, no delay.
-    assert delays(500, *((t, 500) for t in range(0, 11_000, 1000)), (22_000, 500)) == [0] * 10 + [1000, 0]
-
-
 def configuration(limits: str, **windows: int | str) -> Any:
     more = "".join(f"{name}: {value}\n" for name, value in windows.items())
     return load_bytes("q.yaml", f'upstream: {{bootstrap: ["k:9092"]}}\nquotas: [{limits}]\n{more}'.encode())
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_replay_decides_as_simulate(seed: int) -> None:
-    """Several in a millisecond, within a sample, at its end, after pauses of any length."""
-    dice = random.Random(seed)
-    num_samples, window_s = dice.choice(((11, 1), (11, 1), (5, 2), (3, 7), (1, 1)))
-    config = configuration(
-        "{client-id: a, producer_byte_rate: 900}",
-        **{"quota.window.num": num_samples, "quota.window.size.seconds": window_s},
-    )
-    t_ms, happened = 0, []
-    for _ in range(600):
-        t_ms += dice.choice((0, 1, 40, 300, 999, 1000, 1001, 2500, dice.randrange(30_000)))
-        happened.append((t_ms, dice.choice((dice.randrange(6000), dice.random() * 6000))))
-    lines = [
-        json.dumps({"t_ms": at_ms, "kind": "produce", "client_id": "a", "amount": amount}).encode()
-        for at_ms, amount in happened
-    ]
-    expected = [result["throttle_ms"] for _, result in simulate(config, lines)]
-    assert delays(900, *happened, num_samples=num_samples, sample_ms=window_s * 1000) == expected
-    assert sum(delay > 0 for delay in expected) > 20
 
 
 Spread = list[tuple[int, int, float, float]]

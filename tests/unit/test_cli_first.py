@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner, Result
 
@@ -181,37 +180,6 @@ def test_check_warns_of_missing_tls_and_login_files(tmp_path: Path) -> None:
 
 
 # help, and the sidecar that is asked
-
-
-def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    if not hasattr(command, "commands"):
-        return [path]
-    return [path, *(found for name, inner in command.commands.items() for found in commands(inner, (*path, name)))]
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in commands(typer.main.get_command(app)) if path != ("report",)], ids=" ".join
-)
-def test_help_has_placeholders_that_people_understand(path: tuple[str, ...]) -> None:
-    text = kquota(*path, "--help").output
-    assert "Usage" in text
-    for odd in ("<float range>", "<int range>", "<str>", "<path>", "FLOAT RANGE", "INTEGER RANGE", "<list["):
-        assert odd not in text
-
-
-def test_help_and_version_in_the_usual_ways() -> None:
-    assert kquota("-h").stdout == kquota("--help").stdout
-    assert kquota("check", "-h").stdout == kquota("check", "--help").stdout
-    assert kquota("version").stdout == kquota("--version").stdout != ""
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completes_commands(shell: str) -> None:
-    words = {"COMP_WORDS": "kquota ch", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "kquota ch"}
-    asked = {"_KQUOTA_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    found = CliRunner().invoke(app, [], env=words | asked, prog_name="kquota")
-    assert "check" in found.stdout
-    assert "explain" not in found.stdout
 
 
 def test_forms_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config.bounds import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_PROBLEMS, MAX_VALUES
-from config.identity import StaticIdentity
-from config.load import load, load_bytes
+from config.load import load_bytes
 from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.scalars import MAX_NUMBER_CHARS
 from config.source import parse
-from proxy.app.sources.static_user import StaticUser, StaticUserError
 from tests.support.examples import examples
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
@@ -109,13 +104,6 @@ def test_no_nesting_ends_the_process(parts: list[tuple[str, int]], end: str) -> 
             read()
 
 
-def test_a_token_of_a_service_account_that_nests(tmp_path: Path) -> None:
-    payload = base64.urlsafe_b64encode(b"[" * 40_000).decode()
-    (tmp_path / "token").write_text(f"{base64.urlsafe_b64encode(json.dumps({}).encode()).decode()}.{payload}.x")
-    with pytest.raises(StaticUserError, match="expected the token of a service account"):
-        StaticUser(StaticIdentity(template="{service_account}", directory=str(tmp_path))).read()
-
-
 # ---- number ----
 
 
@@ -145,16 +133,6 @@ def test_as_many_values_as_are_taken_whichever_way_they_are_read() -> None:
         assert len(parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * (items - 1)).values) == items
         with pytest.raises(ConfigError, match="values in the file"):
             parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * items)
-
-
-def test_loads_ten_thousand_full_entries() -> None:
-    entry = (
-        "- {user: user-%d, client-id: client-%d, producer_byte_rate: 4M, consumer_byte_rate: 4M, "
-        "request_percentage: 5, controller_mutation_rate: 7, "
-        "candidate: {producer_byte_rate: 3M, consumer_byte_rate: 3M}}\n"
-    )
-    text = HEAD + "quotas:\n" + "".join(entry % (number, number) for number in range(10_000))
-    assert len(load_bytes("q.yaml", text.encode()).quotas) == 10_000
 
 
 def test_a_file_of_too_many_bytes() -> None:
@@ -220,10 +198,3 @@ def test_of_very_many_mistakes_the_first_are_told(text: str, mistakes: int) -> N
     assert MAX_PROBLEMS < len(found) <= MAX_PROBLEMS + 2
     assert found[-1] == f"q.yaml: (the whole file): has {mistakes - MAX_PROBLEMS} more problems" or mistakes == 100_001
     assert "more problems" in found[-1]
-
-
-def test_the_same_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=r"q\.yaml:1:33: \(the whole file\): expected at most 32 levels of nesting"):
-        load(path)

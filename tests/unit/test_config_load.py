@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from config.limits import Limits
-from config.load import load, load_bytes, load_limits, warnings_of
+from config.load import load_bytes, load_limits, warnings_of
 from config.problems import ConfigError, Problem
 from config.schema import json_schema
 from config.settings import new_ledger, proxy_settings
@@ -20,7 +18,7 @@ from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.settings import ProxySettings
 from quota.connections import ConnectionEntry, EntityType
 from quota.entity import DEFAULT
-from quota.table import CandidateLimits, Entry
+from quota.table import Entry
 
 MINIMAL = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
@@ -259,28 +257,51 @@ export: {directory: 7}
         ("quota.producer.override: 'a:2m'", "did you mean 2M (megabytes) or 2Mi?"),
         ("listen: {port: 70000}", "a whole number from 0 to 65535"),
         ("mode: ~", 'mode: got "~", expected a value, or quotes around it: YAML reads ~ as null'),
+        ("listen: {tls: {certificate_file: c, key_file: /k}}", "expected the absolute path of a file"),
+        (
+            "listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: required}}",
+            "expected client_ca_file too",
+        ),
+        (
+            "listen: {tls: {certificate_file: /c, key_file: /k, client_ca_file: /a}}",
+            "expected ssl.client.auth: requested or required",
+        ),
+        (
+            "listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: maybe}}",
+            "one of none, requested, required",
+        ),
+        (
+            "listen: {tls: {certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}}",
+            "not 'RULE:x'",
+        ),
+        ("identity: {static: {}}", "expected just one of user, file and template"),
+        ("identity: {static: {user: a, file: /f}}", "expected just one of user, file and template"),
+        ('identity: {static: {template: "{namespace}"}}', "expected template and directory, both or neither"),
+        (
+            'identity: {static: {template: "{namespace}{pod}", directory: /d}}',
+            "expected something between two braces",
+        ),
+        ('identity: {static: {template: "{node}", directory: /d}}', "not {node}"),
+        ('identity: {static: {template: "web", directory: /d}}', "expected text with {namespace}"),
+        ('identity: {static: {template: "{pod}}", directory: /d}}', "each brace has to have its other one"),
+        ("identity: {static: [a]}", "expected a user name"),
+        (
+            "quotas:\n  - {user: a, producer_byte_rate: 1M, scope: fleet}\n",
+            'q.yaml:3:46: quotas[0].scope: got "fleet", expected a section fleet',
+        ),
+        (
+            "fleet: {id: x}\nquotas:\n  - {user: a, max_connections: 5, scope: fleet}\n",
+            "expected a limit that a fleet can share: max_connections is always one of each instance",
+        ),
+        ("fleet: {id: x}", "q.yaml:2:1: fleet: expected key_file in it: the file with the secret"),
+        ("fleet: {key_file: key}", 'fleet.key_file: got "key", expected the absolute path of a file'),
+        ("fleet: {topic: a b}", 'fleet.topic: got "a b", expected a topic name: letters, digits, . _ -'),
+        ("fleet: {interval_s: 100ms}", "fleet.interval_s"),
+        ("fleet: {default_scope: all}", "fleet.default_scope"),
     ],
 )
 def test_one_problem_says_what_was_expected(line: str, expected: str) -> None:
     assert expected in only_problem(MINIMAL + line)
-
-
-def test_a_port_of_a_broker_that_cannot_be_is_what_is_named() -> None:
-    with pytest.raises(ConfigError, match='got "kafka:99999", expected a port from 1 to 65535 behind the host\'s name'):
-        load_bytes("q.yaml", b'upstream: {bootstrap: ["kafka:99999"]}')
-
-
-def test_everything_else_is_told_of_beside_a_repeated_key() -> None:
-    quotas = "quotas: [{user: u, producer_byte_rate: 010}, {user: v, producer_byte_rate: 2m}]"
-    text = MINIMAL + "log: {}\nlog: {}\nlisen: {port: 1}\n" + quotas
-    with pytest.raises(ConfigError) as caught:
-        load_bytes("q.yaml", text.encode())
-    assert [problem.place for problem in caught.value.problems] == [
-        "log",
-        "lisen",
-        "quotas[0].producer_byte_rate",  # and not the entry: that it has no limit follows from it
-        "quotas[1].producer_byte_rate",
-    ]
 
 
 def limits(value: dict[str, Any]) -> Entry:
@@ -290,39 +311,11 @@ def limits(value: dict[str, Any]) -> Entry:
     return entry
 
 
-def test_kafkas_largest_and_smallest_limits() -> None:
-    # semantics: byte rates are longs, the other two doubles above 0
-    entry = limits({"user": "u", "producer_byte_rate": 2**63 - 1, "request_percentage": 250.5})
-    assert (entry.producer_byte_rate, entry.request_percentage) == (float(2**63 - 1), 250.5)
-    assert limits({"user": "u", "request_percentage": "50%"}).request_percentage == 50.0
-    assert limits({"user": "u", "controller_mutation_rate": 0.5}).controller_mutation_rate == 0.5
-
-
 def test_names_keep_every_character() -> None:
     for name in ("O=A client,CN=localhost", "client@#$%", "наталья", "a:b", "*", "~", "a b", "\u2028", "quota: {"):
         text = MINIMAL + f"quotas: [{{user: {json.dumps(name)}, client-id: {json.dumps(name)}, producer_byte_rate: 1}}]"
         (entry,) = entries(load_bytes("q.yaml", text.encode()))
         assert (entry.user, entry.client_id) == (name, name)
-
-
-def test_candidates_stand_beside_their_limits() -> None:
-    text = """upstream: {bootstrap: ["kafka:9092"]}
-quotas:
-  - user: alice
-    producer_byte_rate: 10M
-    controller_mutation_rate: 5
-    candidate: {producer_byte_rate: 5M, controller_mutation_rate: 0.5}
-"""
-    candidate = CandidateLimits(producer_byte_rate=5_000_000.0, controller_mutation_rate=0.5)
-    assert entries(load_bytes("q.yaml", text.encode())) == [
-        Entry("alice", None, 10_000_000.0, controller_mutation_rate=5.0, candidate=candidate)
-    ]
-    assert "candidate" in json_schema()["$defs"]["QuotaEntry"]["properties"]
-
-
-def test_null_names_are_names_left_out() -> None:
-    entry = limits({"user": None, "client-id": "c", "producer_byte_rate": 1})
-    assert (entry.user, entry.client_id) == (None, "c")
 
 
 def test_an_entity_may_be_configured_once() -> None:
@@ -458,18 +451,6 @@ def test_an_empty_file_is_said_to_be_empty(data: bytes) -> None:
         load_bytes("q.yaml", data)
 
 
-def test_text_that_is_not_utf_8() -> None:
-    with pytest.raises(ConfigError, match="expected UTF-8 text: invalid start byte at byte 3"):
-        load_bytes("q.yaml", b"a: \xff")
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("none.yaml: (the whole file): cannot be read: No such file")):
-        load(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load(tmp_path)
-
-
 def test_missing_upstream() -> None:
     assert only_problem("quotas: []") == (
         "q.yaml:1:1: upstream: expected a section with bootstrap: host:port of some brokers, tried in turn. "
@@ -551,52 +532,6 @@ def test_a_name_that_is_not_checked_is_warned_of() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("tls", "expected"),
-    [
-        ("{}", "listen.tls.certificate_file"),
-        ("{certificate_file: c, key_file: /k}", "expected the absolute path of a file"),
-        ("{certificate_file: /c, key_file: /k, ssl.client.auth: required}", "expected client_ca_file too"),
-        ("{certificate_file: /c, key_file: /k, client_ca_file: /a}", "expected ssl.client.auth: requested or required"),
-        ("{certificate_file: /c, key_file: /k, ssl.client.auth: maybe}", "one of none, requested, required"),
-        ("{certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}", "not 'RULE:x'"),
-    ],
-)
-def test_settings_of_tls_that_cannot_be_meant(tls: str, expected: str) -> None:
-    assert expected in "; ".join(map(str, problems_of(f"{MINIMAL}listen: {{tls: {tls}}}")))
-
-
-@pytest.mark.parametrize(
-    ("static", "expected"),
-    [
-        ("{}", "expected just one of user, file and template"),
-        ("{user: a, file: /f}", "expected just one of user, file and template"),
-        ('{template: "{namespace}"}', "expected template and directory, both or neither"),
-        ('{template: "{namespace}{pod}", directory: /d}', "expected something between two braces"),
-        ('{template: "{node}", directory: /d}', "not {node}"),
-        ('{template: "web", directory: /d}', "expected text with {namespace}"),
-        ('{template: "{pod}}", directory: /d}', "each brace has to have its other one"),
-        ("[a]", "expected a user name"),
-    ],
-)
-def test_static_users_that_cannot_be_meant(static: str, expected: str) -> None:
-    (problem,) = problems_of(f"{MINIMAL}identity: {{static: {static}}}")
-    assert problem.place == "identity.static" or problem.place == "identity.static.template"
-    assert expected in str(problem)
-
-
-def test_all_but_quotas_and_logging_needs_a_restart() -> None:
-    first = load_bytes("q.yaml", MINIMAL.encode()).restart_settings()
-    live = "quotas: [{user: a, producer_byte_rate: 1}]\nquota.producer.default: 1\n"
-    live += "log: {level: debug}"
-    assert load_bytes("q.yaml", (MINIMAL + live).encode()).restart_settings() == first
-    other = load_bytes(
-        "q.yaml", (MINIMAL + "listen: {port: 1}\nquota.window.num: 5\nadmin: null").encode()
-    ).restart_settings()
-    changed = {name for name in first | other if first.get(name) != other.get(name)}
-    assert changed >= {"listen.port", "quota.window.num"}
-
-
 def keys_of(schema: Any) -> set[str]:
     if isinstance(schema, dict):
         own = set(schema.get("properties", {}))
@@ -617,13 +552,6 @@ def test_quotas_are_a_list_or_a_mapping_and_mean_the_same() -> None:
         None,
         10,
     )
-
-
-def test_entries_of_a_mapping_are_named_as_they_are_written() -> None:
-    twice = "[{user: a, producer_byte_rate: 1}, {user: a, producer_byte_rate: 1}]"
-    text = only_problem(f"{MINIMAL}quotas: {{entries: {twice}}}")
-    assert text.startswith("q.yaml:2:54: quotas.entries[1]: expected each user and client-id once")
-    assert "has an entry already, quotas.entries[0] at line 2" in text
 
 
 def test_schema_names_every_setting_and_forbids_others() -> None:

@@ -113,12 +113,6 @@ def test_mistakes_are_named_with_their_place(text: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
-def test_all_mistakes_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_overlay("o.yaml", b"quotas: [{user: a}, {user: a, producer_byte_rate: 0}]")
-    assert len(caught.value.problems) == 3
-
-
 def test_no_file_is_no_overlay_and_neither_are_comments_alone(tmp_path: Path) -> None:
     assert load_overlay(tmp_path / "absent.yaml") == {}
     assert parse_overlay("o.yaml", b"# nothing\n") == {}

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from deploy.kubernetes import own_quotas
-from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, plans
+from deploy.kubernetes.distribution import Distribution, NamespacePlan, Observed, plans
 from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, renewed
-from deploy.kubernetes.own_quotas import Policy
 from tests.support.webhook_tools import TOLD
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
@@ -119,26 +117,6 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
     assert last.body["data"] == {"kquota.yaml": stricter}
     missing = only(seen(namespaces={"orders": ENABLED}, quotas={"orders": {"data": {"quotas.yml": LOWER}}}))
     assert missing.refused == "ConfigMap kquota-quotas, quotas.yaml: there is no quotas.yaml in it"
-
-
-def test_quotas_are_read_again_when_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To refuse the worst file takes a second or more of a core: once, and not every ten seconds."""
-    read = []
-
-    def counted(base: str, text: bytes, policy: Policy, file: str) -> str:
-        read.append(policy)
-        return combined(base, text, policy, file)
-
-    combined = own_quotas.combined
-    monkeypatch.setattr("deploy.kubernetes.own_quotas.combined", counted)
-    known: Known = {}
-    good = only(seen(namespaces={"orders": ENABLED}, quotas=own(LOWER))).body
-    read.clear()
-    for number, changes in enumerate(({}, {}, {"base": BASE + "max_mute: 10s\n"}), start=1):
-        given = seen(namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": good}, **changes)
-        (plan,) = plans(given, TOLD, known)
-        assert plan.refused is not None
-        assert len(read) == (2 if number < 3 else 4), "what is wanted, and what is in force"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.app.admin.app import _connection_json, _group_json
 from proxy.app.admin.explain import Moment, explanation_json, identity_of_connections
-from proxy.app.admin.explain_text import explanation_text, throttled_text
+from proxy.app.admin.explain_text import explanation_text
 from proxy.app.cli.top import chosen, page, rows
 from proxy.app.throttle_log import QUIET_MS, ThrottleLog
 from proxy.core.telemetry.observer import ConnectionInfo
@@ -16,7 +16,6 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.status import counter_status
 from quota.table import Entry, QuotaTable
-from tests.support.throttled import throttled_json
 
 AT = Moment(now_ms=4000.0, wall_s=1_790_000_000.0)
 LIMITS = Entry(client_id=DEFAULT, producer_byte_rate=1000, request_percentage=10, controller_mutation_rate=5)
@@ -69,14 +68,6 @@ def test_explain_says_who_waits_and_for_how_long(ledger: Ledger) -> None:
     assert "waited 4.2 s before it was forwarded: the group still owed for earlier requests" in text
 
 
-def test_the_list_of_the_throttled_counts_those_that_wait(ledger: Ledger) -> None:
-    answer = throttled_json(ledger.groups(Kind.PRODUCE), ledger, AT)
-    (row,) = answer["throttled"]
-    assert (row["now"]["waiting"], row["now"]["held"], row["now"]["held_ms"]) == (2, 1, 4200)
-    head, line = throttled_text(answer, "http://h:9404").splitlines()[1:3]
-    assert line[head.index("waiting")] == "2"
-
-
 def test_top_and_quotas_show_those_that_wait(ledger: Ledger) -> None:
     (group,) = (_group_json(ledger, one, 4000) for one in ledger.groups(Kind.PRODUCE))
     assert (group["waiting"], group["totals"]["held"], group["totals"]["held_ms"]) == (2, 1, 4200)
@@ -118,21 +109,6 @@ def test_large_request_waits_for_the_whole_debt() -> None:
     assert group.line(0)[:2] == (1, 99_800)
     assert ledger.hold(account, Kind.PRODUCE, "ordinary", 100, 0, whole=True).wait_ms
     assert group.line(0).next_ms == 89_800  # as long as Kafka's delay is in the window, but for 10 s
-
-
-def test_partition_mutations_know_who_waits_for_tokens() -> None:
-    ledger = Ledger(QuotaTable([LIMITS]))
-    account = ledger.account("web", "etl")
-    ledger.charge(account, Kind.MUTATION, 100, 0)  # 55 tokens in the bucket, 45 overdrawn: 9 s
-    hold = ledger.hold(account, Kind.MUTATION, "c", 0, 0)
-    assert hold.wait_ms == 9000
-    assert hold.group is not None
-    assert hold.group.line(0)[:2] == (1, 9000)
-    assert ledger.hold(account, Kind.MUTATION, "c", 0, 9000).wait_ms == 0
-    assert hold.group.waiting == 0
-    ledger.hold(account, Kind.MUTATION, "d", 0, 0)
-    ledger.pass_held(account, Kind.MUTATION, "d")
-    assert hold.group.waiting == 0
 
 
 def test_the_log_takes_a_hold_for_what_it_is() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -332,20 +331,3 @@ def test_names_are_cut_as_in_metrics() -> None:
     first, second = watched.close()
     assert len(first["client_id"]) == record.MAX_NAME_CHARACTERS
     assert second["client_id"] == "\\udce9"
-
-
-def test_a_hundred_thousand_clients_are_sampled_in_short_steps() -> None:
-    """The bound is generous, for busy machines."""
-    watched = Watched()
-    for index in range(100_000):
-        watched.ledger.account("u", f"c{index}")
-    watched.tick()
-    for index in range(0, 100_000, 50):
-        watched.charge(f"c{index}", Kind.PRODUCE, 1)
-    steps = []
-    began = time.thread_time()
-    for _ in watched.sampler.tick(1000.0):
-        steps.append(time.thread_time() - began)
-        began = time.thread_time()
-    assert len(steps) > 20
-    assert sorted(steps)[len(steps) // 2] < 0.005

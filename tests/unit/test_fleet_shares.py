@@ -1,12 +1,10 @@
 """A ledger whose limits are those of a fleet: shares are in force, windows and buckets move with them."""
 
-from functools import partial
-
 import pytest
 
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType, Refusal, Ticket
-from quota.entity import DEFAULT, CounterKey, Kind
-from quota.fleet.core import Fleet, ShareReason
+from quota.entity import DEFAULT, Kind
+from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
@@ -14,7 +12,6 @@ from quota.ledger import Ledger
 from quota.rate import SampledRate
 from quota.table import CandidateLimits, Entry, QuotaTable
 from tests.support.counters import snapshots
-from tests.support.turns import Watch
 
 MB = 1_000_000.0
 
@@ -104,33 +101,6 @@ def test_a_shift_overshoots_for_a_moment_only() -> None:
         used = [sum(site.run(1, move)) / MB for _ in range(15)]
         assert max(sum(used[at : at + 5]) / 5 for at in range(10)) <= 1.2
         assert sum(used[5:]) / 10 == pytest.approx(1.0, rel=0.08)
-
-
-def test_very_many_groups_are_split_in_short_steps() -> None:
-    """All at once 20 000 of them took 100 ms in each turn, and no record has room for as many."""
-    many, watch = 4000, Watch()
-    site = Site(1, QuotaTable([Entry(client_id=DEFAULT, scope="fleet", producer_byte_rate=MB)]), max_clients=many + 1)
-    ledger, shares = site.ledgers[0], site.shares[0]
-    shares.fleet.connected(1)
-    accounts = [ledger.account("u", f"c{number}") for number in range(many)]
-    for tick in range(28):
-        site.now += 250.0
-        if tick % 4 == 0:
-            for account in accounts:
-                ledger.charge(account, Kind.PRODUCE, 10.0, site.now)
-        for partition, data in site.log:
-            watch(partial(shares.fleet.read, partition, data, site.now))
-        site.log = watch.each(shares.steps(site.now))
-    limits = {group.limit for group in ledger.groups(Kind.PRODUCE)}
-    assert min(limit or 0.0 for limit in limits) == pytest.approx(MB, rel=0.01)
-    watch.check(but=5)
-
-
-def test_without_a_fleet_such_a_limit_is_each_instance_s_own() -> None:
-    ledger = Ledger(_table())
-    account = ledger.account("u", "c")
-    ledger.charge(account, Kind.PRODUCE, 1, 0)
-    assert snapshots(ledger, 0)[0].limit == MB
 
 
 def test_new_counter_starts_from_floor_with_short_mutes() -> None:
@@ -224,18 +194,6 @@ def test_shares_connection_rates_and_allows_one_per_window() -> None:
     assert admitted[0] == pytest.approx(admitted[1], rel=0.2)
 
 
-def test_explains_fleet_limits() -> None:
-    site = Site(2, _table())
-    site.run(10, {0: MB / 2, 1: MB / 4})
-    group = site.ledgers[0].account("u", "c").meters[Kind.PRODUCE].group
-    assert group is not None
-    standing = site.shares[0].standing(group)
-    assert standing is not None
-    assert (standing.why, standing.instances, standing.known) == (ShareReason.SPLIT, 2, 2)
-    assert standing.usage == pytest.approx(0.75 * MB, rel=0.1)
-    assert site.shares[0].standing_of_rate(EntityType.IP, "10.0.0.1") is None
-
-
 def test_an_overlay_keeps_what_a_limit_is_a_limit_of() -> None:
     from quota.overlay import laid_over
 
@@ -270,11 +228,3 @@ def test_a_window_in_which_nothing_was_is_filled_evenly() -> None:
     assert rate.measure(50_000) == pytest.approx(100.0)
     assert rate.measure(55_000) == pytest.approx(50.0, rel=0.2)
     assert rate.empty(61_000)
-
-
-def test_group_keys_of_one_name_are_told_apart() -> None:
-    site = Site(1, QuotaTable([Entry(DEFAULT, None, producer_byte_rate=MB, consumer_byte_rate=MB, scope="fleet")]))
-    site.run(1, {0: 10.0})
-    site.run(1, {0: 10.0}, Kind.FETCH)
-    assert site.shares[0].count == 2
-    assert {group.key for group in site.ledgers[0].groups()} == {CounterKey("u", None)}

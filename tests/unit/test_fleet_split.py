@@ -21,7 +21,7 @@ from quota.fleet.record import (
     encode,
     group_hash,
 )
-from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of, water_level
+from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
 from tests.support.examples import examples
 
@@ -31,12 +31,6 @@ FRACTIONS = st.floats(0.0, 1.0, allow_nan=False, width=32)
 
 
 # ---- the split itself -----------------------------------------------------------------------------------------------
-
-
-def test_small_demands_are_met_and_the_rest_is_divided_equally() -> None:
-    # 0.1 is met; (1.0 - 0.1) / 2 = 0.45 for each of the two that want more.
-    assert water_level([0.1, 0.5, 0.9], 1.0) == pytest.approx(0.45)
-    assert [grant_of(0.1, [0.5, 0.9], 1.0), grant_of(0.5, [0.1, 0.9], 1.0)] == pytest.approx([0.1, 0.45])
 
 
 def test_what_is_not_asked_for_is_divided_equally() -> None:
@@ -55,11 +49,6 @@ def test_grants_of_the_same_records_add_up_to_the_capacity(demands: list[float])
     # Work-conserving: an instance that has less than it wants has no less than any other.
     hungry = [grant for grant, demand in zip(grants, demands, strict=True) if grant < demand - 1e-9]
     assert all(grant >= max(grants) - 1e-9 for grant in hungry)
-
-
-@given(st.integers(1, 100_000))
-def test_floors_fit_the_limit(instances: int) -> None:
-    assert floor_share(instances) * instances <= RESERVE + 1e-12
 
 
 # ---- records --------------------------------------------------------------------------------------------------------
@@ -169,14 +158,6 @@ def test_holds_no_more_than_free_and_claimed() -> None:
     for seq in (2, 3, 4):
         claim.came_back(seq, 0.25)
     assert claim.held == 0.25
-
-
-def test_lowers_shares_at_once() -> None:
-    claim = Claim()
-    claim.hold_alone(0.5)
-    assert claim.lower(0.25)
-    assert claim.held == 0.25
-    assert not claim.lower(0.5)
 
 
 @given(FRACTIONS)
@@ -410,18 +391,6 @@ def test_goodbye_frees_share_at_once_kill_after_ten_intervals() -> None:
         assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(0.5, rel=0.02)
 
 
-def test_older_and_repeated_records_change_nothing() -> None:
-    rig = _rig(2)
-    rig.want = [2.0, 0.1]
-    rig.run(6.0)
-    fleet, before = rig.fleets[0], rig.fleets[0].share(GROUP, rig.now)
-    for data in [*rig.log[:20], *rig.log[-3:]]:
-        fleet.read(0, data, rig.now)
-    fleet.tick(rig.now)
-    assert fleet.share(GROUP, rig.now) == before
-    assert fleet.view.repeated > 0
-
-
 def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
     timing = Timing()
     assert [timing.interval_of(count) for count in (1, 250, 1000, 10_000)] == [1000, 1000, 4000, 40_000]
@@ -476,19 +445,6 @@ def test_usage_of_killed_instance_fades() -> None:
     assert view.level_of_gone(GROUP, at_ms + 2_500) == pytest.approx(2 * 0.75 * left, rel=0.1)
     assert view.level_of_gone(GROUP, at_ms + 12_000) == 0.0
     assert 9_000 <= gone_ms - killed_ms <= 10_000
-
-
-def test_goodbye_leaves_the_window_as_full_as_it_was() -> None:
-    rig = _rig(2)
-    rig.want = [2.0] * 2
-    rig.run(8.0)
-    gone, fleet = rig.fleets.pop(), rig.fleets[0]
-    rig.want.pop()
-    rig.log += [data for _, data in gone.leave(rig.now)]
-    rig.deliver(0)
-    assert [member for member, _ in fleet.view.group(GROUP, rig.now)] == [fleet.member]
-    assert fleet.view.level_of_gone(GROUP, rig.now) == pytest.approx(0.5, rel=0.02)
-    assert fleet.level(GROUP, rig.now) == pytest.approx(1.0, rel=0.02)
 
 
 def test_probing_instance_is_not_forgotten_sooner() -> None:

@@ -7,7 +7,6 @@ from proxy.core.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.turns import Watch
 
 STEP_MS = INTERVAL_S * 1000
 
@@ -70,14 +69,3 @@ def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
     # None of them is used any more: all stay for what they did, with nothing since.
     look(history, STEP_MS + USED_WITHIN_MS)
     assert {one["use"][-1] for one in history.as_json(STEP_MS + USED_WITHIN_MS)["counters"]} == {0.0}
-
-
-def test_very_many_counters_are_looked_at_in_short_steps() -> None:
-    ledger, watch = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]), max_clients=30_000), Watch()
-    history = History(ledger, Counters())
-    for number in range(20_000):
-        ledger.charge(ledger.account("u", f"c{number}"), Kind.PRODUCE, number % 7000, 0)
-    for number in range(3):
-        watch.each(history.look(number * STEP_MS))
-        ledger.charge(ledger.account("u", f"late {number}"), Kind.PRODUCE, 9000, (number + 1) * STEP_MS)
-    watch.check(but=2)

@@ -60,36 +60,6 @@ def test_idle_series_give_way_after_15_minutes() -> None:
     assert clients.look(IDLE_MS * 10 + 2) == {("new", "c"): 6, REST: 2}
 
 
-def test_forgotten_clients_free_their_place_and_start_anew() -> None:
-    clients = Clients(1)
-    clients.add("a", 9)
-    clients.add("b", 1)
-    assert clients.look() == {("a", "c"): 9, REST: 1}
-    clients.forget("a")
-    clients.forget("b")
-    clients.add("a", 4)  # a new account of the same name, less than before
-    clients.add("b", 3)
-    series = clients.look()
-    assert series == {("a", "c"): 13, REST: 4}  # the series went on, because there was no scrape in between
-    clients.add("a", 1)
-    clients.add("b", 1)
-    clients.forget("a")  # what was never looked at is counted all the same
-    clients.forget("b")
-    assert clients.series() == {("a", "c"): 14, REST: 5}
-    clients.look()
-    clients.add("b", 2)
-    assert clients.look() == {("b", "c"): 2, REST: 5}
-
-
-def test_refunds_never_make_a_series_go_back() -> None:
-    clients = Clients(1)
-    values = []
-    for amount in (10, -4, 1, 3, 5):
-        clients.add("a", amount)
-        values.append(clients.look()["a", "c"])
-    assert values == [10, 10, 10, 10, 15]  # totals 10, 6, 7, 10, 15
-
-
 def test_client_named_other_is_no_duplicate() -> None:
     fold: TopKSeries[str] = TopKSeries(5, 1, weight)
     for _ in fold.look([("x", REST, (3.0,)), ("y", ("y", "c"), (1.0,))], 0):

@@ -110,18 +110,6 @@ def test_a_fleets_limit_is_not_lowered_by_one_of_each_pod() -> None:
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
 
 
-def test_pod_rate_does_not_lower_fleet_rate() -> None:
-    base = (
-        HEAD
-        + "fleet: {id: shop, key_file: /k}\nquotas: [{user: <default>, connection_creation_rate: 10, scope: fleet}]\n"
-    )
-    with pytest.raises(
-        RefusedError, match="user bob would get connection_creation_rate 9 for each pod, the chart's quotas have 10"
-    ):
-        merged("  - {user: bob, connection_creation_rate: 9}\n", base=base)
-    assert merged("  - {user: bob, connection_creation_rate: 9, scope: fleet}\n", base=base)
-
-
 def test_what_the_chart_only_measures_may_be_limited_anyhow() -> None:
     base = HEAD + "quotas: [{client-id: <default>, producer_byte_rate: 2M, mode: shadow}]\n"
     assert merged("  - {client-id: etl, producer_byte_rate: 9M}\n", base=base)

@@ -71,31 +71,10 @@ def test_delays_are_not_capped_and_not_paced() -> None:
     assert throttles(quotas, produce(0, 100)) == [90_000]  # (10 - 1) / 1 * 10 000 ms
 
 
-def test_simulate_kip_13_example() -> None:
-    # 5 MB/s, 60 MB in ten windows of 1 s: 6 MB/s, (6 - 5) / 5 * 10 s = 2 s
-    events = [produce(t_ms, 6_000_000) for t_ms in range(0, 10_000, 1000)]
-    assert throttles("quotas: [{client-id: c, producer_byte_rate: 5M}]", *events)[-1] == 2000
-
-
 def test_windows_come_from_the_file() -> None:
     # D10: 3 samples of 1 s: window of 2 s; 200 B / 2 s = 100 B/s against 50: 2000 ms
     quotas = "quota.window.num: 3\nquotas: [{client-id: c, producer_byte_rate: 50}]"
     assert throttles(quotas, produce(0, 200)) == [2000]
-
-
-def test_strict_and_permissive_mutations() -> None:
-    # E4, E5: rate 10, ten samples of 1 s: burst 100
-    quotas = "controller.quota.window.num: 10\nquotas: [{client-id: c, controller_mutation_rate: 10}]"
-    event = {"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 90}
-    results, _ = simulate(quotas, *[event | {"strict": True}] * 3, event | {"t_ms": 5000, "amount": 0})
-    assert [(one["accepted"], one["throttle_ms"], one["observed"]) for one in results] == [
-        (True, 0, 10),
-        (True, 0, -80),
-        (False, 8000, -80),
-        (False, 3000, -30),  # strict is the default
-    ]
-    results, _ = simulate(quotas, *[event | {"strict": False}] * 3)
-    assert [(one["accepted"], one["throttle_ms"]) for one in results] == [(True, 0), (True, 8000), (True, 17_000)]
 
 
 def test_the_example_of_kip_599_under_both_algorithms() -> None:
@@ -125,24 +104,6 @@ def test_the_example_of_kip_599_under_both_algorithms() -> None:
         assert both[5] is None
         assert results == [result for _, result in run(config, lines)]  # --compare only adds
         assert results[4]["observed"] == both[4][algorithm]["observed"]
-
-
-def test_compares_algorithms_without_a_limit() -> None:
-    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
-    event = b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 9}'
-    ((_, result),) = run(config, [event], compare=True)
-    assert result["algorithms"]["windowed_burst"] == {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": None}
-
-
-def test_a_limit_set_on_the_way_counts_for_both_algorithms() -> None:
-    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
-    lines = [
-        b'{"t_ms": 0, "set": {"client-id": "c", "controller_mutation_rate": 1}}',
-        b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 12}',
-        b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 1}',
-    ]
-    *_, (_, result) = run(config, lines, compare=True)
-    assert [one["throttle_ms"] for one in result["algorithms"].values()] == [1000, 1000]  # burst 11
 
 
 def test_no_user_is_anonymous_and_no_client_id_is_empty() -> None:

@@ -75,27 +75,6 @@ def test_header_of_every_kio_request(client_id: str | None) -> None:
         assert header_of(frame) == expected, (key, version)
 
 
-def test_every_known_version_has_the_header_that_the_table_says() -> None:
-    for key, (_, low, high, flexible) in schema.APIS.items():
-        for version in range(low, high + 1):
-            if (key, version) == (7, 0):
-                continue
-            tags = b"\0" if version >= flexible else b""
-            frame = framed(header(key, version, 5, b"abc", tags) + b"body")
-            assert header_of(frame) == (len(frame) - 4, key, version, 5, "abc", len(frame) - 4, True), (key, version)
-
-
-def test_controlled_shutdown_0_has_no_client_id() -> None:
-    for body in (b"", b"\0\0\0\1"):
-        frame = framed(struct.pack(">hhi", 7, 0, 42) + body)
-        assert header_of(frame) == (8 + len(body), 7, 0, 42, "", 12, True)
-
-
-def test_smallest_possible_request() -> None:
-    # ListGroups 0 has no body: 10 bytes are its header with a null client id.
-    assert header_of(framed(header(16, 0, 1, None))) == (10, 16, 0, 1, "", 14, True)
-
-
 @pytest.mark.parametrize(("key", "version"), [(999, 0), (-1, 0), (32767, 32767), (0, -1), (0, 99), (18, 99), (17, 2)])
 def test_unknown_apis_and_versions_have_readable_headers(key: int, version: int) -> None:
     def parse(buf: bytearray, start: int, end: int) -> tuple[object, ...] | None:
@@ -124,19 +103,6 @@ def test_client_id_that_is_not_utf8_is_replaced_as_java_does() -> None:
     found = header_of(frame)
     assert found is not None
     assert found[4] == "a\N{REPLACEMENT CHARACTER}"
-
-
-def test_many_client_ids_do_not_pile_up() -> None:
-    for number in range(10_000):
-        frame = framed(header(3, 1, 5, b"id-%d" % number))
-        parsed = requests.parse_request_header(frame, 0, len(frame))
-        assert parsed is not None
-        assert parsed.client_id == f"id-{number}"
-    assert len(requests._client_ids) <= requests._MAX_CACHED_CLIENT_IDS
-    long = framed(header(3, 1, 5, b"x" * 32767))
-    assert (header_of_whole := requests.parse_request_header(long, 0, len(long))) is not None
-    assert len(header_of_whole.client_id) == 32767
-    assert b"x" * 32767 not in requests._client_ids
 
 
 def reason_of(frame: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> str:
@@ -323,11 +289,6 @@ def test_reads_fetch(version: int, seed: int) -> None:
     array = 1 if version >= 12 else 4
     rack = 0 if version < 11 else 1 if version >= 12 else 2
     assert found["rest"] == len(frame) - array - (array if version >= 7 else 0) - rack - (version >= 12)
-
-
-def test_unknown_fetch_versions_are_not_guessed() -> None:
-    for version in (-1, 19):
-        assert requests.parse_fetch(bytes(100), 0, 100, version) is None
 
 
 # ---- anything -------------------------------------------------------------------------------------------------------

@@ -140,20 +140,6 @@ def test_large_metadata_needs_only_its_head() -> None:
     assert struct.unpack_from(">i", done.head)[0] == 5_000_000 - 3 * 4
 
 
-def test_throttle_field_can_be_set_in_the_rewritten_head() -> None:
-    for key, version in ADDRESSES:
-        message = sample(kio_class(key, version), random.Random(3), repeat=2)
-        frame = kio_frame(message)
-        done = responses.rewrite(key, version, frame, 0, len(frame), longer)
-        assert isinstance(done, Rewritten)
-        head = bytearray(done.head)
-        has = hasattr(message, "throttle_time")
-        assert responses.patch_throttle(head, 0, len(head), key, version, THROTTLE_MS + 5) is has, (key, version)
-        if has:
-            found = kio_read(bytes(head) + frame[done.consumed :], key, version)
-            assert found.throttle_time.total_seconds() * 1000 == THROTTLE_MS + 5
-
-
 # ---- Produce --------------------------------------------------------------------------------------------------------
 
 
@@ -179,22 +165,6 @@ def test_plain_produce_responses_take_the_short_way(version: int, monkeypatch: p
     walker = Walker(frame, len(frame), len(frame))
     walker.run(throttle._THROTTLE_WALKS[version], apis.response_header_version(0, version) + 8)
     assert short == walker.throttle_at
-
-
-@pytest.mark.parametrize("version", [pair[1] for pair in kio_versions() if pair[0] == 0])
-def test_short_way_and_walk_agree_about_produce(version: int) -> None:
-    """Whatever the short way takes for plain has no endpoints, and its throttle field where the walk finds it."""
-    taken = 0
-    for seed in range(300):
-        message = sample(kio_class(0, version), random.Random(seed), repeat=seed % 3 if seed % 2 else None)
-        frame = kio_frame(message)
-        at = throttle.plain_produce(frame, 0, len(frame), version)
-        if at >= 0:
-            taken += 1
-            assert not getattr(message, "node_endpoints", ())
-            assert struct.unpack_from(">i", frame, at)[0] == THROTTLE_MS
-    if version <= 8:
-        assert taken == 300
 
 
 def test_endpoints_in_produce_never_pass_as_plain() -> None:
@@ -289,12 +259,6 @@ def test_empty_fetch_response(version: int) -> None:
     extra = {"throttle_time_ms": THROTTLE_MS} if version else {}
     extra |= {"error_code": 0, "session_id": 77} if version >= 7 else {}
     assert frame == kafka_python_frame(cls, version, -5, responses=[], **extra)
-
-
-def test_empty_answers_of_unknown_versions_are_refused() -> None:
-    for build in (responses.empty_fetch_response,):
-        with pytest.raises(WireError, match="Fetch version 19"):
-            build(19, 1, 1, 1)
 
 
 def test_our_questions_are_what_kio_reads() -> None:

@@ -12,7 +12,6 @@ from proxy.core.wire import apis, primitives
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.sharefetch import MAX_HELD_BYTES, ShareFetchScrubber, padding
 from proxy.core.wire.walk import MAX_ELEMENTS
-from tests.lab import wire_schema
 from tests.support.wire_tools import framed, kio_class, kio_frame, sample, with_unknown_tag
 
 
@@ -103,19 +102,6 @@ def test_padding_fills_exactly(length: int) -> None:
     assert primitives.uvarint(size) == field[after:content]
 
 
-def test_large_records_are_counted_not_looked_at() -> None:
-    message = sample(kio_class(apis.SHARE_FETCH, 1), random.Random(3), repeat=1)
-    frame = kio_frame(message)
-    scrubber = ShareFetchScrubber(1)
-    longest = 0
-    for byte in frame:
-        longest = max(longest, scrubber.skippable)
-        scrubber.feed(bytes((byte,)))
-    assert scrubber._left == 0
-    partition = message.responses[0].partitions[0]
-    assert longest >= len(partition.records or b"")
-
-
 def test_unknown_versions_are_refused() -> None:
     for version in (-1, 3):
         with pytest.raises(WireError) as caught:
@@ -144,25 +130,6 @@ def test_malformed_share_fetch_is_refused(payload: bytes, reason: str) -> None:
         with pytest.raises(WireError) as caught:
             scrubbed(framed(payload), 1, step)
         assert caught.value.reason == reason
-
-
-def test_wrong_use_is_an_error() -> None:
-    scrubber = ShareFetchScrubber(1)
-    assert scrubber.skippable == 0
-    with pytest.raises(ValueError, match="cannot be skipped"):
-        scrubber.skip(1)
-    frame = kio_frame(sample(kio_class(apis.SHARE_FETCH, 1), random.Random(3), repeat=1))
-    with pytest.raises(ValueError, match="more bytes"):
-        scrubber.feed(frame + b"x")
-
-
-def test_scrubber_knows_all_of_share_fetch() -> None:
-    for version in range(3):
-        scrubber = ShareFetchScrubber(version)
-        assert not wire_schema._has(
-            scrubber._before, (primitives.HOST, primitives.VARHOST, primitives.NULLABLE, primitives.STRING)
-        )
-        assert wire_schema._has(scrubber._endpoints, (primitives.VARHOST,))
 
 
 @pytest.mark.parametrize("where", ["tagged fields", "array elements", "arrays of arrays"])
