@@ -79,20 +79,6 @@ def test_refuses_other_hosts(host: str) -> None:
     assert Hosts(["*"]).allow(host)
 
 
-def test_default_hosts_are_addresses_and_localhost() -> None:
-    assert Hosts([]).allow("10.0.0.1:1")
-    assert Hosts([]).allow("localhost")
-    assert not Hosts([]).allow("shop-0")
-
-
-@pytest.mark.parametrize("entry", LISTED)
-def test_the_list_is_taken_by_the_configuration(entry: str) -> None:
-    text = json.dumps({"upstream": {"bootstrap": ["k:9092"]}, "admin": {"allowed_hosts": [entry]}})
-    config = load_bytes("k.yaml", text.encode())
-    assert config.admin is not None
-    assert config.admin.allowed_hosts == [entry.lower()]
-
-
 @pytest.mark.parametrize(
     "entry", ["http://x", "x:9404", "", "*.", "**", "a.*.b", "*x", ".x", "x.", "a b", "-a", "a/b", 7]
 )

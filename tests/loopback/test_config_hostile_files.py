@@ -28,7 +28,7 @@ from config.problems import ConfigError
 from config.table import to_table
 from deploy.kubernetes.webhook import Certificate, WebhookApp, of_files
 from proxy.app.common.atomic import replace_file
-from proxy.app.sources.follow import MAX_UNSETTLED, Followed, Follower
+from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
 from proxy.app.sources.security import load_security
@@ -291,22 +291,6 @@ def overlay_source(path: Path, timeout_s: float = LIMIT_S) -> FileSource:
     return FileSource(path.with_name("q.yaml"), overlay_config(path), poll_s=0.01, timeout_s=timeout_s)
 
 
-async def test_irregular_overlay_keeps_the_former(tmp_path: Path) -> None:
-    path = tmp_path / "o.yaml"
-    put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
-    source = overlay_source(path)
-    with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(source.run)
-            reason = put("FIFO", path)
-            await until(lambda: any(reason in str(entry.get("problems")) for entry in logs))
-            assert not source.state.overlay_successful
-            put_file(path, "quotas: [{user: alice, producer_byte_rate: 2}]")
-            await until(lambda: source.quotas() == {(("user", "alice"),): {"producer_byte_rate": 2.0}})
-            assert source.state.overlay_successful
-            nursery.cancel_scope.cancel()
-
-
 async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: Issued) -> None:
     cert, user = tmp_path / "cert", tmp_path / "user"
     put_file(cert, issued.chain.read_bytes())
@@ -394,28 +378,6 @@ async def test_logs_ever_changing_configuration_once(tmp_path: Path, monkeypatch
     assert error["problems"] == [
         f"{path}: cannot be read: it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same"
     ]
-
-
-async def test_logs_ever_changing_followed_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    put_file(path, "1")
-    followed = Followed("listen.tls", [path], lambda: None)
-    follower = Follower([followed], poll_s=0.005)
-    calm = never_the_same(monkeypatch, proxy.app.sources.follow, path)
-    with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follower.run)
-            await until(lambda: followed.failures == 1)
-            await trio.sleep(0.2)
-            assert (followed.failures, followed.reloads, followed.successful) == (1, 0, False)
-            calm.set()
-            put_file(path, "2")
-            await until(lambda: followed.successful)
-            nursery.cancel_scope.cancel()
-    (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error"]
-    assert error == (
-        f"listen.tls {path}: the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
-    )
 
 
 # ---- a file system that does not answer ----

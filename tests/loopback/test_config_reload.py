@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,30 +95,6 @@ async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
         ],
         [f"{path}: cannot be read: No such file or directory"],
     ]
-
-
-@pytest.mark.trio
-async def test_reloads_after_configmap_symlink_swap(tmp_path: Path) -> None:
-    def publish(generation: str, text: str) -> None:
-        directory = tmp_path / f"..{generation}"
-        directory.mkdir()
-        (directory / "kquota.yaml").write_text(text)
-        (tmp_path / "..data_tmp").symlink_to(directory.name)
-        os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
-
-    publish("2025_01", quota("1M"))
-    path = tmp_path / "kquota.yaml"
-    path.symlink_to(Path("..data") / "kquota.yaml")
-    async with watching(path) as running:
-        publish("2025_02", quota("2M"))
-        await running.until(lambda: running.limits == [2_000_000])
-        publish("2025_03", quota("oops"))
-        await running.until(lambda: running.state.failures == 1)
-        publish("2025_04", quota("4M"))
-        await running.until(lambda: running.limits == [2_000_000, 4_000_000])
-        publish("2025_05", quota("4M"))  # another directory, the same content
-        await running.polls()
-        assert running.limits == [2_000_000, 4_000_000]
 
 
 @pytest.mark.trio

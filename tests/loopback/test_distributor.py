@@ -76,17 +76,6 @@ async def test_a_message_that_is_too_long_for_an_event_is_cut(api: ScriptedApi) 
     assert event["message"].endswith("…")
 
 
-async def test_one_namespace_that_cannot_be_written_disturbs_no_other(api: ScriptedApi) -> None:
-    api.put("/api/v1/namespaces/another", metadata={"labels": {"kquota.io/injection": "enabled"}})
-    api.refuse = lambda method, path: 403 if (method, "/another/" in path) == ("PATCH", True) else None
-    with structlog.testing.capture_logs() as lines:
-        await rounds(api, 2)
-    assert COPY in api.objects
-    (told,) = [line for line in lines if line["log_level"] == "warning"]
-    assert told["namespace"] == "another"
-    assert "scripted: 403" in told["error"]
-
-
 EVIL = {
     "310 digits": "quotas: [{client-id: a, producer_byte_rate: %s}]" % ("9" * 310),
     "310 digits of a count": "quotas: [{user: a, max_connections: %s}]" % ("9" * 310),

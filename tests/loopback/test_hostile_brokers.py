@@ -239,19 +239,6 @@ async def test_closing_in_the_middle_of_a_frame() -> None:
         await honest(proxy)
 
 
-async def test_a_broker_that_answers_another_brokers_client() -> None:
-    """Many connections at once, each told off for itself: one that breaks leaves the other nineteen alone."""
-    async with through(evil(size_and_id(10, 8) + bytes(6))) as (proxy, _, _):
-        clients = [await connect(proxy) for _ in range(20)]
-        for client in clients[1:]:
-            await client.send_all(produce(1, 100))
-        await clients[0].send_all(request(EVIL, 0, 7, b""))
-        await closed_reason(proxy, "broker_malformed")
-        for client in clients[1:]:
-            assert await client.receive_some() == produce_response(1)
-        assert len(proxy.connections()) == 19
-
-
 async def test_a_fetch_response_larger_than_asked_is_charged_as_it_is() -> None:
     """Ten times of what the quota let it ask for: it passes, and the client waits for it afterwards."""
 

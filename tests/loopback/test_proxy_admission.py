@@ -176,19 +176,6 @@ async def test_takes_missing_descriptors_from_held_connections(
         assert proxy.counters.accept_failures == 1
 
 
-async def test_a_storm_is_told_in_few_lines(mock_clock: MockClock, capsys: pytest.CaptureFixture[str]) -> None:
-    async with sidecar(mock_clock, ConnectionEntry(USER, DEFAULT, None, 0)) as (proxy, _):
-        for _ in range(50):
-            assert await ended(await connect(proxy))
-        mock_clock.jump(10.5)
-        said: list[str] = []
-        await until(lambda: said.append(capsys.readouterr().out) or "more connections refused" in "".join(said))
-    text = "".join(said)
-    assert text.count("connection refused") == 1
-    (line,) = [line for line in text.splitlines() if "more connections refused" in line]
-    assert "49" in line
-
-
 async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=20) as (proxy, ledger):
         await until(lambda: proxy.cluster_reached)

@@ -230,16 +230,6 @@ async def test_an_edit_just_before_an_alteration_is_not_lost(path: Path) -> None
     assert load_overlay(path) == {ALICE: {PRODUCE: 2.0}, BOB: {PRODUCE: 3.0}}
 
 
-def test_a_broken_overlay_is_an_error_at_the_start(path: Path) -> None:
-    path.write_text("quotas: [{user: alice}]")
-    with pytest.raises(ConfigError, match=r"overlay.yaml:1:10: quotas\[0\]: expected at least one limit"):
-        FileSource(Path("kquota.yaml"), with_overlay(path))
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        FileSource(Path("kquota.yaml"), with_overlay(path))
-
-
 async def test_an_overlay_that_came_with_a_reload_takes_a_restart(path: Path) -> None:
     source = FileSource(Path("kquota.yaml"), configured())
     async with running(source):
@@ -298,21 +288,6 @@ class View:
         return iter(())
 
 
-async def test_the_clusters_quotas_are_in_force_and_changes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = Brokers(monkeypatch, a={ALICE: {PRODUCE: 10.0}})
-    source = cluster_source("a")
-    async with running(source) as swapped:
-        await until(lambda: bool(swapped))
-        assert source.quotas() == {ALICE: {PRODUCE: 10.0}}
-        assert swapped[0].entries == (Entry("alice", None, 10.0),)
-        await until(lambda: len(brokers.asked) > 3)
-        assert len(swapped) == 1  # the same answer changes nothing
-        brokers.answers["a"] = {BOB: {PRODUCE: 5.0}}
-        await until(lambda: len(swapped) == 2)
-        assert source.quotas() == {BOB: {PRODUCE: 5.0}}
-        assert (source.state.changes, source.state.poll_failures) == (1, 0)
-
-
 async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers(monkeypatch, a="a: refused")
     source = cluster_source("a")
@@ -364,17 +339,6 @@ async def test_the_broker_that_answered_is_asked_first(monkeypatch: pytest.Monke
         brokers.answers["b"] = "b: gone"
         await until(lambda: "c" in brokers.asked)
         assert brokers.asked[brokers.asked.index("c") - 2 :][:3] == ["b", "a", "c"]
-
-
-async def test_what_was_altered_at_the_broker_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = Brokers(monkeypatch, a={})
-    source = cluster_source("a", poll_interval_s="1h", alter="forward")
-    async with running(source):
-        await until(lambda: len(brokers.asked) == 1)
-        await trio.testing.wait_all_tasks_blocked()
-        source.altered_at_the_broker()
-        await until(lambda: len(brokers.asked) == 2)
-        assert source.rule == "forward"
 
 
 async def test_asks_again_a_broker_that_learns_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import yaml
 from analysis import cli, container
 from analysis.prices import to_prices
 from analysis.session import kafka_package
-from analysis.stream_metrics import listen_address
 from tests.lab.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text
 
@@ -87,38 +86,6 @@ def test_the_operator_starts_the_file_that_is_in_the_image() -> None:
             assert {mount["name"] for mount in spec[part]["volumeMounts"]} <= {one["name"] for one in spec["volumes"]}
     (stream,) = of_kind(manifests, "SparkApplication")
     assert stream["spec"]["sparkConf"]["spark.jars.packages"] == kafka_package()
-
-
-def stream_pod(manifests: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """Arguments, metadata and the ports of the stream's pod, or of its driver: name -> port."""
-    for one in of_kind(manifests, "Deployment"):
-        (container,) = one["spec"]["template"]["spec"]["containers"]
-        ports = container.get("ports", [])
-        return container["args"], one["spec"]["template"]["metadata"], _named(ports)
-    (one,) = of_kind(manifests, "SparkApplication")
-    driver = one["spec"]["driver"]
-    return one["spec"]["arguments"], driver, _named(driver.get("ports", []))
-
-
-def _named(ports: list[dict[str, Any]]) -> dict[str, Any]:
-    return {port["name"]: port["containerPort"] for port in ports}
-
-
-@pytest.mark.parametrize("values", [PLAIN, OPERATOR])
-def test_prometheus_finds_the_stream(values: Path) -> None:
-    """By the port's name and by annotations: where the program listens, on all addresses of the pod."""
-    given = {"podMonitor.enabled": "true", "prometheusAnnotations": "true", "analysis.stream.metricsPort": "9500"}
-    manifests = documents(render_text(values, *(part for one in given.items() for part in ("--set", "=".join(one)))))
-    arguments, pod, ports = stream_pod(manifests)
-    assert listen_address(cli.parser().parse_args(arguments).metrics) == ("0.0.0.0", 9500)
-    monitors = {one["metadata"]["name"]: one["spec"] for one in of_kind(manifests, "PodMonitor")}
-    spec = monitors["shop-kquota-stream"]
-    assert spec["selector"]["matchLabels"].items() <= pod["labels"].items()
-    assert not monitors["shop-kquota"]["selector"]["matchLabels"].items() <= pod["labels"].items(), "asked twice"
-    (endpoint,) = spec["podMetricsEndpoints"]
-    assert ports[endpoint["port"]] == 9500
-    told = {name.removeprefix("prometheus.io/"): value for name, value in pod["annotations"].items()}
-    assert told == {"scrape": "true", "path": endpoint["path"], "port": "9500"}
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,6 @@ def test_a_publisher_gives_the_addresses(tmp_path: Path) -> None:
     assert helm("show", "readme", packed).stdout.strip() == README.read_text().strip()
 
 
-def test_changes_are_the_first_sentences_of_the_changelog() -> None:
-    text = "## [2.0.0] - 2026-01-01\n\n### Fixed\n\n- **One**: a [page](a.md)\n  is there. More of it.\n\n"
-    text += "## [1.0.0]\n\n- Old.\n"
-    assert package.changes(text, "2.0.0") == [{"kind": "fixed", "description": "One: a page is there."}]
-
-
 # --- kustomize
 
 

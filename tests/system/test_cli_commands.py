@@ -120,18 +120,6 @@ def test_a_file_full_of_mistakes_does_not_flood_the_terminal(tmp_path: Path) -> 
     assert lines[-1] == "error: … and 250 more problems"
 
 
-def test_many_quotas_are_cut_in_the_table_and_whole_in_json(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(
-        'upstream: {bootstrap: ["k:1"]}\nquotas:\n'
-        + "".join(f"- {{client-id: c{index}, producer_byte_rate: 1}}\n" for index in range(100))
-    )
-    text = kquota("check", "--config", str(path)).stdout
-    assert "100 quotas" in text
-    assert text.endswith("… and 40 more (--json shows all)\n")
-    assert len(json.loads(kquota("check", "--config", str(path), "--json").stdout)["quotas"]) == 100
-
-
 def test_check_shows_limits_of_connections(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(
@@ -184,22 +172,6 @@ def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None
     ]
 
 
-def test_explain_says_whose_the_connections_are(good: str, tmp_path: Path) -> None:
-    def second_line(*arguments: str) -> str:
-        return kquota("explain", *arguments).stdout.splitlines()[1].strip()
-
-    assert kquota("explain", "--config", good).stdout.startswith('user web, client-id ""\n')  # what connections get
-    assert second_line("--config", good) == "user: web for every connection"
-    assert second_line("--config", good, "--user", "bob") == (
-        "no connection has this user: with this file every connection's is web (identity.static)"
-    )
-    path = tmp_path / "q.yaml"
-    path.write_text("quotas: [{user: <default>, producer_byte_rate: 1}]\n")
-    assert second_line("--config", str(path)) == "user: from the SASL login, else ANONYMOUS"
-    answer = json.loads(kquota("explain", "--config", str(path), "--json").stdout)
-    assert (answer["user"], answer["identity"]["source"], answer["at"]) == ("ANONYMOUS", "anonymous", None)
-
-
 @pytest.mark.parametrize(
     ("settings", "user"),
     [
@@ -218,34 +190,6 @@ def test_user_line(settings: str, user: str, tmp_path: Path) -> None:
     path.write_text(f"upstream: {{bootstrap: [kafka:9092]}}\n{settings}quotas: [{{user: a, producer_byte_rate: 1}}]\n")
     assert f"  user              {user}\n" in kquota("check", "--config", str(path)).stdout
     assert kquota("explain", "--config", str(path)).stdout.splitlines()[1] == f"  user: {user}"
-
-
-def test_explain_shows_limits_of_connections(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(
-        "quotas: [{user: <default>, max_connections: 5, mode: shadow}, {user: bob, connection_creation_rate: 2},\n"
-        "  {ip: <default>, connection_creation_rate: 20}]\n"
-    )
-    shown = kquota("explain", "--config", str(path), "--user", "bob", "--ip", "::ffff:10.0.0.1").stdout
-    assert shown.splitlines()[-2:] == [
-        "user bob: connections made at most 2/s (user); at most 5 open (<default user>, shadow)",
-        "ip 10.0.0.1: connections made at most 20/s (<default ip>); any number open",
-    ]
-    result = kquota("explain", "--config", str(path), "--ip", "kafka-0")
-    assert result.exit_code == 2
-    assert "--ip: 'kafka-0' does not appear to be an IPv4 or IPv6 address" in result.stderr
-
-
-def test_explain_as_json(good: str) -> None:
-    answer = json.loads(kquota("explain", "--config", good, "--user", "x", "--json").stdout)
-    produce = answer["kinds"][0]
-    assert (answer["user"], answer["client_id"]) == ("x", "")
-    assert (produce["limit"], produce["level"], produce["group"]) == (
-        2_000_000,
-        "<default user>",
-        {"user": "x", "client_id": ""},
-    )
-    assert [level["wins"] for level in produce["levels"]] == [False] * 5 + [True, False, False]
 
 
 def test_explain_says_when_no_sidecar_can_be_asked() -> None:

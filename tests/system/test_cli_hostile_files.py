@@ -3,13 +3,10 @@ on with what it has, and SIGTERM ends it in time whatever its threads wait for."
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,17 +71,6 @@ def test_what_is_no_file_is_exit_2_with_the_reason(kind: str, tmp_path: Path) ->
     assert done.returncode == 2
     assert done.stderr.decode().startswith(f"error: {path}: (the whole file): cannot be read: {reason}")
     assert done.stderr.count(b"\n") == 1
-
-
-@pytest.mark.parametrize("command", [("explain", "--user", "u"), ("check",)], ids=" ".join)
-def test_fifo_as_overlay_exits_2(command: tuple[str, ...], tmp_path: Path) -> None:
-    path, overlay = tmp_path / "q.yaml", tmp_path / "o.yaml"
-    os.mkfifo(overlay)
-    path.write_text(f'upstream: {{bootstrap: ["kafka:9092"]}}\nquotas: {{overlay: {overlay}}}\n')
-    done = kquota(*command, "--config", str(path))
-    assert done.returncode == 2
-    said = f"error: {overlay}: (the whole file): cannot be read: it is a FIFO; a regular file was expected\n"
-    assert done.stderr.decode() == said
 
 
 def ends_in_time(run: Run, code: int = 0) -> None:
@@ -158,64 +144,4 @@ def test_sigterm_while_the_fullest_file_is_loaded(tmp_path: Path) -> None:
         put_file(run.config, text)
         run.process.send_signal(signal.SIGHUP)
         time.sleep(0.5)  # in the midst of it, most likely; what has to hold holds at all times
-        ends_in_time(run)
-
-
-STUCK = """
-import sys, threading
-from pathlib import Path
-import config.fingerprint
-read, flag = config.fingerprint.read_file, Path(sys.argv[2])
-def stuck(path, most_bytes):
-    if flag.exists():
-        with open(str(flag) + "-reached", "a") as file:
-            file.write(str(path) + "\\n")
-        threading.Event().wait()  # as a read() that nothing answers
-    return read(path, most_bytes)
-config.fingerprint.read_file = stuck
-from proxy.app.sources.quota_file import FileSource
-from proxy.app.run import main
-from proxy.app.sources.watch import Watcher
-for one in (FileSource, Watcher):
-    one.__init__.__kwdefaults__["timeout_s"] = 1.0
-sys.exit(main(Path(sys.argv[1])))
-"""
-
-
-@contextmanager
-def stuck_sidecar(tmp_path: Path) -> Iterator[tuple[Run, Callable[[], None]]]:
-    """A sidecar whose readings of files do not come back from a moment on."""
-    ports, path, overlay, flag = free_ports(4), tmp_path / "q.yaml", tmp_path / "o.yaml", tmp_path / "flag"
-    path.write_text(
-        text_of(ports, "1M").replace("quotas: [", "quotas: {entries: [").replace("1M}]", f"1M}}], overlay: {overlay}}}")
-    )
-    overlay.write_text("quotas: []\n")
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", STUCK, str(path), str(flag)], stdout=subprocess.DEVNULL, stderr=out
-        )
-    run = Run(path, f"http://127.0.0.1:{ports[1]}", process, log, ports)
-
-    def stick() -> None:
-        flag.write_text("")
-        reached = Path(f"{flag}-reached")
-        until(lambda: reached.exists() and {str(path), str(overlay)} <= set(reached.read_text().splitlines()))
-
-    try:
-        until(run.up, log.read_text)
-        yield run, stick
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def test_a_file_system_that_does_not_answer_is_told_of(tmp_path: Path) -> None:
-    with stuck_sidecar(tmp_path) as (run, stick):
-        stick()
-        until(lambda: run.metric(SUCCESS) == 0)
-        (refused,) = run.logged("configuration refused, the last good one stays in force")
-        assert "no answer from the file system within" in refused["problems"][0]
-        assert run.get("/healthz")[0] == 200
         ends_in_time(run)

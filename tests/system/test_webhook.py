@@ -7,7 +7,6 @@ import copy
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ import yaml
 
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from tests.lab.kafka.ports import free_ports
-from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text, unhooked
+from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
 from tests.support.waiting import until_serving
 from tests.support.webhook_tools import (
     GENERATED,
@@ -272,30 +271,6 @@ def test_a_template_that_is_none_is_refused() -> None:
 # --- the configuration of the API server
 
 
-def test_the_api_server_is_told_whom_to_ask_about_what() -> None:
-    manifests = documents(render_text(VALUES))
-    (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
-    hook = hooks["webhooks"][0]
-    assert {one["sideEffects"] for one in hooks["webhooks"]} == {"None"}
-    # the webhook copies the ConfigMap that the injected volume names
-    (config,) = [one for one in of_kind(unhooked(manifests), "ConfigMap") if "kquota.yaml" in one["data"]]
-    assert config["metadata"]["name"] == "shop-kquota"
-    assert "namespace" not in config["metadata"]
-    assert Template.parse(sidecar_template()).distribution.name == "shop-kquota"
-    # its own pods start while nothing answers
-    (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
-    (rule,) = hook["objectSelector"]["matchExpressions"]
-    assert rule["operator"] == "DoesNotExist"
-    assert rule["key"] in own["spec"]["template"]["metadata"]["labels"]
-    (service,) = of_kind(manifests, "Service")
-    assert hook["clientConfig"]["service"]["name"] == service["metadata"]["name"]
-    assert service["spec"]["selector"].items() <= own["spec"]["template"]["metadata"]["labels"].items()
-    (monitor,) = of_kind(manifests, "PodMonitor")
-    assert monitor["spec"]["namespaceSelector"] == {"any": True}
-    (few,) = of_kind(documents(render_text(GENERATED)), "PodMonitor")
-    assert few["spec"]["namespaceSelector"] == {"matchNames": [NAMESPACE, "orders", "invoices"]}
-
-
 _ORDERS = {"kubernetes.io/metadata.name": "orders"}
 NAMESPACES: dict[str, tuple[dict[str, str], Path, str | None]] = {
     "one label is enough": ({"kquota.io/injection": "enabled"}, VALUES, "Fail"),
@@ -422,14 +397,6 @@ def test_unanswerable_review_is_an_http_error(running: Webhook) -> None:
     (running.directory / "sidecar.json").write_bytes(sidecar_template(optIn=True))  # a changed template counts at once
     pod = _patched(admission_review("bare"), running.post(admission_review("bare")).json())
     assert pod["metadata"]["labels"] == {"kquota.io/injection-skipped": "not-opted-in"}
-
-
-def test_noise_on_the_port_disturbs_no_other_request(running: Webhook) -> None:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as peer:
-        peer.sendall(b"POST /mutate HTTP/1.1\r\n\r\n")  # plain text where TLS is spoken
-        silent = socket.create_connection(("127.0.0.1", running.port), timeout=5)
-        assert running.post(admission_review("bare")).status_code == 200
-        silent.close()
 
 
 def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
