@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 import uuid
@@ -19,7 +18,6 @@ from proxy.app.fleet.exchange import TOPIC_CONFIG
 from quota.fleet.record import GroupUse, Record, Seal, encode
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
-from tests.support.clients import record
 from tests.support.precedence import precedence
 from tests.support.raw_client import ClosedByPeerError, RawClient, fetch_message, produce_message
 from tests.support.secure_tools import PASSWORDS, token
@@ -155,75 +153,6 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
         finally:
             for load in loads:
                 load.stop()
-
-
-@pytest.mark.long
-def test_divides_limit_by_instances_without_topic(kafka: KafkaCluster, topic: str) -> None:
-    """And the log says the command that makes it; traffic goes on."""
-    name = f"missing-{uuid.uuid4().hex}"
-    with _fleet(kafka, 1, topic=name, create_topic=False, instances=4) as (one,):
-        load = Load(one.bootstrap, topic)
-        load.on = True
-        try:
-            until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
-            until(lambda: _share(one) == 0.25)
-            until(lambda: "kafka-topics.sh" in one.log.read_text() and name in one.log.read_text())
-            _rates([one], 12.0)  # the first window may have let a burst pass
-            with precedence(os.getpid(), one.pid, *(node.pid for node in kafka.nodes)):
-                rates = _rates([one], 10.0)
-            assert sum(rates) == pytest.approx(0.25, rel=0.15)
-        finally:
-            load.stop()
-
-
-@pytest.mark.long
-def test_bounds_fleet_requests_to_brokers(kafka: KafkaCluster, topic: str) -> None:
-    """docs/fleet.md: five fetches per second and broker, four records per interval and partition, and their bytes.
-
-    The instance reaches the cluster through a second sidecar, which counts what the fleet's client asks for.
-    """
-    much = {"producer_byte_rate": 100_000_000, "consumer_byte_rate": 100_000_000}
-    name = f"bounded-{uuid.uuid4().hex}"
-    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=1)
-    with (
-        sidecar(kafka.bootstrap, [{"client-id": "kquota-fleet", **much}]) as counting,
-        sidecar(
-            [counting.bootstrap],
-            [{"client-id": "<default>", "producer_byte_rate": LIMIT}],
-            fleet={"default_scope": "fleet", "topic": name},
-        ) as one,
-        ExitStack() as stack,
-    ):
-        clients = [stack.enter_context(RawClient(one.bootstrap, f"client-{n}")) for n in range(20)]
-        known = clients[0].topic(topic)
-
-        def work(seconds: float) -> None:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                for client in clients:
-                    client.ask(produce_message(9, known, [record(0, 500)]))
-                time.sleep(0.2)
-
-        def asked() -> dict[str, dict[str, float]]:
-            groups = counting.get("/quotas")["groups"]
-            return {group["kind"]: group["totals"] for group in groups if group["client_id"] == "kquota-fleet"}
-
-        work(6.0)
-        assert one.metric("kquota_fleet_groups") == 20
-        with precedence(counting.pid, one.pid, *(node.pid for node in kafka.nodes)):
-            before, start = asked(), time.monotonic()
-            work(15.0)
-            after, seconds = asked(), time.monotonic() - start
-        per_s = {
-            kind: {of: (after[kind][of] - before[kind][of]) / seconds for of in ("charges", "amount")}
-            for kind in ("produce", "fetch")
-        }
-        # The load is steady, so there is a record each second and not four: of 59 + 20 * 28 = 619 bytes, with 200 at
-        # most around it in a request. It is read back, and an empty answer to a fetch has some 100 bytes.
-        assert 0.8 <= per_s["produce"]["charges"] <= 4, per_s
-        assert per_s["produce"]["amount"] <= per_s["produce"]["charges"] * (619 + 200), per_s
-        assert per_s["fetch"]["charges"] <= 5.5, per_s
-        assert per_s["fetch"]["amount"] <= per_s["produce"]["amount"] + 5.5 * 150, per_s
 
 
 @pytest.mark.long
@@ -455,29 +384,6 @@ def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -
         finally:
             load.stop()
             admin.close()
-
-
-@pytest.mark.long
-def test_connection_rates_of_a_fleet_are_explained_and_measured(kafka: KafkaCluster) -> None:
-    limits = [{"ip": "<default>", "connection_creation_rate": 20}]
-    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
-    with sidecar(kafka.bootstrap, limits, fleet=fleet) as one, sidecar(kafka.bootstrap, limits, fleet=fleet) as other:
-        until(lambda: all(each.metric("kquota_fleet_instances") == 2 for each in (one, other)))
-
-        def connect() -> bool:
-            for _ in range(4):
-                with suppress(OSError), socket.create_connection(one.bootstrap.split(":"), timeout=5):
-                    pass
-            time.sleep(0.3)
-            return one.metric("kquota_fleet_connection_share", scope="ip", entity="127.0.0.1") > 0.5
-
-        until(connect, limit_s=30.0)
-        found = one.get("/explain?user=ANONYMOUS&client_id=c&ip=127.0.0.1")["connections"]
-        rate = next(each for each in found if each["scope"] == "ip")
-        assert (rate["rate_scope"], rate["fleet"]["limit"]) == ("fleet", 20)
-        assert rate["fleet"]["share"] > 0.5
-        assert rate["fleet"]["limit_here"] == pytest.approx(20 * rate["fleet"]["share"])
-        assert one.metric("kquota_fleet_connection_usage", scope="ip", entity="127.0.0.1") >= 0
 
 
 @pytest.mark.long

@@ -31,14 +31,6 @@ from tests.support.image_tools import ROOT, Builder, Stage, built, context_files
 from tests.support.namespaces import network
 from tests.support.sidecars import get
 from tests.support.waiting import until_serving
-from tests.support.webhook_tools import (
-    GENERATED,
-    Webhook,
-    admission_review,
-    service_account,
-    sidecar_template,
-    write_certificate,
-)
 
 if TYPE_CHECKING:
     from tests.support.brokers import JavaTool
@@ -77,27 +69,6 @@ def test_every_stage_stands_on_the_same_pinned_base(dockerfile: tuple[dict[str, 
     assert base.startswith(f"python:{minor}-")
 
 
-@pytest.mark.parametrize("target", ["kquota", "analysis"])
-def test_targets_run_as_a_user_without_privileges(
-    target: str, dockerfile: tuple[dict[str, str], dict[str, Stage]]
-) -> None:
-    stage = dockerfile[1][target]
-    assert stage.last("USER").rest == f"{UID}:{UID}"
-    words = [one.word for one in stage.instructions]
-    assert "RUN" not in words[words.index("USER") :], "nothing is installed by the user that runs"
-    assert stage.last("ENTRYPOINT").arguments
-
-
-def test_the_sidecar_is_the_default_target_and_installs_nothing(
-    dockerfile: tuple[dict[str, str], dict[str, Stage]],
-) -> None:
-    """What has no RUN has no package manager's traces, no compiler and no pyspark beyond what it copies."""
-    stages = dockerfile[1]
-    assert list(stages)[-1] == "kquota"
-    assert not stages["kquota"].all("RUN")
-    assert not stages["kquota"].all("HEALTHCHECK"), "Kubernetes has probes"
-
-
 def test_nothing_is_fetched_but_packages_with_sums(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
     for stage in dockerfile[1].values():
         assert not stage.all("ADD")
@@ -109,24 +80,6 @@ def test_nothing_is_fetched_but_packages_with_sums(dockerfile: tuple[dict[str, s
                 if " apt-get install " in f" {step}":
                     assert "--no-install-recommends" in step
                     assert not re.search(r"g\+\+|build-essential|python3-dev|jdk-headless", step), step
-
-
-def test_only_the_wheel_is_compiled_and_no_image_has_a_compiler(
-    dockerfile: tuple[dict[str, str], dict[str, Stage]],
-) -> None:
-    """One stage installs gcc; from it nothing is copied but wheels, and without a compiler it makes none."""
-    stages = dockerfile[1]
-    compilers = {"gcc", "libc6-dev"}
-    assert [name for name, one in stages.items() if one.packages() & compilers] == ["wheel"]
-    assert stages["wheel"].packages() == compilers
-    copies = [copy.rest for one in stages.values() for copy in one.all("COPY") if "--from=wheel" in copy.rest]
-    assert set(copies) == {"--from=wheel /dist/ /dist/"}
-    builds = [step for run in stages["wheel"].all("RUN") for step in run.rest.split("&&") if " pip wheel " in step]
-    assert [step.split()[0] for step in builds] == ["KQUOTA_PURE=0"], "the build has to fail where it cannot compile"
-    for run in (run for one in stages.values() for run in one.all("RUN")):
-        for step in run.rest.split("&&"):
-            if "pip" in step and " install " in step and "analysis.txt" not in step:
-                assert "--only-binary :all:" in step or "--no-index" in step, step
 
 
 def test_build_context_is_the_wheels_sources() -> None:
@@ -374,42 +327,6 @@ def test_the_image_serves_as_the_chart_runs_it(
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output
-
-
-def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
-    """With the arguments, volumes and user of the chart's Deployment: no writable directory at all."""
-    tmp_path.chmod(0o755)
-    template, tls = tmp_path / "template", tmp_path / "tls"
-    for directory in (template, tls):
-        directory.mkdir()
-    manifests = documents(render_text(GENERATED))
-    authority = write_certificate(manifests, tls)
-    (template / "sidecar.json").write_bytes(sidecar_template())
-    pod = pod_specs(manifests)["Deployment/shop-kquota-webhook"]
-    (container,) = pod["containers"]
-    at = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    account = service_account(tmp_path)
-    for path in (*at.values(), "/account"):
-        (image.root("kquota") / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    port, closed_port = free_ports(2)
-    command = image.command(
-        "kquota",
-        ["kquota", *container["args"], f"--port={port}", "--service-account=/account"],
-        # No API server answers there: pods are answered nevertheless.
-        environment={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
-        user=container["securityContext"]["runAsUser"],
-        mounts={template: at["template"], tls: at["tls"], account: "/account"},
-    )
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    webhook = Webhook(port, template, "shop-kquota-webhook.shop-prod.svc", authority, process)
-    try:
-        until_serving(webhook.healthy, process)
-        assert webhook.post(b"{}").status_code == 400
-        assert webhook.post(admission_review("deployment")).json()["response"]["allowed"] is True
-    finally:
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
 
 
 def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, topic: str) -> None:

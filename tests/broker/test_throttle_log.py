@@ -66,19 +66,6 @@ def test_logs_throttle_begin_and_end(books: Ledger) -> None:
     assert [event for event, _ in lines.take()] == ["throttling begins"]
 
 
-def test_notes_each_throttle_once(books: Ledger) -> None:
-    lines = Lines()
-    log = ThrottleLog(books, lines)
-    for at_ms in (10.0, 20.0, 20.0, 30.0):
-        throttle(books, "a", at_ms, delay_ms=1)
-        log.look(at_ms + 1)
-    throttle(books, "b", 40.0, delay_ms=1)
-    log.look(50.0)
-    log.look(50.0 + QUIET_MS)
-    ended = {values["client_id"]: values["throttles_at_least"] for event, values in lines.take() if "ended" in event}
-    assert ended == {"a": 3, "b": 1}  # two in the very same millisecond count as one: it says "at least"
-
-
 def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
     lines = Lines()
     log = ThrottleLog(books, lines)

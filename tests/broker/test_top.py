@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 from proxy.app.cli import top
-from quota.entity import Kind
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
@@ -102,19 +101,6 @@ def test_rows_are_filtered_and_sorted() -> None:
     assert names("fetch", "use") == ["web/fetch"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "limit", "now"),
-    [
-        (Kind.PRODUCE, "1.5 MB/s", "1.5 MB/s"),
-        (Kind.REQUEST, "1.5e+06 %", "1.5e+06 %"),
-        (Kind.MUTATION, "1.5e+06/s", "1500000.0 left"),
-    ],
-)
-def test_amounts_have_units(kind: Kind, limit: str, now: str) -> None:
-    assert top.amount(kind, 1_500_000.0, limit=True) == limit
-    assert top.amount(kind, 1_500_000.0) == now
-
-
 def test_narrow_terminal_cuts_names_not_figures() -> None:
     long = "a-client-id-that-goes-on-and-on-without-an-end-in-sight"
     found = top.rows([group(long, 1.04, throttled_for_ms=560), group("bad\x1b[31m", 0.1)], {}, 1.0)
@@ -167,21 +153,6 @@ def test_a_page_tells_totals_and_what_was_left_out(admin: tuple[str, dict[str, A
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "proxy.app.cli.main", "top", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_errors_are_one_sentence(admin: tuple[str, dict[str, Answer]]) -> None:
-    url, said = admin
-    unreached = run("--admin", "http://127.0.0.1:1", "--once")
-    assert unreached.returncode == 1
-    assert "nothing listens there; name the admin port" in " ".join(unreached.stderr.split())
-    assert "Traceback" not in unreached.stderr
-    said["/quotas"] = 200, ["something else"]
-    stranger = run("--admin", url, "--once")
-    assert stranger.returncode == 1
-    assert "not a kquota admin port" in " ".join(stranger.stderr.split())
-    wrong = run("--admin", url, "--sort", "size")
-    assert wrong.returncode == 2
-    assert "use, throttled, rate, name" in wrong.stderr
 
 
 def test_a_throttled_client_of_a_real_cluster_is_seen(kafka: KafkaCluster, topic: str) -> None:

@@ -216,31 +216,6 @@ def test_ui_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
 
 
 @pytest.mark.long
-def test_ui_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
-    with browse() as driver:
-        driver.get(f"{busy.admin}/ui/")
-        wait_for("a throttle", lambda: "throttled" in text(driver, "#groups"))
-        wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
-        wait_for("history", lambda: "greedy" in text(driver, "#counter"))
-        driver.execute_script(
-            "for (const one of document.querySelectorAll('#groups tbody tr, option')) one.seen = true"
-        )
-        states: set[str] = set()
-        shown: set[str] = set()
-        for _ in range(4):  # each 2 s: history comes each 5
-            asked = text(driver, "#at")
-            wait_for("the next answers", lambda asked=asked: text(driver, "#at") != asked)  # type: ignore[misc]
-            rows = driver.execute_script(ROWS)
-            assert all(seen for seen, *_ in rows), "rows stay the elements they are"
-            states |= {cells[3].split()[0] for _, cells in rows if "greedy" in cells[0]}
-            shown |= {cells[1] for _, cells in rows if cells[1] != "0 B/s"}
-        assert states <= {"throttled", "owes"}, "never ok in between"
-        busiest = driver.execute_script("const [one] = document.getElementById('counter'); return [one.text, one.seen]")
-        assert busiest == ["produce: (all) / greedy", True], "a list that is open stays as it is"
-        assert all(re.match(r"(\d\.\d\d|\d\d\.\d|\d\d\d) (B|kB|MB)/s$", one) for one in shown), shown
-
-
-@pytest.mark.long
 def test_ui_says_when_the_sidecar_is_gone(kafka: KafkaCluster, browse: Browse) -> None:
     with browse() as driver:
         with sidecar(kafka.bootstrap, []) as running:

@@ -16,8 +16,7 @@ from analysis.iceberg import package
 from analysis.java import find_java
 from analysis.levels import load_candidate
 from analysis.prices import load_prices, to_prices
-from analysis.session import kafka_package, small
-from analysis.words import cell, group_name, who
+from analysis.session import kafka_package
 from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,26 +121,6 @@ def test_wrong_price_models_are_named(values: Any, told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("bytes_share", 0.496, "49.6 %"),
-        ("produce_bytes", 1_500_000, "1.5 MB"),
-        ("peak_bytes_per_s", 999_960.0, "1 MB/s"),
-        ("requests", 12_345, "12,345"),
-        ("correlation", -0.08852, "-0.08852"),
-        ("notable", True, "yes"),
-        ("total", 1234.5, "1,234.50"),
-        ("usage", 12.0, "12.00"),
-        ("idle_reservations", 0.00123, "0.0012"),
-        ("bursts", 12, "12"),
-        ("days", None, "–"),
-    ],
-)
-def test_cells_have_the_unit_of_their_column(name: str, value: Any, text: str) -> None:
-    assert cell(name, value) == text
-
-
 def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:
     text = (ROOT / "docs/analysis.md").read_text()
     example = text[text.index("# prices.yaml") :].split("```")[0]
@@ -168,17 +147,6 @@ def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
         assert (candidate.mutation_num_samples, candidate.mutation_window_ms) == (11, 1000)
 
 
-def test_small_local_input_gets_settings_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = write(tmp_path / "in", [record(1, 0)])
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    for given in (str(place), f"{place}/*", f"file://{place}", f"{place}/date=2025-10-20/hour=00/a.jsonl"):
-        assert small(given, None)["spark.sql.codegen.wholeStage"] == "false", given
-    assert small(str(place), "local[2]") != {}
-    assert small(str(place), "spark://master:7077") == small("s3a://bucket/in", None) == small("/none", None) == {}
-    monkeypatch.setattr("analysis.session.SMALL_BYTES", 100)
-    assert small(str(place), None) == {}
-
-
 @pytest.mark.parametrize(
     ("version", "kafka", "iceberg"),
     [
@@ -202,10 +170,3 @@ def test_packages_follow_the_spark_that_runs(
 
     assert kafka in made(kafka_package)
     assert iceberg in made(package)
-
-
-def test_clients_without_a_login_are_their_client_id() -> None:
-    assert who({"user": "ANONYMOUS", "client_id": "etl"}) == group_name("ANONYMOUS", "etl") == "etl"
-    assert who({"user": "ANONYMOUS", "client_id": ""}) == "(no client-id)"
-    assert who({"user": "web", "client_id": "etl"}) == group_name("web", "etl") == "web / etl"
-    assert group_name("ANONYMOUS", None) == "ANONYMOUS"

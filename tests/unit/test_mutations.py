@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.interceptors.intercept import AdminRequest, Forward
-from proxy.core.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
-from proxy.core.interceptors.mutations import DEFAULT_COUNT_MS
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.topics import (
     CREATE_PARTITIONS,
@@ -32,7 +29,6 @@ from tests.support.mutation_tools import (
     PARTITIONS_VERSIONS,
     POLICY_VIOLATION,
     THROTTLED,
-    UNKNOWN_ID,
     UNKNOWN_TOPIC,
     Client,
     Cluster,
@@ -123,40 +119,7 @@ def test_permissive_partitions(version: int) -> None:
     assert client.cluster.counts == {"a": 31, "b": 31}
 
 
-def test_without_a_quota_nothing_is_asked_and_nothing_held() -> None:
-    # E10, E13, E16
-    client = Client(None)
-    client.cluster.add(x=5)
-    for message in (create(7, {"a": 30, "b": -1}), partitions(3, {"x": 9}), delete(6, ["a", "x"])):
-        seen = len(client.cluster.seen)
-        body = encoded(message)
-        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, body)
-        assert client.judge(request) == Forward()
-        assert len(client.cluster.seen) == seen
-    # Totals have what the requests tell: 30 + 1, and one for each topic whose count they do not tell.
-    assert client.charged == 31 + 1 + 2
-
-
 # ---- the rest of KIP-599 --------------------------------------------------------------------------------------------
-
-
-def test_the_example_of_the_kip() -> None:
-    # rate 5, 100 windows of 1 s: burst 500. 7 topics of 80 partitions: all accepted, -60 tokens; 12 s for the next one
-    client = Client(5, burst_s=100)
-    done = client.send(create(7, {f"t{n}": 80 for n in range(7)}))
-    assert set(done.errors.values()) == {0}
-    assert (done.delay_ms, client.tokens) == (0, -60)
-    refused = client.send(create(7, {"late": 1}))
-    assert (refused.errors, refused.delay_ms, refused.forwarded) == ({"late": THROTTLED}, 12_000, None)
-    client.now_ms = 12_000
-    assert client.send(create(7, {"late": 1})).errors == {"late": 0}
-
-
-@pytest.mark.parametrize("version", STRICT_CREATE)
-def test_what_is_accepted_is_never_delayed(version: int) -> None:
-    client = Client(2)
-    done = client.send(create(version, {"a": 1000}))
-    assert (done.errors, done.delay_ms, client.tokens) == ({"a": 0}, 0, -980)
 
 
 def test_nothing_left_is_answered_without_the_broker() -> None:
@@ -202,15 +165,6 @@ def test_validation_is_free(version: int) -> None:
     assert (done.errors, done.delay_ms, client.charged) == ({"a": 0}, 0, 100)
 
 
-@pytest.mark.parametrize("version", PARTITIONS_VERSIONS)
-def test_validation_of_partitions_is_free(version: int) -> None:
-    client = Client(2)
-    client.cluster.add(x=1)
-    client.send(create(7, {"drain": 100}))
-    done = client.send(partitions(version, {"x": 30}, validate_only=True))
-    assert (done.errors, done.delay_ms, client.charged) == ({"x": 0}, 0, 100)
-
-
 @pytest.mark.parametrize("version", CREATE_VERSIONS)
 def test_what_the_broker_refuses_is_given_back(version: int) -> None:
     client = Client(2)
@@ -220,25 +174,6 @@ def test_what_the_broker_refuses_is_given_back(version: int) -> None:
     errors = {"there": EXISTS, "forbidden": 29, "fine": 0, "none": INVALID_PARTITIONS}
     assert (done.errors, done.delay_ms) == (errors, 0)
     assert (client.tokens, client.charged) == (17, 3)
-
-
-@pytest.mark.parametrize("version", DELETE_VERSIONS)
-def test_deletes_that_fail_are_given_back(version: int) -> None:
-    client = Client(2)
-    client.cluster.add(a=5, forbidden=10)
-    client.cluster.fail["forbidden"] = 29
-    done = client.send(delete(version, ["forbidden", "nowhere", "a"]))
-    assert (done.errors, done.delay_ms) == ({"forbidden": 29, "nowhere": UNKNOWN_TOPIC, "a": 0}, 0)
-    assert (client.charged, client.tokens, client.cluster.counts) == (5, 15, {"forbidden": 10})
-
-
-@pytest.mark.parametrize("version", PARTITIONS_VERSIONS)
-def test_partitions_that_cannot_be_are_not_charged(version: int) -> None:
-    client = Client(2)
-    client.cluster.add(a=5, b=5)
-    done = client.send(partitions(version, {"a": 5, "b": 3, "nowhere": 50}))
-    errors = {"a": INVALID_PARTITIONS, "b": INVALID_PARTITIONS, "nowhere": UNKNOWN_TOPIC}
-    assert (done.errors, done.delay_ms, client.charged) == (errors, 0, 0)
 
 
 @pytest.mark.parametrize("error", [7, -1])
@@ -270,12 +205,6 @@ def test_topics_that_exist_are_neither_refused_nor_charged() -> None:
     assert client.charged == 30
 
 
-def test_enough_tokens_need_no_question() -> None:
-    client = Client(2)
-    client.send(create(7, {"a": 19, "b": 1, "c": 5}))
-    assert client.cluster.seen == [(CREATE_TOPICS, 7)]
-
-
 # ---- counts that the request does not have --------------------------------------------------------------------------
 
 
@@ -294,15 +223,6 @@ def test_default_counts_are_asked_for_once_and_kept_right(version: int) -> None:
     assert client.charged == 24
 
 
-def test_a_default_count_is_asked_for_again_after_a_while() -> None:
-    client = Client(2, Cluster(default_count=7))
-    client.send(create(4, {"a": -1}))
-    client.cluster.default_count = 2
-    client.now_ms = DEFAULT_COUNT_MS + 1
-    client.send(create(4, {"b": -1}))
-    assert client.charged == 9
-
-
 def test_a_default_count_that_is_not_known_is_one() -> None:
     client = Client(2, Cluster(default_count=7, describe_configs=False))
     client.send(create(7, {"a": -1}))
@@ -317,16 +237,6 @@ def test_assigned_partitions_are_counted(version: int) -> None:
     client = Client(2)
     client.send(create_assigned(version, "a", 4))
     assert client.charged == 4
-
-
-def test_deletes_by_id() -> None:
-    client = Client(2)
-    client.cluster.add(a=30, b=30)
-    (a_id, _), (b_id, _) = client.cluster.topics["a"], client.cluster.topics["b"]
-    done = client.send(delete(6, [], [a_id, uuid.UUID(int=99), b_id]))
-    by_id = {topic.topic_id: (topic.name, topic.error_code) for topic in done.message.responses}
-    assert by_id == {a_id: ("a", 0), uuid.UUID(int=99): (None, UNKNOWN_ID), b_id: ("b", THROTTLED)}
-    assert client.cluster.seen == [(METADATA, 12), (DELETE_TOPICS, 6)]
 
 
 def test_a_topic_by_name_and_by_id_is_a_repetition() -> None:
@@ -345,18 +255,6 @@ def test_questions_are_of_versions_that_the_clients_broker_has(version: int, ask
     assert client.cluster.seen == [(METADATA, asked), (DELETE_TOPICS, version)]
 
 
-def test_changes_made_elsewhere_count_at_once() -> None:
-    client = Client(2)
-    client.cluster.add(a=1)
-    client.send(partitions(3, {"a": 3}))
-    client.cluster.add(a=9)  # deleted and made anew by others
-    client.now_ms = 1000
-    client.send(partitions(3, {"a": 11}))
-    client.cluster.add(a=15)
-    client.send(delete(6, ["a"]))
-    assert client.charged == 2 + 2 + 15
-
-
 def test_remembers_unknown_topics_from_the_answer() -> None:
     client = Client(2)
     client.send(create(7, {"a": 8}))
@@ -365,14 +263,6 @@ def test_remembers_unknown_topics_from_the_answer() -> None:
     assert client.charged == 10
     client.send(delete(6, ["a"]))
     assert client.charged == 20
-
-
-def test_what_is_not_known_costs_at_least_one() -> None:
-    client = Client(2)
-    client.cluster.add(a=5)
-    client.cluster.hidden.add("a")  # made elsewhere, this very moment
-    done = client.send(delete(6, ["a"]))
-    assert (done.errors, client.charged) == ({"a": 0}, 1)
 
 
 def test_a_topic_that_only_seemed_to_exist_is_charged_afterwards() -> None:
@@ -389,20 +279,6 @@ def test_a_topic_that_only_seemed_to_exist_is_charged_afterwards() -> None:
     client.cluster.handle = gone_meanwhile  # type: ignore[method-assign]
     assert client.send(create(7, {"a": 5})).errors == {"a": 0}
     assert client.charged == 26
-
-
-def test_the_memory_is_small() -> None:
-    recent, topic_id = RecentChanges(), uuid.UUID(int=1)
-    recent.put("a", topic_id, 3)
-    assert recent.get("a") == recent.get(topic_id) == (3, topic_id)
-    assert recent.get(None) is None
-    recent.put("a", None, 5)  # CreatePartitions knows no ids
-    assert recent.get("a") == recent.get(topic_id) == (5, topic_id)
-    for number in range(2 * RECENT_TOPICS):
-        recent.put(str(number), None, 1)
-    assert len(recent) == RECENT_TOPICS
-    recent.forget(str(2 * RECENT_TOPICS - 1), "nothing", None)
-    assert recent.get(str(2 * RECENT_TOPICS - 1)) is None
 
 
 def test_a_broker_may_be_behind_for_long() -> None:
@@ -437,16 +313,6 @@ def test_what_is_remembered_does_not_outlive_the_topic(version: int) -> None:
     client.cluster.add(a=1)
     client.send(delete(version, ["a"]))
     assert client.charged == 15 + 2 + 1
-
-
-def test_recognises_broker_behind_in_partitions() -> None:
-    client = Client(2)
-    client.send(create(7, {"a": 1}))
-    topic_id, _ = client.cluster.topics["a"]
-    client.send(partitions(3, {"a": 4}))
-    client.cluster.topics["a"] = (topic_id, 1)
-    client.send(delete(6, ["a"]))
-    assert client.charged == 1 + 3 + 4
 
 
 # ---- shadow, groups, reloads, bad bytes -----------------------------------------------------------------------------
@@ -489,13 +355,6 @@ def test_unknown_tagged_fields_are_the_brokers_to_judge() -> None:
     outcome = client.judge(AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, body))
     assert isinstance(outcome, Forward)
     assert (outcome.body, client.charged) == (None, 5)
-
-
-def test_a_default_count_that_cannot_be_read_is_one() -> None:
-    client = Client(2)
-    client.cluster.fail["a"] = 999
-    client.send(create(7, {"a": -1}))
-    assert client.charged == 1  # what became of it cannot be read either, so the charge stays
 
 
 EVERY_VERSION = [
