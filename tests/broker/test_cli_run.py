@@ -15,15 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.lab.kafka.ports import free_ports
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    pass
 
 LIMIT_S = 20.0
 
@@ -191,19 +188,6 @@ def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path, which: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_bad_file_exits_2_with_the_problems(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text("mode: magic\n")
-    command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"error: {path}:1:1: upstream: expected a section with bootstrap: host:port of some brokers, tried in turn. "
-        "Required unless mode is transparent.",
-        f'error: {path}:1:7: mode: got "magic", expected a mode: one of rewrite, transparent',
-    ]
-
-
 def test_warnings_of_the_file_are_logged_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     ports = free_ports(4)
@@ -212,13 +196,6 @@ def test_warnings_of_the_file_are_logged_with_their_place(tmp_path: Path) -> Non
         (warning,) = run.logged("configuration")
         assert warning["level"] == "warning"
         assert f"{path}:5:22: identity.sources[0]" in warning["warning"]
-
-
-def test_the_environment_sets_the_log_level(tmp_path: Path) -> None:
-    with running(tmp_path, KQUOTA_LOG_LEVEL="ERROR") as run:
-        run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(LIMIT_S) == 0
-        assert run.log.read_text() == ""
 
 
 def test_a_reload_changes_the_log_level(tmp_path: Path) -> None:

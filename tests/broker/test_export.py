@@ -4,8 +4,6 @@ topic, clock or process."""
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -17,14 +15,12 @@ import trio
 
 from config.load import load_bytes
 from proxy.app.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
-from proxy.app.export.topic import TopicSink, connector
-from proxy.app.export.worker import Batch, ExportError, Worker
+from proxy.app.export.worker import Batch, Worker
 from quota import record
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka import KafkaCluster
-from tests.lab.kafka.ports import free_ports
 from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
 from tests.support.usage_rows import from_line
@@ -194,47 +190,6 @@ def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
 
     entity = ["--entity-type", "topics", "--entity-name", topic, "--alter", "--add-config", f"{name}={value}"]
     run_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", cluster.bootstrap[0], *entity])
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system without room; as another user than root, a directory that may not be written."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0:
-        disk.chmod(0o500)
-        yield disk
-        disk.chmod(0o700)
-        return
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "kquota-test", str(disk)], check=True)
-    try:
-        (disk / "filler").write_bytes(b"x" * 60_000)
-        yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk_slows_no_client_and_is_counted(kafka: KafkaCluster, topic: str, full_disk: Path) -> None:
-    export = {"directory": str(full_disk), "interval_s": 1}
-    with sidecar(kafka.bootstrap, export=export) as proxy:
-        for _ in range(4):
-            began = time.monotonic()
-            send(proxy.bootstrap, "c", topic, [1000] * 20)
-            assert time.monotonic() - began < LIMIT_S / 2
-            time.sleep(1.0)
-        until(lambda: proxy.metric("kquota_export_errors_total", sink="files") > 0, "an error is counted")
-    assert len(rows_of(full_disk)) <= 1, "what had room, and that whole"
-
-
-@pytest.mark.long
-def test_export_without_brokers_fails_in_bounded_time() -> None:
-    (port,) = free_ports(1)
-    sink = TopicSink("usage", "i", connector([f"127.0.0.1:{port}"]))
-    began = time.monotonic()
-    with pytest.raises(ExportError, match="topic usage"):
-        sink.write(Batch([b"1\n"], 1, 0, ""))
-    sink.close()
-    assert time.monotonic() - began < 30
 
 
 class Memory:

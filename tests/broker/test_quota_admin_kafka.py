@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -430,28 +429,6 @@ def test_altered_quota_throttles_at_once_and_after_restart(kafka: KafkaCluster, 
         assert alter(admin, [([("client-id", "c")], [(PRODUCE, None)])]) == [(0, None, {"client-id": "c"})]
         assert produce(50_000) == 0
         assert describe(admin) == (0, {})
-
-
-@pytest.mark.long
-def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaCluster, tmp_path: Path) -> None:
-    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:
-
-        def administrate(number: int) -> None:
-            with RawClient(proxy.bootstrap) as client:
-                for turn in range(20):
-                    entity: Pairs = [("user", f"user {number}"), ("client-id", str(turn))]
-                    assert alter(client, [(entity, [(PRODUCE, number * 100.0 + turn + 1)])])[0][0] == 0
-
-        with ThreadPoolExecutor(5) as pool:
-            list(pool.map(administrate, range(5)))
-        expected = {
-            frozenset({("user", f"user {number}"), ("client-id", str(turn))}): {PRODUCE: number * 100.0 + turn + 1}
-            for number in range(5)
-            for turn in range(20)
-        }
-        with RawClient(proxy.bootstrap) as client:
-            assert describe(client)[1] == expected
-    assert len(load_overlay(tmp_path / "overlay.yaml")) == 100
 
 
 @pytest.mark.long

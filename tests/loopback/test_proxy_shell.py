@@ -255,17 +255,6 @@ async def test_clients_are_told_the_address_they_connect_to(listen_host: str, ho
         assert node.port != broker.node_port
 
 
-async def test_each_broker_has_its_port() -> None:
-    async with through(answer) as (proxy, _, _):
-        await until(lambda: proxy.cluster_reached)
-        ((node_id, _, _, local),) = proxy.brokers()
-        assert node_id == 1
-        # Broker 1 stands at index 1 of the range, and is really listening there.
-        async with await trio.open_tcp_stream("127.0.0.1", local) as stream:
-            await stream.send_all(produce(5, 80))
-            assert await read_frame(stream) == produce_response(5)
-
-
 @pytest.mark.parametrize(
     ("said", "error"),
     [

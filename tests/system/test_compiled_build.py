@@ -51,26 +51,10 @@ def test_ci_runs_compiled() -> None:
             assert module.__file__ == str(compiled.built(package) / f"{one.stem}{SUFFIX}")
 
 
-def _described(**environment: str) -> str:
-    code = "from quota import compiled; print(compiled.description())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=_environment(**environment), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def _environment(**more: str) -> dict[str, str]:
     """This process's, without what decides how kquota is built and run."""
     without = {name: value for name, value in os.environ.items() if name not in ("KQUOTA_PURE", "CC", "PYTHONPATH")}
     return without | more
-
-
-def test_checkout_runs_python_unless_asked() -> None:
-    why = "this is a checkout, where KQUOTA_PURE=0 asks for compiled code"
-    assert _described() == _described(KQUOTA_PURE="") == f"pure Python: {why}"
-    if not compiled.WHY_NOT:
-        assert _described(KQUOTA_PURE="0") == "compiled"
 
 
 COMPILED_ONLY = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
@@ -210,14 +194,6 @@ def test_wheel_has_code_compiled_from_its_source(checkout: Path, tmp_path: Path)
     wheel, said = _wheel(checkout, CC="false")
     assert f"{SAYS}command " in said
     assert _number(wheel, tmp_path / "installed") == "0"
-
-
-def test_build_says_there_is_no_compiler(checkout: Path, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    for name in ("sh", "env"):
-        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
-    _, said = _wheel(checkout, PATH=str(tmp_path / "bin"))
-    assert f"{SAYS}no C compiler (gcc)" in said
 
 
 def test_required_compilation_that_fails_is_an_error(checkout: Path) -> None:

@@ -194,15 +194,6 @@ def test_a_file_that_is_deleted_is_followed_by_another(tmp_path: Path) -> None:
     assert sequences(tmp_path) == [2]
 
 
-def test_a_clock_that_is_set_back_overwrites_nothing(tmp_path: Path) -> None:
-    files = sink(tmp_path)
-    for first, hour in ((1, 12), (2, 13), (3, 12), (4, 13)):
-        files.write(batch(first, partition=f"date=2026-08-01/hour={hour}"))
-    files.close()
-    assert sorted(sequences(tmp_path)) == [1, 2, 3, 4]
-    assert len(complete_files(tmp_path)) == 4
-
-
 def test_the_oldest_files_go_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     files = sink(tmp_path, keep_bytes=len(line(1)) * 2, rotate_bytes=1)
     for first in range(1, 6):

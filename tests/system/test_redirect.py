@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import shlex
 import socket
@@ -205,16 +204,6 @@ def test_without_the_programs_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert said in redirect(machine, f"install --port 9092 --exclude-uid 1 --with {tool}", code=1)
-
-
-def test_says_what_the_kernel_refuses(machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "nft"
-    fake.write_text("#!/bin/sh\necho 'Error: Could not process rule: Operation not supported' >&2\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    said = redirect(machine, "install --port 9092 --exclude-uid 1", code=1)
-    assert "nft -f - failed with exit code 1: Error: Could not process rule: Operation not supported" in said
-    assert "--with iptables" in said
 
 
 def test_many_ports_are_several_matches() -> None:

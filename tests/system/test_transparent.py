@@ -23,7 +23,7 @@ from proxy.app.admin.app import not_ready
 from proxy.app.cli.check import summary_text
 from proxy.app.sources.security import load_security
 from proxy.net.listen.server import Proxy
-from proxy.net.listen.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
+from proxy.net.listen.transparent import Destination, read_sockaddr_in, read_sockaddr_in6
 from proxy.net.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -272,20 +272,6 @@ def test_addresses_as_the_kernel_gives_them() -> None:
         read_sockaddr_in(family6 + bytes(14))
     with pytest.raises(ValueError, match="no struct sockaddr_in6"):
         read_sockaddr_in6(family6 + bytes(20))
-
-
-def test_which_destinations_are_allowed() -> None:
-    anywhere, four = Destinations([], []), Destinations(["10.0.0.0/8"], [range(9092, 9095)])
-    assert anywhere.allow(Destination("fd77::11", 1))
-    assert four.allow(Destination("10.1.2.3", 9094))
-    assert not four.allow(Destination("10.1.2.3", 9095))
-    assert not four.allow(Destination("11.0.0.1", 9092))
-    assert not four.allow(Destination("fd77::11", 9092))
-
-
-def test_own_addresses() -> None:
-    assert is_own_address("127.0.0.1")
-    assert not is_own_address("192.0.2.1"), "TEST-NET-1 (RFC 5737) is no machine's"
 
 
 # --- the configuration
