@@ -27,7 +27,7 @@ from tests.support.session_tools import finished
 METADATA = 3
 NO_ID = uuid.UUID(int=0)
 THROTTLED = 89
-UNKNOWN_TOPIC, INVALID_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNOWN_ID = 3, 17, 36, 37, 42, 100
+UNKNOWN_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNOWN_ID = 3, 36, 37, 42, 100
 POLICY_VIOLATION = 44
 
 CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS = range(8), range(7), range(4)
@@ -118,11 +118,6 @@ class Cluster:
     def counts(self) -> dict[str, int]:
         """Partitions by topic."""
         return {name: count for name, (_, count) in self.topics.items()}
-
-    @property
-    def total(self) -> int:
-        """Partitions in all."""
-        return sum(self.counts.values())
 
     def handle(self, api_key: int, version: int, body: bytes) -> bytes:
         """What the broker answers."""

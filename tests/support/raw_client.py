@@ -105,15 +105,10 @@ class RawClient:
         self._correlation_id = 0
 
     def frame(self, message: Any) -> bytes:
-        """A kafka-python request as a whole frame, with a correlation id of its own (`last_correlation_id`)."""
+        """A kafka-python request as a whole frame, with a correlation id of its own."""
         self._correlation_id += 1
         message.with_header(self._correlation_id, self.client_id)
         return bytes(message.encode(header=True, framed=True))
-
-    @property
-    def last_correlation_id(self) -> int:
-        """Of the request framed last."""
-        return self._correlation_id
 
     def send(self, frame: bytes) -> float:
         """Send bytes as they are; returns when the kernel had taken the last one."""

@@ -34,20 +34,6 @@ def test_requests_are_counted_by_client_and_api() -> None:
     assert a.touched
 
 
-def test_connections_are_counted_by_client() -> None:
-    of = ledger()
-    first, second = session(of), session(of)
-    from_client(first, produce(1, 100, client_id="a") + produce(2, 100, client_id="b") + produce(3, 100, client_id="a"))
-    from_client(second, produce(1, 100, client_id="a"))
-    a, b = of.account("ANONYMOUS", "a"), of.account("ANONYMOUS", "b")
-    assert (a.connections, a.connections_opened, a.connections_peak) == (2, 2, 2)
-    assert (b.connections, b.connections_opened, b.connections_peak) == (1, 1, 1)
-    first.close(1.0)
-    assert (a.connections, a.connections_peak, b.connections) == (1, 2, 0)
-    first.close(2.0)  # closing twice takes nothing away twice
-    assert (a.connections, b.connections) == (1, 0)
-
-
 def test_the_library_is_remembered() -> None:
     of = ledger()
     one = session(of)
@@ -103,15 +89,6 @@ def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
     assert look(probe, 101.8)
     assert probe.ignored is ignored
     assert not look(probe, 101.9), "judged once"
-
-
-def test_short_mutes_and_late_looks_find_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, client = pair
-    client.sendall(b"x")
-    assert not look(ThrottleComplianceProbe(ours, 100.0, 100.19), 200.0)
-    assert not look(ThrottleComplianceProbe(ours, 100.0, 102.0), 101.9), (
-        "when the first look is missed, nothing is known"
-    )
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,6 @@ def weeks(
     return day, (start + growth * np.arange(days)) * WEEK[day % 7] + kept
 
 
-def test_without_noise_the_days_ahead_are_what_they_are() -> None:
-    day, value = weeks(70)
-    found = outlook(day[:28], value[:28], day[28:])
-    assert found is not None
-    assert found.growth == pytest.approx(MB, rel=1e-6)
-    assert found.mean == pytest.approx(value[28:], rel=1e-6)
-    assert found.high - found.low == pytest.approx(0, abs=1000)
-
-
 def test_growth_and_weekends_are_told_apart_from_any_day_on() -> None:
     """A record that begins on a Monday and ends on a Sunday seems to fall, and one the other way round to grow."""
     for first in range(7):

@@ -50,17 +50,6 @@ def test_json_lines_start_with_when_how_bad_who_what() -> None:
     assert entry["timestamp"].endswith("Z")
 
 
-def test_log_levels() -> None:
-    out = io.StringIO()
-    logs.configure("warning", "json", out)
-    log = structlog.get_logger("x")
-    log.info("no")
-    log.warning("yes")
-    logs.configure("debug", "json", out)  # as a reload does
-    log.debug("now yes")
-    assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["yes", "now yes"]
-
-
 def test_the_environment_wins_and_nonsense_in_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(logs.LEVEL_VARIABLE, raising=False)
     assert logs.effective_level("info") == ("info", None)

@@ -15,17 +15,6 @@ from config.table import to_table
 from quota.entity import Kind
 from tests.support.examples import examples
 
-GOOD = b"""mode: rewrite
-listen: {host: 127.0.0.1, port: 9092, broker_ports: 19092-19191}
-upstream: {bootstrap: ["kafka-0.kafka:9092"], tls: null}
-identity: {sources: [tls, sasl, static], static: null}
-quotas:
-  - &base {user: <default>, producer_byte_rate: 2M, consumer_byte_rate: 2M}
-  - {<<: *base, user: alice, client-id: etl, request_percentage: 12.5, mode: shadow}
-quota.producer.override: "clientA:4M,clientB:10M"
-max_mute: 30s
-"""
-
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates()
 values = st.recursive(
     plain,
@@ -81,18 +70,6 @@ def try_to_load(data: bytes) -> None:
 @example(b"[" * 5000)
 def test_any_bytes(data: bytes) -> None:
     try_to_load(data)
-
-
-@given(st.data())
-@settings(max_examples=examples(300))
-def test_a_good_file_with_bytes_changed(data: Any) -> None:
-    changed = bytearray(GOOD)
-    for _ in range(data.draw(st.integers(1, 5))):
-        at = data.draw(st.integers(0, len(changed) - 1))
-        changed[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=3))
-        if not changed:
-            break
-    try_to_load(bytes(changed))
 
 
 @given(shaped)

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.app.admin.app import _connection_json, _group_json
 from proxy.app.admin.explain import Moment, explanation_json, identity_of_connections
 from proxy.app.admin.explain_text import explanation_text
-from proxy.app.cli.top import chosen, page, rows
 from proxy.app.throttle_log import QUIET_MS, ThrottleLog
 from proxy.core.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
@@ -66,22 +64,6 @@ def test_explain_says_who_waits_and_for_how_long(ledger: Ledger) -> None:
     assert "owes 4.4 s beyond the delays that were told; its next requests wait for that" in text
     assert "delayed 2 requests so far, 5.2 s in all; 1 of them waited 4.2 s before they were forwarded" in text
     assert "waited 4.2 s before it was forwarded: the group still owed for earlier requests" in text
-
-
-def test_top_and_quotas_show_those_that_wait(ledger: Ledger) -> None:
-    (group,) = (_group_json(ledger, one, 4000) for one in ledger.groups(Kind.PRODUCE))
-    assert (group["waiting"], group["totals"]["held"], group["totals"]["held_ms"]) == (2, 1, 4200)
-    (row,) = rows([group], {}, 0.0)
-    assert row.state == "owes 4.4 s, 2 waiting"
-    others = group | {"owed_ms": 0, "throttled_for_ms": 0, "client_id": "other"}
-    waits, calm = rows([others, others | {"waiting": 0}], {}, 0.0)
-    assert (waits.state, waits.throttled, calm.throttled) == ("2 waiting", True, False)
-    assert chosen([calm, waits], "", "throttled") == [waits, calm]
-    (old,) = rows([{name: value for name, value in others.items() if name != "waiting"}], {}, 0.0)
-    assert old.state == calm.state  # a sidecar that does not tell
-    seen = {"connections": [_connection_json(one) for one in PEERS], "total": 4}
-    head = page("http://h", {"total": 1}, seen, [row], 20, 200).renderables[0]  # type: ignore[union-attr]
-    assert "connections 4 (1 muted, 2 waiting)   counters 1 (1 throttled)" in str(head)
 
 
 def test_the_next_passes_when_the_debt_is_paid() -> None:

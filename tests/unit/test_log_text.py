@@ -118,19 +118,6 @@ def test_a_name_cannot_add_a_key_to_a_console_line() -> None:
     assert 'client_id="a user=\\"x\\"\\x1b"' in logged("console", client_id='a user="x"\x1b')
 
 
-class Named:
-    """A value whose text has a name in it."""
-
-    def __repr__(self) -> str:
-        return f"<{CLIENT}>"
-
-
-def test_console_logs_show_values_of_other_types() -> None:
-    line = logged("console", peer=Named(), size=3, share=0.5, missing=None)
-    assert f"peer=<{CLIENT_SHOWN[1:-1]}>" in line
-    assert "size=3 share=0.5 missing=None" in line
-
-
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_escapes_names_in_tracebacks(style: str) -> None:
     out = io.StringIO()

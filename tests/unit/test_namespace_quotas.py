@@ -39,13 +39,6 @@ def merged(own: str, policy: str = "lower", base: str = BASE) -> list[dict[str, 
     return entries(combined(base, f"quotas:\n{own}".encode(), policy, FILE))  # type: ignore[arg-type]
 
 
-def test_limits_that_are_named_are_set_and_others_stay() -> None:
-    assert merged("  - {client-id: <default>, producer_byte_rate: 1M}\n") == [
-        {"client-id": "<default>", "producer_byte_rate": "1M", "consumer_byte_rate": "4M"},
-        {"user": "<default>", "connection_creation_rate": 10, "max_connections": 50},
-    ]
-
-
 def test_other_settings_are_the_charts() -> None:
     base = BASE + "max_mute: 10s\nquota.window.num: 7\n"
     text = combined(base, b"quotas: [{client-id: etl, producer_byte_rate: 1M}]", "lower", FILE)

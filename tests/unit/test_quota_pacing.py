@@ -254,24 +254,10 @@ def test_batches_of_all_sizes_are_hardly_cut(limit: float, batch: int, payload: 
 
 
 @pytest.mark.parametrize("batch", [16_384, 100_000])
-@pytest.mark.parametrize(("rtt_ms", "payload"), [(0.2, 0.97), (20, 0.97), (100, 0.9)])
-def test_a_broker_far_away_is_read_in_larger_portions(batch: int, rtt_ms: float, payload: float) -> None:
-    run = fetch(1 * MB, batch, 1, mixed=True, rtt_ms=rtt_ms)
-    assert run.payload(12_000, 72_000) >= payload
-
-
-@pytest.mark.parametrize("batch", [16_384, 100_000])
 @pytest.mark.parametrize(("idle", "least"), [(3, 0.95), (8, 0.95), (63, 0.93), (200, 0.9)])
 def test_consumers_without_data_do_not_hold_up_the_one_with_data(idle: int, least: float, batch: int) -> None:
     run = fetch(1 * MB, batch, 1, idle=idle, rtt_ms=5)
     assert least <= run.payload(20_000, 80_000) <= 1.02
-
-
-def test_max_bytes_of_one_brings_batches_too_large_for_a_portion() -> None:
-    # One batch a second, and nothing of it cut: KIP-74 sends a first batch whole
-    run = fetch(1 * MB, 1 * MB, 1, rtt_ms=5)
-    assert {size for t, size, _ in run.passed if t > 12_000} == {1 * MB + OVERHEAD}
-    assert run.longest_gap_ms(12_000, 72_000) <= 1100
 
 
 def paced(ledger: Ledger, now: float) -> bool:

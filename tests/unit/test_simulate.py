@@ -9,7 +9,6 @@ import pytest
 
 from config.load import load_bytes
 from proxy.app.cli.simulate import run
-from quota.ledger import MAX_CLIENTS
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
@@ -69,12 +68,6 @@ def test_simulate_refund_takes_back() -> None:
 def test_delays_are_not_capped_and_not_paced() -> None:
     quotas = "max_mute: 1s\npacing: smooth\nquotas: [{client-id: c, producer_byte_rate: 1}]"
     assert throttles(quotas, produce(0, 100)) == [90_000]  # (10 - 1) / 1 * 10 000 ms
-
-
-def test_windows_come_from_the_file() -> None:
-    # D10: 3 samples of 1 s: window of 2 s; 200 B / 2 s = 100 B/s against 50: 2000 ms
-    quotas = "quota.window.num: 3\nquotas: [{client-id: c, producer_byte_rate: 50}]"
-    assert throttles(quotas, produce(0, 200)) == [2000]
 
 
 def test_the_example_of_kip_599_under_both_algorithms() -> None:
@@ -290,11 +283,3 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
     ]
     assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None, "ip_max_connections"]
     assert [one["removed"] for one in results if "removed" in one] == [True, True, False]
-
-
-def test_any_number_of_clients_have_counters_of_their_own() -> None:
-    # More than a running sidecar remembers by default: the last one's 6000 B are its own, 600 B/s against 500.
-    clients = [f"c{number}" for number in range(MAX_CLIENTS + 2)]
-    events = [produce(0, 3000, client_id=client_id) for client_id in (*clients, clients[-1])]
-    delays = throttles("quotas: [{client-id: <default>, producer_byte_rate: 500}]", *events)
-    assert delays == [0] * len(clients) + [2000]
