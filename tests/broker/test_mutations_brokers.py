@@ -9,14 +9,15 @@ import dataclasses
 import io
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from kio.serial import entity_reader, entity_writer
 
 from proxy.core.wire import topics as wire
+from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
 from tests.support.mutation_tools import (
     EXISTS,
@@ -43,15 +44,37 @@ OLDEST = {
     "kafka_391": {CREATE_TOPICS: 0, DELETE_TOPICS: 0, CREATE_PARTITIONS: 0},
 }
 NEWEST = {CREATE_TOPICS: 7, DELETE_TOPICS: 6, CREATE_PARTITIONS: 3}
+TELLS_FROM = {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}
+"""Versions whose answers have a throttle time."""
 
 
-def versions(api_key: int) -> list[Any]:
-    """(broker, version) for every version of both brokers."""
+class Kind(NamedTuple):
+    """A request about two topics that costs 25 partitions for each, and partitions by topic before and afterwards."""
+
+    api_key: int
+    ask: Callable[[int, list[str]], Any]
+    before: int
+    after: int
+
+
+KINDS = (
+    Kind(CREATE_TOPICS, lambda version, names: create(version, dict.fromkeys(names, 25)), 0, 25),
+    Kind(DELETE_TOPICS, delete, 25, 0),
+    Kind(CREATE_PARTITIONS, lambda version, names: partitions(version, dict.fromkeys(names, 26)), 1, 26),
+)
+
+
+def every_version() -> list[Any]:
+    """(broker, kind, version) for every version of both brokers."""
     return [
-        pytest.param(broker, version, id=f"{BROKERS[broker]}-v{version}")
+        pytest.param(
+            broker, kind, version, id=f"{BROKERS[broker]}-{api_name(kind.api_key)}-v{version}",
+            marks=[] if kind.api_key == CREATE_TOPICS else pytest.mark.long,
+        )
         for broker in BROKERS
-        for version in range(OLDEST[broker][api_key], NEWEST[api_key] + 1)
-    ]
+        for kind in KINDS
+        for version in range(OLDEST[broker][kind.api_key], NEWEST[kind.api_key] + 1)
+    ]  # fmt: skip
 
 
 @contextmanager
@@ -144,89 +167,44 @@ def refill(proxy: Sidecar) -> None:
     until(full)
 
 
-def check_permissive(message: Any, first: str, second: str, took_s: float) -> None:
-    """All is done; 20 - 50 = -30 tokens are 1500 ms, of which passes what the broker takes."""
-    assert errors(message) == {first: 0, second: 0}
-    assert message.throttle_time_ms <= 1500
-    assert message.throttle_time_ms > 0 or took_s > 1.4
-
-
-def check_strict(message: Any, first: str, second: str) -> None:
-    """25 + 25 partitions with 20 tokens: the first is accepted, the second refused until 5 tokens have come: 250 ms."""
-    assert errors(message) == {first: 0, second: THROTTLED}
-    assert 0 <= message.throttle_time_ms <= 250
-
-
-@pytest.mark.parametrize(("broker", "version"), versions(CREATE_TOPICS))
-def test_create_topics_is_charged_per_partition(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+@pytest.mark.parametrize(("broker", "kind", "version"), every_version())
+def test_mutations_are_charged_per_partition(
+    proxies: dict[str, Sidecar], broker: str, kind: Kind, version: int
+) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
+
+    def there(partitions_of_first: int, partitions_of_second: int) -> None:
+        counts = {first: partitions_of_first, second: partitions_of_second}
+        settled(raw.proxy.bootstrap, {name: count for name, count in counts.items() if count}, (first, second))
+
+    if kind.before:  # E10: without a quota
+        unlimited = raw.ask(create(7, {first: kind.before, second: kind.before}), FREE)
+        assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
+        there(kind.before, kind.before)
     refill(raw.proxy)
     began = time.monotonic()
-    answer = raw.ask(create(version, {first: 25, second: 25}))
+    answer = raw.ask(kind.ask(version, [first, second]))
     took_s = time.monotonic() - began
-    if version >= STRICT_FROM[CREATE_TOPICS]:  # E8
-        check_strict(answer, first, second)
-        refused = next(topic for topic in answer.topics if topic.name == second)
-        assert refused.error_message == wire.REFUSAL_TEXT
-        settled(raw.proxy.bootstrap, {first: 25}, (first, second))
+    if version >= STRICT_FROM[kind.api_key]:  # E8, E11, E14
+        # 25 + 25 partitions with 20 tokens: the first is accepted, the second refused until 5 have come: 250 ms.
+        assert errors(answer) == {first: 0, second: THROTTLED}
+        assert 0 <= answer.throttle_time_ms <= 250
+        if kind.api_key == CREATE_TOPICS:
+            refused = next(topic for topic in answer.topics if topic.name == second)
+            assert refused.error_message == wire.REFUSAL_TEXT
+        there(kind.after, kind.before)
         time.sleep(answer.throttle_time_ms / 1000)
-        again = raw.ask(create(version, {second: 25}))
-        assert errors(again) == {second: 0}
-        assert again.throttle_time_ms == 0
-    elif version >= 2:  # E9
-        check_permissive(answer, first, second, took_s)
-    else:
-        assert errors(answer) == {first: 0, second: 0}
-    settled(raw.proxy.bootstrap, {first: 25, second: 25}, (first, second))
-    unlimited = raw.ask(delete(6, [first, second]), FREE)
-    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E13
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("broker", "version"), versions(DELETE_TOPICS))
-def test_delete_topics_is_charged_per_partition(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
-    raw, (first, second) = Raw(proxies[broker]), pair()
-    unlimited = raw.ask(create(7, {first: 25, second: 25}), FREE)
-    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E10
-    settled(raw.proxy.bootstrap, {first: 25, second: 25}, (first, second))
-    refill(raw.proxy)
-    began = time.monotonic()
-    answer = raw.ask(delete(version, [first, second]))
-    took_s = time.monotonic() - began
-    if version >= STRICT_FROM[DELETE_TOPICS]:  # E11
-        check_strict(answer, first, second)
-        settled(raw.proxy.bootstrap, {second: 25}, (first, second))
-        time.sleep(answer.throttle_time_ms / 1000)
-        again = raw.ask(delete(version, [second]))
+        again = raw.ask(kind.ask(version, [second]))
         assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
-    elif version >= 1:  # E12
-        check_permissive(answer, first, second, took_s)
-    else:
+    else:  # E9, E12, E15: all is done; 20 - 50 = -30 tokens are 1500 ms, of which passes what the broker takes
         assert errors(answer) == {first: 0, second: 0}
-    settled(raw.proxy.bootstrap, {}, (first, second))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("broker", "version"), versions(CREATE_PARTITIONS))
-def test_create_partitions_is_charged_per_partition(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
-    raw, (first, second) = Raw(proxies[broker]), pair()
-    raw.ask(create(7, {first: 1, second: 1}), FREE)
-    settled(raw.proxy.bootstrap, {first: 1, second: 1}, (first, second))
-    refill(raw.proxy)
-    began = time.monotonic()
-    answer = raw.ask(partitions(version, {first: 26, second: 26}))
-    took_s = time.monotonic() - began
-    if version >= STRICT_FROM[CREATE_PARTITIONS]:  # E14
-        check_strict(answer, first, second)
-        settled(raw.proxy.bootstrap, {first: 26, second: 1}, (first, second))
-        time.sleep(answer.throttle_time_ms / 1000)
-        again = raw.ask(partitions(version, {second: 26}))
-        assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
-    else:  # E15
-        check_permissive(answer, first, second, took_s)
-    settled(raw.proxy.bootstrap, {first: 26, second: 26}, (first, second))
-    unlimited = raw.ask(partitions(version, {first: 27}), FREE)
-    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0}, 0)  # E16
+        if hasattr(answer, "throttle_time_ms"):
+            assert answer.throttle_time_ms <= 1500
+            assert answer.throttle_time_ms > 0 or took_s > 1.4 or version < TELLS_FROM[kind.api_key]
+    there(kind.after, kind.after)
+    if kind.after:  # E13, E16
+        unlimited = raw.ask(delete(6, [first, second]), FREE)
+        assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
 
 
 @pytest.mark.long
