@@ -24,9 +24,9 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.support.fault_rig import Rig, between_links
+from tests.support.fault_rig import Rig, between_links, cut, gone_for, reset_within_frames, with_setting
 from tests.support.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held_again, stored
-from tests.support.faults import FROM_TARGET, TO_TARGET, Link
+from tests.support.faults import FROM_TARGET, TO_TARGET
 from tests.support.sidecars import Sidecar
 from tests.support.soak_clients import TOPICS, Churn, churning
 
@@ -150,41 +150,15 @@ def judge(soaked: Soaked) -> list[str]:
 # --- what happens
 
 
-def _for_some(seconds: float, links: list[Link], **settings: float | bool) -> None:
-    for link in links:
-        for name, value in settings.items():
-            setattr(link, name, value)
-    time.sleep(seconds)
-    for link in links:
-        link.heal()
-
-
-def _refuse(links: list[Link]) -> None:
-    for link in links:
-        link.refuse()
-        link.cut(reset=True)
-    time.sleep(1.0)
-    for link in links:
-        link.heal()
-
-
-def _reset_within(links: list[Link], direction: str) -> None:
-    for link in links:
-        link.reset_after(20_000, direction)
-    time.sleep(2.0)
-    for link in links:
-        link.heal()
-
-
-FAULTS: dict[str, Callable[[list[Link]], None]] = {
-    "reset": lambda links: [link.cut(reset=True) for link in links] and None,
-    "ended": lambda links: [link.cut(reset=False) for link in links] and None,
-    "refused": _refuse,
-    "stalled": lambda links: _for_some(4.0, links, stalled=True),
-    "slow": lambda links: _for_some(3.0, links, bytes_per_s=30_000, latency_s=0.1),
-    "half-open": lambda links: _for_some(4.0, links, half_open=True),
-    "reset within requests": lambda links: _reset_within(links, TO_TARGET),
-    "reset within responses": lambda links: _reset_within(links, FROM_TARGET),
+FAULTS: dict[str, Callable[[str], Callable[[Rig], None]]] = {
+    "reset": lambda where: cut(where, reset=True),
+    "ended": lambda where: cut(where, reset=False),
+    "refused": lambda where: gone_for(where, 1.0),
+    "stalled": lambda where: with_setting(where, 4.0, stalled=True),
+    "slow": lambda where: with_setting(where, 3.0, bytes_per_s=30_000, latency_s=0.1),
+    "half-open": lambda where: with_setting(where, 4.0, half_open=True),
+    "reset within requests": lambda where: reset_within_frames(where, TO_TARGET, 20_000),
+    "reset within responses": lambda where: reset_within_frames(where, FROM_TARGET, 20_000),
 }
 
 
@@ -315,7 +289,7 @@ def _strike_and_watch(
             next_fault_s = now_s + FAULT_EVERY_S
             where, what = next(turns)
             soaked.faults[f"{where} {what}"] += 1
-            FAULTS[what](stage.links(where))
+            FAULTS[what](where)(stage)
             if len(soaked.samples) > 1:
                 last = soaked.samples[-1]
                 say(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")

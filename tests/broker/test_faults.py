@@ -7,15 +7,13 @@ some seconds; then the traffic has to go on by itself. docs/testing.md has the t
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka.ports import free_ports
-from tests.support.fault_rig import Rig, between_links
+from tests.support.fault_rig import Rig, between_links, cut, gone_for, reset_within_frames, with_setting
 from tests.support.fault_tools import (
     VALUE_BYTES,
     Charged,
@@ -27,7 +25,7 @@ from tests.support.fault_tools import (
     nothing_left_behind,
     stored,
 )
-from tests.support.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
+from tests.support.faults import FROM_TARGET, TO_TARGET, FaultyNetwork
 from tests.support.sidecars import sidecar
 
 pytestmark = pytest.mark.long
@@ -40,48 +38,6 @@ QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 2_000_000, "consumer_
 def rig() -> Iterator[Rig]:
     with between_links(QUOTAS) as one:
         yield one
-
-
-def cut(where: str, *, reset: bool) -> Callable[[Rig], None]:
-    def strike(rig: Rig) -> None:
-        for _ in range(3):
-            rig.each(where, lambda link: link.cut(reset=reset))
-            time.sleep(0.3)
-
-    return strike
-
-
-def gone_for(where: str, seconds: float) -> Callable[[Rig], None]:
-    def strike(rig: Rig) -> None:
-        rig.each(where, Link.refuse)
-        rig.each(where, lambda link: link.cut(reset=True))
-        time.sleep(seconds)
-        rig.each(where, Link.heal)
-
-    return strike
-
-
-def with_setting(where: str, seconds: float, **settings: float | bool) -> Callable[[Rig], None]:
-    def strike(rig: Rig) -> None:
-        for link in rig.links(where):
-            for name, value in settings.items():
-                setattr(link, name, value)
-        time.sleep(seconds)
-        rig.each(where, Link.heal)
-
-    return strike
-
-
-def reset_within_frames(where: str, direction: str, count: int) -> Callable[[Rig], None]:
-    """Batches have 5 to 30 kB here, so that such a reset strikes inside a request or a response."""
-
-    def strike(rig: Rig) -> None:
-        before = sum(link.resets for link in rig.links(where))
-        rig.each(where, lambda link: link.reset_after(count, direction))
-        wait_for("resets", lambda: sum(link.resets for link in rig.links(where)) >= before + 3, 30)
-        rig.each(where, Link.heal)
-
-    return strike
 
 
 def broker_killed(rig: Rig) -> None:

@@ -10,11 +10,9 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
-from contextlib import ExitStack
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +24,7 @@ from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.cache import cache_dir
 from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
-from tests.support.clients import Load, in_background, produce_kafka_python
 from tests.support.image_tools import ROOT, Builder, Stage, built, context_files, locked_wheels, parse
-from tests.support.namespaces import network
 from tests.support.sidecars import get
 from tests.support.waiting import until_serving
 
@@ -327,79 +323,6 @@ def test_the_image_serves_as_the_chart_runs_it(
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output
-
-
-def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, topic: str) -> None:
-    """Both images in one network namespace: the init container sets the rules, as root with NET_ADMIN alone, and the
-    sidecar, as a user without any capability, holds a client back that knows of neither."""
-    image.build("redirect")
-    rate, load_bytes = 200_000, 800_000
-    values = yaml.safe_load((ROOT / "helm/kquota/ci/transparent-values.yaml").read_text())
-    values["quotas"] = [{"client-id": "<default>", "producer_byte_rate": rate}]
-    values["config"]["quota.window.num"] = 2  # else eleven seconds' worth pass at once
-    values["config"]["upstream"]["bootstrap"] = ["10.77.0.11:9092"]
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    manifests = documents(render_text(tmp_path / "values.yaml"))
-    redirect, sidecar = pod_specs(manifests)["Job/shop-kquota-demo"]["initContainers"]
-    config = tmp_path / "config"
-    config.mkdir(mode=0o755)
-    tmp_path.chmod(0o755)
-    (config / "kquota.yaml").write_text(configuration(manifests))
-    commands = {}
-    for stage, container in (("redirect", redirect), ("kquota", sidecar)):
-        (image.root(stage) / "etc/kquota").mkdir(exist_ok=True)
-        rights = container["securityContext"]
-        assert rights["readOnlyRootFilesystem"]
-        assert rights["capabilities"]["drop"] == ["ALL"]
-        commands[stage] = image.command(
-            stage,
-            [*image.stages[stage].last("ENTRYPOINT").arguments, *container["args"]],
-            user=rights["runAsUser"],
-            group=rights["runAsGroup"],
-            capabilities=[name.lower() for name in rights["capabilities"].get("add", [])],
-            writable=[mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")],
-            mounts={config: "/etc/kquota"},
-        )
-    with ExitStack() as stack:
-        machines = stack.enter_context(network(["10.77.0.11/24"]))
-        with machines.brokers.inside():
-            stack.enter_context(KafkaCluster.start(1, addresses=[("10.77.0.11", 9092)], progress=print))
-        stack.enter_context(machines.application.inside())
-        assert machines.application.run(*commands["redirect"]).stdout == "redirecting to port 9092, by nft\n"
-        process = subprocess.Popen(commands["kquota"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            admin = "http://127.0.0.1:9404"
-            until_serving(lambda: get(f"{admin}/readyz").is_success, process)
-
-            def redirected() -> bool:
-                """From the first heartbeat on, as the values say whenDown: open."""
-                with socket.create_connection(("10.77.0.11", 9092), 10) as client:
-                    host, port = client.getsockname()
-                    return f"{host}:{port}" in get(f"{admin}/connections").text
-
-            until_serving(redirected, process)
-            load = Load(["10.77.0.11:9092"], topic, "app", records=load_bytes // 10_000)
-            # In a thread that is started in here: the client is in the pod.
-            timeline = in_background(produce_kafka_python, load).result(2 * LIMIT_S)
-            timeline.assert_complete(load)
-            # The window lets one or two samples of 200 000 pass at once, the rest takes 2 to 3 s;
-            # up to five batches of 16 kB are in flight when the last one is told.
-            assert timeline.duration_s > 0.5 * (load_bytes - 2 * rate) / rate
-
-            def charged() -> bool:
-                """All of it to the pod's user; metrics follow within a second."""
-                text = get(f"{admin}/metrics").text
-                mine = [
-                    line for line in text.splitlines() if line.startswith("kquota_bytes_total{") and '"app"' in line
-                ]
-                assert all('user="shop"' in line for line in mine)
-                return sum(float(line.split()[-1]) for line in mine if '"produce"' in line) >= load_bytes
-
-            until_serving(charged, process)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            output, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, output
 
 
 def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:

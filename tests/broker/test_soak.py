@@ -1,4 +1,4 @@
-"""The soak in two minutes; half an hour of it is `make soak`. And its judgement, on soaks that are made up."""
+"""The soak in two minutes; half an hour of it is `make soak`."""
 
 from __future__ import annotations
 

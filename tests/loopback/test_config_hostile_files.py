@@ -343,43 +343,6 @@ async def test_load_bug_does_not_end_following(tmp_path: Path) -> None:
     assert "listen.tls: RecursionError('deep')" in [entry.get("error") for entry in logs]
 
 
-# ---- files that never stay the same ----
-
-
-def never_the_same(monkeypatch: pytest.MonkeyPatch, module: Any, path: Path) -> threading.Event:
-    """Each reading of this file finds other content, until the event is set."""
-    calm, count = threading.Event(), iter(range(10**9))
-
-    def read(looked_at: Path) -> Fingerprint:
-        found = fingerprint(looked_at)
-        if looked_at != path or calm.is_set():
-            return found
-        return Fingerprint(f"{next(count)}", None, found.data)
-
-    monkeypatch.setattr(module, "fingerprint", read)
-    return calm
-
-
-async def test_logs_ever_changing_configuration_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "q.yaml"
-    put_file(path, quota(1))
-    with structlog.testing.capture_logs() as logs:
-        async with watching(path) as running:
-            put_file(path, quota(2))
-            calm = never_the_same(monkeypatch, proxy.app.sources.reading, path)
-            await until(lambda: running.state.failures == 1)
-            assert not running.state.successful
-            await trio.sleep(0.3)
-            assert (running.state.failures, running.limits) == (1, [])
-            calm.set()
-            await until(lambda: running.limits == [2])
-            assert running.state.successful
-    (error,) = [entry for entry in logs if entry["log_level"] == "error"]
-    assert error["problems"] == [
-        f"{path}: cannot be read: it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same"
-    ]
-
-
 # ---- a file system that does not answer ----
 
 
@@ -405,21 +368,47 @@ class Silent:
         return self._real(path, *more)
 
 
-async def test_hanging_configuration_file_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Restless(Silent):
+    """A file that differs at each reading, until it `answers`."""
+
+    def __call__(self, path: Path, *more: Any) -> Any:
+        found = self._real(path, *more)
+        if path != self._path or self.answers.is_set():
+            return found
+        self.most_inside = 1
+        return Fingerprint(f"{time.monotonic_ns()}", None, found.data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "timeout_s", "reason"),
+    [
+        (Silent, 0.05, "no answer from the file system within 0.05 s"),
+        (
+            Restless,
+            LIMIT_S,
+            f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same",
+        ),
+    ],
+)
+async def test_unreadable_configuration_is_logged_once(
+    kind: type[Silent], timeout_s: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
-    silent = Silent(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
-        async with watching(path, timeout_s=0.05) as running:
+        async with watching(path, timeout_s) as running:
             put_file(path, quota(2))
+            silent = kind(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
             await until(lambda: running.state.failures == 1)
+            assert not running.state.successful
             await trio.sleep(0.3)
-            assert (running.state.failures, silent.most_inside) == (1, 1), "told once; one thread hangs, no more"
+            assert (running.state.failures, running.limits) == (1, [])
+            assert silent.most_inside == 1, "one thread hangs, no more"
             silent.answers.set()
             await until(lambda: running.limits == [2])
             assert running.state.successful
     (error,) = [entry for entry in logs if entry["log_level"] == "error"]
-    assert error["problems"] == [f"{path}: cannot be read: no answer from the file system within 0.05 s"]
+    assert error["problems"] == [f"{path}: cannot be read: {reason}"]
 
 
 async def test_hanging_overlay_does_not_stop_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,44 +180,36 @@ async def test_throttle_times_that_make_no_sense_mute_no_client(throttle_ms: int
         assert proxy.counters.connections_muted == 0
 
 
-async def test_a_response_without_end_fills_no_memory() -> None:
-    """2 GB are announced and come as fast as they are taken; the client reads none of it."""
+@pytest.mark.parametrize(
+    ("api_key", "size", "piece", "pause_s", "reason"),
+    [
+        (EVIL, 2**31 - 1, MB, 0.0, "slow_reader"),  # as fast as it is taken; the client reads none of it
+        (EVIL, 100_000, 1, 0.02, "slow_broker"),  # 50 bytes per second
+        (METADATA, 100_000, 1, 0.02, "slow_broker"),
+    ],
+    ids=["endless", "dripping", "dripping and held"],
+)
+async def test_a_response_that_does_not_end(api_key: int, size: int, piece: int, pause_s: float, reason: str) -> None:
     sent = 0
 
-    async def endless(stream: trio.SocketStream, frame: bytes) -> None:
+    async def without_end(stream: trio.SocketStream, frame: bytes) -> None:
         nonlocal sent
-        if frame_api(frame) != EVIL:
-            await answer(stream, frame)
-            return
-        await stream.send_all(size_and_id(2**31 - 1))
-        while True:
-            await stream.send_all(bytes(MB))
-            sent += MB
-
-    async with through(endless, stalls=QUICK, drain_timeout_s=0.5) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(EVIL, 0, 7, b""))
-        await closed_reason(proxy, "slow_reader")
-        assert sent < KERNEL_BYTES
-        await honest(proxy)
-
-
-@pytest.mark.parametrize("api_key", [EVIL, METADATA], ids=["passing", "held"])
-async def test_a_response_that_drips(api_key: int) -> None:
-    async def dripping(stream: trio.SocketStream, frame: bytes) -> None:
         if frame_api(frame) != api_key:
             await answer(stream, frame)
             return
-        await stream.send_all(size_and_id(100_000))
+        await stream.send_all(size_and_id(size))
         while True:
-            await stream.send_all(b"\0")
-            await trio.sleep(0.02)  # 50 bytes per second
+            await stream.send_all(bytes(piece))
+            sent += piece
+            await trio.sleep(pause_s)
 
-    async with through(dripping, stalls=QUICK) as (proxy, _, _):
+    async with through(without_end, stalls=QUICK, drain_timeout_s=0.5) as (proxy, _, _):
         client = await connect(proxy)
         await client.send_all(METADATA_9 if api_key == METADATA else request(EVIL, 0, 7, b""))
-        await ends(client)
-        await closed_reason(proxy, "slow_broker")
+        if reason == "slow_broker":
+            await ends(client)
+        await closed_reason(proxy, reason)
+        assert sent < KERNEL_BYTES
         await honest(proxy)
 
 

@@ -222,18 +222,15 @@ class Builder:
         where: str = "/",
         environment: Mapping[str, str] | None = None,
         user: int | None = None,
-        group: int | None = None,
-        capabilities: Sequence[str] | None = None,
         writable_root: bool = False,
         writable: Iterable[str] = (),
         mounts: Mapping[Path, str] | None = None,
     ) -> list[str]:
         """An argument vector that runs `argv` in a stage's root.
 
-        `user`: uid and gid (or that `group`), without any capability and any way to get one; None: root, as in a build,
-        or with these `capabilities` alone ("net_admin"). The root is read-only except for the directories in
-        `writable`, unless `writable_root`. `mounts`: directories of this machine that are shown read-only, and where
-        (as a ConfigMap volume is).
+        `user`: uid and gid, without any capability and any way to get one; None: root, as in a build. The root is
+        read-only except for the directories in `writable`, unless `writable_root`. `mounts`: directories of this
+        machine that are shown read-only, and where (as a ConfigMap volume is).
         """
         root = shlex.quote(str(self.root(name)))
         prefix = os.path.realpath(sys.base_prefix)
@@ -264,13 +261,12 @@ class Builder:
         # A Python whose library stands where it was built does not find it in another place.
         variables = {**self.environment(name), **(environment or {}), "LD_LIBRARY_PATH": "/usr/local/lib"}
         settings = " ".join(shlex.quote(f"{key}={value}") for key, value in variables.items())
-        kept = "".join(f",+{name}" for name in capabilities or ())
         drop = (
-            f"setpriv --reuid {user or 0} --regid {user or 0 if group is None else group} --clear-groups "
-            f"--no-new-privs --inh-caps=-all --bounding-set=-all{kept} "
+            ""
+            if user is None
+            else f"setpriv --reuid {user} --regid {user} --clear-groups "
+            "--no-new-privs --inh-caps=-all --bounding-set=-all "
         )
-        if user is None and capabilities is None:
-            drop = ""
         inner = f"cd {shlex.quote(where)} && exec {drop}env -i {settings} {shlex.join(argv)}"
         script.append(f"exec chroot {root} /bin/sh -euc {shlex.quote(inner)}")
         return ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-euc", "\n".join(script)]
