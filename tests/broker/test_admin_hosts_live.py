@@ -45,7 +45,7 @@ def test_admin_answers_configured_hosts(kafka: KafkaCluster) -> None:
         assert client.get("/quotas", headers={"host": "other.example.com"}).status_code == 421
 
 
-def test_refused_command_says_why(running: Sidecar) -> None:
+def test_refused_command_names_the_setting(running: Sidecar) -> None:
     port = running.admin.rsplit(":", 1)[1]
     # 127.0.0.1 by a name that public DNS cannot have, and that the sidecar does not know
     program = (

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.timeout(240)
-def test_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_run_compares_kquota_with_direct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--plan", "tiny", "--variants", "direct,05", "--output", str(tmp_path)], Console(width=180))
     out = capsys.readouterr().out
     (file,) = tmp_path.glob("*.samples.json")

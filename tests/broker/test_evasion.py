@@ -72,7 +72,7 @@ def test_no_attack_gets_more_than_its_limit(on: Stage) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_honest_clients_beside_attacks_lose_and_repeat_nothing(on: Stage) -> None:
+def test_honest_clients_lose_no_record_during_attacks(on: Stage) -> None:
     """At 20 times their limit, with the timeouts that their libraries have by themselves."""
     found = honest.run(on, honest.NAMES, HONEST_S, print, chosen(list(honest.ATTACKS[:3])), limit=HONEST_LIMIT)
     said = "\n".join(honest.in_words(one) for one in found)

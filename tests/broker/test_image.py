@@ -334,7 +334,7 @@ def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys:
     assert f"clients are sent around the sidecar: to {bootstrap}, expected ports 1-2" in capsys.readouterr().err
 
 
-def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_names_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
     from proxy.app.cli import smoke
 
     (port,) = free_ports(1)

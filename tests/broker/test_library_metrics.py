@@ -48,7 +48,7 @@ def libraries(running: Sidecar) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_librdkafka_ignores_mutes_and_java_obeys(kafka: KafkaCluster, topic: str) -> None:
+def test_librdkafka_ignores_and_java_honours_throttle_time(kafka: KafkaCluster, topic: str) -> None:
     quotas = [{"client-id": name, "producer_byte_rate": RATE} for name in ("hasty", "patient")]
     with sidecar(kafka.bootstrap, quotas) as running:
         # The window of 10 s holds 500 kB; each record after it is a mute of 1.2 s, half of it for a late JVM.

@@ -209,7 +209,7 @@ def test_mutations_are_charged_per_partition(
 
 @pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
-def test_default_counts_and_what_the_broker_refuses(proxies: dict[str, Sidecar], broker: str) -> None:
+def test_default_counts_and_broker_refusals(proxies: dict[str, Sidecar], broker: str) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
     refill(raw.proxy)
     errors(raw.ask(create(7, {second: 1})))  # so that the counter exists

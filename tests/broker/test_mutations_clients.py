@@ -164,9 +164,7 @@ def test_kafka_topics_tool_is_throttled(proxy: Sidecar, names: list[str], java_t
 
 
 @pytest.mark.long
-def test_a_java_program_that_makes_its_topic_waits_by_itself(
-    kafka: KafkaCluster, names: list[str], java_tool: JavaTool
-) -> None:
+def test_java_topic_creation_retries_automatically(kafka: KafkaCluster, names: list[str], java_tool: JavaTool) -> None:
     quotas = [{"user": "<default>", "controller_mutation_rate": 1}]
     with sidecar(kafka.bootstrap, quotas, **{"controller.quota.window.num": 1}) as proxy:
         with RawClient(proxy.bootstrap) as client:
@@ -179,7 +177,7 @@ def test_a_java_program_that_makes_its_topic_waits_by_itself(
         assert proxy.metric("kquota_throttled_requests_total", cause="mutation") >= 1
 
 
-def test_the_java_admin_client_retries_by_itself(proxy: Sidecar, java_tool: JavaTool) -> None:
+def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:
     from tests.lab.kafka.java import find_java
 
     modules = subprocess.run([str(find_java()), "--list-modules"], capture_output=True, text=True, check=True).stdout

@@ -222,7 +222,7 @@ def test_estimate_is_within_stated_factor_of_broker() -> None:
     assert [row for row in rows if not 1 / FACTOR <= row["ratio"] <= FACTOR] == []
 
 
-def test_kernel_tells_the_round_trip() -> None:
+def test_round_trip_comes_from_the_kernel() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         assert 0 < round_trip_ms(client) < 100
     one, other = socket.socketpair()

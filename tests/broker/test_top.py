@@ -134,7 +134,7 @@ def admin() -> Iterator[tuple[str, dict[str, Answer]]]:
         yield f"http://127.0.0.1:{port}", said
 
 
-def test_a_page_tells_totals_and_what_was_left_out(admin: tuple[str, dict[str, Answer]]) -> None:
+def test_page_shows_totals_and_omitted_rows(admin: tuple[str, dict[str, Answer]]) -> None:
     url, said = admin
     groups = [group(f"c{number}", 0.1 * number, throttled_for_ms=number > 8) for number in range(10)]
     said["/quotas"] = 200, {"groups": groups, "total": 12}

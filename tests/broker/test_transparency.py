@@ -246,7 +246,7 @@ def test_sidecar_counts_no_errors(cluster: str, corpus: Callable[[str], Run]) ->
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_leaves_out_only_what_the_broker_lacks(cluster: str, request: pytest.FixtureRequest) -> None:
+def test_skips_only_features_the_broker_lacks(cluster: str, request: pytest.FixtureRequest) -> None:
     from kafka.protocol.metadata import ApiVersionsRequest
 
     broker: KafkaCluster = request.getfixturevalue(cluster)

@@ -64,7 +64,7 @@ def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
             thread.join(LIMIT_S)
 
 
-def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> None:
+def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
 
     with browse() as driver:
@@ -216,7 +216,7 @@ def test_ui_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
 
 
 @pytest.mark.long
-def test_ui_says_when_the_sidecar_is_gone(kafka: KafkaCluster, browse: Browse) -> None:
+def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> None:
     with browse() as driver:
         with sidecar(kafka.bootstrap, []) as running:
             driver.get(f"{running.admin}/ui")

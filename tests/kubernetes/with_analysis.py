@@ -70,7 +70,7 @@ def values(*, analysis: bool) -> dict[str, Any]:
     return made | {"replicas": 0 if analysis else 1, "securityContext": {"fsGroup": 65532}}
 
 
-def test_report_by_schedule_has_what_the_sidecar_recorded(node: Node, shop: Path) -> None:
+def test_scheduled_report_has_the_recorded_usage(node: Node, shop: Path) -> None:
     node.import_images("kquota-analysis")
     folder = volume(node)
     with installed(node, shop, NAMESPACE, values(analysis=False)) as release:

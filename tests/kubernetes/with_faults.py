@@ -124,7 +124,7 @@ def test_missing_broker_makes_pods_unready_not_restarted(
     release.await_progress(after)
 
 
-def test_kubelet_and_runtime_restart_beside_running_pods(node: Node, release: Release, pod: dict[str, Any]) -> None:
+def test_running_pods_survive_kubelet_and_runtime_restart(node: Node, release: Release, pod: dict[str, Any]) -> None:
     for name, number in (("kubelet", signal.SIGKILL), ("containerd", signal.SIGKILL)):
         node.stop(name, number)
     time.sleep(3)

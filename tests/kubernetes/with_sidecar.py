@@ -55,7 +55,7 @@ def test_sidecar_is_started_before_the_application(pod: dict[str, Any]) -> None:
     print(f"created to Ready: {took.total_seconds():.0f} s")
 
 
-def test_sidecar_is_confined_as_the_chart_says(node: Node, pod: dict[str, Any]) -> None:
+def test_sidecar_has_no_privileges(node: Node, pod: dict[str, Any]) -> None:
     """What the kernel says of the process, under the Pod Security Standard "restricted"."""
     ask = "print(open('/proc/1/status').read()); open('/etc/x', 'w')"
     where = ["--namespace", NAMESPACE, name_of_pod(pod), "--container=kquota"]

@@ -129,7 +129,7 @@ async def get(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_path_answers_to_a_host_that_is_not_ours(path: str) -> None:
+async def test_no_path_answers_foreign_hosts(path: str) -> None:
     async with admin() as port:
         status, headers, body = await get(port, path, "evil.example:9404")
         assert status == 421

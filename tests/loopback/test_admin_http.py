@@ -237,7 +237,7 @@ async def test_throttled_shows_only_clients_that_wait_longest_first() -> None:
 
 
 @pytest.mark.trio
-async def test_libraries_shows_who_does_not_wait_first() -> None:
+async def test_libraries_lists_those_that_ignore_mutes_first() -> None:
     async with admin() as running:
         note = running.metrics.libraries.note
         note("apache-kafka-java/4.2.0", 900.0, ignored=False)
@@ -250,7 +250,7 @@ async def test_libraries_shows_who_does_not_wait_first() -> None:
         }
 
 
-async def test_connections_shows_who_is_muted_first() -> None:
+async def test_connections_lists_muted_first() -> None:
     async with admin() as running:
         running.proxy.found = [
             ConnectionInfo("1.2.3.4:5", "broker 1", "u", ("c",), "lib 1.0", 0, muted, 10, 20, 0.5)
@@ -297,7 +297,7 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("behave", [hang, dribble, silent])
-async def test_cuts_off_bad_scrapers_alone(
+async def test_disconnects_only_misbehaving_scrapers(
     behave: Callable[[Admin], Awaitable[trio.SocketStream]],
 ) -> None:
     async with admin(lifetime_s=5.0) as running:  # long enough for honest requests on a busy machine
@@ -325,7 +325,7 @@ async def test_a_hanging_scraper_does_not_hold_up_the_end() -> None:
 
 
 @pytest.mark.trio
-async def test_oldest_connection_makes_room() -> None:
+async def test_oldest_connection_is_evicted() -> None:
     evicted = []
     async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
         streams = [await silent(running) for _ in range(10)]

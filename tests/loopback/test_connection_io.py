@@ -157,7 +157,7 @@ def test_a_comparison_sees_a_difference(pure: Pure) -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 0, -2, -32_768])
-def test_no_client_id_and_none_that_can_be(pure: Pure, length: int) -> None:
+def test_null_and_invalid_client_ids(pure: Pure, length: int) -> None:
     script = b"\x10"
     for number in (1, 2, 3):
         body = struct.pack(">hhi", PRODUCE, 3, number)

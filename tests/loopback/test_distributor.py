@@ -67,7 +67,7 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
     assert api.objects[COPY]["data"] == {"kquota.yaml": BASE}
 
 
-async def test_a_message_that_is_too_long_for_an_event_is_cut(api: ScriptedApi) -> None:
+async def test_truncates_long_event_messages(api: ScriptedApi) -> None:
     wrong = "quotas:\n" + "".join(f"- {{client-id: c{n}, producer_byte_rat: 1}}\n" for n in range(60))
     api.put(QUOTAS, data={"quotas.yaml": wrong})
     await rounds(api)
@@ -185,7 +185,7 @@ async def test_pod_of_new_namespace_does_not_wait_for_poll(api: ScriptedApi) -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_passes_on_what_the_api_server_says(api: ScriptedApi, tmp_path: Path) -> None:
+async def test_passes_on_api_server_errors(api: ScriptedApi, tmp_path: Path) -> None:
     async with Cluster(api.url, api.account) as cluster:
         with pytest.raises(ApiServerError, match=r"GET /api/v1/none: /api/v1/none not found") as missing:
             await cluster.ask("GET", "/api/v1/none")
@@ -208,7 +208,7 @@ async def kept(api: ScriptedApi) -> Pair:
         return await keep(cluster, "platform", "kquota-webhook-certificate", HOST, {}, TOLD.configuration)
 
 
-async def test_makes_certificate_and_tells_api_server_once(api: ScriptedApi) -> None:
+async def test_publishes_new_certificate_once(api: ScriptedApi) -> None:
     first, second = await kept(api), await kept(api)
     assert first == second
     assert api.objects[SECRET]["metadata"]["ownerReferences"][0]["name"] == "kquota-webhook.platform"

@@ -61,7 +61,7 @@ async def test_takes_muted_client_that_left_at_its_time() -> None:
         await closed_reason(proxy, "client_closed")
 
 
-def test_patience_with_gone_client_begins_after_its_mute() -> None:
+def test_departed_client_times_out_after_its_mute() -> None:
     """It is not its turn in the very moment: many mutes may end together."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.sendall(produce(1, 50, acks=0))

@@ -67,7 +67,7 @@ async def silence(_stream: trio.SocketStream, _frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(("acks", "watched"), [(1, 1), (0, 0)])
-async def test_only_a_client_that_was_told_can_ignore_it(acks: int, watched: int) -> None:
+async def test_mute_is_ignored_only_after_its_announcement(acks: int, watched: int) -> None:
     """A mute of 1 s, in whose second half more comes. Without an answer (acks=0) the client cannot know of it."""
     for _attempt in range(5):  # a look that comes late on a busy machine does not count
         async with through(answer if acks else silence, quota=RATE) as (proxy, _broker, _):

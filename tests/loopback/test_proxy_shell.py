@@ -80,7 +80,7 @@ async def test_unreachable_broker_ends_client_with_a_reason(
     assert "no bootstrap server accepts: 127.0.0.1:" in said
 
 
-async def test_half_close_delivers_what_is_owed() -> None:
+async def test_half_close_delivers_pending_responses() -> None:
     async def later(stream: trio.SocketStream, frame: bytes) -> None:
         await trio.sleep(0.2)
         await answer(stream, frame)
@@ -95,7 +95,7 @@ async def test_half_close_delivers_what_is_owed() -> None:
         await closed_reason(proxy, "client_closed")
 
 
-async def test_half_close_delivers_what_the_client_had_no_room_for() -> None:
+async def test_half_close_delivers_buffered_responses() -> None:
     """A client that reads late gets the end of the last response too, which waited here for room in its socket."""
     sizes = [8_000_000, *[30_000] * 8]
 
@@ -248,7 +248,7 @@ async def test_more_brokers_than_ports_leak_no_address() -> None:
 @pytest.mark.parametrize(
     ("listen_host", "host"), [("::", "127.0.0.1"), ("::", "::1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1")]
 )
-async def test_clients_are_told_the_address_they_connect_to(listen_host: str, host: str) -> None:
+async def test_advertises_the_address_of_the_connection(listen_host: str, host: str) -> None:
     async with through(answer, listen_host=listen_host) as (proxy, broker, _):
         (node,) = await ask_brokers(host, proxy.port, 5.0)
         assert (node.host, node.port) == (host, proxy.brokers()[0][3])
@@ -274,7 +274,7 @@ async def test_nonsense_from_the_cluster_harms_no_client(said: bytes, error: str
         assert await read_frame(client) == produce_response(1)
 
 
-async def test_a_bootstrap_port_that_is_taken_is_a_clear_error() -> None:
+async def test_names_bootstrap_port_in_use() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

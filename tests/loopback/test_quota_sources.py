@@ -114,7 +114,7 @@ async def test_the_file_may_change_and_the_overlay_stays_over_it(path: Path) -> 
         assert source.rule == "deny"
 
 
-async def test_who_may_alter_is_what_the_file_says_now(path: Path) -> None:
+async def test_reload_changes_alter_principals(path: Path) -> None:
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     assert (source.may_alter("admin"), source.may_alter("alice"), source.may_alter("ANONYMOUS")) == (True, False, False)
     changed = with_overlay(path, alter_principals=["alice"])
@@ -134,7 +134,7 @@ async def test_other_source_takes_a_restart_and_limits_stay(source: str, path: P
     assert other.restart_settings() != (file if source == "file" else cluster).restart_settings()
 
 
-async def test_missing_overlay_directory_is_told_and_changes_nothing(tmp_path: Path) -> None:
+async def test_missing_overlay_directory_refuses_alterations(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "overlay.yaml"
     source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
     async with running(source) as swapped:
@@ -398,7 +398,7 @@ async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pyt
         assert ConnectionEntry(EntityType.IP, "10.0.0.2", 6.0) in source.table.connections.entries
 
 
-def test_what_a_cluster_can_have_and_we_cannot_enforce_is_named() -> None:
+def test_names_cluster_quotas_that_cannot_be_enforced() -> None:
     quotas: Quotas = {
         ALICE: {PRODUCE: float("nan"), TIME: float("inf"), FETCH: 2.5, "some_new_rate": 1.0},
         (("ip", "localhost"),): {RATE: 5.0},
@@ -425,14 +425,14 @@ def test_cluster_source_shows_its_entries_before_first_answer(entries: Sequence[
 # ---- where a limit was set ---------------------------------------------------------------------------------
 
 
-def test_a_limit_of_the_overlay_is_told_from_one_of_the_file(path: Path) -> None:
+def test_origin_distinguishes_overlay_and_file_limits(path: Path) -> None:
     path.write_text("quotas: [{user: alice, producer_byte_rate: 7}, {user: bob, producer_byte_rate: null}]\n")
     source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", FETCH: 10}))
     assert source.origin(ALICE, PRODUCE) == f"in the overlay {path}, by AlterClientQuotas"
     assert source.origin(ALICE, FETCH) == source.origin(BOB, PRODUCE) == "in the file kquota.yaml"
 
 
-async def test_a_limit_of_the_cluster_is_told_from_one_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_origin_distinguishes_cluster_and_file_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     address: Entity = (("ip", "2001:db8::1"),)
     other: Entity = (("ip", "10.0.0.1"),)
     Brokers(monkeypatch, a={ALICE: {PRODUCE: 10.0}, (("ip", "2001:DB8:0::1"),): {RATE: 5.0}, other: {RATE: 5.0}})

@@ -45,7 +45,7 @@ def resolver(lookups: SlowLookups) -> Resolver:
     return Resolver(lookups)
 
 
-async def test_many_who_dial_one_name_ask_once(resolver: Resolver, lookups: SlowLookups) -> None:
+async def test_concurrent_lookups_of_one_name_are_shared(resolver: Resolver, lookups: SlowLookups) -> None:
     found: list[Any] = []
 
     async def dial() -> None:

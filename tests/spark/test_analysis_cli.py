@@ -73,7 +73,7 @@ def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], told: str) -> 
     assert "Traceback" not in result.stderr
 
 
-def test_without_java_it_says_what_to_install() -> None:
+def test_missing_java_names_the_package() -> None:
     result = kquota("report", "usage", "--input", "x", "--output", "y", JAVA_HOME="/nonexistent", PATH="/nonexistent")
     assert result.returncode == 1
     assert "Spark needs Java 17 or 21" in result.stderr
@@ -81,7 +81,7 @@ def test_without_java_it_says_what_to_install() -> None:
     assert "openjdk-17-jre-headless" in result.stderr
 
 
-def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_pyspark_names_the_package(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(\"No module named 'pyspark'\", name='pyspark')\n")
     result = kquota("report", "usage", "--input", "x", "--output", "y", PYTHONPATH=str(tmp_path))
     assert result.returncode == 1

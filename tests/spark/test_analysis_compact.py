@@ -139,7 +139,7 @@ def test_aborted_compaction_loses_and_repeats_nothing(
     assert not (raw.parent / "store/_compacted/lock").exists()
 
 
-def test_reports_of_some_days_read_only_those(spark: SparkSession, raw: Path, tmp_path: Path) -> None:
+def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tmp_path: Path) -> None:
     run(spark, raw)
     days = Days(date(2025, 10, 21), date(2025, 10, 21))
     results = {}

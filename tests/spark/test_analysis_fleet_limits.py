@@ -79,7 +79,7 @@ def test_capacity_promises_a_fleet_s_limit_once(report: Make) -> None:
     assert "4 limits on 4 sidecars, 1 of them of the whole fleet, promise 13 MB/s, 50 % of the capacity" in told
 
 
-def test_recommend_adds_up_what_shares_a_limit(report: Make) -> None:
+def test_recommend_sums_clients_of_a_shared_limit(report: Make) -> None:
     """0.8 MB/s on each of three sidecars under a limit of the fleet; the same under limits of their own."""
     rows: list[Row] = []
     for n in range(3):

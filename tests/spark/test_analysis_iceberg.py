@@ -105,7 +105,7 @@ def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path:
         make(spark, "usage", str(tmp_path / "table"), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS)
 
 
-def test_iceberg_session_has_what_it_needs(tmp_path: Path) -> None:
+def test_iceberg_session_has_its_packages(tmp_path: Path) -> None:
     assert session_conf({}, [str(tmp_path), "s3a://bucket/store"], None) == {}
     wanted = {"spark.jars.packages": package(), "spark.sql.extensions": EXTENSION}
     assert session_conf({}, ["s3a://bucket/store"], "iceberg") == wanted

@@ -119,7 +119,7 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
     assert capfd.readouterr().err == ""  # no stack traces of Java
 
 
-def test_no_files_and_no_records_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(WrongUseError, match="no files there"):
         read(spark, str(tmp_path / "nothing*"), (), str(tmp_path / "s"))
     write(tmp_path / "in", [b"{}\n", b"\n"])

@@ -86,7 +86,7 @@ def test_drops_repeats_and_late_records_by_record_time(spark: SparkSession, tmp_
     assert [row["reason"] for row in json_lines(output / "set-aside")] == ["not_a_record"]
 
 
-def test_state_is_bounded_and_metrics_tell_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_state_is_bounded_and_exported(spark: SparkSession, tmp_path: Path) -> None:
     """A month, five days to a batch: no more ids and minutes are kept at its end than after the first ones."""
     source, output, days, at_once = tmp_path / "in", tmp_path / "out", 30, 5
     for day in range(days):
@@ -120,7 +120,7 @@ def test_state_is_bounded_and_metrics_tell_it(spark: SparkSession, tmp_path: Pat
     assert sum(count for count, _ in found.values()) == days * 24 - 2  # the last hours are still open
 
 
-def test_lag_is_what_is_left_in_the_topic() -> None:
+def test_lag_counts_unread_records() -> None:
     kafka = {"latestOffset": {"t": {"0": 900, "1": 40}}, "endOffset": {"t": {"0": 150, "1": 40}}}
     assert lag_messages({"sources": [kafka]}) == 750
     assert lag_messages({"sources": [{name: json.dumps(value) for name, value in kafka.items()}]}) == 750

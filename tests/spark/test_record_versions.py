@@ -41,7 +41,7 @@ def test_new_fields_are_at_the_end_and_may_be_null() -> None:
     assert all(field.nullable for field in new)
 
 
-def test_the_exporter_tells_the_share_of_a_fleet_s_limit() -> None:
+def test_exports_the_share_of_a_fleet_limit() -> None:
     watched = Watched(Entry(None, "c", producer_byte_rate=1000.0, scope="fleet"))
     watched.charge("c", Kind.PRODUCE, 10)
     group = watched.ledger.account("u", "c").meters[Kind.PRODUCE].group
@@ -64,7 +64,7 @@ def test_a_line_of_version_1_is_read_with_nulls() -> None:
     assert problems(old) == ["mutes is missing"]
 
 
-def test_the_exporter_tells_what_was_held() -> None:
+def test_exports_held_requests() -> None:
     watched = Watched()
     account = watched.ledger.account("u", "c")
     watched.charge("c", Kind.PRODUCE, 10)

@@ -53,7 +53,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(guard.missing() is not None, reason=str(guard.missing()))
-def test_the_guard_sees_a_short_slice_and_what_costs_more(tmp_path: Path) -> None:
+def test_guard_detects_short_runs_and_regressions(tmp_path: Path) -> None:
     source, library = tmp_path / "faults.c", tmp_path / "faults.so"
     source.write_text(FAULTS)
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)

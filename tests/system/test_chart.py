@@ -200,7 +200,7 @@ def test_typing_mistakes_fail_at_install(mistake: str, release: HelmRelease, val
 
 
 @pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm3", "helm4"])
-def test_without_a_cluster_it_says_what_is_missing(release: HelmRelease) -> None:
+def test_missing_cluster_address_is_named(release: HelmRelease) -> None:
     done = helm("template", RELEASE, CHART, release=release)
     assert done.returncode != 0
     assert "config.upstream.bootstrap is missing: name some brokers of the cluster" in done.stderr
@@ -476,7 +476,7 @@ def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:
     assert all(len(text) < 1_000_000 for text in originals.values()), "a ConfigMap holds 1 MiB"
 
 
-def test_the_network_is_limited_to_who_needs_it() -> None:
+def test_network_policy_admits_only_known_peers() -> None:
     (policy,) = of_kind(render("gateway-full"), "NetworkPolicy")
     metrics, clients = policy["spec"]["ingress"]
     assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
@@ -548,7 +548,7 @@ def test_other_chart_includes_ordinary_container_before_1_29() -> None:
     assert pod["terminationGracePeriodSeconds"] == 40 + 10 + 15
 
 
-def test_what_the_hook_checks_is_what_will_run(tmp_path: Path) -> None:
+def test_hook_checks_the_deployed_configuration(tmp_path: Path) -> None:
     """The pod's own arguments on the file that Helm would deploy: entries that the values' schema lets through."""
     good = [{"user": "a", "producer_byte_rate": "1M"}]
 

@@ -47,7 +47,7 @@ def programs(values: Path) -> dict[str, list[str]]:
         (OPERATOR, ["recommend", "stream", "throttling", "usage"]),
     ],
 )
-def test_arguments_are_those_of_the_reports(values: Path, names: list[str]) -> None:
+def test_arguments_match_the_report_commands(values: Path, names: list[str]) -> None:
     found = programs(values)
     assert sorted(found) == [f"shop-kquota-{name}" for name in names]
     for name, arguments in found.items():
@@ -71,7 +71,7 @@ def test_files_are_mounted_where_arguments_find_them() -> None:
     assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_the_operator_starts_the_file_that_is_in_the_image() -> None:
+def test_operator_starts_the_file_in_the_image() -> None:
     manifests = documents(render_text(OPERATOR))
     dockerfile = (ROOT / "Dockerfile").read_text()
     (python,) = set(re.findall(r"^ARG PYTHON_IMAGE=python:(3\.\d+)", dockerfile, re.MULTILINE))
@@ -122,7 +122,7 @@ EXECUTOR = {
 }
 
 
-def test_what_spark_on_kubernetes_asks_the_image_for() -> None:
+def test_image_supports_spark_on_kubernetes() -> None:
     submit, *arguments = container.command(
         ["driver", "--properties-file", "/opt/spark/conf/p", "x.py", "usage"], DRIVER
     )

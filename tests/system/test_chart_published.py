@@ -31,11 +31,11 @@ from tests.support.chart_tools import (
 
 
 @pytest.mark.timeout(600)  # Go builds helm-docs the first time
-def test_the_readme_is_what_helm_docs_makes() -> None:
+def test_readme_matches_helm_docs() -> None:
     assert README.read_text() == readme(), "run `make chart`"
 
 
-def test_the_blocks_of_the_readme_are_those_of_this_chart() -> None:
+def test_readme_blocks_match_the_chart() -> None:
     (given,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
     done = helm("lint", "--strict", CHART, "--values", "/dev/stdin", stdin=given)
     assert done.returncode == 0, done.stdout + done.stderr

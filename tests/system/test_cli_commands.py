@@ -48,7 +48,7 @@ def kquota(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(app, arguments, input=stdin)
 
 
-def test_check_prints_what_the_file_means(good: str) -> None:
+def test_check_explains_the_file(good: str) -> None:
     result = kquota("check", "--config", good)
     assert result.exit_code == 0
     assert (
@@ -138,7 +138,7 @@ def test_check_shows_limits_of_connections(tmp_path: Path) -> None:
     assert answer["connection_limits"][0] == {"ip": "10.0.0.1", "connection_creation_rate": 20, "mode": "enforce"}
 
 
-def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None:
+def test_explain_shows_eight_levels_and_the_winner(good: str) -> None:
     result = kquota("explain", "--config", good, "--user", "web", "--client-id", "etl")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -192,7 +192,7 @@ def test_user_line(settings: str, user: str, tmp_path: Path) -> None:
     assert kquota("explain", "--config", str(path)).stdout.splitlines()[1] == f"  user: {user}"
 
 
-def test_explain_says_when_no_sidecar_can_be_asked() -> None:
+def test_explain_reports_unreachable_sidecar() -> None:
     for url, expected in (
         ("http://127.0.0.1:1", "nothing listens there"),
         ("127.0.0.1:1", "http://127.0.0.1:1: nothing listens there"),
@@ -316,7 +316,7 @@ def test_a_broken_overlay_is_named_by_every_command(administered: Path) -> None:
     assert (problem["file"], problem["place"], problem["line"]) == (str(overlay), "quotas[0]", 1)
 
 
-def test_check_and_explain_say_that_the_cluster_has_the_limits(tmp_path: Path) -> None:
+def test_check_and_explain_name_the_cluster_as_source(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text('upstream: {bootstrap: ["kafka-0.kafka:9092"]}\nquotas: {source: cluster, alter: forward}\n')
     checked = kquota("check", "--config", str(path))

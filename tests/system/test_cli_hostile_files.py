@@ -64,7 +64,7 @@ def test_absurd_text_is_exit_2_with_place_and_reason(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_is_exit_2_with_the_reason(kind: str, tmp_path: Path) -> None:
+def test_irregular_file_exits_with_2_and_reason(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     reason = put(kind, path)
     done = kquota("run", "--config", str(path))
@@ -101,7 +101,7 @@ def test_a_running_sidecar_goes_on_and_ends_in_time(kind: str, tmp_path: Path) -
         ends_in_time(run)
 
 
-def test_fifos_in_the_place_of_everything_that_is_followed(tmp_path: Path) -> None:
+def test_fifos_in_place_of_followed_files(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     issued = authority.issue("host", "localhost", common_name="kquota")
     user, overlay, ports = tmp_path / "user", tmp_path / "overlay.yaml", free_ports(4)

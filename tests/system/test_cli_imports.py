@@ -18,7 +18,7 @@ LIST = "import json, sys; print(json.dumps(sorted(name for name, one in sys.modu
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["--help"], ["redirect", "--help"], ["run", "--help"]], ids=" ".join
 )
-def test_nothing_is_imported_that_is_not_needed(arguments: list[str]) -> None:
+def test_imports_only_needed_modules(arguments: list[str]) -> None:
     program = (
         "import sys; from proxy.app.cli.main import main\n"
         f"sys.argv = ['kquota', *{arguments!r}]\n"

@@ -71,20 +71,20 @@ def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, p
     assert not Path(f"/proc/{said['pid']}").exists()
 
 
-def test_passes_on_what_kubectl_says(tmp_path: Path) -> None:
+def test_passes_on_kubectl_errors(tmp_path: Path) -> None:
     done = kquota("top", "--once", "--pod", "gone", path=str(stand_in(tmp_path, fails=NO_POD)))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: kubectl port-forward pod/gone :9404: {NO_POD}\n"
 
 
-def test_without_kubectl_the_command_is_told(tmp_path: Path) -> None:
+def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
     done = kquota("top", "--once", "--pod", "shop/orders-0", path=str(tmp_path))
     assert done.returncode == 1
     assert "run `kubectl port-forward --namespace shop pod/orders-0 :9404`" in done.stderr
 
 
 @pytest.mark.parametrize("pod", ["a/b/c", "../x", "-n", "UPPER", "a b", ""])
-def test_refuses_impossible_pod_names(tmp_path: Path, pod: str) -> None:
+def test_refuses_invalid_pod_names(tmp_path: Path, pod: str) -> None:
     done = kquota("top", "--once", f"--pod={pod}", path=str(tmp_path))
     assert done.returncode == 1
     assert "expected NAMESPACE/NAME or NAME" in done.stderr

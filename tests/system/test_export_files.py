@@ -98,7 +98,7 @@ def left_behind(directory: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("cut", [1, 10, len(line(9)) - 1])
-def test_the_next_sidecar_completes_what_a_killed_one_left(tmp_path: Path, cut: int) -> None:
+def test_next_sidecar_completes_files_of_a_killed_one(tmp_path: Path, cut: int) -> None:
     left_behind(tmp_path, line(7) + line(8) + line(9)[:cut])
     sink(tmp_path).tick()
     assert visible(tmp_path) == ["usage-old-000000000007.jsonl"]
@@ -184,7 +184,7 @@ def test_retries_directory_that_cannot_be_made(tmp_path: Path) -> None:
     assert sequences(tmp_path) == [1]
 
 
-def test_a_file_that_is_deleted_is_followed_by_another(tmp_path: Path) -> None:
+def test_deleted_file_is_replaced(tmp_path: Path) -> None:
     files = sink(tmp_path)
     files.write(batch(1))
     (path,) = tmp_path.rglob(".*.open")

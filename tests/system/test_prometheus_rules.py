@@ -33,7 +33,7 @@ def test_promtool_accepts_the_rules(promtool: str) -> None:
     assert f"{len(rules())} rules found" in run(promtool, "check", "rules", RULES.name)
 
 
-def test_each_alert_fires_when_it_shall_and_only_then(promtool: str) -> None:
+def test_each_alert_fires_exactly_when_due(promtool: str) -> None:
     assert "SUCCESS" in run(promtool, "test", "rules", "kquota.rules.test.yaml")
     tests = yaml.safe_load((FOLDER / "kquota.rules.test.yaml").read_text())["tests"]
     checks = [check for test in tests for check in test.get("alert_rule_test", [])]

@@ -143,7 +143,7 @@ def test_the_other_tools_rules_are_replaced(machine: Namespace) -> None:
     assert reached(machine, ELSEWHERE6, 9092) == 9092
 
 
-def test_open_rules_follow_the_sidecars_heartbeat(machine: Namespace) -> None:
+def test_fail_open_rules_follow_the_heartbeat(machine: Namespace) -> None:
     redirect(machine, f"install --with nft --to-port {TO} --port {KAFKA} --exclude-uid {SIDECAR_UID} --when-down open")
     assert reached(machine, ELSEWHERE, KAFKA) == KAFKA, "no sidecar yet: directly"
     with machine.inside(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
@@ -153,7 +153,7 @@ def test_open_rules_follow_the_sidecars_heartbeat(machine: Namespace) -> None:
     # That it ends is seen with a real sidecar, in test_transparent_kafka: it takes ALIVE_S.
 
 
-def test_the_file_tells_port_and_mark(machine: Namespace, tmp_path: Path) -> None:
+def test_configuration_sets_port_and_mark(machine: Namespace, tmp_path: Path) -> None:
     path = tmp_path / "kquota.yaml"
     path.write_text(f"mode: transparent\nlisten: {{port: {TO}}}\ntransparent: {{mark: {MARK}}}\n")
     text = redirect(machine, f"install --config {path} --port {KAFKA} --dry-run --with nft")
@@ -183,7 +183,7 @@ def test_wrong_use_is_an_error(machine: Namespace, arguments: str, said: str) ->
     assert said in text
 
 
-def test_without_the_capability_it_says_what_to_do(machine: Namespace) -> None:
+def test_missing_capability_names_the_fix(machine: Namespace) -> None:
     drop = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]
     done = machine.run(*drop, sys.executable, "-m", "proxy.app.cli.main", "redirect", "remove", check=False)
     assert done.returncode == 1
@@ -199,7 +199,7 @@ def test_without_the_capability_it_says_what_to_do(machine: Namespace) -> None:
         ("iptables", "apt-get install iptables"),
     ],
 )
-def test_without_the_programs_it_says_what_to_install(
+def test_missing_programs_name_the_packages(
     tool: str, said: str, machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -160,7 +160,7 @@ async def test_without_an_exemption_the_sidecar_meets_itself_and_stops(machine: 
     assert "--exclude-uid" in said["error"]
 
 
-async def test_a_destination_that_is_the_listener_is_a_loop(machine: Namespace) -> None:
+async def test_detects_own_listener_as_destination(machine: Namespace) -> None:
     """An application that is redirected on its way to the listener's port on another of our addresses."""
     machine.run("nft", "add rule inet kquota output", f"ip daddr {HERE[0]} tcp dport {LISTEN} redirect to :{LISTEN}")
     with machine.inside():
@@ -313,7 +313,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
         ("transparent: {mark: 1}", "upstream: expected a section with bootstrap"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, said: str) -> None:
+def test_invalid_settings_are_named(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_bytes("q.yaml", text.encode())
     (problem,) = caught.value.problems

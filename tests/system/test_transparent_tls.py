@@ -118,7 +118,7 @@ async def read(stream: Stream, count: int) -> None:
         count -= len(data)
 
 
-async def test_it_is_passed_on_unread_and_told(
+async def test_tls_passes_through_and_is_counted(
     machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     with machine.inside():
@@ -324,7 +324,7 @@ async def test_upstream_tls_alone_encrypts_plain_connections(machine: Namespace,
             assert names == ["kafka-0.test"] * 2
 
 
-def test_tls_that_is_taken_has_to_be_gone_on_with() -> None:
+def test_terminated_tls_requires_upstream_tls() -> None:
     text = b"mode: transparent\nlisten: {tls: {certificate_file: /a/b, key_file: /a/c}}\n"
     with pytest.raises(ConfigError, match=r"expected upstream\.tls beside it"):
         load_bytes("q.yaml", text)

@@ -144,7 +144,7 @@ SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", SKIPPED)
-def test_who_is_skipped_has_the_reason_as_label(case: str, template: Template) -> None:
+def test_skipped_pods_have_the_reason_as_label(case: str, template: Template) -> None:
     asked, reason = SKIPPED[case]
     pod, skipped = _decide(asked, template)
     assert skipped == reason
@@ -165,7 +165,7 @@ def test_webhook_honours_opt_in() -> None:
     assert _decide(_labelled("deployment", **{"kquota.io/inject": "true"}), wanted)[1] is None
 
 
-def test_ignores_what_a_pod_claims_for_itself(template: Template) -> None:
+def test_ignores_a_pods_own_labels(template: Template) -> None:
     """Our labels, annotations and volumes win, so that no pod brings a configuration of its own under our name."""
     asked = _labelled("deployment", **{"kquota.io/config": "mine", "kquota.io/injection-skipped": "no-need"})
     asked["request"]["object"]["metadata"]["annotations"]["kquota.io/restart-checksum"] = "0"
@@ -218,7 +218,7 @@ WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_ANNOTATIONS)
-def test_a_pod_that_asks_for_the_impossible_is_refused(case: str, template: Template) -> None:
+def test_refuses_invalid_annotations(case: str, template: Template) -> None:
     """Not silently served otherwise: the ReplicaSet's event has the sentence."""
     wishes, said = WRONG_ANNOTATIONS[case]
     decision = review(json.dumps(_annotated(**wishes)).encode(), template)
@@ -233,7 +233,7 @@ def test_a_pod_that_asks_for_the_impossible_is_refused(case: str, template: Temp
     assert _decide(skipped, template)[1] == "opted-out"
 
 
-def test_an_annotation_that_means_nothing_is_told_of(template: Template) -> None:
+def test_warns_of_unknown_annotations(template: Template) -> None:
     answer = review(json.dumps(_annotated(memory_limits="1Gi")).encode(), template).answer["response"]
     assert answer["allowed"] is True
     assert answer["warnings"] == [
@@ -257,12 +257,12 @@ def test_an_annotation_that_means_nothing_is_told_of(template: Template) -> None
         b"\xff\xfe",
     ],
 )  # fmt: skip
-def test_what_is_no_review_of_a_pod_is_refused(body: bytes, template: Template) -> None:
+def test_refuses_reviews_of_other_objects(body: bytes, template: Template) -> None:
     with pytest.raises(ReviewError, match="expected"):
         review(body, template)
 
 
-def test_a_template_that_is_none_is_refused() -> None:
+def test_refuses_invalid_template() -> None:
     for data in (b"", b"{}", b'{"native": true}', sidecar_template()[:-1]):
         with pytest.raises(TemplateError, match="expected the template"):
             Template.parse(data)
@@ -309,7 +309,7 @@ def test_labels_of_a_namespace_choose_the_failure_policy(case: str) -> None:
     assert asked == ([] if expected is None else [expected])
 
 
-def test_the_webhook_may_do_what_it_has_to_and_no_more() -> None:
+def test_webhook_role_has_least_privilege() -> None:
     """ConfigMaps by name alone (what is new has no name where permissions are looked up), its own Secret, its own
     webhooks."""
     manifests = documents(render_text(VALUES))
@@ -413,7 +413,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
         running.post(admission_review("bare"))
 
 
-def test_webhook_says_why_it_cannot_run(tmp_path: Path) -> None:
+def test_webhook_names_startup_errors(tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     done = subprocess.run(
         [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",

@@ -28,7 +28,7 @@ ALL_VERSIONS = [(key, version) for key, (_, low, high, _) in schema.APIS.items()
 NEWER_THAN_THE_TABLE = {(35, 5), (63, 2)}  # DescribeLogDirs 5 and BrokerHeartbeat 2 came after Kafka 4.2
 
 
-def test_committed_schema_is_what_the_published_schemas_give() -> None:
+def test_committed_schema_matches_published_schemas() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.lab.wire_schema", "--check"],
         cwd=Path(__file__).parents[2],

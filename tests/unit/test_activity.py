@@ -75,7 +75,7 @@ def look(probe: ThrottleComplianceProbe, now_s: float, took_s: float = 0.0) -> b
 
 
 @pytest.mark.parametrize(("before", "after", "ignored"), [(b"", b"", False), (b"x", b"", False), (b"x", b"y", True)])
-def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
+def test_requests_late_in_a_mute_ignore_it(
     pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool
 ) -> None:
     ours, client = pair

@@ -162,7 +162,7 @@ def test_a_tie_of_a_bucket_is_rounded_up() -> None:
     assert (outcome.seconds_over.tolist(), outcome.longest_ms.tolist()) == ([[1]], [[63]])
 
 
-def test_a_limit_that_is_far_away_costs_no_seconds() -> None:
+def test_distant_limit_adds_no_delay() -> None:
     """A day of calm and one burst: only what the burst's windows can see is made into events."""
     rows = [(0, number * 10_000, 10.0, 5000.0 if number == 4000 else 100.0) for number in range(8640)]
     group, start_ms, duration_s, amount = (np.array(one) for one in zip(*rows, strict=True))

@@ -25,7 +25,7 @@ def weeks(
     return day, (start + growth * np.arange(days)) * WEEK[day % 7] + kept
 
 
-def test_growth_and_weekends_are_told_apart_from_any_day_on() -> None:
+def test_separates_growth_from_weekends() -> None:
     """A record that begins on a Monday and ends on a Sunday seems to fall, and one the other way round to grow."""
     for first in range(7):
         day, value = weeks(28 + first, growth=0.0)
@@ -61,7 +61,7 @@ def test_weekends_without_any_use_are_foretold_as_such() -> None:
     assert (found.mean[ahead % 7 < 5] > 100 * MB).all()
 
 
-def test_trend_of_gone_client_never_below_zero() -> None:
+def test_trend_of_departed_client_is_not_negative() -> None:
     day, value = weeks(21, growth=0.0)
     days, values = every_day(day, value, int(day[-1]) + 21)
     found = outlook(days, values, np.arange(days[-1] + 1, days[-1] + 91))

@@ -95,7 +95,7 @@ def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
         (KAFKA_USERS.replace("5000000", "-1"), 2, "items[0].spec.quotas.producerByteRate: got -1, expected a number"),
     ],
 )
-def test_what_cannot_be_imported_is_said(text: str, code: int, expected: str, tmp_path: Path) -> None:
+def test_import_names_unusable_input(text: str, code: int, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "users.yaml"
     path.write_text(text)
     done = kquota("import", "strimzi", str(path))
@@ -119,7 +119,7 @@ def test_what_cannot_be_imported_is_said(text: str, code: int, expected: str, tm
         ("identity: {static: {file: /no/user}}", "identity.static.file", "there is no such file on this machine"),
     ],
 )
-def test_check_warns_of_what_can_hardly_be_meant(text: str, place: str, expected: str) -> None:
+def test_check_warns_of_unlikely_settings(text: str, place: str, expected: str) -> None:
     (warning,) = all_warnings(load_bytes("q.yaml", (BOOTSTRAP + QUOTAS + text).encode()))
     assert (warning.place, warning.line) == (place, 3)
     assert expected in warning.expected

@@ -38,7 +38,7 @@ def test_traces_show_lines_but_no_values(style: str, stream: type[io.StringIO]) 
     assert "planted-secret" not in text
 
 
-def test_json_lines_start_with_when_how_bad_who_what() -> None:
+def test_json_lines_start_with_time_and_level() -> None:
     out = io.StringIO()
     logs.configure("info", "auto", out)
     structlog.get_logger("kquota.test").info("hello", size=3, name="é\n")
@@ -50,7 +50,7 @@ def test_json_lines_start_with_when_how_bad_who_what() -> None:
     assert entry["timestamp"].endswith("Z")
 
 
-def test_the_environment_wins_and_nonsense_in_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_and_invalid_values_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(logs.LEVEL_VARIABLE, raising=False)
     assert logs.effective_level("info") == ("info", None)
     monkeypatch.setenv(logs.LEVEL_VARIABLE, "DEBUG")

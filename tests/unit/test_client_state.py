@@ -71,7 +71,7 @@ def test_muted_until_its_deadline() -> None:
     assert [one.describe(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == ["muted", "muted", "open"]
 
 
-def test_held_while_the_group_owes_and_open_once_it_is_let_go() -> None:
+def test_held_while_the_group_is_in_debt() -> None:
     of = ledger(produce_rate=100_000)
     from_client(session(of), produce(1, 2 * MB))  # 10 s are owed beyond the window
     one = session(of)
@@ -86,7 +86,7 @@ def test_held_while_the_group_owes_and_open_once_it_is_let_go() -> None:
     assert one.state.throttle.place is None
 
 
-def test_full_until_a_response_makes_room() -> None:
+def test_full_until_a_response_arrives() -> None:
     one = session(ledger(), max_in_flight=2)
     assert len(from_client(one, produce(1, 100) + produce(2, 100) + produce(3, 100))) == 2 * 104
     assert one.describe(0.0) == "full"

@@ -24,7 +24,7 @@ def _shared(text: str) -> list[bool]:
     ],
     ids=["instance", "fleet"],
 )
-def test_an_entry_says_what_its_limits_are_limits_of(fleet: str, shared: list[bool]) -> None:
+def test_entry_scope_is_instance_or_fleet(fleet: str, shared: list[bool]) -> None:
     text = f"""\
 fleet: {fleet}
 quotas:

@@ -192,7 +192,7 @@ def test_numbers_that_take_long(value: str) -> None:
         (HEAD + "quotas:\n" + "- {user: a, producer_byte_rate: 1M}\n" * 30_000, 29_999),
     ],
 )
-def test_of_very_many_mistakes_the_first_are_told(text: str, mistakes: int) -> None:
+def test_reports_only_the_first_of_many_mistakes(text: str, mistakes: int) -> None:
     """The place of each has to be looked for: 124 000 unknown keys took five minutes."""
     found = refused(text.encode())
     assert MAX_PROBLEMS < len(found) <= MAX_PROBLEMS + 2

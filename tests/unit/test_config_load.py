@@ -300,7 +300,7 @@ export: {directory: 7}
         ("fleet: {default_scope: all}", "fleet.default_scope"),
     ],
 )
-def test_one_problem_says_what_was_expected(line: str, expected: str) -> None:
+def test_problem_states_the_expectation(line: str, expected: str) -> None:
     assert expected in only_problem(MINIMAL + line)
 
 
@@ -427,7 +427,7 @@ def test_a_short_file_cannot_expand_without_bound() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"# nothing\n", b"---\n"])
-def test_an_empty_file_is_said_to_be_empty(data: bytes) -> None:
+def test_empty_file_is_named_as_empty(data: bytes) -> None:
     with pytest.raises(ConfigError, match="the file is empty"):
         load_bytes("q.yaml", data)
 
@@ -470,7 +470,7 @@ def warnings_in(text: str) -> list[str]:
     return [str(problem) for problem in warnings_of(load_bytes("q.yaml", (MINIMAL + text).encode()))]
 
 
-def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
+def test_ineffective_settings_warn_with_place() -> None:
     quotas = "quotas: [{client-id: <default>, producer_byte_rate: 1M}]\n"
     assert warnings_in(quotas) == []
     assert warnings_in(quotas + "identity: {sources: [tls, static], static: web}") == [
@@ -504,7 +504,7 @@ def test_users_of_certificates_and_files_can_have_any_name() -> None:
     assert "matches no connection yet" in warning
 
 
-def test_a_name_that_is_not_checked_is_warned_of() -> None:
+def test_warns_of_unchecked_host_name() -> None:
     text = 'upstream: {bootstrap: ["kafka:9092"], tls: {verify_hostname: false}}\n'
     text += "quotas: [{user: <default>, producer_byte_rate: 1}]"
     assert [str(one) for one in warnings_of(load_bytes("q.yaml", text.encode()))] == [

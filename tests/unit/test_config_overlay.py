@@ -46,11 +46,11 @@ limits = st.fixed_dictionaries(
 @example({(("user", "12"),): {PRODUCE: 5e-7}, (("user", "null"),): {PRODUCE: 1000.0000005}})
 @example({(("user", "\x00\n\x85\u2028\ufeff\ufffe ~ - : # {"),): {PRODUCE: float(2**63)}})
 @example({(("user", "x" * 32_767),): {PRODUCE: 1.0}})
-def test_what_is_written_is_read_back(overlay: Overlay) -> None:
+def test_overlay_round_trips(overlay: Overlay) -> None:
     assert parse_overlay("o.yaml", overlay_bytes(overlay)) == overlay
 
 
-def test_the_file_is_readable_and_says_who_writes_it() -> None:
+def test_overlay_file_is_readable_and_names_its_author() -> None:
     text = overlay_bytes(
         {
             (("client-id", None), ("user", "alice")): {PRODUCE: 2_000_000.0, "consumer_byte_rate": None},
@@ -153,7 +153,7 @@ def test_any_bytes_are_an_overlay_or_a_problem_with_a_place(data: bytes) -> None
 
 
 @given(st.dictionaries(entities, limits, max_size=3), st.lists(st.tuples(entities, limits), max_size=8))
-def test_alterations_do_what_they_say_whatever_the_file_has(in_file: Overlay, alterations: Any) -> None:
+def test_alterations_apply_over_any_file(in_file: Overlay, alterations: Any) -> None:
     """Against a model that is obviously right: a table of limits in which keys are set and deleted."""
     model = {entity: {key: value for key, value in of.items() if value is not None} for entity, of in in_file.items()}
     model = {entity: of for entity, of in model.items() if of}

@@ -104,7 +104,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("written", NO_RATE)
-def test_numbers_that_are_none_are_refused_with_place(written: str) -> None:
+def test_refuses_invalid_numbers_with_place(written: str) -> None:
     """In a quota of each kind, in rows too, in settings, in the overlay, and in what other programs wrote."""
     for name in NAMES:
         for where in (f"- {{user: a, {name}: {written}}}\n", f"- user: a\n  {name}: {written}\n" * 3):
@@ -151,7 +151,7 @@ def test_control_characters_are_in_no_name(name: str) -> None:
         load_bytes("q.yaml", f'{HEAD}quota.producer.override: "a{name}b:4M"'.encode())
 
 
-def test_other_documents_of_manifests_may_say_anything() -> None:
+def test_other_documents_of_manifests_are_ignored() -> None:
     text = (
         "kind: Deployment\nspec: {defaultMode: 0644, a: ~, b: !!binary eA==, on: yes}\n---\n"
         "kind: List\nitems:\n- kind: KafkaUser\n  metadata: {name: a, created: 2024-01-01}\n"
@@ -167,7 +167,7 @@ VALUE = TEXTS | st.booleans() | st.none() | st.integers() | st.floats(allow_nan=
 
 
 @given(st.lists(st.dictionaries(TEXTS, VALUE, max_size=4), max_size=3))
-def test_what_is_dumped_is_read_back(values: list[dict[str, Any]]) -> None:
+def test_dump_round_trips(values: list[dict[str, Any]]) -> None:
     found = parse("q.yaml", dump({"quotas": values}).encode("utf-8", "surrogatepass"))
     assert found.problems == []
     assert repr(found.values) == repr({"quotas": values})

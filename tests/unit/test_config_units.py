@@ -62,7 +62,7 @@ def test_refuses_ambiguous_units_with_a_proposal(text: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "M", "4X", "4Mbit", "fast"])
-def test_where_it_is_unclear_what_was_meant_nothing_is_proposed(text: str) -> None:
+def test_proposes_nothing_for_ambiguous_units(text: str) -> None:
     assert similar_size(text) is None
 
 

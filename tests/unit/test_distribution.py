@@ -130,7 +130,7 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
         ("Any", "any", False),  # a typing mistake allows nothing
     ],
 )
-def test_the_namespaces_label_says_what_its_quotas_may_do(label: str | None, chart: Any, taken: bool) -> None:
+def test_namespace_label_sets_the_quota_policy(label: str | None, chart: Any, taken: bool) -> None:
     """Labels of namespaces are set by those who may write namespaces, which people of a namespace cannot."""
     labels = ENABLED | ({} if label is None else {"kquota.io/namespace-quotas": label})
     told = dataclasses.replace(TOLD, policy=chart)
@@ -160,7 +160,7 @@ def test_a_certificate_is_made_once_and_renewed_by_its_authority() -> None:
     ssl.create_default_context(cadata=second["ca.crt"].decode())
 
 
-def test_a_new_authority_is_trusted_beside_the_former_one() -> None:
+def test_new_and_former_authorities_are_trusted() -> None:
     first = renewed({}, HOST, NOW)
     assert first is not None
     then = days(AUTHORITY_DAYS * 2 / 3 + 1)

@@ -196,7 +196,7 @@ RUNNABLE = [
 
 
 @pytest.mark.parametrize(("page", "words"), RUNNABLE)
-def test_commands_about_files_of_the_page_do_what_they_are_for(
+def test_commands_on_the_pages_files_succeed(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files_of(page).items():

@@ -52,7 +52,7 @@ def explained(ledger: Ledger) -> str:
     return explanation_text(explanation_json(ledger, "web", "etl", identity=identity, at=AT, addresses=[]))
 
 
-def test_explain_says_who_waits_and_for_how_long(ledger: Ledger) -> None:
+def test_explain_shows_waiting_requests(ledger: Ledger) -> None:
     text = explained(ledger)
     assert "4 connections open, 1 of them not read now, 2 with a request that waits to be forwarded" in text
     now = counter_status(next(ledger.groups(Kind.PRODUCE)), AT.now_ms)
@@ -93,7 +93,7 @@ def test_large_request_waits_for_the_whole_debt() -> None:
     assert group.line(0).next_ms == 89_800  # as long as Kafka's delay is in the window, but for 10 s
 
 
-def test_the_log_takes_a_hold_for_what_it_is() -> None:
+def test_log_distinguishes_holds_from_mutes() -> None:
     """It is noted when it ends: the episode began with it, and ends then."""
     lines: list[tuple[str, dict[str, Any]]] = []
 

@@ -114,7 +114,7 @@ last throttles, newest first:
     )
 
 
-def test_the_page_about_a_client_that_is_not_throttled(ledger: Ledger) -> None:
+def test_the_page_about_an_unthrottled_client(ledger: Ledger) -> None:
     page = explained(ledger, "alice", "")
     assert page.split("\n\n")[:2] == [
         'user alice, client-id "", at 2026-09-21T14:13:20.000Z\n'
@@ -156,7 +156,7 @@ about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
     )
 
 
-def test_a_client_near_its_limit_is_said_to_be() -> None:
+def test_shows_client_near_its_limit() -> None:
     ledger = Ledger(TABLE, smooth=False)
     use(ledger, "web", "etl", Kind.PRODUCE, 99e6, 0, 1500)
     assert (
@@ -165,7 +165,7 @@ def test_a_client_near_its_limit_is_said_to_be() -> None:
     )
 
 
-def test_a_candidate_says_what_it_would_have_done() -> None:
+def test_shows_effect_of_a_candidate() -> None:
     entry = Entry(client_id="etl", producer_byte_rate=1e6, candidate=CandidateLimits(producer_byte_rate=500e3))
     ledger = Ledger(QuotaTable([entry]), smooth=False)
     assert "nothing was used yet" in explained(ledger, "web", "etl")
@@ -210,7 +210,7 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
     assert "now 2.0/s, one more would be held 500 ms and closed" in page
 
 
-def test_a_connection_rate_of_a_fleet_tells_its_share() -> None:
+def test_shows_share_of_a_fleet_connection_rate() -> None:
     limits = ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.7", 2, scope="fleet")])
     ledger = Ledger(QuotaTable(connections=limits))
     shares = Shares(ledger, Fleet(Seal([b"key"], "topic", "f"), 1, "one", 0.0), 0.0)
@@ -243,7 +243,7 @@ def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:
     )
 
 
-def test_a_client_that_shares_an_overflow_counter_is_told_so() -> None:
+def test_shows_shared_overflow_counter() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]), smooth=False, max_clients=1)
     held = [ledger.account("web", name) for name in ("first", "etl")]
     for account in held:
@@ -264,13 +264,13 @@ def test_explaining_creates_no_counter() -> None:
     assert len(list(ledger.groups())) == before
 
 
-def test_a_broker_that_throttles_by_itself_is_named() -> None:
+def test_shows_throttling_by_the_broker() -> None:
     ledger = Ledger(TABLE, smooth=False)
     ledger.note_broker_throttle(ledger.account("web", "etl"), 2500)
     assert "the broker itself has delayed this client 1 times, by 2.5 s in all" in explained(ledger, "web", "etl")
 
 
-def test_delays_that_were_cut_and_paced_ones_say_so() -> None:
+def test_shows_capped_and_paced_delays() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id="etl", producer_byte_rate=1000)]), max_throttle_ms=1000)
     use(ledger, "web", "etl", Kind.PRODUCE, 50_000, 0, 1500)  # 5000 B/s: (5 - 1) / 1 * 10 s = 40 s, 1 s imposed
     page = explained(ledger, "web", "etl")

@@ -119,7 +119,7 @@ def test_rows_are_of_active_clients_without_gaps() -> None:
     assert [(row["client_id"], row["sequence"], row["produce_bytes"]) for row in watched.close()] == [("b", 3, 2)]
 
 
-def test_connections_requests_library_and_patience() -> None:
+def test_connections_requests_library_and_mutes() -> None:
     watched = Watched()
     account = watched.ledger.account("u", "c")
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_trial_limits_are_exported_once_per_group() -> None:
     assert row["produce_group_shadow_count"] == group.shadowed.throttled - before == 1
 
 
-def test_what_a_candidate_would_have_done() -> None:
+def test_exports_effect_of_a_candidate() -> None:
     candidate = CandidateLimits(producer_byte_rate=10.0)
     watched = Watched(Entry(client_id="c", producer_byte_rate=1e9, candidate=candidate))
     watched.charge("c", Kind.PRODUCE, 1000)
@@ -216,7 +216,7 @@ def test_what_a_candidate_would_have_done() -> None:
     assert row["produce_group_shadow_count"] == 0
 
 
-def test_a_forgotten_client_starts_anew() -> None:
+def test_forgotten_client_starts_from_zero() -> None:
     watched = Watched()
     watched.charge("c", Kind.PRODUCE, 5)
     watched.tick()

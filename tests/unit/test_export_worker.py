@@ -83,7 +83,7 @@ def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
     assert worker.state().records == 4
 
 
-def test_failures_are_counted_and_repeated_with_what_is_left() -> None:
+def test_failed_batches_are_counted_and_retried() -> None:
     sink = Sink()
     sink.failures, sink.partly = 2, 1
     worker = Worker("w", sink, 1000, first_retry_s=0.01)
@@ -96,7 +96,7 @@ def test_failures_are_counted_and_repeated_with_what_is_left() -> None:
     assert (state.errors, state.dropped) == (2, 0)
 
 
-def test_what_cannot_be_delivered_in_time_is_lost_and_counted() -> None:
+def test_undelivered_batches_are_dropped_and_counted() -> None:
     sink = Sink()
     sink.failures = 10**9
     worker = Worker("w", sink, 1000, first_retry_s=0.01)

@@ -128,7 +128,7 @@ def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac:
         assert (fleet.view.repeated > before) == (attack is _old)
 
 
-def test_what_a_dead_instance_wrote_is_worth_nothing_later() -> None:
+def test_records_of_a_dead_instance_expire() -> None:
     """To those that knew it, and after five minutes to newcomers too."""
     site = Site(3)
     site.run(8)
@@ -209,7 +209,7 @@ def test_only_own_groups_are_kept() -> None:
     assert not fleet.view._groups
 
 
-def test_memory_is_bounded_whatever_the_fleet_itself_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_for_any_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "MAX_MEMBERS", 50)
     monkeypatch.setattr(view, "MAX_USES", 60)
     seen = View(Timing())
@@ -225,7 +225,7 @@ def test_memory_is_bounded_whatever_the_fleet_itself_says(monkeypatch: pytest.Mo
     assert (len(seen.members), seen._uses) == (0, 0)
 
 
-def test_an_interval_far_above_the_own_is_not_believed() -> None:
+def test_ignores_implausible_intervals() -> None:
     """An hour was, so that what a made-up member held was held for ten."""
     site = Site()
     site.run(10)

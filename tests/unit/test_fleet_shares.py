@@ -194,7 +194,7 @@ def test_shares_connection_rates_and_allows_one_per_window() -> None:
     assert admitted[0] == pytest.approx(admitted[1], rel=0.2)
 
 
-def test_an_overlay_keeps_what_a_limit_is_a_limit_of() -> None:
+def test_overlay_keeps_the_scope() -> None:
     from quota.overlay import laid_over
 
     table = QuotaTable([Entry("a", None, producer_byte_rate=MB, scope="fleet")], default_scope="instance")

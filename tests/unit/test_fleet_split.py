@@ -33,7 +33,7 @@ FRACTIONS = st.floats(0.0, 1.0, allow_nan=False, width=32)
 # ---- the split itself -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_asked_for_is_divided_equally() -> None:
+def test_divides_spare_capacity_equally() -> None:
     # 1.0 - 0.3 = 0.7 is left, 0.35 for each on top of its demand.
     assert [grant_of(0.1, [0.2], 1.0), grant_of(0.2, [0.1], 1.0)] == pytest.approx([0.45, 0.55])
 
@@ -107,7 +107,7 @@ def _decodes_or_says_so(data: bytes) -> None:
     ],
     ids=["empty", "cut", "short", "long", "magic", "flags", "nan", "above", "below", "infinite", "level"],
 )
-def test_what_is_no_record_changes_nothing_and_is_counted(data: bytes) -> None:
+def test_malformed_records_are_ignored_and_counted(data: bytes) -> None:
     fleet = _fleet(0)
     fleet.read(0, data, 0.0)
     assert fleet.ignored.malformed == 1
@@ -170,14 +170,14 @@ def test_fractions_are_read_as_they_were_meant(fraction: float) -> None:
 # ---- demand ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_whose_clients_wait_asks_for_more_and_then_for_all() -> None:
+def test_throttled_instance_requests_more_then_all() -> None:
     appetite = Appetite()
     asked = [appetite.sample(0.1, True, 0.1, 0.2) for _ in range(6)]
     # 1.5 * 0.2 and 3 * 0.2, two samples each; then everything.
     assert asked == pytest.approx([0.3, 0.3, 0.6, 0.6, 1.0, 1.0])
 
 
-def test_one_that_has_enough_asks_for_a_little_more_than_it_uses() -> None:
+def test_satisfied_instance_requests_slightly_more_than_its_use() -> None:
     appetite = Appetite()
     for _ in range(6):
         demand = appetite.sample(0.2, False, 0.5, 0.5)
@@ -266,7 +266,7 @@ def _rig(count: int) -> Rig:
 
 @given(st.integers(2, 6), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
 @settings(max_examples=examples(150), deadline=None)
-def test_what_is_held_never_adds_up_to_more_than_the_limit(count: int, seed: int, lose: float) -> None:
+def test_held_shares_never_exceed_the_limit(count: int, seed: int, lose: float) -> None:
     """Whatever each has read so far, in whatever steps, with records lost, repeated and overtaken: single ones of one
     member to one reader. None lags by more than three seconds: one that hears nothing for five no longer shares."""
     assert _shuffled(count, seed, lose) <= CAPACITY + 1e-9

@@ -49,7 +49,7 @@ def busy_ledger() -> Ledger:
 
 
 @pytest.mark.trio
-async def test_the_exposition_tells_what_the_ledger_knows() -> None:
+async def test_exposition_matches_the_ledger() -> None:
     samples = parse(await metrics_of(busy_ledger()).text(0))
 
     def of(name: str, **labels: str) -> float | None:
@@ -78,7 +78,7 @@ async def test_the_exposition_tells_what_the_ledger_knows() -> None:
 
 
 @pytest.mark.trio
-async def test_shadow_quotas_show_what_they_would_do() -> None:
+async def test_shadow_quotas_export_would_throttle() -> None:
     ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10.0, mode="shadow")]), smooth=False)
     assert ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 200, 0) == 0  # 20 B/s against 10: would be 10 s
     samples = parse(await metrics_of(ledger).text(0))
@@ -89,7 +89,7 @@ async def test_shadow_quotas_show_what_they_would_do() -> None:
 
 
 @pytest.mark.trio
-async def test_what_the_data_path_counted_is_there() -> None:
+async def test_exports_data_path_counters() -> None:
     counters = Counters()
     counters.connections_opened = 5
     counters.connections_open = 2

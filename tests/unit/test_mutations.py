@@ -130,7 +130,7 @@ def test_validation_is_free(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", CREATE_VERSIONS)
-def test_what_the_broker_refuses_is_given_back(version: int) -> None:
+def test_broker_refusals_are_refunded(version: int) -> None:
     client = Client(2)
     client.cluster.add(there=30)
     client.cluster.fail["forbidden"] = 29
@@ -141,7 +141,7 @@ def test_what_the_broker_refuses_is_given_back(version: int) -> None:
 
 
 @pytest.mark.parametrize("error", [7, -1])
-def test_what_may_have_happened_stays_charged(error: int) -> None:
+def test_uncertain_results_stay_charged(error: int) -> None:
     client = Client(2)
     client.cluster.fail["slow"] = error  # REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR
     client.send(create(7, {"slow": 9}))
@@ -187,7 +187,7 @@ def test_default_counts_are_asked_for_once_and_kept_right(version: int) -> None:
     assert client.charged == 24
 
 
-def test_a_default_count_that_is_not_known_is_one() -> None:
+def test_unknown_default_count_is_one() -> None:
     client = Client(2, Cluster(default_count=7, describe_configs=False))
     client.send(create(7, {"a": -1}))
     assert client.charged == 1
@@ -267,7 +267,7 @@ def test_a_topic_deleted_elsewhere_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("version", DELETE_VERSIONS)
-def test_what_is_remembered_does_not_outlive_the_topic(version: int) -> None:
+def test_remembered_counts_do_not_outlive_the_topic(version: int) -> None:
     # Made here, and this very moment deleted and made anew, smaller, by another client: that one counts.
     client = Client(2)
     client.send(create(7, {"a": 15}))
@@ -360,7 +360,7 @@ def test_unreadable_answer_that_needs_change_ends_connection() -> None:
 
 
 @given(data=st.data())
-def test_what_is_charged_is_what_was_changed(data: st.DataObject) -> None:
+def test_charge_equals_the_change(data: st.DataObject) -> None:
     # Whatever clients send, in whatever version: the total is the number of partitions that came and went, nothing is
     # refused before the tokens are used up, and a refused topic is left alone.
     cluster = Cluster(default_count=3)

@@ -79,7 +79,7 @@ def errors(message: Any) -> dict[str, int]:
 
 
 @three_ways
-def test_a_merged_answer_tells_the_throttle(cut: Cut) -> None:
+def test_merged_answer_has_the_throttle_time(cut: Cut) -> None:
     wire = Wire(2, cut)
     ((_, answer),) = wire.send(create(7, {"a": 30, "b": 30}))
     assert (errors(answer), answer.throttle_time_ms) == ({"a": 0, "b": THROTTLED}, 5000)
@@ -89,7 +89,7 @@ def test_a_merged_answer_tells_the_throttle(cut: Cut) -> None:
 
 @three_ways
 @pytest.mark.parametrize(("broker_ms", "told_ms"), [(9000, 9000), (4000, 5000)])
-def test_the_longer_throttle_is_told(cut: Cut, broker_ms: int, told_ms: int) -> None:
+def test_reports_the_longer_throttle(cut: Cut, broker_ms: int, told_ms: int) -> None:
     wire = Wire(2, cut, broker_throttle_ms=broker_ms)
     ((_, answer),) = wire.send(create(7, {"a": 30, "b": 30}))
     assert (errors(answer), answer.throttle_time_ms) == ({"a": 0, "b": THROTTLED}, told_ms)
@@ -120,7 +120,7 @@ def test_an_answer_without_the_broker(cut: Cut) -> None:
 
 @three_ways
 @pytest.mark.parametrize("version", range(8))
-def test_old_clients_are_muted_whether_or_not_they_can_be_told(cut: Cut, version: int) -> None:
+def test_old_clients_are_muted_without_throttle_field(cut: Cut, version: int) -> None:
     wire = Wire(2, cut)
     ((_, answer),) = wire.send(create(version, {"a": 30}))
     assert errors(answer) == {"a": 0}

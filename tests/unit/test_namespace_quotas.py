@@ -70,7 +70,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("case", RAISED)
-def test_lower_refuses_what_raises_a_limit(case: str) -> None:
+def test_lower_refuses_raised_limits(case: str) -> None:
     own, said = RAISED[case]
     with pytest.raises(RefusedError) as refused:
         merged(f"  - {own}\n")
@@ -92,7 +92,7 @@ LOWERED = [
 
 
 @pytest.mark.parametrize("own", LOWERED)
-def test_lower_takes_what_limits_more(own: str) -> None:
+def test_lower_accepts_stricter_limits(own: str) -> None:
     assert merged(f"  - {own}\n")
 
 
@@ -103,7 +103,7 @@ def test_a_fleets_limit_is_not_lowered_by_one_of_each_pod() -> None:
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
 
 
-def test_what_the_chart_only_measures_may_be_limited_anyhow() -> None:
+def test_shadow_limits_of_the_chart_may_be_replaced() -> None:
     base = HEAD + "quotas: [{client-id: <default>, producer_byte_rate: 2M, mode: shadow}]\n"
     assert merged("  - {client-id: etl, producer_byte_rate: 9M}\n", base=base)
 
@@ -124,7 +124,7 @@ WRONG = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", WRONG)
-def test_mistakes_are_told_with_their_place(case: str, policy: str) -> None:
+def test_mistakes_name_their_place(case: str, policy: str) -> None:
     own, said = WRONG[case]
     with pytest.raises(RefusedError) as refused:
         combined(BASE, own.encode(), policy, FILE)  # type: ignore[arg-type]

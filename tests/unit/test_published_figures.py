@@ -30,7 +30,7 @@ def test_pages_name_the_commit_of_their_runs() -> None:
         assert text.count("\n") <= LINES, name
 
 
-def test_what_it_costs_is_of_the_code_that_is_shipped() -> None:
+def test_published_costs_are_of_shipped_code() -> None:
     page = (ROOT / "docs/performance.md").read_text()
     match = RUN.search(page, page.index("## What it costs"), page.index("## What it carries"))
     assert match is not None

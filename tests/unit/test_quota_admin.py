@@ -324,7 +324,7 @@ def test_the_overlay_wins_for_each_entity_and_key() -> None:
     assert table.shown == {entity("a"): {PRODUCE: 10.0, FETCH: 2.0, TIME: 5.0}, entity(client_id=None): {PRODUCE: 3.0}}
 
 
-def test_what_the_file_sets_stays_removed_until_it_is_set_again() -> None:
+def test_removal_persists_until_set_again() -> None:
     table = Table(Entry("a", None, 1.0, 2.0))
     table.alter(entity("a"), producer_byte_rate=None)
     assert table.overlay == {entity("a"): {PRODUCE: None}}

@@ -71,7 +71,7 @@ def test_the_other_limits_are_kafkas_doubles(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*BYTES, *DOUBLES])
 @pytest.mark.parametrize("value", [INFINITY, -INFINITY, NAN])
-def test_what_is_no_number_is_refused(name: str, value: float) -> None:
+def test_refuses_non_numbers(name: str, value: float) -> None:
     # Kafka's check (value <= 0) would let NaN and infinity through; a limit that nothing compares with is none.
     assert f"quotas[0].{name}: got " in refusal({"user": "u", name: value})
     with pytest.raises(ValueError, match=f"{name} is .*, a quota is a finite number above 0"):

@@ -110,7 +110,7 @@ def test_usage_without_a_limit_counts_once_a_limit_comes() -> None:
     assert charge(0, 0) == 1_090_000  # same tags (userA, ""), same history
 
 
-def test_forgotten_counters_are_made_anew_with_the_same_tags() -> None:
+def test_forgotten_counters_return_with_the_same_tags() -> None:
     # A16, A17: client-id quotas only, so the user part of the tags is empty, and the client-id is raw text
     ledger = kafka_ledger(LIMIT_500)
     account = ledger.account("", "client@#$%")

@@ -172,7 +172,7 @@ def test_shadow_limits_count_but_refuse_nothing() -> None:
     assert gate.observed(USER, "alice", 0) == 40.0
 
 
-def test_standing_tells_rate_and_next_delay() -> None:
+def test_status_has_rate_and_next_delay() -> None:
     gate = Gate(ConnectionEntry(IP, A, 20, 30))
     assert gate.gate.standing(IP, A, 0).delay_ms == 0
     gate.attempts(19, 0)

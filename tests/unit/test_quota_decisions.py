@@ -39,7 +39,7 @@ def test_nothing_is_kept_while_no_client_is_throttled() -> None:
     assert books.decisions.latest(10) == []
 
 
-def test_the_rest_of_a_cut_delay_says_so() -> None:
+def test_decision_names_the_rest_of_a_capped_delay() -> None:
     books = ledger(max_throttle_ms=1000)
     # 55 000 B: 5500 B/s, (5500 - 500) / 500 * 10 s = 100 s; 1 s is imposed, the rest is owed
     assert throttle(books, "c", 55_000, 0) == 1000
@@ -47,7 +47,7 @@ def test_the_rest_of_a_cut_delay_says_so() -> None:
     assert [one.why for one in books.decisions.of(PRODUCE, CounterKey(None, "c"))] == [Why.OWED, Why.OVER]
 
 
-def test_a_client_within_its_limit_that_is_paced_says_so() -> None:
+def test_decision_names_pacing_below_the_limit() -> None:
     books = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]))
     now = 0.0
     for _ in range(35):  # a burst, Kafka's delays, and then the rate while the window has room again

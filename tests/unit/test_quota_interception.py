@@ -144,7 +144,7 @@ def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: Cut) -
 
 
 @versions
-def test_describe_all_is_what_the_sidecar_reads_itself(version: int) -> None:
+def test_describe_all_matches_the_table(version: int) -> None:
     authority = Authority()
     one, _ = under(authority)
     from_client(one, request(DESCRIBE, version, 1, describe_request(version)))
@@ -164,7 +164,7 @@ def test_forbidden_describe_gets_the_brokers_refusal(version: int) -> None:
 
 
 @versions
-def test_deny_refuses_each_entity_and_says_where(version: int) -> None:
+def test_deny_refuses_each_entity_with_reason(version: int) -> None:
     one, admin = under(Authority())
     bob: Entity = (("client-id", "c"), ("user", "bob"))
     body = altering(version, (ALICE, {PRODUCE: 1.0}), (bob, {PRODUCE: 1.0}), (ALICE, {PRODUCE: 2.0}))
@@ -241,7 +241,7 @@ def test_g2_validate_only_changes_nothing(version: int, value: float) -> None:
 
 @versions
 @pytest.mark.parametrize("api", [DESCRIBE, ALTER])
-def test_what_cannot_be_read_ends_the_connection(version: int, api: int) -> None:
+def test_unreadable_request_ends_the_connection(version: int, api: int) -> None:
     good = describing(version, ("user", 0, "a")) if api == DESCRIBE else altering(version, (ALICE, {PRODUCE: 1.0}))
     for body in (b"", good[:-1], good[:-4], b"\xff" * 30):
         one, _ = under(Authority("apply"))

@@ -58,7 +58,7 @@ def test_check_and_allowance_record_nothing() -> None:
     assert ledger.allowance(account, FETCH, 11_000) == 5000
 
 
-def test_without_a_limit_there_is_no_allowance_to_keep() -> None:
+def test_no_limit_means_no_allowance() -> None:
     ledger = kafka_ledger(Entry(user="u", consumer_byte_rate=500))
     stranger = ledger.account("v", "c")
     ledger.charge_no_throttle(stranger, FETCH, 1e12, 0)
@@ -105,7 +105,7 @@ def test_other_level_is_another_counter_and_old_one_stays() -> None:
     assert ledger.check(account, PRODUCE, 0) == 2000  # tags (u, "") again, with theirs
 
 
-def test_what_is_owed_follows_the_limit() -> None:
+def test_debt_scales_with_the_limit() -> None:
     # 1000 B at 1 B/s: (100 - 1) / 1 * 10 s = 990 s, 30 of them at once. At 100 B/s the rest takes a hundredth.
     ledger = Ledger(QuotaTable([Entry(user="u", producer_byte_rate=1)]), smooth=False)
     account = ledger.account("u", "c")
@@ -118,7 +118,7 @@ def test_what_is_owed_follows_the_limit() -> None:
 # Long delays.
 
 
-def test_what_the_cap_cuts_off_is_carried() -> None:
+def test_delay_beyond_the_cap_is_carried() -> None:
     # 10 000 B at 100 B/s: (1000 - 100) / 100 * 10 s = 90 s, in steps of at most 30 s
     ledger = Ledger(QuotaTable([Entry(user="u", producer_byte_rate=100)]), smooth=False)
     account = ledger.account("u", "c")
@@ -165,7 +165,7 @@ def test_a_shadow_limit_never_throttles_but_is_measured(smooth: bool) -> None:
     assert (group.capped, group.owed_ms, group.throttled_until_ms) == (0, 0, 0)
 
 
-def test_enforcing_what_was_shadow_takes_effect_with_the_history() -> None:
+def test_enforcing_a_shadow_limit_keeps_its_history() -> None:
     ledger = kafka_ledger(Entry(user="u", producer_byte_rate=500, mode="shadow"))
     account = ledger.account("u", "c")
     assert ledger.charge(account, PRODUCE, 6000, 0) == 0

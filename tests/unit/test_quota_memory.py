@@ -34,7 +34,7 @@ def invent(ledger: Ledger, count: int, now: int, name: str = "invented") -> None
 # The bound.
 
 
-def test_invented_clients_take_the_room_of_a_few() -> None:
+def test_memory_is_bounded_for_invented_clients() -> None:
     # docs/performance.md has a million of them against the running sidecar's settings.
     most, now = 2000, 0
     ledger = ledger_of(most)
@@ -260,7 +260,7 @@ def test_each_entry_has_an_overflow_counter_of_its_own() -> None:
     }
 
 
-def test_clients_without_a_limit_need_no_room() -> None:
+def test_clients_without_a_limit_take_no_counter() -> None:
     table = QuotaTable([Entry(user="u", producer_byte_rate=500)])
     ledger = ledger_of(100, table)
     held = [ledger.account(f"user-{number}", "c") for number in range(150)]
@@ -271,7 +271,7 @@ def test_clients_without_a_limit_need_no_room() -> None:
     assert ledger.charge(ledger.account("u", "c"), PRODUCE, 6000, 0) == 2000
 
 
-def test_clients_get_their_own_counter_once_there_is_room(crowded: tuple[Ledger, list[Account]]) -> None:
+def test_clients_leave_the_overflow_counter_when_possible(crowded: tuple[Ledger, list[Account]]) -> None:
     ledger, held = crowded
     late = ledger.account("u", "late")
     assert ledger.charge(late, PRODUCE, 6000, 0) == 2000
@@ -324,7 +324,7 @@ def test_very_long_names_are_kept_short_and_apart() -> None:
 # Pauses.
 
 
-def test_a_sweep_bears_what_others_do_meanwhile() -> None:
+def test_sweep_tolerates_concurrent_changes() -> None:
     ledger = ledger_of(3000)
     invent(ledger, 3000, 0)
     held = [ledger.account("u", f"invented-{number}") for number in range(100)]

@@ -298,7 +298,7 @@ def test_waiting_is_not_calm() -> None:
     assert paced(ledger, 53_000)
 
 
-def test_a_settled_admission_frees_what_it_reserved() -> None:
+def test_settled_admission_frees_its_reservation() -> None:
     ledger = ledger_of(1 * MB, True)
     account = ledger.account("u", "c")
     admissions = [ledger.admit(account, FETCH, 100 * MB, 0) for _ in range(11)]
@@ -312,7 +312,7 @@ def test_a_settled_admission_frees_what_it_reserved() -> None:
     assert not paced(ledger, 1)
 
 
-def test_gone_fetchers_leave_the_queue() -> None:
+def test_departed_fetchers_leave_the_queue() -> None:
     # 10 000 connections ask once within a second, nearly all are refused, and none comes back
     ledger = ledger_of(1 * MB, True)
     account = ledger.account("u", "c")

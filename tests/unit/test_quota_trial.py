@@ -113,7 +113,7 @@ def test_mutations_have_a_bucket_on_trial(strict: bool) -> None:
     assert trial_of(ledger).utilisation == pytest.approx((110 - tokens) / 110)
 
 
-def test_what_the_live_limit_refuses_is_not_put_to_trial() -> None:
+def test_trial_excludes_refused_requests() -> None:
     ledger = Ledger(with_candidate(MUTATION, 1, live=2), max_throttle_ms=None)
     account = ledger.account("u", "c")
     charge_mutations(ledger, account, 30, 0, strict=True)  # live: -8, candidate: -19

@@ -60,7 +60,7 @@ def test_a_wrong_row_is_refused_with_its_field(values: dict[str, Any], complaint
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"17", b"{}", record.to_line(a_row())[:-9], b"\xff\xfe"])
-def test_what_is_no_record_is_refused(line: bytes) -> None:
+def test_refuses_invalid_records(line: bytes) -> None:
     with pytest.raises(RecordError):
         from_line(line)
 

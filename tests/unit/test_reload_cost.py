@@ -55,7 +55,7 @@ def counted() -> Iterator[Callable[[], int]]:
 # ---- reading ----
 
 
-def test_places_are_still_known_when_there_is_something_to_say() -> None:
+def test_fast_path_keeps_places_of_problems() -> None:
     with pytest.raises(ConfigError) as refused:
         watch._load("q.yaml", text(20).replace("client-13,", "client-13, usr: x,").encode())
     assert [str(problem) for problem in refused.value.problems] == [

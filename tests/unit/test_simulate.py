@@ -238,7 +238,7 @@ def test_connections_answer_with_the_limit_that_refused_them() -> None:
     assert results[22]["open"] == {"ip": 22, "user": 1}
 
 
-def test_connections_end_and_caps_count_what_is_open() -> None:
+def test_caps_count_open_connections() -> None:
     user = {"user": "u", "ip": None}
     results, errors = simulate(
         "quotas: [{user: u, max_connections: 1}]",

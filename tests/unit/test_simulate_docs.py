@@ -21,7 +21,7 @@ SESSIONS = re.findall(
 
 
 @pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
-def test_the_simulate_examples_are_what_comes_out(
+def test_simulate_examples_match_the_output(
     tmp_path: Path, quotas: str, events: str, command: str, results: str
 ) -> None:
     path = tmp_path / "quotas.yaml"

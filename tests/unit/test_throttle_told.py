@@ -87,7 +87,7 @@ def imposed(book: Ledger, kind: Kind) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("size_bytes", [4096, 16_384, 100_000])
-def test_a_paced_producer_is_told_no_more_than_by_a_broker(size_bytes: int) -> None:
+def test_paced_producer_is_shown_no_longer_throttle(size_bytes: int) -> None:
     paced = Loop(ledger(produce_rate=RATE)).produce(size_bytes, 3 * MINUTE_MS)
     kafka = Loop(ledger(produce_rate=RATE, smooth=False)).produce(size_bytes, 3 * MINUTE_MS)
     assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
@@ -100,7 +100,7 @@ def test_a_paced_producer_is_told_no_more_than_by_a_broker(size_bytes: int) -> N
     assert paced.session.state.counters.throttles_told == len(paced.told)
 
 
-def test_a_paced_consumer_is_told_no_more_than_by_a_broker() -> None:
+def test_paced_consumer_is_shown_no_longer_throttle() -> None:
     paced = Loop(ledger(fetch_rate=RATE)).fetch(3 * MINUTE_MS)
     assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
     assert all(0 < paced.told_in_minute(minute) <= 6 for minute in range(1, 3))
@@ -108,25 +108,25 @@ def test_a_paced_consumer_is_told_no_more_than_by_a_broker() -> None:
     assert throttled > 10 * len(paced.told)
 
 
-def test_every_long_throttle_is_told() -> None:
+def test_long_throttles_are_announced() -> None:
     """300 000 B at 200 000 B/s: 1.5 s each."""
     one = Loop(ledger(produce_rate=RATE)).produce(300_000, 2 * MINUTE_MS)
     throttled, throttle_ms = imposed(one.book, Kind.PRODUCE)
     assert (len(one.told), sum(ms for _, ms in one.told)) == (throttled, throttle_ms)
 
 
-def test_the_first_throttle_is_told_however_short() -> None:
+def test_first_throttle_is_always_announced() -> None:
     one = Loop(ledger(produce_rate=RATE)).produce(4096, 12_000)
     assert 0 < one.told[0][1] < 1000
 
 
-def test_throttles_by_kafkas_formula_are_all_told() -> None:
+def test_kafka_formula_announces_all_throttles() -> None:
     one = Loop(ledger(produce_rate=RATE, smooth=False)).produce(4096, 30_000)
     throttled, _ = imposed(one.book, Kind.PRODUCE)
     assert len(one.told) == throttled
 
 
-def test_request_time_is_told_beside_a_short_mute_that_is_not() -> None:
+def test_request_time_is_announced_with_a_short_mute() -> None:
     """A response tells the longest of the throttles that are told."""
     one = Loop(ledger(produce_rate=RATE, request_percentage=1.0)).produce(4096, 20_000)
     state = one.session.state

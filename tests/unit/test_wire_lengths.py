@@ -56,7 +56,7 @@ def test_every_kio_message_has_its_exact_length(which: tuple[str, int, str]) -> 
 @pytest.mark.parametrize("which", MESSAGES)
 @given(body=st.binary(max_size=80))
 @example(body=b"")
-def test_what_passes_can_be_given_to_kio(which: tuple[str, int, str], body: bytes) -> None:
+def test_accepted_bodies_are_safe_for_kio(which: tuple[str, int, str], body: bytes) -> None:
     cls = message_class(*which)
     for claim in ["", *HUGE]:
         try:

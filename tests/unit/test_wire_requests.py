@@ -98,7 +98,7 @@ def test_tagged_fields_in_the_header_are_skipped() -> None:
     assert header_of(frame) == (len(frame) - 4, 3, 9, 5, "c", len(frame) - 4, True)
 
 
-def test_client_id_that_is_not_utf8_is_replaced_as_java_does() -> None:
+def test_replaces_invalid_utf8_client_id_like_java() -> None:
     frame = framed(header(3, 1, 5, b"a\xff") + b"body")
     found = header_of(frame)
     assert found is not None
@@ -129,7 +129,7 @@ def reason_of(frame: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> str:
         ((1 << 31) - 1, "frame_too_large"),
     ],
 )
-def test_refuses_impossible_sizes(size: int, reason: str) -> None:
+def test_refuses_invalid_sizes(size: int, reason: str) -> None:
     assert reason_of(struct.pack(">i", size) + header(3, 1, 1, b"c")) == reason
 
 
@@ -223,7 +223,7 @@ def test_acks_of_unknown_produce_versions_are_not_guessed(version: int) -> None:
     assert caught.value.reason == "unsupported_version"
 
 
-def test_acks_behind_impossible_lengths() -> None:
+def test_acks_after_invalid_lengths() -> None:
     with pytest.raises(WireError, match="length is -2"):
         requests.produce_acks(b"\xff\xfe\0\0\0\0", 0, 6, 3)
     with pytest.raises(WireError, match="not a number"):

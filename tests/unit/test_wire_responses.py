@@ -106,7 +106,7 @@ def test_nodes_that_do_not_exist_are_left_alone() -> None:
     assert rewritten(10, 3, frame, never) == frame
 
 
-def test_describe_cluster_tells_controllers_from_brokers() -> None:
+def test_describe_cluster_distinguishes_controllers() -> None:
     seen: list[tuple[int, str]] = []
 
     def note(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
@@ -261,7 +261,7 @@ def test_empty_fetch_response(version: int) -> None:
     assert frame == kafka_python_frame(cls, version, -5, responses=[], **extra)
 
 
-def test_our_questions_are_what_kio_reads() -> None:
+def test_own_requests_parse_with_kio() -> None:
     for version in range(1, schema.APIS[apis.METADATA][2] + 1):
         frame = responses.metadata_request(version, 3, "kquota")
         request = kio_read(frame, apis.METADATA, version, EntityType.request)
