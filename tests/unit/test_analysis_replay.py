@@ -15,6 +15,7 @@ import pytest
 from analysis.replay import fold as replay
 from analysis.replay.fold import ReplayResult, Rule, fold
 from analysis.replay.intervals import near, ordered
+from analysis.replay.window import sample_begins
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
 from quota.burst import WindowedBurst
@@ -192,3 +193,8 @@ def test_spread_bursts_agree_with_the_counter() -> None:
     outcome = folded(Rule(tokens="windowed_burst"), rows, [[1.25]])
     assert outcome.seconds_over.tolist() == [[left["seconds"]]]
     assert left["seconds"] > 30
+
+
+def test_sparse_events_each_begin_a_sample() -> None:
+    assert sample_begins(np.array([0, 1000, 2500]), 1000).tolist() == [True, True, True]
+    assert sample_begins(np.array([0, 999, 1000]), 1000).tolist() == [True, False, True]

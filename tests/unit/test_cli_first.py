@@ -195,6 +195,13 @@ def test_forms_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert yaml.safe_load(explained) == json.loads(kquota("explain", "--config", str(path), "--json").stdout)
 
 
+def test_version_and_completion() -> None:
+    assert kquota("version").stdout == kquota("--version").stdout != ""
+    asked = {"COMP_WORDS": "kquota ch", "COMP_CWORD": "1", "_KQUOTA_COMPLETE": "complete_bash"}
+    found = CliRunner().invoke(app, [], env=asked, prog_name="kquota")
+    assert found.stdout.split() == ["check"]
+
+
 @pytest.mark.parametrize("command", ["top", "explain"])
 def test_finds_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from config.limits import Limits
-from config.load import load_bytes, load_limits, warnings_of
+from config.load import load, load_bytes, load_limits, warnings_of
 from config.problems import ConfigError, Problem
 from config.schema import json_schema
 from config.settings import new_ledger, proxy_settings
@@ -189,6 +190,7 @@ export: {directory: 7}
         ("quotas: [{user: u, producer_byte_rate: 0}]", "got 0, expected bytes per second of at least 1"),
         ("quotas: [{user: u, producer_byte_rate: 10000.5}]", "got 10000.5, expected bytes per second"),
         ("quotas: [{user: u, producer_byte_rate: 9223372036854775808}]", "expected bytes per second"),
+        ("listen: {tls: {certificate_file: /c}}", "listen.tls.key_file: expected a value"),
         ("quotas: [{user: u, request_percentage: 0}]", "expected percent of one thread, a number above 0"),
         ("quotas: [{user: u, request_percentage: .nan}]", "expected percent of one thread, a number above 0"),
         (
@@ -426,6 +428,14 @@ def test_a_short_file_cannot_expand_without_bound() -> None:
     assert "too many values" in only_problem("\n".join(lines))  # 10**9 values, refused after 4 million
 
 
+def test_kafkas_largest_and_smallest_limits() -> None:
+    # semantics: byte rates are longs, the other two doubles above 0
+    entry = limits({"user": "u", "producer_byte_rate": 2**63 - 1, "request_percentage": 250.5})
+    assert (entry.producer_byte_rate, entry.request_percentage) == (float(2**63 - 1), 250.5)
+    assert limits({"user": "u", "request_percentage": "50%"}).request_percentage == 50.0
+    assert limits({"user": "u", "controller_mutation_rate": 0.5}).controller_mutation_rate == 0.5
+
+
 @pytest.mark.parametrize("data", [b"", b"# nothing\n", b"---\n"])
 def test_empty_file_is_named_as_empty(data: bytes) -> None:
     with pytest.raises(ConfigError, match="the file is empty"):
@@ -439,6 +449,14 @@ def test_missing_upstream() -> None:
     )
     assert "upstream.bootstrap: expected a value: host:port of some brokers" in only_problem("upstream: {}")
     assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")
+    assert "a port from 1 to 65535 behind" in only_problem('upstream: {bootstrap: ["kafka:99999"]}')
+    shared = problems_of("mode: transparent\nfleet: {default_scope: fleet}")
+    assert "fleet: expected upstream.bootstrap" in str(shared[0])
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: \(the whole file\): cannot be read: No such file"):
+        load(tmp_path / "none.yaml")
 
 
 def test_data_path_settings_have_names_and_defaults() -> None:

@@ -113,10 +113,12 @@ def test_readable_bytes(value: float, expected: str) -> None:
 
 
 def test_readable_span() -> None:
-    assert [readable_span(value) for value in (0, 250, 1000, 1500, 30_000)] == [
+    assert [readable_span(value) for value in (0, 250, 1000, 1500, 250_000, 7_500_000, 200_000_000)] == [
         "0 ms",
         "250 ms",
         "1 s",
         "1.5 s",
-        "30 s",
+        "4 min 10 s",
+        "2 h 5 min",
+        "2 d 7 h",
     ]

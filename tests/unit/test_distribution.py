@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from deploy.kubernetes.distribution import Distribution, NamespacePlan, Observed, plans
+from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, plans
 from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, renewed
 from tests.support.webhook_tools import TOLD
 
@@ -117,6 +117,16 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
     assert last.body["data"] == {"kquota.yaml": stricter}
     missing = only(seen(namespaces={"orders": ENABLED}, quotas={"orders": {"data": {"quotas.yml": LOWER}}}))
     assert missing.refused == "ConfigMap kquota-quotas, quotas.yaml: there is no quotas.yaml in it"
+
+
+def test_unchanged_quotas_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To refuse the worst file takes a second or more of a core: once, and not every ten seconds."""
+    good = only(seen(namespaces={"orders": ENABLED}, quotas=own(LOWER))).body
+    given = seen(namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": good})
+    known: Known = {}
+    before = list(plans(given, TOLD, known))
+    monkeypatch.setattr("deploy.kubernetes.own_quotas.combined", None)
+    assert list(plans(given, TOLD, known)) == before
 
 
 @pytest.mark.parametrize(

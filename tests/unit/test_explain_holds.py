@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from proxy.app.admin.app import _connection_json, _group_json
 from proxy.app.admin.explain import Moment, explanation_json, identity_of_connections
 from proxy.app.admin.explain_text import explanation_text
+from proxy.app.cli.top import chosen, page, rows
 from proxy.app.throttle_log import QUIET_MS, ThrottleLog
 from proxy.core.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
@@ -117,3 +119,19 @@ def test_log_distinguishes_holds_from_mutes() -> None:
     log.look(8000 + QUIET_MS)
     ended = {values["client_id"]: values["lasted_s"] for event, values in lines if event == "throttling has ended"}
     assert ended == {"other": 1.0, "etl": 5.0}
+
+
+def test_top_and_quotas_show_waiting_connections(ledger: Ledger) -> None:
+    (group,) = (_group_json(ledger, one, 4000) for one in ledger.groups(Kind.PRODUCE))
+    assert (group["waiting"], group["totals"]["held"], group["totals"]["held_ms"]) == (2, 1, 4200)
+    (row,) = rows([group], {}, 0.0)
+    assert row.state == "owes 4.4 s, 2 waiting"
+    others = group | {"owed_ms": 0, "throttled_for_ms": 0, "client_id": "other"}
+    waits, calm = rows([others, others | {"waiting": 0}], {}, 0.0)
+    assert (waits.state, waits.throttled, calm.throttled) == ("2 waiting", True, False)
+    assert chosen([calm, waits], "", "throttled") == [waits, calm]
+    (old,) = rows([{name: value for name, value in others.items() if name != "waiting"}], {}, 0.0)
+    assert old.state == calm.state  # a sidecar that does not tell
+    seen = {"connections": [_connection_json(one) for one in PEERS], "total": 4}
+    head = page("http://h", {"total": 1}, seen, [row], 20, 200).renderables[0]  # type: ignore[union-attr]
+    assert "connections 4 (1 muted, 2 waiting)   counters 1 (1 throttled)" in str(head)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from proxy.app.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
@@ -276,3 +278,27 @@ def test_shows_capped_and_paced_delays() -> None:
     page = explained(ledger, "web", "etl")
     assert "owes 40 s beyond the delays that were told; its next requests wait for that" in page
     assert "paced: held to an even rate, possibly below the limit, since it was over it" in page
+
+
+@pytest.mark.parametrize("limit", [5e-324, 1e-9, 1.0, 2.0**63, 1.7e308])
+@pytest.mark.parametrize("amount", [0, 10**6, 2**31])
+@pytest.mark.parametrize("smooth", [True, False])
+def test_explains_extreme_limits(limit: float, amount: int, smooth: bool) -> None:
+    candidate = CandidateLimits(limit, limit, limit, limit)
+    ledger = Ledger(QuotaTable([Entry(None, DEFAULT, limit, limit, limit, limit, candidate=candidate)]), smooth=smooth)
+    for kind in Kind:
+        use(ledger, "web", "etl", kind, amount, 0, 1000)
+    answer = explanation_json(ledger, "web", "etl", identity={}, at=AT, addresses=[])
+    all_clients = throttled_json(ledger.groups(), ledger, AT)
+    for one in (answer, all_clients):
+        assert json.loads(json.dumps(one, allow_nan=False)) == one
+    assert explained(ledger, "web", "etl")
+    assert throttled_text(all_clients, "http://h:9404")
+
+
+def test_the_page_about_no_client() -> None:
+    assert throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404") == (
+        "no client is throttled at 2026-09-21T14:13:20.000Z\n\n"
+        "about one client: kquota explain --admin http://h:9404 --user U --client-id C"
+    )
+    assert Moment(0.0, 0.0).iso(1e18) == "9999-12-31T23:59:59.999Z"

@@ -4,7 +4,7 @@ import pytest
 
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType, Refusal, Ticket
 from quota.entity import DEFAULT, Kind
-from quota.fleet.core import Fleet
+from quota.fleet.core import STEP, Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
@@ -228,3 +228,31 @@ def test_a_window_in_which_nothing_was_is_filled_evenly() -> None:
     assert rate.measure(50_000) == pytest.approx(100.0)
     assert rate.measure(55_000) == pytest.approx(50.0, rel=0.2)
     assert rate.empty(61_000)
+
+
+def test_many_groups_are_split_in_many_steps() -> None:
+    """All at once, 20 000 of them took 100 ms in each turn of the event loop, and no record has room for as many."""
+    many = 600
+    table = QuotaTable([Entry(client_id=DEFAULT, scope="fleet", producer_byte_rate=MB)])
+    site = Site(1, table, max_clients=many + 1)
+    ledger, shares = site.ledgers[0], site.shares[0]
+    shares.fleet.connected(1)
+    accounts = [ledger.account("u", f"c{number}") for number in range(many)]
+    most = 0
+    for tick in range(28):
+        site.now += 250.0
+        for account in accounts if tick % 4 == 0 else ():
+            ledger.charge(account, Kind.PRODUCE, 10.0, site.now)
+        for partition, data in site.log:
+            shares.fleet.read(partition, data, site.now)
+        steps, turns = shares.steps(site.now), 1
+        try:
+            while True:
+                next(steps)
+                turns += 1
+        except StopIteration as end:
+            site.log = end.value
+        most = max(most, turns)
+    assert most >= 4 * many / STEP
+    limits = {group.limit for group in ledger.groups(Kind.PRODUCE)}
+    assert min(limit or 0.0 for limit in limits) == pytest.approx(MB, rel=0.01)

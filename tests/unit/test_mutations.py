@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.interceptors.intercept import AdminRequest, Forward
+from proxy.core.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.topics import (
     CREATE_TOPICS,
@@ -391,3 +393,17 @@ def test_charge_equals_the_change(data: st.DataObject) -> None:
             # What the broker refused ("bad") was charged until it said so.
             assert tokens < difference or tokens < 0 or "bad" in done.errors
             assert done.delay_ms > 0
+
+
+def test_remembers_a_bounded_number_of_topics() -> None:
+    recent, topic_id = RecentChanges(), uuid.UUID(int=1)
+    recent.put("a", topic_id, 3)
+    assert recent.get("a") == recent.get(topic_id) == (3, topic_id)
+    assert recent.get(None) is None
+    recent.put("a", None, 5)  # CreatePartitions knows no ids
+    assert recent.get("a") == recent.get(topic_id) == (5, topic_id)
+    for number in range(2 * RECENT_TOPICS):
+        recent.put(str(number), None, 1)
+    assert len(recent) == RECENT_TOPICS
+    recent.forget(str(2 * RECENT_TOPICS - 1), "nothing", None)
+    assert recent.get(str(2 * RECENT_TOPICS - 1)) is None

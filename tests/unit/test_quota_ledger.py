@@ -72,6 +72,7 @@ def test_totals_are_kept_where_no_quota_exists() -> None:
     ledger = kafka_ledger()
     account = ledger.account("u", "c")
     assert ledger.charge(account, PRODUCE, 7, 0) == 0
+    assert ledger.charge_mutation(account, 1e9, True, 0) == (True, 0)
     ledger.charge_no_throttle(account, FETCH, 8, 0)
     ledger.refund(account, FETCH, 3, 0)
     ledger.note_throttle(account, Kind.REQUEST, 9)

@@ -102,3 +102,8 @@ def test_free_means_free_and_looking_changes_nothing(
         assert group.due(now + free - 1) > 0 or group.line(now + free - 1).newcomer_ms > 0
     assert (group.due(now), group.observed(now)) == (twin.due(now), twin.observed(now))
     assert group.charge(100, now + 5) == twin.charge(100, now + 5)
+
+
+def test_finds_the_end_of_a_huge_debt() -> None:
+    found = counter_status(counter(Kind.MUTATION, 1_000_055), 0)  # burst 55: -1 000 000 tokens at 5/s
+    assert found.free_ms == 200_000_000

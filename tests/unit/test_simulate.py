@@ -283,3 +283,10 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
     ]
     assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None, "ip_max_connections"]
     assert [one["removed"] for one in results if "removed" in one] == [True, True, False]
+
+
+def test_compares_algorithms_without_a_limit() -> None:
+    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
+    event = b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 9}'
+    ((_, result),) = run(config, [event], compare=True)
+    assert result["algorithms"]["windowed_burst"] == {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": None}

@@ -316,3 +316,27 @@ def test_refuses_endless_tagged_fields_unwalked() -> None:
         frame = struct.pack(">i", 50_000_000) + head + b"\1\0" * 10
         with pytest.raises(WireError, match="tagged fields in a request header"):
             requests.parse_request_header(frame, 0, len(frame), 100_000_000)
+
+
+def test_controlled_shutdown_0_has_no_client_id() -> None:
+    for body in (b"", b"\0\0\0\1"):
+        frame = framed(struct.pack(">hhi", 7, 0, 42) + body)
+        assert header_of(frame) == (8 + len(body), 7, 0, 42, "", 12, True)
+
+
+def test_cache_of_client_ids_is_bounded() -> None:
+    for number in range(10_000):
+        frame = framed(header(3, 1, 5, b"id-%d" % number))
+        parsed = requests.parse_request_header(frame, 0, len(frame))
+        assert parsed is not None
+        assert parsed.client_id == f"id-{number}"
+    assert len(requests._client_ids) <= requests._MAX_CACHED_CLIENT_IDS
+    long = framed(header(3, 1, 5, b"x" * 32767))
+    assert (header_of_whole := requests.parse_request_header(long, 0, len(long))) is not None
+    assert len(header_of_whole.client_id) == 32767
+    assert b"x" * 32767 not in requests._client_ids
+
+
+def test_unknown_fetch_versions_are_not_guessed() -> None:
+    for version in (-1, 19):
+        assert requests.parse_fetch(bytes(100), 0, 100, version) is None

@@ -156,3 +156,13 @@ def test_a_response_of_endless_empty_elements_is_refused_early(where: str) -> No
     with pytest.raises(WireError, match="more than 100000 elements"):
         feed_all()
     assert fed[-1] < len(frame) // 2
+
+
+def test_wrong_use_is_an_error() -> None:
+    scrubber = ShareFetchScrubber(1)
+    assert scrubber.skippable == 0
+    with pytest.raises(ValueError, match="cannot be skipped"):
+        scrubber.skip(1)
+    frame = kio_frame(sample(kio_class(apis.SHARE_FETCH, 1), random.Random(3), repeat=1))
+    with pytest.raises(ValueError, match="more bytes"):
+        scrubber.feed(frame + b"x")
