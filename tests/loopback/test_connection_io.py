@@ -142,6 +142,13 @@ def test_shorter_doors_do_as_the_general_ones() -> None:
         same(play(script, CountedDoors), play(script, GeneralDoors))
 
     compare()
+    for flags in (16, 17, 16 + 32, 17 + 8 + 32):  # no limit, one that is exceeded, at most two requests in flight
+        script = bytes((flags,))
+        for number in range(1, 13, 2):
+            script += step(CLIENT, produce(number, 700), 255) + step(CLIENT, produce(number + 1, 700), 255)
+            script += step(ANSWER, answer_plain(7, number), 255) + step(ANSWER, answer_plain(7, number + 1), 255)
+            script += STEP.pack(PASS, 0, 900)
+        same(play(script, CountedDoors), play(script, GeneralDoors))
     print(CountedDoors.taken)
     for done in ("request 1", "request 2", "response 1", "response 2"):
         assert CountedDoors.taken[done], f"no example took {done}"

@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.net.io.loop import EventLoop
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
 from quota.entity import DEFAULT
@@ -110,6 +111,7 @@ def proxy_before(
     ledger: Ledger | None = None,
     interceptors: Interceptors = NO_INTERCEPTORS,
     listen_host: str = "127.0.0.1",
+    loop: EventLoop | None = None,
     **settings: Any,
 ) -> Proxy:
     """A proxy on free ports, not served yet; without a ledger, one that limits nothing."""
@@ -118,6 +120,7 @@ def proxy_before(
         ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **settings),
         ledger or Ledger(QuotaTable()),
         interceptors=interceptors,
+        loop=loop,
     )
 
 
