@@ -11,6 +11,7 @@ import glob
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 
 from setuptools import Extension, setup
@@ -40,6 +41,9 @@ else:
 # What has a .pxd beside it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
 # .py beside that one does the same without). But for these, whose functions are part of those that call them.
 INCLUDED = ("proxy/core/wire/integers.pxd", "proxy/net/tls/_calls.pxd")
+OPENSSL = ("proxy/net/tls/_openssl.pxd", "proxy/net/io/records.pxd")
+"""Where OpenSSL's headers are; elsewhere Python's `ssl` does it."""
+HAS_OPENSSL = b"#include <openssl/ssl.h>\n#if OPENSSL_VERSION_MAJOR < 3\n#error\n#endif\n"
 TYPES = sorted([*glob.glob("quota/*.pxd"), *glob.glob("proxy/*/*/*.pxd")])
 # Python's rules stay: bounds are checked, integers are divided as Python does, annotations do not change what a name
 # may be.
@@ -57,7 +61,10 @@ def extension(types: str) -> Extension:
     module = types.removesuffix(".pxd")
     source = f"{module}.pyx" if os.path.exists(f"{module}.pyx") else f"{module}.py"
     name = module.replace("/", ".")
-    return Extension(name, [source], depends=TYPES, extra_compile_args=COMPILE, extra_link_args=LINK)
+    libraries = ["ssl", "crypto"] if types in OPENSSL else []
+    return Extension(
+        name, [source], depends=TYPES, libraries=libraries, extra_compile_args=COMPILE, extra_link_args=LINK
+    )
 
 
 EXTENSIONS = [extension(types) for types in TYPES if types not in INCLUDED]
@@ -111,6 +118,7 @@ class BuildDataPath(build_ext):
         compiler = self.compiler.compiler_so[0]
         if shutil.which(compiler) is None:
             raise PlatformError(f"no C compiler ({compiler})")
+        self.leave_out_openssl()
         in_c = cythonize(
             self.extensions,
             build_dir=self.build_temp,
@@ -122,6 +130,21 @@ class BuildDataPath(build_ext):
         for extension in self.extensions:
             extension.sources = sources[extension.name]
         super().build_extensions()
+
+    def leave_out_openssl(self) -> None:
+        """Where the headers of OpenSSL 3 are not, compile what does not need them."""
+        others = [one for one in self.extensions if not one.libraries]
+        if others == self.extensions:
+            return
+        command = [*self.compiler.compiler_so, "-E", "-x", "c", "-o", os.devnull, "-"]
+        found = subprocess.run(command, input=HAS_OPENSSL, stderr=subprocess.DEVNULL, check=False)
+        if found.returncode == 0:
+            return
+        said = "the headers of OpenSSL 3 are not found (Debian: libssl-dev)"
+        if REQUIRED:
+            raise PlatformError(said)
+        print(f"kquota: TLS is not compiled, Python's ssl does it: {said}", file=sys.stderr)
+        self.extensions = others
 
     def remove(self, in_place: int) -> None:
         """What was compiled from an earlier source must not be taken for this one."""

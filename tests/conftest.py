@@ -159,3 +159,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     from tests.support.certificates import Authority
 
     return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(params=("openssl", "python"))
+def tls_by(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Sidecars in this process do TLS by calling OpenSSL, then by Python's `ssl`."""
+    from tests.support.tls_pairs import IMPLEMENTATIONS, done_by
+
+    if request.param not in IMPLEMENTATIONS:
+        pytest.skip(f"TLS is done by {', '.join(IMPLEMENTATIONS)} alone here")
+    with done_by(request.param):
+        yield request.param

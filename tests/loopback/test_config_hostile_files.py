@@ -42,6 +42,7 @@ from quota.table import QuotaTable
 from tests.support.certificates import Authority, Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away
 from tests.support.scripted_broker import until
+from tests.support.tls_pairs import done_by
 
 LIMIT_S = 30.0
 UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
@@ -183,15 +184,16 @@ def test_refuses_irregular_certificates_and_keys(
     assert str(error.value).startswith(f"listen.tls.{name} {path}: cannot be read: {reason}")
 
 
-def test_openssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
     monkeypatch.setattr(
-        "proxy.net.tls.contexts.in_memory",
+        "proxy.net.tls.python_ssl.in_memory",
         lambda data: _after(in_memory(data), lambda: put("FIFO", key)),
     )
-    assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
+    with done_by("python"):
+        assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
 
 
 def _after(manager: Any, act: Callable[[], object]) -> Any:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import select
 import socket
 import ssl
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.net.tls import channel
 from proxy.net.tls.channel import TlsSocket
 from tests.support.certificates import Authority
-from tests.support.tls_pairs import contexts, over_tcp, pair
+from tests.support.openssl_peer import TLS1_2, Peer, PeerError
+from tests.support.tls_pairs import IMPLEMENTATIONS, Contexts, contexts, over_tcp, pair, shake_hands
 
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
-DIRECT = pytest.param(True, marks=pytest.mark.skipif(bool(channel.WHY_NOT), reason=channel.WHY_NOT), id="openssl")
-BOTH_WAYS = pytest.mark.parametrize("direct", [DIRECT, pytest.param(False, id="python")])
-ONLY_DIRECT = pytest.mark.skipif(bool(channel.WHY_NOT), reason=channel.WHY_NOT)
+BOTH_WAYS = pytest.mark.parametrize("by", IMPLEMENTATIONS)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def read(ours: TlsSocket, most: int = 65_536) -> bytes | None:
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
-    both: Contexts, direct: bool, version: ssl.TLSVersion, seed: int
+    both: Contexts, by: str, version: ssl.TLSVersion, seed: int
 ) -> None:
     """Both directions at once, sockets of a few kilobytes, records cut anywhere, reads and writes of any size."""
     chance = random.Random(seed)
@@ -52,8 +49,8 @@ def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
     heard_there, heard_back = bytearray(), bytearray()
     to_theirs, to_ours = there, back
     full = empty = 0
-    with pair(both, direct=direct, buffer_bytes=4608, version=version) as made:
-        assert made.ours.version() == ("TLSv1.2" if version is ssl.TLSVersion.TLSv1_2 else "TLSv1.3")
+    with pair(both, by, buffer_bytes=4608, version=version) as made:
+        assert made.theirs.version() == ("TLSv1.2" if version is ssl.TLSVersion.TLSv1_2 else "TLSv1.3")
         attempt: bytes = b""
         while len(heard_there) < len(there) or len(heard_back) < len(back):
             if to_theirs:
@@ -82,9 +79,9 @@ def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
 
 
 @BOTH_WAYS
-def test_a_short_read_has_taken_all_there_was(both: Contexts, direct: bool) -> None:
+def test_a_short_read_has_taken_all_there_was(both: Contexts, by: str) -> None:
     """The promise that edge-triggered watching needs; and what a small read leaves inside counts as unread."""
-    with pair(both, direct=direct) as made:
+    with pair(both, by) as made:
         for size in (1, 100, 16_384, 5):  # records
             made.theirs.send(b"x" * size)
         made.settle()
@@ -97,8 +94,8 @@ def test_a_short_read_has_taken_all_there_was(both: Contexts, direct: bool) -> N
 
 
 @BOTH_WAYS
-def test_half_a_tls_record_yields_nothing(both: Contexts, direct: bool) -> None:
-    with pair(both, direct=direct) as made:
+def test_half_a_tls_record_yields_nothing(both: Contexts, by: str) -> None:
+    with pair(both, by) as made:
         made.theirs.send(b"whole")
         record = made.far.recv(65_536)
         for at in range(len(record)):
@@ -108,9 +105,9 @@ def test_half_a_tls_record_yields_nothing(both: Contexts, direct: bool) -> None:
 
 
 @BOTH_WAYS
-def test_the_end_comes_after_what_came_before_it(both: Contexts, direct: bool) -> None:
+def test_the_end_comes_after_what_came_before_it(both: Contexts, by: str) -> None:
     """A goodbye (close_notify) in the same breath as data: data first; then the reader is woken once more."""
-    with pair(both, direct=direct) as made, select.epoll() as poller:
+    with pair(both, by) as made, select.epoll() as poller:
         made.theirs.send(b"last words")
         with suppress(ssl.SSLWantReadError):
             made.theirs.unwrap()
@@ -124,8 +121,8 @@ def test_the_end_comes_after_what_came_before_it(both: Contexts, direct: bool) -
 
 @BOTH_WAYS
 @pytest.mark.parametrize("inside", [False, True], ids=["between records", "inside a record"])
-def test_end_without_close_notify_is_an_end(both: Contexts, direct: bool, inside: bool) -> None:
-    with pair(both, direct=direct) as made:
+def test_end_without_close_notify_is_an_end(both: Contexts, by: str, inside: bool) -> None:
+    with pair(both, by) as made:
         made.theirs.send(b"data")
         record = made.far.recv(65_536)
         made.near.send(record[:-3] if inside else record)
@@ -134,10 +131,9 @@ def test_end_without_close_notify_is_an_end(both: Contexts, direct: bool, inside
         assert read(made.ours) == b""
 
 
-@ONLY_DIRECT
-def test_reset_is_reported_as_reset(both: Contexts) -> None:
-    """Python's `ssl` takes it for an end."""
-    with over_tcp(both) as (ours, theirs):
+@BOTH_WAYS
+def test_reset_is_reported_as_reset(both: Contexts, by: str) -> None:
+    with over_tcp(both, by) as (ours, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
         select.select([ours], (), (), 5)
@@ -147,8 +143,8 @@ def test_reset_is_reported_as_reset(both: Contexts) -> None:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("how", ["flipped", "garbage", "too long", "plain"])
-def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, direct: bool, how: str) -> None:
-    with pair(both, direct=direct) as made, pair(both, direct=direct) as other:
+def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: str, how: str) -> None:
+    with pair(both, by) as made, pair(both, by) as other:
         made.theirs.send(b"x" * 100)
         record = bytearray(made.far.recv(65_536))
         if how == "flipped":
@@ -176,46 +172,75 @@ def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, direc
 
 
 @BOTH_WAYS
-def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, direct: bool) -> None:
+def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: str) -> None:
     """OpenSSL's queue of errors is the thread's: who leaves one there makes the next one's "would block" a failure."""
-    with pair(both, direct=direct) as made, pair(both, direct=False) as other:
+    with pair(both, by) as made, pair(both, by) as other:
         made.near.close()
         assert read(made.ours) == b""
         with pytest.raises(ssl.SSLWantReadError):
             other.theirs.recv(1)
 
 
-@ONLY_DIRECT
-def test_keys_are_updated_while_data_goes_both_ways(both: Contexts) -> None:
-    """TLS 1.3: the answer to a peer's KeyUpdate is written while we read. CPython has no call for it."""
-    library = ctypes.CDLL("libssl.so.3")
-    with pair(both, direct=True, buffer_bytes=4608) as made:
-        theirs = ctypes.c_void_p.from_address(id(made.theirs._sslobj) + 24)  # type: ignore[attr-defined]
-        sent = heard = b""
-        rest = b""
-        for number in range(50):
-            assert library.SSL_key_update(theirs, 1) == 1  # SSL_KEY_UPDATE_REQUESTED
-            made.theirs.send(b"%d " % number)
-            made.carry()
-            assert read(made.ours) == b"%d " % number
-            rest += b"answer %d " % number * 100
-            sent += b"answer %d " % number * 100
-            with suppress(BlockingIOError):
-                rest = rest[made.ours.send(rest) :]
-            made.settle()
-            heard += made.all_of_theirs()
+@contextmanager
+def beside_peer(both: Contexts, by: str, **more: Any) -> Iterator[tuple[TlsSocket, Peer]]:
+    """Our end and OpenSSL's client, before the handshake, with small buffers."""
+    near, far = socket.socketpair()
+    for one in (near, far):
+        one.setblocking(False)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    with TlsSocket(both.ours[by], near) as ours, closing(Peer(far, **more)) as peer:
+        yield ours, peer
+
+
+@BOTH_WAYS
+def test_keys_are_updated_while_data_goes_both_ways(both: Contexts, by: str) -> None:
+    """TLS 1.3: the answer to a peer's KeyUpdate is written while we read."""
+    with beside_peer(both, by) as (ours, peer):
+        shake_hands(ours, peer)
+        rest = sent = b"".join(b"answer %d " % number * 100 for number in range(50))
+        heard = b""
+        asked = 0
         while len(heard) < len(sent):
-            if rest:
-                with suppress(BlockingIOError):
-                    rest = rest[made.ours.send(rest) :]
-            made.settle()
-            heard += made.all_of_theirs()
+            if asked < 50:
+                asked += 1
+                assert peer.update_keys()
+                assert peer.send(b"%d " % asked)
+                assert read(ours) == b"%d " % asked
+            with suppress(BlockingIOError):
+                rest = rest[ours.send(rest) if rest else 0 :]
+            heard += peer.recv() or b""
         assert heard == sent
 
 
-@ONLY_DIRECT
-def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts) -> None:
-    with pair(both, direct=True, buffer_bytes=4608) as made:
+@BOTH_WAYS
+def test_renegotiation_is_refused(both: Contexts, by: str) -> None:
+    with beside_peer(both, by, version=TLS1_2) as (ours, peer):
+        shake_hands(ours, peer)
+        assert peer.renegotiate()
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.do_handshake()
+        assert read(ours) is None
+        with pytest.raises(PeerError, match="no renegotiation"):
+            peer.do_handshake()
+
+
+@BOTH_WAYS
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Python's ssl does with it
+@pytest.mark.parametrize("version", [TLS1_2, 0], ids=["1.2", "1.3"])
+def test_name_that_a_client_asks_for(both: Contexts, by: str, version: int) -> None:
+    with beside_peer(both, by, version=version, name=b"kafka-0.test") as (ours, peer):
+        shake_hands(ours, peer)
+        assert ours.channel.server_name == "kafka-0.test"
+    with beside_peer(both, by, version=version, name="käse".encode()) as (ours, peer):
+        with pytest.raises(ssl.SSLError, match="CALLBACK_FAILED"):
+            shake_hands(ours, peer)
+        with pytest.raises(PeerError, match="tlsv1"):  # an alert
+            peer.do_handshake()
+
+
+@BOTH_WAYS
+def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts, by: str) -> None:
+    with pair(both, by, buffer_bytes=4608) as made:
         data = random.Random(2).randbytes(50_000)
         with pytest.raises(BlockingIOError):
             made.ours.send(data)
@@ -231,9 +256,9 @@ def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts) -> None:
             send_others()
 
 
-@ONLY_DIRECT
-def test_close_notify_comes_after_the_rest(both: Contexts) -> None:
-    with pair(both, direct=True, buffer_bytes=4608) as made:
+@BOTH_WAYS
+def test_close_notify_comes_after_the_rest(both: Contexts, by: str) -> None:
+    with pair(both, by, buffer_bytes=4608) as made:
         data = random.Random(3).randbytes(20_000)
         sent, heard = 0, b""
         while sent < len(data):
@@ -246,18 +271,3 @@ def test_close_notify_comes_after_the_rest(both: Contexts) -> None:
         heard += made.all_of_theirs()
         assert heard == data
         assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut
-
-
-def test_unknown_python_falls_back_to_ssl_module(monkeypatch: pytest.MonkeyPatch, both: Contexts) -> None:
-    openssl: Any = pytest.importorskip("proxy.net.tls._openssl")
-    monkeypatch.setattr(openssl, "LAYOUTS", {})
-    reason = openssl.why_not()
-    assert "layout of ssl's objects in this Python is not known" in reason
-    monkeypatch.setattr(channel, "WHY_NOT", reason)
-    with pair(both, direct=True) as made:
-        assert made.ours.channel is None
-        with pytest.raises(ValueError, match="is not known"):
-            openssl.Channel(made.ours)
-        made.theirs.send(b"all the same")
-        made.settle()
-        assert read(made.ours) == b"all the same"

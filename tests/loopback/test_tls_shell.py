@@ -28,6 +28,7 @@ from tests.support.session_tools import produce, produce_response
 from tests.support.tls_proxies import broker_context, client_context, connect, echo, tls_on, unknown_api
 
 Stream = trio.abc.Stream
+pytestmark = pytest.mark.usefixtures("tls_by")
 
 
 @pytest.fixture(scope="module")

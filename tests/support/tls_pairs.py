@@ -8,10 +8,29 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from proxy.net.tls import channel, python_ssl
 from proxy.net.tls.channel import TlsSocket
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
 from tests.support.certificates import Authority, Issued
+from tests.support.openssl_peer import Peer
+
+if TYPE_CHECKING:
+    from proxy.net.tls.channel import Context
+
+IMPLEMENTATIONS: Final = {"python": python_ssl.Context} | ({} if channel.WHY_NOT else {"openssl": channel.CONTEXT})
+"""Who does TLS, of those that are here."""
+
+
+@contextmanager
+def done_by(name: str) -> Iterator[None]:
+    """Contexts that are made meanwhile are this implementation's."""
+    before, channel.CONTEXT = channel.CONTEXT, IMPLEMENTATIONS[name]
+    try:
+        yield
+    finally:
+        channel.CONTEXT = before
 
 
 @dataclass(slots=True)
@@ -51,56 +70,60 @@ class Pair:
         return bytes(found)
 
 
-def contexts(authority: Authority, host: Issued) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's and a client's, as the sidecar makes them."""
-    server = ServerTls(KeyPair(host.chain, host.key)).context
-    client = ClientTls(authorities=authority.certificate).context
-    client.sslsocket_class = ssl.SSLSocket
-    return server, client
+class Contexts(NamedTuple):
+    """Of both ends."""
+
+    ours: dict[str, Context]
+    """A server's, as the sidecar makes it, by who does TLS (`IMPLEMENTATIONS`)."""
+    theirs: ssl.SSLContext
 
 
-def shake_hands(ours: TlsSocket, theirs: ssl.SSLSocket, carry: Callable[[], object] = lambda: None) -> None:
+def contexts(authority: Authority, host: Issued) -> Contexts:
+    """A server's and its clients'."""
+    ours = {}
+    for name in IMPLEMENTATIONS:
+        with done_by(name):
+            ours[name] = ServerTls(KeyPair(host.chain, host.key)).context
+    return Contexts(ours, ClientTls(authorities=authority.certificate).library_context)
+
+
+def shake_hands(*ends: TlsSocket | ssl.SSLSocket | Peer, carry: Callable[[], object] = lambda: None) -> None:
     """The handshake of both ends; `carry` passes on what they have sent, where nothing else does."""
-    waiting: list[ssl.SSLSocket] = [ours, theirs]
+    waiting = list(ends)
     while waiting:
         for one in list(waiting):
-            with suppress(ssl.SSLWantReadError):
+            with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 one.do_handshake()
                 waiting.remove(one)
         carry()
 
 
 @contextmanager
-def over_tcp(both: tuple[ssl.SSLContext, ssl.SSLContext]) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
+def over_tcp(both: Contexts, by: str) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
     """Our end and theirs after the handshake, over a TCP connection."""
-    server, client = both
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname())
         near, _ = listener.accept()
     for one in (far, near):
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    ours = server.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
-    theirs = client.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
-    assert isinstance(ours, TlsSocket)
+    ours = TlsSocket(both.ours[by], near)
+    theirs = both.theirs.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
     with ours, theirs:
         shake_hands(ours, theirs)
-        ours.established()
         yield ours, theirs
 
 
 @contextmanager
 def pair(
-    both: tuple[ssl.SSLContext, ssl.SSLContext],
+    both: Contexts,
+    by: str,
     *,
-    direct: bool,
     buffer_bytes: int | None = None,
     version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[Pair]:
-    """After the handshake. `direct`: our end reads and writes by OpenSSL itself where that is compiled, else by
-    Python's `ssl`. `buffer_bytes`: of the sockets, to have them full soon."""
-    server, client = both
-    client.maximum_version = version
+    """After the handshake. `by`: who does our end's TLS. `buffer_bytes`: of the sockets, to have them full soon."""
+    both.theirs.maximum_version = version
     left, near = socket.socketpair()
     far, right = socket.socketpair()
     for one in (left, near, far, right):
@@ -108,14 +131,11 @@ def pair(
         if buffer_bytes is not None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-    ours = server.wrap_socket(left, server_side=True, do_handshake_on_connect=False)
-    theirs = client.wrap_socket(right, server_hostname="localhost", do_handshake_on_connect=False)
-    assert isinstance(ours, TlsSocket)
+    ours = TlsSocket(both.ours[by], left)
+    theirs = both.theirs.wrap_socket(right, server_hostname="localhost", do_handshake_on_connect=False)
     made = Pair(ours, theirs, near, far)
     try:
-        shake_hands(ours, theirs, made.settle)
-        if direct:
-            ours.established()
+        shake_hands(ours, theirs, carry=made.settle)
         yield made
     finally:
         for one in (ours, theirs, near, far):

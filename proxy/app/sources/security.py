@@ -38,7 +38,7 @@ class Security:
         if self.upstream_tls is None:
             return {**login, "security_protocol": "SASL_PLAINTEXT"} if login else {}
         protocol = "SASL_SSL" if login else "SSL"
-        return {**login, "security_protocol": protocol, "ssl_context": self.upstream_tls.library_context()}
+        return {**login, "security_protocol": protocol, "ssl_context": self.upstream_tls.library_context}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from socket import SHUT_WR, socket
 import trio
 
 from proxy.core.errors import SessionError
-from proxy.net.io import calls, records
+from proxy.net.io import calls
 from proxy.net.io.endpoint import Endpoint
+from proxy.net.tls import python_ssl
 from proxy.net.tls.channel import TlsSocket
 
 
@@ -38,5 +39,9 @@ def close(sock: socket) -> None:
 def endpoint_of(sock: object) -> Endpoint:
     """The endpoint for this socket, plain or TLS."""
     if isinstance(sock, TlsSocket):
-        return Endpoint(sock, splices=False) if sock.channel is None else records.TlsEndpoint(sock, splices=False)
+        if isinstance(sock.channel, python_ssl.Channel):
+            return Endpoint(sock, splices=False)
+        from proxy.net.io.records import TlsEndpoint  # compiled only where _openssl is
+
+        return TlsEndpoint(sock, splices=False)
     return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ class Connections:
             if destination is None or await begins_with_tls(client, tls.handshake_timeout_s):
                 channel, tls_user = await self._handshakes.with_client(tls, client, peer)
                 if destination is not None and self._interception is not None:
-                    dial = self._dialer.through(destination, self._interception.dial, channel.server_name)
+                    dial = self._dialer.through(destination, self._interception.dial, channel.channel.server_name)
                 secured = channel
             try:
                 user, source = self._settings.identity.choose(tls=tls_user)

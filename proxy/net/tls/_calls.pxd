@@ -1,70 +1,112 @@
 """OpenSSL's and the kernel's functions that `proxy/net/tls/_openssl.pyx`, and nothing else, calls."""
 
-from proxy.net.tls._openssl cimport BIO, SSL
+from proxy.net.tls._openssl cimport SSL, SSL_CTX
 
 
-cdef extern from *:
-    """
-    #include <dlfcn.h>
-    #include <sys/socket.h>
+cdef extern from "openssl/ssl.h" nogil:
+    ctypedef struct SSL_METHOD:
+        pass
+    ctypedef struct BIO:
+        pass
+    ctypedef struct EVP_PKEY:
+        pass
+    ctypedef struct X509:
+        pass
+    ctypedef struct X509_STORE:
+        pass
+    ctypedef struct X509_VERIFY_PARAM:
+        pass
+    const SSL_METHOD *TLS_server_method()
+    const SSL_METHOD *TLS_client_method()
+    SSL_CTX *SSL_CTX_new(const SSL_METHOD *)
+    void SSL_CTX_free(SSL_CTX *)
+    unsigned long long SSL_CTX_set_options(SSL_CTX *, unsigned long long)
+    long SSL_CTX_set_mode(SSL_CTX *, long)
+    long SSL_CTX_set_min_proto_version(SSL_CTX *, long)
+    int SSL_CTX_set_session_id_context(SSL_CTX *, const unsigned char *, unsigned int)
+    int SSL_CTX_set_cipher_list(SSL_CTX *, const char *)
+    void SSL_CTX_set_verify(SSL_CTX *, int, void *)
+    long SSL_CTX_set_tlsext_servername_callback(SSL_CTX *, int (*)(SSL *, int *, void *) noexcept nogil)
+    X509_VERIFY_PARAM *SSL_CTX_get0_param(SSL_CTX *)
+    int SSL_CTX_set_default_verify_paths(SSL_CTX *)
+    X509_STORE *SSL_CTX_get_cert_store(const SSL_CTX *)
+    int SSL_CTX_use_certificate(SSL_CTX *, X509 *)
+    int SSL_CTX_add1_chain_cert(SSL_CTX *, X509 *)
+    int SSL_CTX_use_PrivateKey(SSL_CTX *, EVP_PKEY *)
+    int SSL_CTX_check_private_key(const SSL_CTX *)
+    SSL *SSL_new(SSL_CTX *)
+    void SSL_free(SSL *)
+    void SSL_set_bio(SSL *, BIO *, BIO *)
+    void SSL_set_accept_state(SSL *)
+    void SSL_set_connect_state(SSL *)
+    long SSL_set_tlsext_host_name(SSL *, const char *)
+    X509_VERIFY_PARAM *SSL_get0_param(SSL *)
+    int SSL_do_handshake(SSL *)
+    int SSL_read_ex(SSL *, void *, size_t, size_t *)
+    int SSL_write_ex(SSL *, const void *, size_t, size_t *)
+    int SSL_shutdown(SSL *)
+    int SSL_pending(const SSL *)
+    int SSL_get_error(const SSL *, int)
+    long SSL_get_verify_result(const SSL *)
+    const char *SSL_get_servername(const SSL *, int)
+    X509 *SSL_get1_peer_certificate(const SSL *)
+    const int SSL_ERROR_SSL, SSL_ERROR_WANT_READ, SSL_ERROR_WANT_WRITE, SSL_ERROR_ZERO_RETURN, TLS1_2_VERSION
+    const int SSL_VERIFY_NONE, SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF_NO_PEER_CERT, SSL_AD_UNRECOGNIZED_NAME
+    const int SSL_TLSEXT_ERR_OK, SSL_TLSEXT_ERR_ALERT_FATAL, TLSEXT_NAMETYPE_host_name, OPENSSL_VERSION
+    const long SSL_MODE_AUTO_RETRY, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER, SSL_MODE_RELEASE_BUFFERS
+    const unsigned long long SSL_OP_ALL, SSL_OP_NO_COMPRESSION, SSL_OP_CIPHER_SERVER_PREFERENCE
+    const unsigned long long SSL_OP_NO_RENEGOTIATION, SSL_OP_IGNORE_UNEXPECTED_EOF, SSL_OP_DONT_INSERT_EMPTY_FRAGMENTS
+    const char *OpenSSL_version(int)
+    void OPENSSL_free(void *)
 
-    typedef struct bio_method_st kq_METHOD;
-    /* Of OpenSSL 1.1.1 and 3: what is called, found where Python's own module finds it. */
-    #define KQ_CALLS(X) \\
-        X(int, SSL_read_ex, (kq_SSL *, void *, size_t, size_t *)) \\
-        X(int, SSL_write_ex, (kq_SSL *, const void *, size_t, size_t *)) \\
-        X(int, SSL_get_error, (const kq_SSL *, int)) X(int, SSL_get_fd, (const kq_SSL *)) \\
-        X(void *, SSL_get_SSL_CTX, (const kq_SSL *)) X(void, SSL_set_read_ahead, (kq_SSL *, int)) \\
-        X(void, SSL_set_bio, (kq_SSL *, kq_BIO *, kq_BIO *)) X(void, ERR_clear_error, (void)) \\
-        X(unsigned long, ERR_peek_last_error, (void)) X(const char *, ERR_reason_error_string, (unsigned long)) \\
-        X(kq_BIO *, BIO_new, (const kq_METHOD *)) X(int, BIO_free, (kq_BIO *)) X(int, BIO_up_ref, (kq_BIO *)) \\
-        X(void, BIO_set_data, (kq_BIO *, void *)) X(void *, BIO_get_data, (kq_BIO *)) \\
-        X(void, BIO_set_init, (kq_BIO *, int)) X(void, BIO_set_flags, (kq_BIO *, int)) \\
-        X(void, BIO_clear_flags, (kq_BIO *, int)) X(int, BIO_get_new_index, (void)) \\
-        X(kq_METHOD *, BIO_meth_new, (int, const char *)) \\
-        X(int, BIO_meth_set_read_ex, (kq_METHOD *, int (*)(kq_BIO *, char *, size_t, size_t *))) \\
-        X(int, BIO_meth_set_write_ex, (kq_METHOD *, int (*)(kq_BIO *, const char *, size_t, size_t *))) \\
-        X(int, BIO_meth_set_ctrl, (kq_METHOD *, long (*)(kq_BIO *, int, long, void *)))
-    #define KQ_DECLARE(result, name, arguments) static result (*kq_##name) arguments;
-    KQ_CALLS(KQ_DECLARE)
-    #define KQ_FIND(result, name, arguments) \\
-        if (!(*(void **)&kq_##name = dlsym(from, #name))) return #name;
-    static const char *kq_find(const char *module) {
-        void *from = dlopen(module, RTLD_NOW | RTLD_NOLOAD);
-        if (!from) return "dlopen";
-        KQ_CALLS(KQ_FIND)
-        return 0;
-    }
-    enum { KQ_RETRY_READ = 0x01 | 0x08, KQ_RETRY_WRITE = 0x02 | 0x08, KQ_FLAGS = 0x0f,
-           KQ_CTRL_EOF = 2, KQ_CTRL_FLUSH = 11, KQ_TYPE = 0x0400 /* BIO_TYPE_SOURCE_SINK */ };
-    """
-    ctypedef struct METHOD "kq_METHOD"
-    const char *kq_find(const char *module)
-    int SSL_read_ex "kq_SSL_read_ex"(SSL *, void *, size_t, size_t *)
-    int SSL_write_ex "kq_SSL_write_ex"(SSL *, const void *, size_t, size_t *)
-    int SSL_get_error "kq_SSL_get_error"(const SSL *, int)
-    int SSL_get_fd "kq_SSL_get_fd"(const SSL *)
-    void *SSL_get_SSL_CTX "kq_SSL_get_SSL_CTX"(const SSL *)
-    void SSL_set_read_ahead "kq_SSL_set_read_ahead"(SSL *, int)
-    void SSL_set_bio "kq_SSL_set_bio"(SSL *, BIO *, BIO *)
-    void ERR_clear_error "kq_ERR_clear_error"()
-    unsigned long ERR_peek_last_error "kq_ERR_peek_last_error"()
-    const char *ERR_reason_error_string "kq_ERR_reason_error_string"(unsigned long)
-    BIO *BIO_new "kq_BIO_new"(const METHOD *)
-    int BIO_free "kq_BIO_free"(BIO *)
-    int BIO_up_ref "kq_BIO_up_ref"(BIO *)
-    void BIO_set_data "kq_BIO_set_data"(BIO *, void *)
-    void *BIO_get_data "kq_BIO_get_data"(BIO *) noexcept
-    void BIO_set_init "kq_BIO_set_init"(BIO *, int)
-    void BIO_set_flags "kq_BIO_set_flags"(BIO *, int) noexcept
-    void BIO_clear_flags "kq_BIO_clear_flags"(BIO *, int) noexcept
-    int BIO_get_new_index "kq_BIO_get_new_index"()
-    METHOD *BIO_meth_new "kq_BIO_meth_new"(int, const char *)
-    int BIO_meth_set_read_ex "kq_BIO_meth_set_read_ex"(METHOD *, int (*)(BIO *, char *, size_t, size_t *) noexcept)
-    int BIO_meth_set_write_ex "kq_BIO_meth_set_write_ex"(METHOD *, int (*)(BIO *, const char *, size_t, size_t *) noexcept)
-    int BIO_meth_set_ctrl "kq_BIO_meth_set_ctrl"(METHOD *, long (*)(BIO *, int, long, void *) noexcept)
-    const int KQ_RETRY_READ, KQ_RETRY_WRITE, KQ_FLAGS, KQ_CTRL_EOF, KQ_CTRL_FLUSH, KQ_TYPE
+cdef extern from "openssl/err.h" nogil:
+    void ERR_clear_error()
+    unsigned long ERR_peek_last_error()
+    const char *ERR_reason_error_string(unsigned long)
+
+cdef extern from "openssl/x509v3.h" nogil:
+    ctypedef struct ASN1_OCTET_STRING:
+        pass
+    X509 *d2i_X509(X509 **, const unsigned char **, long)
+    int i2d_X509(const X509 *, unsigned char **)
+    void X509_free(X509 *)
+    int X509_STORE_add_cert(X509_STORE *, X509 *)
+    void X509_VERIFY_PARAM_set_hostflags(X509_VERIFY_PARAM *, unsigned int)
+    int X509_VERIFY_PARAM_set_flags(X509_VERIFY_PARAM *, unsigned long)
+    int X509_VERIFY_PARAM_set1_host(X509_VERIFY_PARAM *, const char *, size_t)
+    int X509_VERIFY_PARAM_set1_ip_asc(X509_VERIFY_PARAM *, const char *)
+    const char *X509_verify_cert_error_string(long)
+    ASN1_OCTET_STRING *a2i_IPADDRESS(const char *)
+    void ASN1_OCTET_STRING_free(ASN1_OCTET_STRING *)
+    const unsigned int X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS
+    const unsigned long X509_V_FLAG_TRUSTED_FIRST
+    const long X509_V_OK, X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+
+cdef extern from "openssl/pem.h" nogil:
+    EVP_PKEY *PEM_read_bio_PrivateKey(BIO *, EVP_PKEY **, int (*)(char *, int, int, void *) noexcept nogil, void *)
+    void EVP_PKEY_free(EVP_PKEY *)
+
+cdef extern from "openssl/bio.h" nogil:
+    ctypedef struct BIO_METHOD:
+        pass
+    BIO *BIO_new(const BIO_METHOD *)
+    BIO *BIO_new_mem_buf(const void *, int)
+    int BIO_free(BIO *)
+    void BIO_set_data(BIO *, void *)
+    void *BIO_get_data(BIO *)
+    void BIO_set_init(BIO *, int)
+    void BIO_clear_retry_flags(BIO *)
+    void BIO_set_retry_read(BIO *)
+    void BIO_set_retry_write(BIO *)
+    int BIO_get_new_index()
+    BIO_METHOD *BIO_meth_new(int, const char *)
+    int BIO_meth_set_read_ex(BIO_METHOD *, int (*)(BIO *, char *, size_t, size_t *) noexcept nogil)
+    int BIO_meth_set_write_ex(BIO_METHOD *, int (*)(BIO *, const char *, size_t, size_t *) noexcept nogil)
+    int BIO_meth_set_ctrl(BIO_METHOD *, long (*)(BIO *, int, long, void *) noexcept nogil)
+    const int BIO_CTRL_EOF, BIO_CTRL_FLUSH, BIO_TYPE_SOURCE_SINK
+
+cdef extern from "sys/socket.h" nogil:
     const int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RD
-    ssize_t c_recv "recv"(int fd, void *buf, size_t count, int flags) noexcept
-    ssize_t c_send "send"(int fd, const void *buf, size_t count, int flags) noexcept
-    int c_shutdown "shutdown"(int fd, int how) noexcept
+    ssize_t c_recv "recv"(int fd, void *buf, size_t count, int flags)
+    ssize_t c_send "send"(int fd, const void *buf, size_t count, int flags)
+    int c_shutdown "shutdown"(int fd, int how)

@@ -1,31 +1,39 @@
 """What other compiled modules of the data path call (`proxy/net/tls/_openssl.pyx`)."""
 
-cdef extern from *:
-    """
-    typedef struct ssl_st kq_SSL;
-    typedef struct bio_st kq_BIO;
-    """
-    ctypedef struct SSL "kq_SSL"
-    ctypedef struct BIO "kq_BIO"
+cdef extern from "openssl/ssl.h" nogil:
+    ctypedef struct SSL:
+        pass
+    ctypedef struct SSL_CTX:
+        pass
+
+
+cdef struct Wire:  # what OpenSSL's callbacks, which hold no GIL, know of a channel
+    int fd, failed_by
+    bint busy  # a read or write of the event loop's is in progress and owns the shared buffers
+    bint drained, got_some, ended, fresh
+    # Encrypted bytes read from the socket but not yet by OpenSSL: in INCOMING, between calls in `Channel.kept`.
+    const char *ahead
+    Py_ssize_t ahead_bytes, room_bytes
+    Py_ssize_t outgoing_bytes  # encrypted, in OUTGOING
+
+
+cdef class Context:
+    cdef SSL_CTX *ctx
+    cdef bint server, names
 
 
 cdef class Channel:
     cdef SSL *ssl
-    cdef BIO *bio
-    cdef object of  # Python's object, which owns OpenSSL's
-    cdef int fd, failed_by
-    cdef bint busy  # one of the calls below is in progress and owns the shared buffers
-    cdef bint drained, got_some, ended
-    # Encrypted bytes read from the socket but not yet by OpenSSL: in INCOMING, between calls in `kept`.
-    cdef const char *ahead
-    cdef Py_ssize_t ahead_bytes, room_bytes
+    cdef Wire wire
+    cdef str name  # that the peer has to prove
     cdef bytes kept
     # Encrypted bytes to be sent: `unsent` from `unsent_at` on, followed during a call by those in OUTGOING.
     cdef bytes unsent
-    cdef Py_ssize_t unsent_at, outgoing_bytes
+    cdef Py_ssize_t unsent_at
     # How much plaintext of the next send is already among them.
     cdef Py_ssize_t encrypted_bytes
 
+    cdef int ask_for(self, str name, bint proved) except -1
     cdef Py_ssize_t read_into(self, char *to, Py_ssize_t wanted) except -2
     cdef Py_ssize_t send_from(self, const char *data, Py_ssize_t count) except -2
     cdef bint flush(self) except -1

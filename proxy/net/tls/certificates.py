@@ -43,6 +43,10 @@ class CertificateError(ValueError):
     """The certificate cannot be parsed."""
 
 
+class EncryptedKeyError(ValueError):
+    """A private key has a password."""
+
+
 class _Value(NamedTuple):
     tag: int
     content: bytes

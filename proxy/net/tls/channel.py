@@ -1,25 +1,26 @@
 """A TLS connection with the interface of a plain non-blocking socket, so that the pumps need not care which it is.
 
-`TlsSocket` is made by the contexts of `proxy.net.tls.contexts` (``SSLContext.sslsocket_class``). What the pumps rely on
-with plain sockets holds here too: "would block" is BlockingIOError, a short read has emptied the socket, and a send
-that was not taken is repeated with the same bytes.
+What the pumps rely on with plain sockets holds here too: "would block" is BlockingIOError, a short read has emptied the
+socket, and a send that was not taken is repeated with the same bytes.
 """
 
 from __future__ import annotations
 
 import fcntl
 import socket
-import ssl
 import struct
 import termios
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from proxy.net.tls import python_ssl
 from quota import compiled
 
 if TYPE_CHECKING:
-    from proxy.net.tls._openssl import Channel
+    from proxy.net.tls import _openssl
+
+    Context = _openssl.Context | python_ssl.Context
 
 _APPLICATION_DATA: Final = 23
 _ALERT: Final = 21
@@ -29,108 +30,83 @@ _ALERT_BYTES: Final = 19
 and an authentication tag of 16 bytes (RFC 8446, section 5.2). No request of Kafka's fits in its two bytes."""
 
 
-def _why_not() -> str:
+def _choose() -> tuple[type[Context], str]:
     if compiled.WHY_NOT:
-        return compiled.WHY_NOT
+        return python_ssl.Context, compiled.WHY_NOT
     try:
         from proxy.net.tls import _openssl
+    except ModuleNotFoundError:
+        return python_ssl.Context, "kquota was compiled without the headers of OpenSSL 3 (Debian: libssl-dev)"
     except ImportError as error:
-        return str(error)
-    return _openssl.why_not()
+        return python_ssl.Context, str(error)
+    return _openssl.Context, ""
 
 
-WHY_NOT: Final[str] = _why_not()
-"""Why records are read and written by Python's `ssl`; empty where OpenSSL is called directly."""
+CONTEXT, WHY_NOT = _choose()
+"""How contexts and connections are made, and why not by calling OpenSSL directly; empty where they are."""
 
 
-class TlsSocket(ssl.SSLSocket):
+def description() -> str:
+    """For people: what TLS is done by."""
+    if WHY_NOT:
+        return f"Python's ssl: {WHY_NOT}"
+    from proxy.net.tls import _openssl
+
+    return _openssl.LIBRARY
+
+
+class TlsSocket(socket.socket):
     """Used by the event loop's thread alone, except for steps of the handshake."""
 
-    server_name: str | None = None
-    """The name in the client's ClientHello (SNI), on the server's side."""
-    channel: Channel | None = None
-    """Reads and writes by calling OpenSSL directly, once the handshake is done; None where impossible (`WHY_NOT`)."""
+    def __init__(self, context: Context, plain: socket.socket, server_name: str | None = None) -> None:
+        """Takes over the descriptor of `plain`. `server_name`: asked of a server, None if we are one."""
+        self.channel: Final = context.channel(plain.fileno(), server_name)
+        super().__init__(fileno=plain.detach())
+        self.setblocking(False)
 
-    def established(self) -> None:
-        """The handshake is done."""
-        if not WHY_NOT:
-            from proxy.net.tls import _openssl
-
-            self.channel = _openssl.Channel(self)
+    def do_handshake(self) -> None:
+        """Go on with the handshake. As `ssl.SSLSocket`, raises SSLWantReadError, SSLWantWriteError and OSError."""
+        self.channel.handshake()
 
     def close(self) -> None:
         """Close, as any socket."""
-        if self.channel is not None:
-            self.channel.close()
+        self.channel.close()
         super().close()
 
-    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Read as much as there is, across record boundaries. Raises BlockingIOError when it would block."""
         view = memoryview(buffer)
-        wanted = nbytes or len(view)
-        if self.channel is not None:
-            got = self.channel.receive(view[:wanted])
-            if got < 0:
-                raise BlockingIOError
-            return got
-        got = 0
-        try:
-            while got < wanted:
-                count = self.read(wanted - got, view[got:])
-                if not count:
-                    self._show_end(got)
-                    break
-                got += count  # type: ignore[operator]
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            if not got:
-                raise BlockingIOError from None
-        except OSError:
-            if not got:
-                raise
-            self._show_end(got)
+        got = self.channel.receive(view[: nbytes or len(view)])
+        if got < 0:
+            raise BlockingIOError
         return got
-
-    def _show_end(self, got: int) -> None:
-        """Return what came before the end first. A close_notify without the end of the connection after it has then
-        been taken from the kernel already, and the reader would wait for ever."""
-        if got:
-            with suppress(OSError):
-                socket.socket.shutdown(self, socket.SHUT_RD)
 
     def send(self, data: Any, flags: int = 0) -> int:
         """Returns how much of `data` was taken, or raises BlockingIOError. The rest has to be sent again before
         anything else."""
-        if self.channel is not None:
-            if not (sent := self.channel.send(data)) and len(data):
-                raise BlockingIOError
-            return sent
-        try:
-            return super().send(data)
-        except ssl.SSLWantWriteError:
-            raise BlockingIOError from None
+        if not (sent := self.channel.send(data)) and len(data):
+            raise BlockingIOError
+        return sent
 
-    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
         """As `send`, joined: few large records cost less than many small ones."""
         return self.send(b"".join(buffers))
 
     def shutdown(self, how: int) -> None:
         """SHUT_RD: wakes a reader, which finds the end, as on a plain socket. SHUT_WR: sends close_notify first."""
         if how != socket.SHUT_RD:
-            with suppress(OSError, ValueError):  # the peer's own close_notify is not waited for
-                self.unwrap()
-        socket.socket.shutdown(self, how)
+            with suppress(OSError):  # the peer's own close_notify is not waited for
+                self.channel.say_goodbye()
+        super().shutdown(how)
 
     def unread_bytes(self) -> int:
         """Bytes, encrypted ones among them, that came and have not been read; a lone close_notify does not count."""
-        waiting = received_bytes(self) - self._goodbye_bytes()
-        if self.channel is not None:
-            waiting += self.channel.encrypted_ahead_bytes
-        return waiting + (self.pending() if self._sslobj is not None else 0)  # type: ignore[attr-defined]
+        return received_bytes(self) - self._goodbye_bytes() + self.channel.unread_bytes
 
     def _goodbye_bytes(self) -> int:
         """Length of the alert that is all there is to read: close_notify, which many clients send before they close."""
         try:
-            head = socket.socket.recv(self, 64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            head = super().recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:
             return 0
         if len(head) < _RECORD_HEADER_BYTES:
@@ -143,7 +119,7 @@ class TlsSocket(ssl.SSLSocket):
     def discard(self, limit: int) -> bool:
         """Discard up to `limit` received bytes without decrypting them. False at the end or when it would block."""
         try:
-            return bool(socket.socket.recv(self, limit))
+            return bool(super().recv(limit))
         except OSError:
             return False
 

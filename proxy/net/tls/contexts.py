@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
-from proxy.net.files import in_memory, read_file
-from proxy.net.tls.certificates import CertificateError, in_pem, not_after_s, subject
-from proxy.net.tls.channel import TlsSocket
+from proxy.net.files import read_file
+from proxy.net.tls import channel, python_ssl
+from proxy.net.tls.certificates import CertificateError, EncryptedKeyError, in_pem, not_after_s, subject
 from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
+
+if TYPE_CHECKING:
+    from proxy.net.tls.channel import Context
+
+    C = TypeVar("C", bound=Context)
 
 CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 """Kafka's ssl.client.auth."""
@@ -57,8 +61,9 @@ class TlsSide:
         self._authorities = authorities
         self.expires_at_s: float | None = None
         """When the first certificate of our own chain expires (Unix time); None without one."""
-        self.context = self._load(first=True)
+        self.context: Context
         """The context for new connections."""
+        self.load(first=True)
 
     @property
     def paths(self) -> list[Path]:
@@ -66,50 +71,45 @@ class TlsSide:
         pair = [] if self._pair is None else [self._pair.certificate, self._pair.key]
         return pair if self._authorities is None else [*pair, self._authorities[1]]
 
-    def load(self) -> None:
+    def load(self, *, first: bool = False) -> None:
         """Load the files as they are now. Raises TlsFilesError, and keeps the previous context."""
-        self.context = self._load(first=False)
+        self.context = self._made(channel.CONTEXT, first)
 
-    def _load(self, *, first: bool) -> ssl.SSLContext:
-        context = self._new_context()
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it makes reads write, at our expense mostly
-        context.sslsocket_class = TlsSocket
+    def _made(self, kind: Callable[..., C], first: bool) -> C:
+        context = self._new_context(kind)
         if self._authorities is not None:
             self._trust(context, *self._authorities)
         expires_at_s = None if self._pair is None else self._own(context, self._pair, first=first)
         self.expires_at_s = expires_at_s
         return context
 
-    def _new_context(self) -> ssl.SSLContext:
+    def _new_context(self, kind: Callable[..., C]) -> C:
         raise NotImplementedError
 
     def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
         raise TlsFilesError(f"{self.setting}.{name} {path}: {reason}") from None
 
-    def _read(self, name: str, path: Path) -> tuple[bytes, list[bytes]]:
-        """The file, and the certificates in it."""
+    def _read(self, name: str, path: Path) -> list[bytes]:
+        """The certificates in a file."""
         try:
-            data = read_file(path, MAX_PEM_BYTES)
-            found = in_pem(data.decode("utf-8", "replace"))
+            found = in_pem(read_file(path, MAX_PEM_BYTES).decode("utf-8", "replace"))
         except OSError as error:
             self._refuse(name, path, f"cannot be read: {error.strerror or error}")
         except CertificateError as error:
             self._refuse(name, path, str(error))
         if not found:
             self._refuse(name, path, "expected certificates in PEM form (-----BEGIN CERTIFICATE-----)")
-        return data, found
+        return found
 
-    def _trust(self, context: ssl.SSLContext, name: str, path: Path) -> None:
-        _, found = self._read(name, path)
+    def _trust(self, context: Context, name: str, path: Path) -> None:
         try:
-            context.load_verify_locations(cadata=b"".join(found))
+            context.trust(self._read(name, path))
         except (ssl.SSLError, ValueError) as error:
             self._refuse(name, path, f"expected certificates of authorities: {error}")
 
-    def _own(self, context: ssl.SSLContext, pair: KeyPair, *, first: bool) -> float:
+    def _own(self, context: Context, pair: KeyPair, *, first: bool) -> float:
         """Load the pair into `context`. Returns when its chain expires."""
-        certificates, chain = self._read("certificate_file", pair.certificate)
+        chain = self._read("certificate_file", pair.certificate)
         try:
             expires_at_s = min(map(not_after_s, chain))
         except CertificateError as error:
@@ -124,10 +124,8 @@ class TlsSide:
         if b"PRIVATE KEY-----" not in key:
             self._refuse("key_file", pair.key, "expected a private key in PEM form (-----BEGIN PRIVATE KEY-----)")
         try:
-            # OpenSSL reads files only, and could block on whatever has replaced them meanwhile.
-            with in_memory(certificates) as certificate_path, in_memory(key) as key_path:
-                context.load_cert_chain(certificate_path, key_path, password=_no_password)
-        except _EncryptedKeyError:
+            context.own(chain, key)
+        except EncryptedKeyError:
             self._refuse("key_file", pair.key, "is encrypted; expected a private key without a password")
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH" or "TYPE_MISMATCH" in str(error.reason):
@@ -162,18 +160,14 @@ class ServerTls(TlsSide):
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
         super().__init__("listen.tls", pair, authorities)
 
-    def _new_context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = self._client_auth
-        context.sni_callback = _note_server_name
-        return context
+    def _new_context(self, kind: Callable[..., C]) -> C:
+        return kind(True, self._client_auth)
 
-    def user(self, sock: ssl.SSLSocket) -> str | None:
-        """The user named by the client's certificate; None if it sent none.
+    def user(self, der: bytes | None) -> str | None:
+        """The user named by the client's certificate (DER); None if it sent none.
 
         Raises NoRuleError and CertificateError.
         """
-        der = sock.getpeercert(binary_form=True)
         if der is None:
             return None
         name, users = subject(der), self._users
@@ -198,12 +192,6 @@ class ServerTls(TlsSide):
             return None, text
 
 
-def _note_server_name(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-    """The host that the client wanted (SNI, RFC 6066); in transparent mode, the broker is asked for it in turn."""
-    if isinstance(sock, TlsSocket):
-        sock.server_name = name
-
-
 class ClientTls(TlsSide):
     """Towards brokers (`upstream.tls`)."""
 
@@ -223,53 +211,22 @@ class ClientTls(TlsSide):
         self._verify_hostname = verify_hostname
         super().__init__("upstream.tls", pair, None if authorities is None else ("ca_file", authorities))
 
-    def _new_context(self) -> ssl.SSLContext:
-        context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.server_name = self._server_name
-        context.check_hostname = self._verify_hostname
+    def _new_context(self, kind: Callable[..., C]) -> C:
+        context = kind(False, ssl.CERT_REQUIRED, self._verify_hostname)
         if self._authorities is None:
-            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+            context.trust(None)
         return context
 
-    def library_context(self) -> ssl.SSLContext:
-        """A context for a library that makes its own connections, from the files as they are now.
-
-        Raises TlsFilesError.
-        """
-        context = self._load(first=True)
-        context.sslsocket_class = ssl.SSLSocket
-        return context
+    def load(self, *, first: bool = False) -> None:
+        """As in any side, and a context for libraries that make their own connections."""
+        library = self._made(python_ssl.Context, first).context
+        library.server_name = self._server_name
+        super().load(first=first)
+        self.library_context: ssl.SSLContext = library
 
     def name_for(self, host: str) -> str:
         """The name that is asked of the broker at `host` (SNI) and that it has to prove."""
         return self._server_name or host
-
-
-class _NamedContext(ssl.SSLContext):
-    """Always asks for one name, whatever host it is used for."""
-
-    server_name: str | None = None
-
-    def wrap_socket(
-        self,
-        sock: socket,
-        server_side: bool = False,
-        do_handshake_on_connect: bool = True,
-        suppress_ragged_eofs: bool = True,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLSocket:
-        """As in any context, with our name."""
-        name = self.server_name or server_hostname
-        return super().wrap_socket(sock, server_side, do_handshake_on_connect, suppress_ragged_eofs, name, session)
-
-
-class _EncryptedKeyError(Exception):
-    pass
-
-
-def _no_password() -> str:
-    raise _EncryptedKeyError  # otherwise OpenSSL asks on the terminal
 
 
 def utc(seconds: float) -> str:

@@ -57,9 +57,9 @@ class Handshakes:
             with trio.move_on_after(tls.handshake_timeout_s):
                 await trio.lowlevel.wait_readable(client)
                 try:
-                    channel = secured = _wrapped(tls.context, client, None)
+                    channel = secured = TlsSocket(tls.context, client)
                     await self._finish(secured)
-                    user = tls.user(secured)
+                    user = tls.user(secured.channel.peer_certificate)
                 except (NoRuleError, CertificateError) as error:
                     reason, text = "principal", str(error)
                 except OSError as error:
@@ -83,7 +83,7 @@ class Handshakes:
         done = False
         try:
             try:
-                channel = secured = _wrapped(tls.context, broker, tls.name_for(host))
+                channel = secured = TlsSocket(tls.context, broker, tls.name_for(host))
                 await self._finish(secured)
             except OSError as error:
                 reason, text = explain(error, of_broker=True)
@@ -101,7 +101,6 @@ class Handshakes:
         while True:
             try:
                 await trio.to_thread.run_sync(channel.do_handshake, limiter=self._worker)
-                channel.established()
                 return
             except ssl.SSLWantReadError:
                 await trio.lowlevel.wait_readable(channel)
@@ -130,14 +129,6 @@ class Handshakes:
             if count:
                 log.info("more TLS handshakes failed", reason=reason, peer=peer, error=text, count=count)
         self._repeated.clear()
-
-
-def _wrapped(context: ssl.SSLContext, plain: socket.socket, server_name: str | None) -> TlsSocket:
-    wrapped = context.wrap_socket(
-        plain, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
-    )
-    assert isinstance(wrapped, TlsSocket)
-    return wrapped
 
 
 async def _linger(channel: socket.socket) -> None:

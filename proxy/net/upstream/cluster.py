@@ -150,7 +150,7 @@ async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
     if tls is None:
         return plain
     # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.
-    stream = trio.SSLStream(plain, tls.context, server_hostname=tls.name_for(host), https_compatible=True)
+    stream = trio.SSLStream(plain, tls.library_context, server_hostname=tls.name_for(host), https_compatible=True)
     try:
         await stream.do_handshake()
     except BaseException:
