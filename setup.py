@@ -41,8 +41,8 @@ else:
 # What has a .pxd beside it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
 # .py beside that one does the same without). But for these, whose functions are part of those that call them.
 INCLUDED = ("proxy/core/wire/integers.pxd", "proxy/net/tls/_calls.pxd")
-OPENSSL = ("proxy/net/tls/_openssl.pxd", "proxy/net/io/records.pxd")
-"""Where OpenSSL's headers are; elsewhere Python's `ssl` does it."""
+OPENSSL = "proxy/net/tls/_openssl.pxd"
+"""Where its headers are; elsewhere Python's `ssl` does TLS."""
 HAS_OPENSSL = b"#include <openssl/ssl.h>\n#if OPENSSL_VERSION_MAJOR < 3\n#error\n#endif\n"
 TYPES = sorted([*glob.glob("quota/*.pxd"), *glob.glob("proxy/*/*/*.pxd")])
 # Python's rules stay: bounds are checked, integers are divided as Python does, annotations do not change what a name
@@ -61,7 +61,7 @@ def extension(types: str) -> Extension:
     module = types.removesuffix(".pxd")
     source = f"{module}.pyx" if os.path.exists(f"{module}.pyx") else f"{module}.py"
     name = module.replace("/", ".")
-    libraries = ["ssl", "crypto"] if types in OPENSSL else []
+    libraries = ["ssl", "crypto"] if types == OPENSSL else []
     return Extension(
         name, [source], depends=TYPES, libraries=libraries, extra_compile_args=COMPILE, extra_link_args=LINK
     )

@@ -50,7 +50,7 @@ from proxy.net.io.loop import EventLoop
 from proxy.net.listen.listeners import bind
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.spare_fd import raise_limit
-from proxy.net.tls.channel import description as tls_description
+from proxy.net.tls import channel
 from quota import compiled
 from quota.entity import Kind
 from quota.table import QuotaTable
@@ -218,7 +218,7 @@ class Sidecar:
                 "kquota is up",
                 version=kquota_version(),
                 data_path=compiled.description(),
-                **({"tls": tls_description()} if self.security.sides else {}),
+                **({"tls": channel.DESCRIPTION} if self.security.sides else {}),
                 port=self.port,
                 admin=admin,
                 config=str(self.path),

@@ -80,11 +80,10 @@ def _exchange(by: str, data: bytes) -> None:
                         forged = forged or bool(raw)
                         made.near.send(raw)
                     case 3:
-                        made.ours.send(bytes(64 * size + 1))
+                        made.ours.channel.send(bytes(64 * size + 1), 0, 64 * size + 1, False)
                     case 4:
                         buffer = bytearray(64 * size + 1)
-                        with suppress(BlockingIOError):
-                            got += buffer[: made.ours.recv_into(buffer)]
+                        got += buffer[: max(0, made.ours.channel.receive(memoryview(buffer), len(buffer)))]
                     case 5:
                         with suppress(SSLError):
                             made.theirs.unwrap()

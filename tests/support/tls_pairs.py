@@ -8,18 +8,16 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from proxy.net.tls import channel, python_ssl
+from proxy.net.tls import channel
 from proxy.net.tls.channel import TlsSocket
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.net.tls.python_ssl import Context
 from tests.support.certificates import Authority, Issued
 from tests.support.openssl_peer import Peer
 
-if TYPE_CHECKING:
-    from proxy.net.tls.channel import Context
-
-IMPLEMENTATIONS: Final = {"python": python_ssl.Context} | ({} if channel.WHY_NOT else {"openssl": channel.CONTEXT})
+IMPLEMENTATIONS: Final = {"python": Context} | ({} if channel.CONTEXT is Context else {"openssl": channel.CONTEXT})
 """Who does TLS, of those that are here."""
 
 

@@ -15,7 +15,7 @@ from proxy.app.admin.explain import identity_on_paper
 from proxy.app.admin.explain_text import user_text
 from proxy.app.cli.surroundings import warnings_of_surroundings
 from proxy.app.common.text import columns, readable_limit, readable_name, safe
-from proxy.net.tls.channel import description as tls_description
+from proxy.net.tls import channel
 from quota.connections import ConnectionEntry
 from quota.entity import DEFAULT, Kind, Level, Name
 from quota.table import RATE_FIELD, Entry, QuotaTable, ladder
@@ -78,7 +78,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
         ["mode", config.mode],
         ["listen", _listeners(config)],
         ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
-        *([["TLS", f"{', '.join(secured)}, by {tls_description()}"]] if secured else []),
+        *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
         [
             "window",

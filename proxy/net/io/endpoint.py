@@ -1,7 +1,7 @@
 """One side's socket as the connection's I/O uses it: reads and writes that never block and do not raise for that.
 
-This version uses a socket object's own methods: for TLS, and for plain sockets where kquota is not compiled.
-`proxy.net.io.calls` makes the system calls for plain sockets itself.
+This version uses a socket object's own methods, where kquota is not compiled: `proxy.net.io.calls` makes the system
+calls for plain sockets itself. A TLS connection is an endpoint of its own (`proxy.net.tls`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import trio
 from proxy.core.errors import SessionError
 from proxy.net.io import calls
 from proxy.net.io.endpoint import Endpoint
-from proxy.net.tls import python_ssl
 from proxy.net.tls.channel import TlsSocket
 
 
@@ -39,9 +38,5 @@ def close(sock: socket) -> None:
 def endpoint_of(sock: object) -> Endpoint:
     """The endpoint for this socket, plain or TLS."""
     if isinstance(sock, TlsSocket):
-        if isinstance(sock.channel, python_ssl.Channel):
-            return Endpoint(sock, splices=False)
-        from proxy.net.io.records import TlsEndpoint  # compiled only where _openssl is
-
-        return TlsEndpoint(sock, splices=False)
+        return sock.endpoint()
     return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]

@@ -4,52 +4,46 @@ from proxy.net.tls._openssl cimport SSL, SSL_CTX
 
 
 cdef extern from "openssl/ssl.h" nogil:
-    ctypedef struct SSL_METHOD:
-        pass
-    ctypedef struct BIO:
-        pass
-    ctypedef struct EVP_PKEY:
-        pass
-    ctypedef struct X509:
-        pass
-    ctypedef struct X509_STORE:
-        pass
-    ctypedef struct X509_VERIFY_PARAM:
-        pass
+    ctypedef struct BIO: pass
+    ctypedef struct EVP_PKEY: pass
+    ctypedef struct SSL_METHOD: pass
+    ctypedef struct X509: pass
+    ctypedef struct X509_STORE: pass
+    ctypedef struct X509_VERIFY_PARAM: pass
     const SSL_METHOD *TLS_server_method()
     const SSL_METHOD *TLS_client_method()
     SSL_CTX *SSL_CTX_new(const SSL_METHOD *)
+    X509_VERIFY_PARAM *SSL_CTX_get0_param(SSL_CTX *)
+    X509_STORE *SSL_CTX_get_cert_store(const SSL_CTX *)
     void SSL_CTX_free(SSL_CTX *)
+    void SSL_CTX_set_verify(SSL_CTX *, int, void *)
     unsigned long long SSL_CTX_set_options(SSL_CTX *, unsigned long long)
     long SSL_CTX_set_mode(SSL_CTX *, long)
     long SSL_CTX_set_min_proto_version(SSL_CTX *, long)
+    long SSL_CTX_set_tlsext_servername_callback(SSL_CTX *, int (*)(SSL *, int *, void *) noexcept nogil)
     int SSL_CTX_set_session_id_context(SSL_CTX *, const unsigned char *, unsigned int)
     int SSL_CTX_set_cipher_list(SSL_CTX *, const char *)
-    void SSL_CTX_set_verify(SSL_CTX *, int, void *)
-    long SSL_CTX_set_tlsext_servername_callback(SSL_CTX *, int (*)(SSL *, int *, void *) noexcept nogil)
-    X509_VERIFY_PARAM *SSL_CTX_get0_param(SSL_CTX *)
     int SSL_CTX_set_default_verify_paths(SSL_CTX *)
-    X509_STORE *SSL_CTX_get_cert_store(const SSL_CTX *)
     int SSL_CTX_use_certificate(SSL_CTX *, X509 *)
     int SSL_CTX_add1_chain_cert(SSL_CTX *, X509 *)
     int SSL_CTX_use_PrivateKey(SSL_CTX *, EVP_PKEY *)
     int SSL_CTX_check_private_key(const SSL_CTX *)
     SSL *SSL_new(SSL_CTX *)
+    X509_VERIFY_PARAM *SSL_get0_param(SSL *)
+    X509 *SSL_get1_peer_certificate(const SSL *)
+    const char *SSL_get_servername(const SSL *, int)
     void SSL_free(SSL *)
     void SSL_set_bio(SSL *, BIO *, BIO *)
     void SSL_set_accept_state(SSL *)
     void SSL_set_connect_state(SSL *)
     long SSL_set_tlsext_host_name(SSL *, const char *)
-    X509_VERIFY_PARAM *SSL_get0_param(SSL *)
+    long SSL_get_verify_result(const SSL *)
     int SSL_do_handshake(SSL *)
-    int SSL_read_ex(SSL *, void *, size_t, size_t *)
-    int SSL_write_ex(SSL *, const void *, size_t, size_t *)
     int SSL_shutdown(SSL *)
     int SSL_pending(const SSL *)
     int SSL_get_error(const SSL *, int)
-    long SSL_get_verify_result(const SSL *)
-    const char *SSL_get_servername(const SSL *, int)
-    X509 *SSL_get1_peer_certificate(const SSL *)
+    int SSL_read_ex(SSL *, void *, size_t, size_t *)
+    int SSL_write_ex(SSL *, const void *, size_t, size_t *)
     const int SSL_ERROR_SSL, SSL_ERROR_WANT_READ, SSL_ERROR_WANT_WRITE, SSL_ERROR_ZERO_RETURN, TLS1_2_VERSION
     const int SSL_VERIFY_NONE, SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF_NO_PEER_CERT, SSL_AD_UNRECOGNIZED_NAME
     const int SSL_TLSEXT_ERR_OK, SSL_TLSEXT_ERR_ALERT_FATAL, TLSEXT_NAMETYPE_host_name, OPENSSL_VERSION
@@ -65,12 +59,11 @@ cdef extern from "openssl/err.h" nogil:
     const char *ERR_reason_error_string(unsigned long)
 
 cdef extern from "openssl/x509v3.h" nogil:
-    ctypedef struct ASN1_OCTET_STRING:
-        pass
+    ctypedef struct ASN1_OCTET_STRING: pass
     X509 *d2i_X509(X509 **, const unsigned char **, long)
     int i2d_X509(const X509 *, unsigned char **)
-    void X509_free(X509 *)
     int X509_STORE_add_cert(X509_STORE *, X509 *)
+    void X509_free(X509 *)
     void X509_VERIFY_PARAM_set_hostflags(X509_VERIFY_PARAM *, unsigned int)
     int X509_VERIFY_PARAM_set_flags(X509_VERIFY_PARAM *, unsigned long)
     int X509_VERIFY_PARAM_set1_host(X509_VERIFY_PARAM *, const char *, size_t)
@@ -87,17 +80,16 @@ cdef extern from "openssl/pem.h" nogil:
     void EVP_PKEY_free(EVP_PKEY *)
 
 cdef extern from "openssl/bio.h" nogil:
-    ctypedef struct BIO_METHOD:
-        pass
+    ctypedef struct BIO_METHOD: pass
     BIO *BIO_new(const BIO_METHOD *)
     BIO *BIO_new_mem_buf(const void *, int)
-    int BIO_free(BIO *)
-    void BIO_set_data(BIO *, void *)
     void *BIO_get_data(BIO *)
+    void BIO_set_data(BIO *, void *)
     void BIO_set_init(BIO *, int)
     void BIO_clear_retry_flags(BIO *)
     void BIO_set_retry_read(BIO *)
     void BIO_set_retry_write(BIO *)
+    int BIO_free(BIO *)
     int BIO_get_new_index()
     BIO_METHOD *BIO_meth_new(int, const char *)
     int BIO_meth_set_read_ex(BIO_METHOD *, int (*)(BIO *, char *, size_t, size_t *) noexcept nogil)

@@ -1,10 +1,11 @@
-"""What other compiled modules of the data path call (`proxy/net/tls/_openssl.pyx`)."""
+"""Types of `proxy/net/tls/_openssl.pyx`."""
+
+from proxy.net.io.endpoint cimport Endpoint
+
 
 cdef extern from "openssl/ssl.h" nogil:
-    ctypedef struct SSL:
-        pass
-    ctypedef struct SSL_CTX:
-        pass
+    ctypedef struct SSL: pass
+    ctypedef struct SSL_CTX: pass
 
 
 cdef struct Wire:  # what OpenSSL's callbacks, which hold no GIL, know of a channel
@@ -22,7 +23,7 @@ cdef class Context:
     cdef bint server, names
 
 
-cdef class Channel:
+cdef class Channel(Endpoint):
     cdef SSL *ssl
     cdef Wire wire
     cdef str name  # that the peer has to prove

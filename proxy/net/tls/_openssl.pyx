@@ -10,31 +10,11 @@ import ssl
 
 from proxy.net.tls.certificates import EncryptedKeyError
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
-from proxy.net.tls._calls cimport (
-    a2i_IPADDRESS, ASN1_OCTET_STRING, ASN1_OCTET_STRING_free, BIO, BIO_clear_retry_flags, BIO_CTRL_EOF, BIO_CTRL_FLUSH,
-    BIO_free, BIO_get_data, BIO_get_new_index, BIO_METHOD, BIO_meth_new, BIO_meth_set_ctrl, BIO_meth_set_read_ex,
-    BIO_meth_set_write_ex, BIO_new, BIO_new_mem_buf, BIO_set_data, BIO_set_init, BIO_set_retry_read, BIO_set_retry_write,
-    BIO_TYPE_SOURCE_SINK, c_recv, c_send, c_shutdown, d2i_X509, ERR_clear_error, ERR_peek_last_error,
-    ERR_reason_error_string, EVP_PKEY, EVP_PKEY_free, i2d_X509, MSG_DONTWAIT, MSG_NOSIGNAL, OPENSSL_free, OPENSSL_VERSION,
-    OpenSSL_version, PEM_read_bio_PrivateKey, SHUT_RD, SSL_AD_UNRECOGNIZED_NAME, SSL_CTX_add1_chain_cert,
-    SSL_CTX_check_private_key, SSL_CTX_free, SSL_CTX_get0_param, SSL_CTX_get_cert_store, SSL_CTX_new,
-    SSL_CTX_set_cipher_list, SSL_CTX_set_default_verify_paths, SSL_CTX_set_min_proto_version, SSL_CTX_set_mode,
-    SSL_CTX_set_options, SSL_CTX_set_session_id_context, SSL_CTX_set_tlsext_servername_callback, SSL_CTX_set_verify,
-    SSL_CTX_use_certificate, SSL_CTX_use_PrivateKey, SSL_do_handshake, SSL_ERROR_SSL, SSL_ERROR_WANT_READ,
-    SSL_ERROR_WANT_WRITE, SSL_ERROR_ZERO_RETURN, SSL_free, SSL_get0_param, SSL_get1_peer_certificate, SSL_get_error,
-    SSL_get_servername, SSL_get_verify_result, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER, SSL_MODE_AUTO_RETRY,
-    SSL_MODE_RELEASE_BUFFERS, SSL_new, SSL_OP_ALL, SSL_OP_CIPHER_SERVER_PREFERENCE, SSL_OP_DONT_INSERT_EMPTY_FRAGMENTS,
-    SSL_OP_IGNORE_UNEXPECTED_EOF, SSL_OP_NO_COMPRESSION, SSL_OP_NO_RENEGOTIATION, SSL_pending, SSL_read_ex,
-    SSL_set_accept_state, SSL_set_bio, SSL_set_connect_state, SSL_set_tlsext_host_name, SSL_shutdown,
-    SSL_TLSEXT_ERR_ALERT_FATAL, SSL_TLSEXT_ERR_OK, SSL_VERIFY_FAIL_IF_NO_PEER_CERT, SSL_VERIFY_NONE, SSL_VERIFY_PEER,
-    SSL_write_ex, TLS1_2_VERSION, TLS_client_method, TLS_server_method, TLSEXT_NAMETYPE_host_name, X509,
-    X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS, X509_free, X509_STORE_add_cert, X509_V_ERR_HOSTNAME_MISMATCH,
-    X509_V_ERR_IP_ADDRESS_MISMATCH, X509_V_FLAG_TRUSTED_FIRST, X509_V_OK, X509_verify_cert_error_string,
-    X509_VERIFY_PARAM, X509_VERIFY_PARAM_set1_host, X509_VERIFY_PARAM_set1_ip_asc, X509_VERIFY_PARAM_set_flags,
-    X509_VERIFY_PARAM_set_hostflags,
-)
+from proxy.net.io.endpoint cimport Endpoint
+from proxy.net.tls._calls cimport *
 
 
 cdef enum:
@@ -138,7 +118,7 @@ cdef class Context:
         """A connection over this socket, whose handshake comes next. `server_name`: asked of a server (SNI)."""
         cdef Channel made = Channel.__new__(Channel)
         cdef BIO *bio
-        made.wire.fd = fd
+        made.fd = made.wire.fd = fd
         made.ssl = SSL_new(self.ctx)
         if made.ssl == NULL:
             raise failure()
@@ -188,8 +168,8 @@ cdef inline void no_errors() noexcept:
 # ---- connections --------------------------------------------------------------------------------------------------------
 
 
-cdef class Channel:
-    """A connection, made by a context. `proxy.net.tls.channel` says what callers may rely on."""
+cdef class Channel(Endpoint):
+    """A connection, made by a context; the endpoint that the event loop uses."""
 
     def __dealloc__(self):
         SSL_free(self.ssl)
@@ -216,8 +196,8 @@ cdef class Channel:
         return 0
 
     def close(self):
-        """Release the file descriptor, which another object owns from now on."""
-        self.wire.fd = -1
+        """The socket is closed: its descriptor may become another's."""
+        self.sock, self.wire.fd = None, -1
 
     def handshake(self):
         """Go on with the handshake, which may take milliseconds: the GIL is released.
@@ -271,19 +251,33 @@ cdef class Channel:
             SSL_shutdown(self.ssl)
             ERR_clear_error()
 
-    def receive(self, buffer):
-        """See `read_into`."""
-        cdef unsigned char[::1] to = buffer
-        return self.read_into(<char *>&to[0], to.shape[0]) if to.shape[0] else 0
+    cpdef Py_ssize_t receive(self, object buffer, Py_ssize_t count) except -2:
+        cdef Py_buffer view
+        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+        try:
+            if not 0 <= count <= view.len:
+                raise ValueError("more than the buffer has room for")
+            return self.read_into(<char *>view.buf, count)
+        finally:
+            PyBuffer_Release(&view)
 
-    def send(self, data):
-        """See `send_from`."""
-        cdef const unsigned char[::1] view = data
-        return self.send_from(<const char *>&view[0], view.shape[0]) if view.shape[0] else 0
+    cpdef Py_ssize_t send(self, object buffer, Py_ssize_t start, Py_ssize_t end, bint more) except -2:
+        """After a short send the same bytes have to be sent next, as some of them have been encrypted."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        try:
+            if not 0 <= start <= end <= view.len:
+                raise ValueError("beyond the buffer")
+            return self.send_from(<char *>view.buf + start, end - start) if end > start else 0
+        finally:
+            PyBuffer_Release(&view)
+
+    cpdef Py_ssize_t send_all(self, list buffers, bint more) except -2:
+        joined = b"".join(buffers)  # few large records cost less than many small ones
+        return self.send(joined, 0, len(joined), more)
 
     cdef Py_ssize_t read_into(self, char *to, Py_ssize_t wanted) except -2:
-        """Read plaintext of as many records as there are. Returns how much, 0 at the end, -1 if it would block. A short
-        read has emptied the socket. Raises OSError."""
+        """Read plaintext of as many records as there are."""
         cdef Wire *wire = &self.wire
         cdef Py_ssize_t got = 0
         cdef size_t part = 0
@@ -320,8 +314,6 @@ cdef class Channel:
         return got
 
     cdef Py_ssize_t send_from(self, const char *data, Py_ssize_t count) except -2:
-        """Send plaintext. Returns how much was taken; after a short send the same bytes have to be sent next, before
-        any others, as some of them have been encrypted. Raises OSError."""
         cdef Py_ssize_t done = 0, chunk
         cdef size_t written = 0
         cdef int sent

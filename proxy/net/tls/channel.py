@@ -1,8 +1,4 @@
-"""A TLS connection with the interface of a plain non-blocking socket, so that the pumps need not care which it is.
-
-What the pumps rely on with plain sockets holds here too: "would block" is BlockingIOError, a short read has emptied the
-socket, and a send that was not taken is repeated with the same bytes.
-"""
+"""A TLS connection as a socket: for all but its bytes, which go through its `channel`, an endpoint."""
 
 from __future__ import annotations
 
@@ -10,17 +6,13 @@ import fcntl
 import socket
 import struct
 import termios
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from importlib import import_module
+from typing import Any, Final, NoReturn
 
-from proxy.net.tls import python_ssl
+from proxy.net.io.endpoint import Endpoint
+from proxy.net.tls.python_ssl import Context
 from quota import compiled
-
-if TYPE_CHECKING:
-    from proxy.net.tls import _openssl
-
-    Context = _openssl.Context | python_ssl.Context
 
 _APPLICATION_DATA: Final = 23
 _ALERT: Final = 21
@@ -32,31 +24,27 @@ and an authentication tag of 16 bytes (RFC 8446, section 5.2). No request of Kaf
 
 def _choose() -> tuple[type[Context], str]:
     if compiled.WHY_NOT:
-        return python_ssl.Context, compiled.WHY_NOT
+        return Context, f"Python's ssl: {compiled.WHY_NOT}"
     try:
-        from proxy.net.tls import _openssl
+        openssl: Any = import_module("proxy.net.tls._openssl")
     except ModuleNotFoundError:
-        return python_ssl.Context, "kquota was compiled without the headers of OpenSSL 3 (Debian: libssl-dev)"
+        return Context, "Python's ssl: kquota was compiled without the headers of OpenSSL 3 (Debian: libssl-dev)"
     except ImportError as error:
-        return python_ssl.Context, str(error)
-    return _openssl.Context, ""
+        return Context, f"Python's ssl: {error}"
+    return openssl.Context, openssl.LIBRARY
 
 
-CONTEXT, WHY_NOT = _choose()
-"""How contexts and connections are made, and why not by calling OpenSSL directly; empty where they are."""
-
-
-def description() -> str:
-    """For people: what TLS is done by."""
-    if WHY_NOT:
-        return f"Python's ssl: {WHY_NOT}"
-    from proxy.net.tls import _openssl
-
-    return _openssl.LIBRARY
+CONTEXT, DESCRIPTION = _choose()
+"""What TLS is done by: OpenSSL called directly, or else Python's `ssl` and why. For people, its version too."""
 
 
 class TlsSocket(socket.socket):
     """Used by the event loop's thread alone, except for steps of the handshake."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError("plaintext of a TLS connection goes through its channel")
+
+    recv = recv_into = send = sendall = sendmsg = _refuse  # type: ignore[assignment]
 
     def __init__(self, context: Context, plain: socket.socket, server_name: str | None = None) -> None:
         """Takes over the descriptor of `plain`. `server_name`: asked of a server, None if we are one."""
@@ -68,29 +56,15 @@ class TlsSocket(socket.socket):
         """Go on with the handshake. As `ssl.SSLSocket`, raises SSLWantReadError, SSLWantWriteError and OSError."""
         self.channel.handshake()
 
+    def endpoint(self) -> Endpoint:
+        """For the event loop, until this is closed."""
+        self.channel.sock = self
+        return self.channel
+
     def close(self) -> None:
         """Close, as any socket."""
         self.channel.close()
         super().close()
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Read as much as there is, across record boundaries. Raises BlockingIOError when it would block."""
-        view = memoryview(buffer)
-        got = self.channel.receive(view[: nbytes or len(view)])
-        if got < 0:
-            raise BlockingIOError
-        return got
-
-    def send(self, data: Any, flags: int = 0) -> int:
-        """Returns how much of `data` was taken, or raises BlockingIOError. The rest has to be sent again before
-        anything else."""
-        if not (sent := self.channel.send(data)) and len(data):
-            raise BlockingIOError
-        return sent
-
-    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
-        """As `send`, joined: few large records cost less than many small ones."""
-        return self.send(b"".join(buffers))
 
     def shutdown(self, how: int) -> None:
         """SHUT_RD: wakes a reader, which finds the end, as on a plain socket. SHUT_WR: sends close_notify first."""

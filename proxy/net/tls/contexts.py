@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 from proxy.net.files import read_file
-from proxy.net.tls import channel, python_ssl
+from proxy.net.tls import channel
 from proxy.net.tls.certificates import CertificateError, EncryptedKeyError, in_pem, not_after_s, subject
 from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
-
-if TYPE_CHECKING:
-    from proxy.net.tls.channel import Context
-
-    C = TypeVar("C", bound=Context)
+from proxy.net.tls.python_ssl import Context
 
 CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 """Kafka's ssl.client.auth."""
@@ -75,7 +71,7 @@ class TlsSide:
         """Load the files as they are now. Raises TlsFilesError, and keeps the previous context."""
         self.context = self._made(channel.CONTEXT, first)
 
-    def _made(self, kind: Callable[..., C], first: bool) -> C:
+    def _made(self, kind: type[Context], first: bool) -> Context:
         context = self._new_context(kind)
         if self._authorities is not None:
             self._trust(context, *self._authorities)
@@ -83,7 +79,7 @@ class TlsSide:
         self.expires_at_s = expires_at_s
         return context
 
-    def _new_context(self, kind: Callable[..., C]) -> C:
+    def _new_context(self, kind: type[Context]) -> Context:
         raise NotImplementedError
 
     def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
@@ -160,7 +156,7 @@ class ServerTls(TlsSide):
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
         super().__init__("listen.tls", pair, authorities)
 
-    def _new_context(self, kind: Callable[..., C]) -> C:
+    def _new_context(self, kind: type[Context]) -> Context:
         return kind(True, self._client_auth)
 
     def user(self, der: bytes | None) -> str | None:
@@ -211,7 +207,7 @@ class ClientTls(TlsSide):
         self._verify_hostname = verify_hostname
         super().__init__("upstream.tls", pair, None if authorities is None else ("ca_file", authorities))
 
-    def _new_context(self, kind: Callable[..., C]) -> C:
+    def _new_context(self, kind: type[Context]) -> Context:
         context = kind(False, ssl.CERT_REQUIRED, self._verify_hostname)
         if self._authorities is None:
             context.trust(None)
@@ -219,7 +215,7 @@ class ClientTls(TlsSide):
 
     def load(self, *, first: bool = False) -> None:
         """As in any side, and a context for libraries that make their own connections."""
-        library = self._made(python_ssl.Context, first).context
+        library = self._made(Context, first).context
         library.server_name = self._server_name
         super().load(first=first)
         self.library_context: ssl.SSLContext = library

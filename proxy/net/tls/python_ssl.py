@@ -7,9 +7,11 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from socket import SHUT_RD, socket
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from proxy.core.session.outgoing import Buffer
 from proxy.net.files import in_memory
+from proxy.net.io.endpoint import Endpoint
 from proxy.net.tls.certificates import EncryptedKeyError
 
 CHUNK_BYTES: Final = 131_072
@@ -58,18 +60,11 @@ class NamedContext(ssl.SSLContext):
 
     server_name: str | None = None
 
-    def wrap_socket(
-        self,
-        sock: socket,
-        server_side: bool = False,
-        do_handshake_on_connect: bool = True,
-        suppress_ragged_eofs: bool = True,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLSocket:
+    def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
         """As in any context, with our name."""
-        name = self.server_name or server_hostname
-        return super().wrap_socket(sock, server_side, do_handshake_on_connect, suppress_ragged_eofs, name, session)
+        if self.server_name is not None:
+            named["server_hostname"] = self.server_name
+        return super().wrap_socket(*arguments, **named)
 
 
 def _note_server_name(tls: Any, name: str | None, _: ssl.SSLContext) -> None:
@@ -80,11 +75,12 @@ def _no_password() -> str:
     raise EncryptedKeyError  # otherwise OpenSSL asks on the terminal
 
 
-class Channel:
-    """A connection, made by a context. `proxy.net.tls.channel` says what callers may rely on."""
+class Channel(Endpoint):
+    """A connection, made by a context; the endpoint that the event loop uses."""
 
     def __init__(self, fd: int, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
-        self._fd = fd
+        self.fd = fd
+        self.splices = False
         self._tls = tls
         self._incoming = incoming
         self._outgoing = outgoing
@@ -94,8 +90,8 @@ class Channel:
         """How much plaintext of the next send is already among them."""
 
     def close(self) -> None:
-        """Release the file descriptor, which another object owns from now on."""
-        self._fd = -1
+        """The socket is closed: its descriptor may become another's."""
+        self.sock, self.fd = None, -1  # type: ignore[assignment]
 
     def handshake(self) -> None:
         """Go on with the handshake.
@@ -131,16 +127,15 @@ class Channel:
         """Bytes taken from the socket, and still to be decrypted or read."""
         return self._incoming.pending + self._tls.pending()
 
-    def receive(self, buffer: memoryview) -> int:
-        """Read plaintext of as many records as there are. Returns how much, 0 at the end, -1 if it would block. A short
-        read has emptied the socket. Raises OSError."""
-        got, wanted, ended = 0, len(buffer), False
-        room_bytes = min(max(wanted, _MIN_BYTES), CHUNK_BYTES)
+    def receive(self, buffer: memoryview, count: int) -> int:
+        """Read plaintext of as many records as there are."""
+        got, ended = 0, False
+        room_bytes = min(max(count, _MIN_BYTES), CHUNK_BYTES)
         read_bytes = room_bytes
         try:
-            while got < wanted and not ended:
+            while got < count and not ended:
                 try:
-                    count = self._tls.read(wanted - got, buffer[got:])
+                    part = cast("int", self._tls.read(count - got, buffer[got:count]))
                 except ssl.SSLWantReadError:
                     if got and read_bytes < room_bytes:
                         break  # a record was read whole, and nothing follows it
@@ -150,8 +145,8 @@ class Channel:
                 except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                     ended = True
                 else:
-                    got += count  # type: ignore[operator]
-                    ended = not count
+                    got += part
+                    ended = not part
         except OSError:
             if not got:
                 raise
@@ -160,14 +155,13 @@ class Channel:
             with suppress(OSError):  # the next send meets it again; here, what was read counts
                 self._flush()  # an alert, or the answer to a key update: goes before the next data
         if ended and got:  # what came before the end goes first, and the kernel has to report the end again
-            with suppress(OSError), socket(fileno=os.dup(self._fd)) as again:
+            with suppress(OSError), socket(fileno=os.dup(self.fd)) as again:
                 again.shutdown(SHUT_RD)
-        return got if got or ended or not wanted else -1
+        return got if got or ended or not count else -1
 
-    def send(self, data: Any) -> int:
-        """Send plaintext. Returns how much was taken; after a short send the same bytes have to be sent next, before
-        any others, as some of them have been encrypted. Raises OSError."""
-        view, done = memoryview(data), 0
+    def send(self, buffer: Buffer, start: int, end: int, more: bool) -> int:
+        """After a short send the same bytes have to be sent next, as some of them have been encrypted."""
+        view, done = memoryview(buffer)[start:end], 0
         while self._flush():
             done += self._encrypted_bytes
             self._encrypted_bytes = 0
@@ -180,6 +174,11 @@ class Channel:
             self._encrypted_bytes = len(chunk)
         return done
 
+    def send_all(self, buffers: list[Buffer], more: bool) -> int:
+        """As `send`, joined: few large records cost less than many small ones."""
+        joined = b"".join(buffers)
+        return self.send(joined, 0, len(joined), more)
+
     def say_goodbye(self) -> None:
         """Send close_notify, unless what comes before it has still to be sent. Raises OSError."""
         if self._flush():
@@ -190,7 +189,7 @@ class Channel:
     def _fill(self, count: int) -> int:
         """Take encrypted bytes from the socket. Returns how many, 0 at the end, -1 if it would block."""
         try:
-            data = os.read(self._fd, count)
+            data = os.read(self.fd, count)
         except BlockingIOError:
             return -1
         if data:
@@ -204,7 +203,7 @@ class Channel:
         self._unsent += self._outgoing.read()
         while self._unsent:
             try:
-                self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
+                self._unsent = self._unsent[os.write(self.fd, self._unsent) :]
             except BlockingIOError:
                 return False
         return True
