@@ -164,6 +164,7 @@ def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority, 
     assert 0 < refused < len(SUBJECTS) - 2
 
 
+@pytest.mark.usefixtures("tls_by")
 def test_the_certificate_of_each_client_is_its_user(cluster: KafkaCluster, authority: Authority, own: Issued) -> None:
     """TLS on both sides; mapping rules, and a subject that they refuse."""
     rules = {"ssl.principal.mapping.rules": RULES}
@@ -280,6 +281,7 @@ def bytes_of(running: Sidecar, user: str) -> float:
     return running.metric("kquota_bytes_total", user=user)
 
 
+@pytest.mark.usefixtures("tls_by")
 def test_clients_by_tls_to_a_broker_by_tls(
     cluster: KafkaCluster,
     authority: Authority,
@@ -344,6 +346,7 @@ def test_a_login_passes_through_tls(cluster: KafkaCluster, authority: Authority,
         assert bytes_of(running, "alice") > 50_000
 
 
+@pytest.mark.usefixtures("tls_by")
 def test_throttled_as_on_plain_sockets(
     cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
@@ -399,6 +402,7 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         assert reason in str(refused.value), (listener, refused.value)
 
 
+@pytest.mark.usefixtures("tls_by")
 def test_clients_that_are_refused_say_why(
     cluster: KafkaCluster, authority: Authority, own: Issued, topic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -442,6 +446,7 @@ def test_clients_that_are_refused_say_why(
             wait_for(expected, both_told)
 
 
+@pytest.mark.usefixtures("tls_by")
 def test_renewed_files_are_taken_over_and_bad_ones_are_not(
     cluster: KafkaCluster, authority: Authority, web: Issued, own: Issued, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.net.tls.channel import TlsSocket
 from tests.support.certificates import Authority
-from tests.support.openssl_peer import TLS1_2, Peer, PeerError
+from tests.support.openssl_peer import TLS1_2, Peer, PeerError, queued_error
 from tests.support.tls_pairs import IMPLEMENTATIONS, Contexts, contexts, over_tcp, pair, shake_hands
 
 BOTH_WAYS = pytest.mark.parametrize("by", IMPLEMENTATIONS)
@@ -92,6 +92,18 @@ def test_a_short_read_has_taken_all_there_was(both: Contexts, by: str) -> None:
         assert len(read(made.ours) or b"") == 16_480  # over the borders of records
         assert read(made.ours) is None
         assert made.ours.unread_bytes() == 0
+
+
+@BOTH_WAYS
+def test_small_reads_of_two_connections_do_not_mix(both: Contexts, by: str) -> None:
+    with pair(both, by) as first, pair(both, by) as second:
+        for made, what in ((first, b"1"), (second, b"2")):
+            for _ in range(3):
+                made.theirs.send(what * 1000)
+            made.settle()
+        for _ in range(6):
+            for made, what in ((first, b"1"), (second, b"2")):
+                assert read(made.ours, 500) == what * 500
 
 
 @BOTH_WAYS
@@ -173,13 +185,18 @@ def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: s
 
 
 @BOTH_WAYS
-def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: str) -> None:
+@pytest.mark.parametrize("then", [None, b"\x17\x03\x03\x00\x20" + bytes(32)], ids=["closed", "forged"])
+def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: str, then: bytes | None) -> None:
     """OpenSSL's queue of errors is the thread's: who leaves one there makes the next one's "would block" a failure."""
-    with pair(both, by) as made, pair(both, by) as other:
-        made.near.close()
-        assert read(made.ours) == b""
-        with pytest.raises(ssl.SSLWantReadError):
-            other.theirs.recv(1)
+    with pair(both, by) as made:
+        if then is None:
+            made.near.close()
+            assert read(made.ours) == b""
+        else:
+            made.theirs.send(b"data")
+            made.near.send(made.far.recv(65_536) + then)
+            assert read(made.ours) == b"data"
+        assert not queued_error()
 
 
 @contextmanager

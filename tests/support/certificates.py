@@ -63,18 +63,20 @@ class Authority:
         chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
         return self._write(name, serialization.load_pem_private_key(leaf.private_key_pem.bytes(), None), chain)
 
-    def issue_subject(self, name: str, subject: x509.Name) -> Issued:
-        """A client's certificate with just this subject, however odd."""
+    def issue_subject(self, name: str, subject: x509.Name, *hosts: str) -> Issued:
+        """A certificate with just this subject, and for these hosts, however odd."""
         authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
         signer: Any = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
-        certificate = (
+        builder = (
             x509.CertificateBuilder(authority.subject, subject, key.public_key(), x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=1))
-            .sign(signer, hashes.SHA256())
         )
+        if hosts:
+            builder = builder.add_extension(x509.SubjectAlternativeName([*map(x509.DNSName, hosts)]), critical=False)
+        certificate = builder.sign(signer, hashes.SHA256())
         return self._write(name, key, certificate.public_bytes(serialization.Encoding.PEM))
 
     def _write(self, name: str, key: Any, chain: bytes) -> Issued:

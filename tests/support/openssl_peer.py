@@ -28,12 +28,17 @@ def _libraries() -> tuple[Any, Any]:
     ssl, crypto = ctypes.CDLL("libssl.so.3"), ctypes.CDLL("libcrypto.so.3")
     for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
         getattr(ssl, name).restype = c_void_p
-    crypto.ERR_get_error.restype = ctypes.c_ulong
+    crypto.ERR_get_error.restype = crypto.ERR_peek_error.restype = ctypes.c_ulong
     crypto.ERR_reason_error_string.restype = c_char_p
     crypto.ERR_reason_error_string.argtypes = [ctypes.c_ulong]
     for name in ("SSL_ctrl", "SSL_CTX_ctrl"):
         getattr(ssl, name).argtypes = [c_void_p, c_int, c_long, c_void_p]
     return ssl, crypto
+
+
+def queued_error() -> int:
+    """This thread's oldest error that nobody has taken from OpenSSL's queue; 0 if there is none."""
+    return int(_libraries()[1].ERR_peek_error())
 
 
 class Peer:

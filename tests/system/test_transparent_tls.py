@@ -285,6 +285,7 @@ async def terminating(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.usefixtures("tls_by")
 async def test_certificates_show_requests_and_keep_the_asked_name(machine: Namespace, authority: Authority) -> None:
     names: list[str | None] = []
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -300,6 +301,7 @@ async def test_certificates_show_requests_and_keep_the_asked_name(machine: Names
             assert proxy.counters.tls_handshakes == {"client": 1, "broker": 1}
 
 
+@pytest.mark.usefixtures("tls_by")
 async def test_with_certificates_plain_connections_go_on_in_plain(machine: Namespace, authority: Authority) -> None:
     with machine.inside():
         async with terminating(authority, []) as proxy:
@@ -307,6 +309,7 @@ async def test_with_certificates_plain_connections_go_on_in_plain(machine: Names
             assert proxy.counters.tls_handshakes == {}
 
 
+@pytest.mark.usefixtures("tls_by")
 async def test_upstream_tls_alone_encrypts_plain_connections(machine: Namespace, authority: Authority) -> None:
     names: list[str | None] = []
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

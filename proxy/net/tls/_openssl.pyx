@@ -186,7 +186,7 @@ cdef class Channel(Endpoint):
         if not is_address:
             done = SSL_set_tlsext_host_name(self.ssl, encoded)
         if done and proved:
-            self.name = name
+            self.name = encoded.decode()
             if is_address:
                 done = X509_VERIFY_PARAM_set1_ip_asc(param, encoded)
             else:

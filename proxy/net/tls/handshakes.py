@@ -85,7 +85,7 @@ class Handshakes:
             try:
                 channel = secured = TlsSocket(tls.context, broker, tls.name_for(host))
                 await self._finish(secured)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a name that no host can have
                 reason, text = explain(error, of_broker=True)
                 self._counters.tls_handshake_failures["broker", reason] += 1
                 raise UpstreamError(f"{host}:{port}: {text}") from error
