@@ -16,7 +16,7 @@ import pytest
 
 from proxy.net.tls.channel import TlsSocket
 from tests.support.certificates import Authority
-from tests.support.openssl_peer import TLS1_2, Peer, PeerError, queued_error
+from tests.support.openssl_peer import TLS1_2, Peer, PeerError, leave_error, queued_error
 from tests.support.tls_pairs import IMPLEMENTATIONS, Contexts, contexts, over_tcp, pair, shake_hands
 
 BOTH_WAYS = pytest.mark.parametrize("by", IMPLEMENTATIONS)
@@ -197,6 +197,16 @@ def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: 
             made.near.send(made.far.recv(65_536) + then)
             assert read(made.ours) == b"data"
         assert not queued_error()
+
+
+@pytest.mark.parametrize("by", [name for name in IMPLEMENTATIONS if name != "python"])  # which takes it for its own
+def test_error_that_another_has_left_is_not_ours(both: Contexts, by: str) -> None:
+    with pair(both, by) as made:
+        leave_error()
+        assert queued_error()
+        assert read(made.ours) is None
+        leave_error()
+        assert send(made.ours, b"data") == 4
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from tests.support.tls_pairs import shake_hands
 
 pytestmark = pytest.mark.usefixtures("tls_by")
 versions = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
-HANDSHAKE = bytes.fromhex("16030300")
 
 
 @pytest.fixture(scope="module")
@@ -231,18 +230,27 @@ def test_handshake_byte_by_byte(issuer: Authority, host: Issued, version: ssl.TL
             assert buffer[:got] == b"first"
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_garbage_is_no_handshake(issuer: Authority, host: Issued, seed: int) -> None:
-    chance = random.Random(seed)
-    garbage = chance.choice([HANDSHAKE, b"", b"GET / HTTP/1.1\r\n"]) + chance.randbytes(chance.choice((1, 50, 3000)))
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "closed"),
+        (bytes.fromhex("160303"), "closed"),
+        (bytes.fromhex("1603030001"), "closed"),
+        (bytes.fromhex("160303000401000000"), "other"),
+        (bytes.fromhex("16030300"), "closed"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not_tls"),
+        (bytes.fromhex("0000004000030000"), "not_tls"),
+        *((random.Random(seed).randbytes(3000), "not_tls") for seed in range(5)),
+    ],
+)
+def test_garbage_is_no_handshake(host: Issued, sent: bytes, reason: str) -> None:
     near, far = socket.socketpair()
     with far, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
-        far.send(garbage)
+        far.send(sent)
         far.shutdown(socket.SHUT_WR)
-        with pytest.raises(OSError, match=r"SSL|EOF") as failed:
+        with pytest.raises(OSError, match=r".") as failed:
             ours.do_handshake()
-        assert not isinstance(failed.value, ssl.SSLWantReadError)
-        assert explain(failed.value, of_broker=False)[0] in ("not_tls", "closed", "other", "version")
+        assert explain(failed.value, of_broker=False)[0] == reason
 
 
 async def test_odd_server_names_are_no_fault_of_ours(issuer: Authority) -> None:

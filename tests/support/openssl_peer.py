@@ -41,6 +41,13 @@ def queued_error() -> int:
     return int(_libraries()[1].ERR_peek_error())
 
 
+def leave_error() -> None:
+    """In this thread's queue, as a careless user of OpenSSL does."""
+    crypto = _libraries()[1]
+    crypto.ERR_new()
+    crypto.ERR_set_error(20, 1, None)
+
+
 class Peer:
     """A client on a socket that does not block."""
 
