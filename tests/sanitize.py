@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
 PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
 BUILDER = Path(sys.prefix) / "build/bin/python"
-TESTS = ("tests/loopback/test_connection_io.py", "tests/loopback/test_tls_channel.py")
+TESTS = tuple(f"tests/loopback/test_{name}.py" for name in ("connection_io", "tls_channel", "tls_handshakes"))
 EXIT_CODE = 86
 """Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0

@@ -21,6 +21,7 @@ from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID as Oid
 
 from proxy.core.wire.messages import framed, request_header
+from proxy.net.tls import channel
 from proxy.net.tls.certificates import in_pem, subject
 from proxy.net.tls.contexts import ClientTls, KeyPair
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
@@ -322,6 +323,7 @@ def test_each_side_may_be_plain(
         got = by_confluent(running.bootstrap, f"{topic}-tls-plain", values, told(authority, web))
         assert got == values
         assert bytes_of(running, USER) > 2 * sum(map(len, values))
+        assert channel.DESCRIPTION in running.log.read_text().replace("\\'", "'")
     identity = {"sources": ["tls", "static"], "static": "pod"}
     with through_tls(cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), identity=identity) as running:
         assert by_kafka_python(running.bootstrap, f"{topic}-plain-tls", values, {}) == values

@@ -54,7 +54,7 @@ def records(data: bytes) -> None:
 
 
 def _exchange(by: str, data: bytes) -> None:
-    sent, got, forged, at = bytearray(), bytearray(), False, 0
+    sent, got, forged, at, rest = bytearray(), bytearray(), False, 0, b""
     with pair(_both(), by, buffer_bytes=8192) as made:
         with suppress(OSError):  # how a broken connection ends
             for _ in range(MAX_STEPS):
@@ -80,7 +80,8 @@ def _exchange(by: str, data: bytes) -> None:
                         forged = forged or bool(raw)
                         made.near.send(raw)
                     case 3:
-                        made.ours.channel.send(bytes(64 * size + 1), 0, 64 * size + 1, False)
+                        rest = rest or bytes(64 * size + 1)  # what was not taken comes again
+                        rest = rest[made.ours.channel.send(rest, 0, len(rest), False) :]
                     case 4:
                         buffer = bytearray(64 * size + 1)
                         got += buffer[: max(0, made.ours.channel.receive(memoryview(buffer), len(buffer)))]

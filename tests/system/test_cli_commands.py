@@ -13,6 +13,7 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from proxy.app.cli.main import app
+from proxy.net.tls import channel
 
 GOOD = """upstream: {bootstrap: ["kafka-0.kafka:9092"]}
 identity: {sources: [tls, static], static: web}
@@ -76,6 +77,11 @@ def test_check_explains_the_file(good: str) -> None:
         f'warning: {good}:2:22: identity.sources[0]: got "tls", is not used: no client is asked for a '
         "certificate (listen.tls, ssl.client.auth)",
     ]
+
+
+def test_check_tells_what_tls_is_done_by(good: str) -> None:
+    Path(good).write_text(GOOD.replace("bootstrap:", "tls: {}, bootstrap:"))
+    assert f"  TLS               brokers, by {channel.DESCRIPTION}\n" in kquota("check", "--config", good).stdout
 
 
 def test_check_names_every_problem_on_stderr(bad: str) -> None:
