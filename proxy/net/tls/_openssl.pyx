@@ -9,6 +9,7 @@ import os
 import ssl
 
 from proxy.net.tls.certificates import EncryptedKeyError
+from proxy.net.tls.python_ssl import CIPHERS
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -29,8 +30,6 @@ cdef char[BUFFER_BYTES] INCOMING
 cdef char[BUFFER_BYTES] OUTGOING
 """Used by one call of one channel at a time: reads and writes belong to the event loop's thread."""
 
-cdef bytes CIPHERS = b"@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
-"""Of TLS 1.2: those of Python's `ssl`."""
 LIBRARY = OpenSSL_version(OPENSSL_VERSION).decode()
 """OpenSSL's name and version."""
 cdef bytes SESSIONS = b"kquota"
@@ -65,7 +64,7 @@ cdef class Context:
         if not (
             X509_VERIFY_PARAM_set_flags(param, X509_V_FLAG_TRUSTED_FIRST)
             and SSL_CTX_set_min_proto_version(self.ctx, TLS1_2_VERSION)
-            and SSL_CTX_set_cipher_list(self.ctx, CIPHERS)
+            and SSL_CTX_set_cipher_list(self.ctx, <bytes>CIPHERS.encode())
             and SSL_CTX_set_session_id_context(self.ctx, SESSIONS, len(SESSIONS))
         ):
             raise failure()

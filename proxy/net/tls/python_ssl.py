@@ -14,6 +14,8 @@ from proxy.net.files import in_memory
 from proxy.net.io.endpoint import Endpoint
 from proxy.net.tls.certificates import EncryptedKeyError
 
+CIPHERS: Final = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+"""Of TLS 1.2: CPython's own, which distributions change."""
 CHUNK_BYTES: Final = 131_072
 """Encrypted at once, and asked of the kernel at once at most."""
 _MIN_BYTES: Final = 17_408
@@ -30,6 +32,7 @@ class Context:
         self.context.verify_mode = verify
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it makes reads write, at our expense mostly
+        self.context.set_ciphers(CIPHERS)
         self._server = server
         if server:
             self.context.sni_callback = _note_server_name
