@@ -119,10 +119,9 @@ cdef class Context:
         cdef BIO *bio
         made.fd = made.wire.fd = fd
         made.ssl = SSL_new(self.ctx)
-        if made.ssl == NULL:
-            raise failure()
         bio = BIO_new(METHOD_OF_CHANNELS)
-        if bio == NULL:
+        if made.ssl == NULL or bio == NULL:
+            BIO_free(bio)
             raise failure()
         BIO_set_data(bio, &made.wire)
         BIO_set_init(bio, 1)
@@ -377,12 +376,9 @@ cdef class Channel(Endpoint):
             raise named("unexpected eof while reading", ssl.SSLEOFError, ssl.SSL_ERROR_EOF)
         if error.reason != "CERTIFICATE_VERIFY_FAILED" or refused == X509_V_OK:
             raise error
-        if refused == X509_V_ERR_HOSTNAME_MISMATCH:
-            text = f"Hostname mismatch, certificate is not valid for {self.name!r}."
-        elif refused == X509_V_ERR_IP_ADDRESS_MISMATCH:
-            text = f"IP address mismatch, certificate is not valid for {self.name!r}."
-        else:
-            text = (<bytes>X509_verify_cert_error_string(refused)).decode()
+        text = (<bytes>X509_verify_cert_error_string(refused)).decode()
+        if refused == X509_V_ERR_HOSTNAME_MISMATCH or refused == X509_V_ERR_IP_ADDRESS_MISMATCH:
+            text = f"{text[0].upper()}{text[1:]}, certificate is not valid for {self.name!r}."
         told = ssl.SSLCertVerificationError(SSL_ERROR_SSL, f"{error.strerror}: {text}")
         told.reason, told.verify_code, told.verify_message = error.reason, refused, text
         raise told
@@ -460,12 +456,9 @@ cdef int write_cipher(BIO *bio, const char *data, size_t count, size_t *written)
         wire.outgoing_bytes += <Py_ssize_t>count
         written[0] = count
         return 1
-    while True:
-        sent = c_send(wire.fd, data, count, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if sent >= 0 or errno != EINTR:
-            break
+    sent = c_send(wire.fd, data, count, MSG_DONTWAIT | MSG_NOSIGNAL)
     if sent < 0:
-        if errno == EAGAIN:
+        if errno == EAGAIN or errno == EINTR:
             BIO_set_retry_write(bio)
         else:
             wire.failed_by = errno

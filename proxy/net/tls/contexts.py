@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from proxy.net.files import read_file
 from proxy.net.tls import channel
@@ -46,8 +46,10 @@ class KeyPair:
 class TlsSide:
     """What both directions share: files in, a context and its expiry out."""
 
-    def __init__(self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None) -> None:
-        """`authorities` verify the peer's certificate: the setting's name and the file.
+    def __init__(
+        self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None, server: bool, *verify: Any
+    ) -> None:
+        """`authorities` verify the peer's certificate: the setting's name and the file. The rest is `Context`'s.
 
         Raises TlsFilesError.
         """
@@ -55,6 +57,7 @@ class TlsSide:
         """The section of the configuration."""
         self._pair = pair
         self._authorities = authorities
+        self._server, self._verify = server, verify
         self.expires_at_s: float | None = None
         """When the first certificate of our own chain expires (Unix time); None without one."""
         self.context: Context
@@ -72,15 +75,14 @@ class TlsSide:
         self.context = self._made(channel.CONTEXT, first)
 
     def _made(self, kind: type[Context], first: bool) -> Context:
-        context = self._new_context(kind)
+        context = kind(self._server, *self._verify)
         if self._authorities is not None:
             self._trust(context, *self._authorities)
+        elif not self._server:
+            context.trust(None)
         expires_at_s = None if self._pair is None else self._own(context, self._pair, first=first)
         self.expires_at_s = expires_at_s
         return context
-
-    def _new_context(self, kind: type[Context]) -> Context:
-        raise NotImplementedError
 
     def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
         raise TlsFilesError(f"{self.setting}.{name} {path}: {reason}") from None
@@ -148,16 +150,12 @@ class ServerTls(TlsSide):
 
         Raises TlsFilesError.
         """
-        self._client_auth = CLIENT_AUTH[client_auth]
         self._rules = rules or PrincipalRules()
         self._users: dict[str, tuple[str | None, str]] = {}
         """What the rules made of each subject: what is slow is done once."""
         self.handshake_timeout_s = handshake_timeout_s
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
-        super().__init__("listen.tls", pair, authorities)
-
-    def _new_context(self, kind: type[Context]) -> Context:
-        return kind(True, self._client_auth)
+        super().__init__("listen.tls", pair, authorities, True, CLIENT_AUTH[client_auth])
 
     def user(self, der: bytes | None) -> str | None:
         """The user named by the client's certificate (DER); None if it sent none.
@@ -204,14 +202,8 @@ class ClientTls(TlsSide):
         Raises TlsFilesError.
         """
         self._server_name = server_name
-        self._verify_hostname = verify_hostname
-        super().__init__("upstream.tls", pair, None if authorities is None else ("ca_file", authorities))
-
-    def _new_context(self, kind: type[Context]) -> Context:
-        context = kind(False, ssl.CERT_REQUIRED, self._verify_hostname)
-        if self._authorities is None:
-            context.trust(None)
-        return context
+        trusted = None if authorities is None else ("ca_file", authorities)
+        super().__init__("upstream.tls", pair, trusted, False, ssl.CERT_REQUIRED, verify_hostname)
 
     def load(self, *, first: bool = False) -> None:
         """As in any side, and a context for libraries that make their own connections."""
