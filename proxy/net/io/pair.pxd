@@ -10,6 +10,7 @@ from proxy.net.io.splice cimport Splice as SpliceType
 cdef long _MOST_UNSENT
 cdef double _NEVER
 cdef int _SETTLE
+cdef object _DONE, _EMPTY, _ENDED, _FULL, _NO_PIPE, _SHARE
 
 
 cdef class ConnectionPair

@@ -41,6 +41,13 @@ for others."""
 # Compared for each read: C numbers in compiled code (see the .pxd).
 _MOST_UNSENT: Final = MAX_UNSENT_BYTES
 _NEVER: Final = NEVER
+# Aliases: looking a member up through the enum takes longer than what is done with it.
+_DONE: Final = Step.DONE
+_EMPTY: Final = Step.EMPTY
+_ENDED: Final = Step.ENDED
+_FULL: Final = Step.FULL
+_NO_PIPE: Final = Step.NO_PIPE
+_SHARE: Final = Step.SHARE
 _SETTLE: Final = 2
 """`Session.take_request` and `take_response`: the session has more to say."""
 
@@ -211,7 +218,7 @@ class Direction(Handler):
         assert pair is not None
         assert self.source is not None
         assert self.sink is not None
-        step = Step.ENDED
+        step = _ENDED
         failure: SourceError | SinkError | None = None
         try:
             step = splice.step(self.source.fd, self.sink.fd, max(self.moves, splice.inside))
@@ -221,17 +228,17 @@ class Direction(Handler):
             pair.on_moved(self._upward, splice.moved)
         if failure is not None:
             self._fail(isinstance(failure, SourceError) is self._upward, failure.__cause__)
-        elif step is Step.EMPTY:
+        elif step is _EMPTY:
             self.readable = False
-        elif step is Step.FULL:
+        elif step is _FULL:
             self.waits_for_room = True
-        elif step is Step.NO_PIPE:
+        elif step is _NO_PIPE:
             self.moves = 0
             return True
-        elif step is Step.ENDED:
+        elif step is _ENDED:
             pair.on_end(self._upward)
             return False
-        return step is Step.DONE or step is Step.SHARE
+        return step is _DONE or step is _SHARE
 
     def _flush(self) -> bool:
         """Send what was left over, until the socket is full: only then does epoll report it writable. False: it is."""

@@ -87,6 +87,15 @@ class Step(enum.Enum):
     """The process is out of file descriptors and nothing was moved: bytes have to go through the receive buffer."""
 
 
+# Aliases: looking a member up through the enum takes longer than what is done with it.
+_DONE: Final = Step.DONE
+_EMPTY: Final = Step.EMPTY
+_ENDED: Final = Step.ENDED
+_FULL: Final = Step.FULL
+_NO_PIPE: Final = Step.NO_PIPE
+_SHARE: Final = Step.SHARE
+
+
 class Splice:
     """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
 
@@ -110,9 +119,9 @@ class Splice:
         if pipe is None:
             pipe = self._pool.take()
             if pipe is None:
-                return Step.NO_PIPE
+                return _NO_PIPE
         size = pipe.size_bytes
-        step = Step.SHARE
+        step = _SHARE
         try:
             for _ in range(SHARE):
                 source_empty = False
@@ -122,7 +131,7 @@ class Splice:
                     except OSError as error:
                         raise SourceError from error
                     if got == 0:
-                        step = Step.ENDED
+                        step = _ENDED
                         break
                     if got < 0:
                         source_empty = True  # or the pipe has no slot left, if it is not empty
@@ -134,16 +143,16 @@ class Splice:
                     except OSError as error:
                         raise SinkError from error
                     if put < 0:
-                        step = Step.FULL
+                        step = _FULL
                         break
                     inside -= put
                     count -= put
                     self.moved += put
                     if count == 0:
-                        step = Step.DONE
+                        step = _DONE
                         break
                 elif source_empty:
-                    step = Step.EMPTY
+                    step = _EMPTY
                     break
         finally:
             self.inside = inside
