@@ -246,7 +246,9 @@ class MutationRequest:
     def _settle(self, body: bytes, now_ms: float) -> Slices[Reply]:
         ledger, request, refused = self._knowledge.ledger, self.request, self._refused
         try:
-            results, end, now_ms = yield from wire.read_results(request.api_key, request.api_version, body, now_ms)
+            results, end, now_ms = yield from wire.read_results(
+                request.api_key, request.api_version, body, len(self.wanted), now_ms
+            )
         except WireError:
             if refused:
                 raise

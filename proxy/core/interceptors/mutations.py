@@ -86,8 +86,8 @@ class MutationQuota:
 
         def told(body: bytes, now_ms: float) -> Slices[Decision]:
             with suppress(WireError):  # the answer to the request itself will tell
-                results, _, now_ms = yield from wire.read_results(CREATE_TOPICS, version, body, now_ms)
-                for result in results[:MAX_ASKED]:
+                results, _, now_ms = yield from wire.read_results(CREATE_TOPICS, version, body, MAX_ASKED, now_ms)
+                for result in results:
                     if result.partitions:
                         self.learn_default(result.partitions, now_ms)
             return (yield from self._create_counted(work, now_ms))
@@ -106,7 +106,7 @@ class MutationQuota:
             return (yield from work.decide(now_ms))
 
         def told(body: bytes, now_ms: float) -> Slices[Decision]:
-            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            described, now_ms = yield from wire.read_metadata(version, body, len(work.wanted), now_ms)
             existing = {topic.name for topic in described if topic.error in EXISTS}
             for part in portions(work.wanted):
                 for topic in part:
@@ -124,7 +124,7 @@ class MutationQuota:
         """Topics are deleted or grow: how many partitions they have is asked first."""
 
         def told(body: bytes, now_ms: float) -> Slices[Decision]:
-            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            described, now_ms = yield from wire.read_metadata(version, body, len(work.wanted), now_ms)
             now_ms = yield from work.look_up(described, now_ms)
             return (yield from work.decide(now_ms))
 

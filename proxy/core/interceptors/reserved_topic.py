@@ -102,7 +102,7 @@ class ReservedTopic:
         """Ask the broker which topics these ids are, as far as the client may know."""
 
         def told(body: bytes, now_ms: float) -> Slices[Decision]:
-            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            described, now_ms = yield from wire.read_metadata(version, body, len(ids), now_ms)
             for topic in described:
                 if topic.name == self._topic:
                     return (yield from self._refuse(request, changes, topic.topic_id))

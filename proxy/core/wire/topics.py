@@ -26,6 +26,7 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i16
 
 from proxy.core.wire.bodies import class_in, encoded, module_of, readable
+from proxy.core.wire.frames import WireError
 from proxy.core.wire.lengths import (
     SLICE,
     Slices,
@@ -185,9 +186,10 @@ def read_request(api_key: int, version: int, body: bytes, now_ms: float) -> Slic
 
 
 def read_results(
-    api_key: int, version: int, body: bytes, now_ms: float
+    api_key: int, version: int, body: bytes, most: int, now_ms: float
 ) -> Slices[tuple[list[TopicResult], int, float]]:
-    """What the broker did, topic by topic, where that ends in the body, and the time.
+    """What the broker did, topic by topic, where that ends in the body, and the time. There were `most` in the
+    request.
 
     Raises WireError ("broker_malformed").
     """
@@ -200,6 +202,7 @@ def read_results(
     found: list[TopicResult] = []
 
     def take(starts: Starts) -> None:
+        _at_most(most, found)
         count = -1 if partitions is None else read_int32(whole, starts[partitions])
         found.append(
             TopicResult(
@@ -213,6 +216,12 @@ def read_results(
     with readable("broker_malformed", cls):
         starts, now_ms = yield from walk(cls, whole, {_RESULTS[api_key]: take}, now_ms, more_may_follow=True)
     return found, starts[-2], now_ms
+
+
+def _at_most(most: int, found: Sequence[object]) -> None:
+    """A broker answers once for each topic: what a hostile one adds would only be kept and be dropped at once."""
+    if len(found) >= most:
+        raise WireError("broker_malformed", f"the broker tells of more than the {most} topics that it was asked about")
 
 
 def is_known_error(code: int) -> bool:
@@ -308,8 +317,9 @@ def metadata_question(
     return version, _array(parts) + no * (3 if version == 10 else 2) + _NO_TAGS, now_ms
 
 
-def read_metadata(version: int, body: bytes, now_ms: float) -> Slices[tuple[list[Described], float]]:
-    """The topics of a Metadata response, and the time. Raises WireError ("broker_malformed")."""
+def read_metadata(version: int, body: bytes, most: int, now_ms: float) -> Slices[tuple[list[Described], float]]:
+    """The topics of a Metadata response to a question about `most`, and the time. Raises WireError
+    ("broker_malformed")."""
     module = module_of("metadata", version, "response")
     cls, topic = module.MetadataResponse, module.MetadataResponseTopic
     flexible = cls.__flexible__
@@ -318,6 +328,7 @@ def read_metadata(version: int, body: bytes, now_ms: float) -> Slices[tuple[list
     found: list[Described] = []
 
     def take(starts: Starts) -> None:
+        _at_most(most, found)
         found.append(
             Described(
                 read_string(body, starts[name], flexible),
