@@ -191,7 +191,7 @@ class ConnectionStatus:
     observed: float
     """Connections created per second in the window; 0 without a limit, as nothing is recorded then."""
     delay_ms: int
-    """How long a connection accepted now would be held before it is closed; 0: the rate would admit it."""
+    """How long a connection accepted now would be muted before it is closed; 0: the rate would admit it."""
     cap: ConnectionEntry | None
     """The entry that caps open connections."""
     open: int

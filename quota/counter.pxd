@@ -1,11 +1,11 @@
 cdef class Usage:
     cdef double _amount
-    cdef public long long charges, throttled, throttle_ms, held, held_ms
+    cdef public long long charges, throttled, throttle_ms, queued, queued_ms
 
 
 cdef class QuotaCounter:
     cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed, share, whole
-    cdef public bint fleet, may_hold, shadow
+    cdef public bint fleet, may_queue, shadow
     cdef public long long capped, last_ms, throttled_until, users
     cdef public Usage usage
 
@@ -14,7 +14,7 @@ cdef class QuotaCounter:
     cpdef object _impose(self, object delay, long long now)
 
 
-cdef class FetchAdmission:
+cdef class FetchGrant:
     cdef public object throttle_ms, max_bytes
     cdef public QuotaCounter group
     cdef public double reserved, paced_ms

@@ -28,7 +28,7 @@ class LedgerSettings:
 class Usage:
     """Running totals, for metrics; never reset while the object lives."""
 
-    __slots__ = ("_amount", "charges", "held", "held_ms", "throttle_ms", "throttled")
+    __slots__ = ("_amount", "charges", "queued", "queued_ms", "throttle_ms", "throttled")
 
     def __init__(self) -> None:
         self._amount = 0.0
@@ -38,10 +38,10 @@ class Usage:
         """Requests delayed because of this quota."""
         self.throttle_ms = 0
         """The sum of those delays."""
-        self.held = 0
-        """Of the delayed requests, those that were held at the gate before they were forwarded."""
-        self.held_ms = 0
-        """How long they were held there; part of `throttle_ms`."""
+        self.queued = 0
+        """Of the delayed requests, those that were queued at the gate before they were forwarded."""
+        self.queued_ms = 0
+        """How long they were queued there; part of `throttle_ms`."""
 
     @property
     def amount(self) -> float:
@@ -51,7 +51,7 @@ class Usage:
 
 
 class Line(NamedTuple):
-    """The queue of held requests (ADR 0026), for people and metrics."""
+    """The queue at a group's gate (ADR 0026), for people and metrics."""
 
     waiting: int = 0
     """Connections in the queue."""
@@ -81,7 +81,7 @@ class QuotaCounter:
         "level",
         "limit",
         "max_throttle_ms",
-        "may_hold",
+        "may_queue",
         "shadow",
         "shadowed",
         "share",
@@ -105,8 +105,8 @@ class QuotaCounter:
         self.level: Level | None = None
         self.entry: Entry | None = None
         self.shadow = False
-        self.may_hold = False
-        """Requests have to ask :meth:`hold`. While this is False no whole request is held."""
+        self.may_queue = False
+        """Requests have to ask :meth:`queue`. While this is False no whole request is queued."""
         self.max_throttle_ms = settings.max_throttle_ms
         self.last_ms = now
         self.throttled_until = 0
@@ -167,25 +167,25 @@ class QuotaCounter:
         raise NotImplementedError
 
     # Without a debt that others pay for, as in a broker, no request waits here: a mute stops the connection that caused
-    # it and no other. Counters that hold requests override these.
+    # it and no other. Counters that queue requests override these.
 
-    def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+    def queue(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
         """How long a request of this connection that costs `amount` has to wait before it may be forwarded, because of
         the group's debt (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it is
         charged at once; otherwise the connection is a :class:`quota.gate.Sender`."""
         return 0
 
     def abandon(self, connection: object, size_bytes: int, now: int) -> bool:
-        """The client of a held request has gone. Whether the request, of which `size_bytes` and what follows it have
+        """The client of a queued request has gone. Whether the request, of which `size_bytes` and what follows it have
         been received, keeps a place: one that it shares with all others like it."""
         return False
 
-    def pass_held(self, connection: object) -> None:
-        """The connection has no held request here any more."""
+    def leave_queue(self, connection: object) -> None:
+        """The connection has no queued request here any more."""
 
     @property
     def waiting(self) -> int:
-        """How many connections have a request held by this group's debt."""
+        """How many connections have a request queued for this group's debt."""
         return 0
 
     @property
@@ -232,7 +232,7 @@ class QuotaCounter:
         return self.throttled_until > now
 
     def owed_ms(self, now: int) -> int:
-        """The debt beyond the delays that clients were told: requests are held for it although no mute applies."""
+        """The debt beyond the delays that clients were told: requests are queued for it although no mute applies."""
         return 0
 
     def forgettable(self, now: int) -> bool:
@@ -272,7 +272,7 @@ def _put(trial: Trial | None, limit: float | None) -> Trial | None:
     return trial
 
 
-class FetchAdmission:
+class FetchGrant:
     """The decision about a fetch, passed back with the size of its response."""
 
     __slots__ = ("group", "head_bytes", "max_bytes", "paced_ms", "reserved", "throttle_ms")
@@ -297,10 +297,10 @@ class FetchAdmission:
         """Bytes of the response that are no records, as far as they are known: more may be when it comes."""
 
 
-NOT_LIMITED: Final = FetchAdmission(0, None)
+NOT_LIMITED: Final = FetchGrant(0, None)
 
 
-class Hold(NamedTuple):
+class QueueWait(NamedTuple):
     """The decision whether a request may be forwarded."""
 
     wait_ms: int
@@ -309,4 +309,4 @@ class Hold(NamedTuple):
     """The counter in whose queue the connection waits."""
 
 
-NO_HOLD: Final = Hold(0, None)
+NO_WAIT: Final = QueueWait(0, None)

@@ -25,8 +25,8 @@ class Why(StrEnum):
     """Usage exceeds the limit: Kafka's formula."""
     OWED = "owed"
     """The rest of an earlier delay that `max_mute` had cut."""
-    HELD = "held"
-    """The request was held before it was forwarded, because of its group's debt (ADR 0026)."""
+    QUEUED = "held"
+    """The request was queued before it was forwarded, because of its group's debt (ADR 0026)."""
     PACED = "paced"
     """Within the limit again, but paced (ADR 0004)."""
 
@@ -36,7 +36,7 @@ class Decision:
     """One throttle."""
 
     at_ms: float
-    """On the ledger's clock: when the delay began; for a held request (`Why.HELD`), when it ended."""
+    """On the ledger's clock: when the delay began; for a queued request (`Why.QUEUED`), when it ended."""
     kind: Kind
     identity: Identity
     """The client whose request caused it; the counter may be shared by others."""
@@ -64,13 +64,13 @@ class Decisions:
         at_ms: float,
         api_key: int | None,
         amount: float | None,
-        held: bool = False,
+        queued: bool = False,
     ) -> None:
-        """Record a throttle of `group` on `identity`; `held`: before the request was forwarded."""
+        """Record a throttle of `group` on `identity`; `queued`: before the request was forwarded."""
         now = int(at_ms)
         used = group.utilisation(now)
-        if held:
-            why = Why.HELD
+        if queued:
+            why = Why.QUEUED
         elif used is not None and used > 1.0:
             why = Why.OVER
         else:

@@ -1,8 +1,8 @@
-"""The gate of one shared counter: holds requests until the group's debt is paid (ADR 0026).
+"""The gate of one shared counter: queues requests until the group's debt is paid (ADR 0026).
 
-A mute stops the connection that caused it. The gate holds what a mute cannot: requests of connections that have not
-been muted yet, of those that closed and reconnected, and of those whose mute was cut to `max_mute`. They wait in the
-order of arrival, one place for each connection, and pass one by one as the debt is paid at the limit's rate.
+A mute stops the connection that caused it. The gate queues what a mute cannot stop: requests of connections that
+have not been muted yet, of those that closed and reconnected, and of those whose mute was cut to `max_mute`. They wait
+in the order of arrival, one place for each connection, and pass one by one as the debt is paid at the limit's rate.
 
 Requests that are kept although their client has gone (acks=0) have one place for all of them together, so they take
 one connection's part of the limit from the live ones, however many connections they came on.
@@ -17,8 +17,8 @@ from typing import Final, Protocol
 from quota.pacing import LARGE_MS
 
 GRACE_MS: Final = 200
-"""A group may owe this much time's worth before its next request is held: connections that comply with throttles come
-back at about the right moment, and should not be held as well."""
+"""A group may owe this much time's worth before its next request is queued: connections that comply with throttles come
+back at about the right moment, and should not be queued as well."""
 LOOK_AGAIN_MS: Final = 1000
 """A connection in the queue asks again after this time at the latest: limits are raised, and others leave the queue."""
 LOOK_AGAIN_FIRST_MS: Final = 10
@@ -256,13 +256,13 @@ class Gate:
         return self._ordinary.waiting_ms + max(self._promised_ms - cost_ms, 0.0)
 
     def before_ms(self, backlog_ms: float) -> float:
-        """The cost of the held requests that pass before a request of ordinary size that came now."""
+        """The cost of the queued requests that pass before a request of ordinary size that came now."""
         large_ms = 0.0 if backlog_ms else min(self._large.waiting_ms, LARGE_MS * len(self._large))
         return self._ordinary.waiting_ms + large_ms
 
     def next_ms(self, paid_at: float, backlog_ms: float, all_paid_at: float, now: int) -> int:
-        """How long until the next held request may pass, with debts as in :meth:`ask`, and all of them paid at
-        `all_paid_at`; 0 if none is held, or one may pass as soon as it asks. Changes nothing."""
+        """How long until the next queued request may pass, with debts as in :meth:`ask`, and all of them paid at
+        `all_paid_at`; 0 if none is queued, or one may pass as soon as it asks. Changes nothing."""
         ordinary, large = self._ordinary.longest_since(), self._large.longest_since()
         if ordinary is None and large is None:
             return 0
@@ -322,7 +322,7 @@ class Gate:
         return 0
 
     def abandon(self, connection: object, size_bytes: int, paid_at: float, backlog_ms: float, now: int) -> bool:
-        """The client of this held request has gone, but the request is to be forwarded in its turn: the connection
+        """The client of this queued request has gone, but the request is to be forwarded in its turn: the connection
         shares one place with all others like it. False: its turn is too far away (`MAX_KEPT_MS`), it has no place, or
         too much is kept. `size_bytes` have been received on the connection; debts are those of :meth:`ask`."""
         kept = self._kept_bytes

@@ -2,7 +2,7 @@ cimport cython
 
 # Aliased, because `quota.ledger` itself exports Account and Meter to modules that import them from there.
 from quota.accounts cimport Account as AccountType, Meter as MeterType
-from quota.counter cimport FetchAdmission as FetchAdmissionType, QuotaCounter
+from quota.counter cimport FetchGrant as FetchGrantType, QuotaCounter
 from quota.mutation cimport BucketCounter
 from quota.reservation cimport FetchCounter
 from quota.window cimport WindowCounter
@@ -17,10 +17,10 @@ cdef class Ledger:
     cpdef long long charge(self, AccountType account, object kind, double amount, double now_ms) except? -1
     @cython.locals(group=QuotaCounter)
     cpdef object charge_no_throttle(self, AccountType account, object kind, double amount, double now_ms)
-    @cython.locals(group=QuotaCounter, window=WindowCounter, admission=FetchAdmissionType)
+    @cython.locals(group=QuotaCounter, window=WindowCounter, grant=FetchGrantType)
     cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms, long long head_bytes=*)
     @cython.locals(fetched=FetchCounter)
-    cpdef object settle(self, AccountType account, object kind, FetchAdmissionType admission, double amount, double now_ms)
+    cpdef object settle(self, AccountType account, object kind, FetchGrantType grant, double amount, double now_ms)
     @cython.locals(meter=MeterType)
     cdef QuotaCounter _use(self, AccountType account, object kind, double amount, long long charges, double now_ms)
     @cython.locals(meter=MeterType)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
-from quota.counter import NO_HOLD, NOT_LIMITED, FetchAdmission, Hold, LedgerSettings, MutationAlgorithm, QuotaCounter
+from quota.counter import NO_WAIT, NOT_LIMITED, FetchGrant, LedgerSettings, MutationAlgorithm, QueueWait, QuotaCounter
 from quota.counter_store import EXPIRE_AFTER_MS, CounterStore
 from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
@@ -125,11 +125,11 @@ class Ledger:
         )
         """Counters of connections, under the same table of limits."""
         self.reservations = 0
-        """Admissions with a reservation that were not settled yet, of all groups."""
+        """Grants with a reservation that were not settled yet, of all groups."""
         self.fleet: Shares | None = None
         """Sets limits of a whole fleet to this instance's share; None: each limit is this instance's own."""
         self.kept: Final = Kept()
-        """Held requests whose clients have gone, of all groups."""
+        """Queued requests whose clients have gone, of all groups."""
         self.decisions: Final = Decisions()
         """The last throttles and their causes."""
 
@@ -201,47 +201,47 @@ class Ledger:
         group = self._group(account, kind, int(now_ms))
         return None if group is None else group.allowance(int(now_ms))
 
-    def hold(
+    def queue(
         self, account: Account, kind: Kind, connection: object, amount: float, now_ms: float, *, whole: bool = False
-    ) -> Hold:
+    ) -> QueueWait:
         """Whether a request of this connection may be forwarded now, before anything is charged (ADR 0026).
 
         `amount` is its future charge; 0 for request time, which is not known before. `whole`: it is charged at once, as
         all of it has arrived; otherwise the connection is a :class:`quota.gate.Sender`. Ask again after `wait_ms`. The
-        connection keeps a place in the queue of `group` until it passes or :meth:`QuotaCounter.pass_held` is called.
+        connection keeps a place in the queue of `group` until it passes or :meth:`QuotaCounter.leave_queue` is called.
         """
         group = self._group(account, kind, int(now_ms))
-        return NO_HOLD if group is None else Hold(group.hold(connection, amount, int(now_ms), whole=whole), group)
+        return NO_WAIT if group is None else QueueWait(group.queue(connection, amount, int(now_ms), whole=whole), group)
 
-    def pass_held(self, account: Account, kind: Kind, connection: object) -> None:
-        """The connection no longer waits, and may never ask again (see :meth:`hold`)."""
+    def leave_queue(self, account: Account, kind: Kind, connection: object) -> None:
+        """The connection no longer waits, and may never ask again (see :meth:`queue`)."""
         group = account.meter(kind).group
         if group is not None:
-            group.pass_held(connection)
+            group.leave_queue(connection)
 
-    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float, head_bytes: int = 0) -> FetchAdmission:
+    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float, head_bytes: int = 0) -> FetchGrant:
         """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle(). Its
         response would have about `head_bytes` without any records.
 
         Use it in place of the two where several connections share a group: it does not grant the same bytes twice, and
-        spreads the moments at which connections ask again. Every admission with throttle_ms == 0 must be passed to
+        spreads the moments at which connections ask again. Every grant with throttle_ms == 0 must be passed to
         settle().
         """
         group = self._group(account, kind, int(now_ms))
         if not isinstance(group, WindowCounter):
             return NOT_LIMITED
         window = group  # gives compiled code the type
-        admission = window.admit(wanted, int(now_ms), head_bytes)
-        if admission.group is not None:
+        grant = window.admit(wanted, int(now_ms), head_bytes)
+        if grant.group is not None:
             self.reservations += 1
-        return admission
+        return grant
 
-    def settle(self, account: Account, kind: Kind, admission: FetchAdmission, amount: float, now_ms: float) -> None:
+    def settle(self, account: Account, kind: Kind, grant: FetchGrant, amount: float, now_ms: float) -> None:
         """Charge an admitted fetch with the size of its response; 0 when there will be none."""
-        if isinstance(admission.group, FetchCounter):
+        if isinstance(grant.group, FetchCounter):
             self.reservations -= 1
-            fetched = admission.group
-            fetched.settle(admission, amount)
+            fetched = grant.group
+            fetched.settle(grant, amount)
         if amount:
             self.charge_no_throttle(account, kind, amount, now_ms)
 
@@ -254,22 +254,22 @@ class Ledger:
         at_ms: float | None = None,
         api_key: int | None = None,
         amount: float | None = None,
-        held: bool = False,
+        queued: bool = False,
     ) -> None:
         """Count a delay that was imposed, under the quota that caused it; `at_ms` and the following are kept to explain
-        it. `held`: the request was held that long before it was forwarded, because of its group's debt, and no response
-        tells the client. For metrics and people only."""
+        it. `queued`: the request was queued that long before it was forwarded, because of its group's debt, and no
+        response tells the client. For metrics and people only."""
         self.wake(account)
         meter = account.meter(kind)
         group = meter.group
         for usage in (meter,) if group is None else (meter, group.usage):
             usage.throttled += 1
             usage.throttle_ms += throttle_ms
-            if held:
-                usage.held += 1
-                usage.held_ms += throttle_ms
+            if queued:
+                usage.queued += 1
+                usage.queued_ms += throttle_ms
         if group is not None and at_ms is not None:
-            self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount, held)
+            self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount, queued)
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
         """Count a throttle that a broker itself told the client, beside ours. For metrics only."""

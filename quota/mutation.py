@@ -15,7 +15,7 @@ class BucketCounter(QuotaCounter):
 
     def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         super().__init__(kind, key, settings, now)
-        self.may_hold = settings.smooth
+        self.may_queue = settings.smooth
         self._settings = settings
         self.bucket = _new_bucket(settings)
         self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, created when there is one
@@ -92,14 +92,14 @@ class BucketCounter(QuotaCounter):
             return 0
         return self._capped(bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit))
 
-    def hold(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
-        """See :meth:`QuotaCounter.hold`: until tokens are no longer below zero."""
-        wait_ms = self.due(now) if self.may_hold else 0
+    def queue(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
+        """See :meth:`QuotaCounter.queue`: until tokens are no longer below zero."""
+        wait_ms = self.due(now) if self.may_queue else 0
         (self._waiting.add if wait_ms else self._waiting.discard)(connection)
         return wait_ms
 
-    def pass_held(self, connection: object) -> None:
-        """See :meth:`QuotaCounter.pass_held`."""
+    def leave_queue(self, connection: object) -> None:
+        """See :meth:`QuotaCounter.leave_queue`."""
         self._waiting.discard(connection)
 
     @property
@@ -109,7 +109,7 @@ class BucketCounter(QuotaCounter):
 
     def line(self, now: int) -> Line:
         """See :meth:`QuotaCounter.line`."""
-        if self.limit is None or self.shadow or not self.may_hold:
+        if self.limit is None or self.shadow or not self.may_queue:
             return NO_LINE
         owed_ms = bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit)
         return Line(self.waiting, owed_ms if self._waiting else 0, owed_ms, owed_ms)

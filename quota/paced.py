@@ -13,7 +13,7 @@ from quota.window import MAX_RENEWING_BYTES, WindowCounter
 MAX_RENEWING_MS: Final = 10_000
 """So that clients can log in again, no more may pass unpaid than the limit allows in this time."""
 ASK_AGAIN_MS: Final = 1000
-"""While a limit is a share of a fleet's, which moves, connections held at the gate ask again this often."""
+"""While a limit is a share of a fleet's, which moves, connections queued at the gate ask again this often."""
 MAX_BUSY_DEBT_MS: Final = 30_000
 """The most request time that a group ever owes, as time of its limit. Requests of all kinds wait for it, heartbeats
 too, and consumers must not lose their group membership over it (`session.timeout.ms` is 45 s)."""
@@ -35,7 +35,7 @@ class DebtCounter(WindowCounter):
     def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int, pacer: Pacer) -> None:
         super().__init__(kind, key, settings, now)
         self.pacer = pacer
-        self._gate: Gate | None = None  # created when a connection is first held
+        self._gate: Gate | None = None  # created when a connection is first queued
 
     def _rescale(self, factor: float, now: int) -> None:
         self.pacer.rescale(factor, now)
@@ -44,8 +44,8 @@ class DebtCounter(WindowCounter):
 
     def _in_episode(self, before: int, now: int) -> bool:
         """Whether an episode goes on at `now`, after the last charge at `before`; one that has been calm ends."""
-        self.may_hold = self.may_hold and not self._calm(before, now)
-        return self.may_hold
+        self.may_queue = self.may_queue and not self._calm(before, now)
+        return self.may_queue
 
     def _calm(self, before: int, now: int) -> bool:
         reach_ms = self.rate.reach_ms
@@ -62,7 +62,7 @@ class DebtCounter(WindowCounter):
         return delay
 
     def _begin(self, delay: int, now: int) -> None:
-        self.may_hold = True
+        self.may_queue = True
         self.pacer.begin(now, delay)
 
     def _pace(self, amount: float, limit: float, delay: int, now: int) -> int:
@@ -78,7 +78,7 @@ class DebtCounter(WindowCounter):
 
     def debt_ms(self, now: int) -> float:
         """See :meth:`WindowCounter.debt_ms`."""
-        return self.pacer.owed_ms(now) if self.may_hold else 0.0
+        return self.pacer.owed_ms(now) if self.may_queue else 0.0
 
     def owes(self, now: int) -> bool:
         """See :meth:`QuotaCounter.owes`."""
@@ -91,19 +91,19 @@ class DebtCounter(WindowCounter):
 
     def forgettable(self, now: int) -> bool:
         """See :meth:`QuotaCounter.forgettable`."""
-        return super().forgettable(now) and (not self.may_hold or self._calm(self.last_ms, max(now, self.last_ms)))
+        return super().forgettable(now) and (not self.may_queue or self._calm(self.last_ms, max(now, self.last_ms)))
 
-    def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
-        """See :meth:`QuotaCounter.hold`."""
+    def queue(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+        """See :meth:`QuotaCounter.queue`."""
         limit, pacer, gate = self.limit, self.pacer, self._gate
         now = max(now, self.last_ms)
         arriving = None if whole or not amount else (cast(Sender, connection), amount)
-        if limit is None or self.shadow or not (self.may_hold or arriving):
-            self.pass_held(connection)
+        if limit is None or self.shadow or not (self.may_queue or arriving):
+            self.leave_queue(connection)
             return 0
         if gate is None:
             gate = self._gate = Gate()
-        if self.may_hold:
+        if self.may_queue:
             pacer.pay_backlog(now)
         # The expected cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
         cost_ms = amount * self._unit / limit * 1000.0
@@ -121,7 +121,7 @@ class DebtCounter(WindowCounter):
 
     def _debts(self, limit: float, now: int) -> tuple[float, float]:
         """Until when the group is in debt, and its debt beyond that for large requests."""
-        if not self.may_hold:
+        if not self.may_queue:
             total, window_ms = self.rate.peek(now)
             return now - (window_ms - total / limit * 1000.0), 0.0  # the room in the window is a credit
         paid_at, backlog_ms = self.pacer.debts(now)
@@ -133,7 +133,7 @@ class DebtCounter(WindowCounter):
     def line(self, now: int) -> Line:
         """See :meth:`QuotaCounter.line`."""
         limit, gate = self.limit, self._gate
-        if limit is None or self.shadow or not (self.may_hold or self.waiting):
+        if limit is None or self.shadow or not (self.may_queue or self.waiting):
             return NO_LINE
         now = max(now, self.last_ms)
         paid_at, backlog_ms = self._debts(limit, now)
@@ -145,8 +145,8 @@ class DebtCounter(WindowCounter):
             next_ms = gate.next_ms(paid_at, backlog_ms, now + debt_ms, now)
         return Line(self.waiting, next_ms, max(round_half_up(newcomer_ms), 0), debt_ms)
 
-    def pass_held(self, connection: object) -> None:
-        """See :meth:`QuotaCounter.pass_held`."""
+    def leave_queue(self, connection: object) -> None:
+        """See :meth:`QuotaCounter.leave_queue`."""
         if self._gate is not None:
             self._gate.leave(connection)
 
@@ -171,9 +171,9 @@ class BusyCounter(DebtCounter):
         self._typical_ms = mean_with(amount, self._typical_ms)
         return delay
 
-    def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
-        """See :meth:`QuotaCounter.hold`. `amount` is 0, not known before: the usual one is assumed."""
-        return super().hold(connection, amount or self._typical_ms or 0.0, now, whole=True)
+    def queue(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+        """See :meth:`QuotaCounter.queue`. `amount` is 0, not known before: the usual one is assumed."""
+        return super().queue(connection, amount or self._typical_ms or 0.0, now, whole=True)
 
     def _renewal(self, size_bytes: int, limit: float) -> tuple[float, float]:
         return (self._typical_ms or 0.0) * self._unit, limit * MAX_RENEWING_MS / 1000.0
@@ -195,7 +195,7 @@ class PacedCounter(DebtCounter):
         if self.shadow:
             return delay
         if self._gate is not None:
-            # Held connections go first: the client is told when it will be next after them.
+            # Queued connections go first: the client is told when it will be next after them.
             paced += self._gate.ahead_ms(cost_ms)
         return min(round_half_up(paced), MAX_THROTTLE_MS) if paced > delay else delay
 
@@ -210,12 +210,12 @@ class PacedCounter(DebtCounter):
 
     def _due(self, limit: float, now: int) -> int:
         delay = WindowCounter._due(self, limit, now)
-        unpaid_ms = -self.pacer.credit_ms(now) if self.may_hold else 0.0
+        unpaid_ms = -self.pacer.credit_ms(now) if self.may_queue else 0.0
         return min(round_half_up(unpaid_ms), MAX_THROTTLE_MS) if unpaid_ms > delay else delay
 
     def _room(self, limit: float, now: int) -> float:
         room = WindowCounter._room(self, limit, now)
-        return min(room, self.pacer.credit_ms(now) * limit / 1000.0) if self.may_hold else room
+        return min(room, self.pacer.credit_ms(now) * limit / 1000.0) if self.may_queue else room
 
     def _renewal(self, size_bytes: int, limit: float) -> tuple[float, float]:
         return size_bytes, min(MAX_RENEWING_BYTES, limit * MAX_RENEWING_MS / 1000.0)
@@ -223,4 +223,4 @@ class PacedCounter(DebtCounter):
     @property
     def paced(self) -> bool:
         """See :attr:`QuotaCounter.paced`."""
-        return self.may_hold
+        return self.may_queue

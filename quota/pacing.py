@@ -1,6 +1,6 @@
 """Smooth pacing of a group that is at its limit: our addition to Kafka's formula, see docs/adr/0004-smooth-pacing.md.
 
-Kafka's window lets ten seconds' worth of bytes pass at once, holds the client until that burst leaves the window some
+Kafka's window lets ten seconds' worth of bytes pass at once, delays the client until that burst leaves the window some
 eleven seconds later, and then lets the same burst pass again. The pacer breaks that echo: from the moment a group
 violates its quota (an *episode*) every byte also costs time on a clock that runs at the limit's rate, and a client
 waits for the later of the two. It never shortens Kafka's delay.
@@ -40,7 +40,7 @@ class Pacer:
     __slots__ = (
         "_apart_ms",
         "_calm_since",
-        "_held_until",
+        "_delayed_until",
         "_last_scheduled",
         "_most_ms",
         "_scheduled",
@@ -61,7 +61,7 @@ class Pacer:
         self._tolerance_ms = tolerance_ms
         self._last_scheduled = 0.0
         self._scheduled: deque[float] | None = None  # the latest ones; created on demand, as few groups need them
-        self._held_until = 0.0  # by Kafka's delay
+        self._delayed_until = 0.0  # by Kafka's delay
         self._calm_since: int | None = None
 
     def tolerate(self, portion_ms: float) -> None:
@@ -73,7 +73,7 @@ class Pacer:
         kafka_delay_ms = min(kafka_delay_ms, self._most_ms)
         self.paid_at = now + min(kafka_delay_ms, self._apart_ms)
         self.backlog_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
-        self._held_until = now + kafka_delay_ms
+        self._delayed_until = now + kafka_delay_ms
         self._last_scheduled = 0.0
         self._scheduled = None
         self._calm_since = None
@@ -91,14 +91,14 @@ class Pacer:
             cost_ms += share_ms
         self.paid_at = min(max(self.paid_at, now - self._tolerance_ms) + cost_ms, now + self._most_ms)
         if kafka_delay_ms > 0:
-            self.hold(now + kafka_delay_ms, slack_ms)
+            self.delay(now + kafka_delay_ms, slack_ms)
         return self.owed_ms(now) if large else self.paid_at - now
 
-    def hold(self, until: int, slack_ms: float = SLACK_MS) -> None:
+    def delay(self, until: int, slack_ms: float = SLACK_MS) -> None:
         """Kafka's delay stops the group until then, of which `slack_ms` may become credit. What a large charge costs
         beyond `apart_ms` is in the backlog already."""
         self.paid_at = max(self.paid_at, until - slack_ms - self.backlog_ms)
-        self._held_until = max(self._held_until, until)
+        self._delayed_until = max(self._delayed_until, until)
 
     def owed_ms(self, now: int) -> float:
         """How long until all charges are paid, if there are no more; negative while there is credit."""
@@ -163,7 +163,7 @@ class Pacer:
         if self._calm_since is None and now > empty_since:
             self._calm_since = empty_since
         since = now if self._calm_since is None else self._calm_since
-        return self.owed_ms(now) <= 0 and now - max(since, self._held_until) >= 2 * window_ms
+        return self.owed_ms(now) <= 0 and now - max(since, self._delayed_until) >= 2 * window_ms
 
     def rescale(self, factor: float, now: int) -> None:
         """The limit has changed from L to L / `factor`: debt and credit are amounts. A lower limit does not increase a

@@ -1,6 +1,6 @@
 cimport cython
 
-from quota.counter cimport FetchAdmission as FetchAdmissionType
+from quota.counter cimport FetchGrant as FetchGrantType
 from quota.fetch_sizer cimport FetchSizer
 from quota.paced cimport PacedCounter
 from quota.pacing cimport Pacer
@@ -14,7 +14,7 @@ cdef class FetchCounter(PacedCounter):
 
     @cython.locals(pacer=Pacer, sizer=FetchSizer, chunk_ms=cython.double, kafka=cython.longlong, wait=cython.longlong, expected=cython.double, paced_ms=cython.double, paced=cython.bint)
     cpdef object admit(self, object wanted, long long now, long long head_bytes=*)
-    cpdef object settle(self, FetchAdmissionType admission, object amount)
+    cpdef object settle(self, FetchGrantType grant, object amount)
     cdef long long _due(self, double limit, long long now) except? -1
     @cython.locals(total=cython.double, window_ms=cython.longlong, available_ms=cython.double, kafka=cython.longlong)
     cdef (long long, long long) _delays(self, double limit, double chunk_ms, long long now) except *

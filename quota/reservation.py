@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from quota.counter import NOT_LIMITED, FetchAdmission, LedgerSettings
+from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings
 from quota.entity import CounterKey, Kind
 from quota.fetch_sizer import HEAD_BYTES, SHORTEST_MS, FetchSizer
 from quota.paced import PacedCounter, mean_with
@@ -32,9 +32,9 @@ class FetchCounter(PacedCounter):
             self._chunk_begun_ms(self.limit, max(now, self.last_ms))
         return super().check(now)
 
-    def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchAdmission:
+    def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchGrant:
         """Check, allowance and a reservation in one, for a fetch that is about to go to the broker. Its response would
-        have `head_bytes` without any records. Pass the admission to :meth:`settle` when the response has come (or will
+        have `head_bytes` without any records. Pass the grant to :meth:`settle` when the response has come (or will
         never come: amount 0)."""
         limit = self.limit
         if limit is None or self.shadow:
@@ -48,13 +48,13 @@ class FetchCounter(PacedCounter):
         if kafka > 0 or wait > 0:
             delay = max(self._impose(kafka, now), self._wait_in_turn(limit, kafka, wait, chunk_ms, now))
             self.throttled_until = max(self.throttled_until, now + delay)
-            return FetchAdmission(delay, 0)
+            return FetchGrant(delay, 0)
         granted = max(int(self._room_besides(limit, chunk_ms, now)), 0)
-        paced = self.may_hold
+        paced = self.may_queue
         if not paced:
             granted = min(granted, int(limit * max(TOLERANCE_MS, chunk_ms) / 1000.0))
         # Reserved in full while nothing is known, and later by experience: most consumers wait at the end of a log and
-        # ask for far more than they get, and must not hold up others by what they will not take. One batch comes whole,
+        # ask for far more than they get, and must not delay others by what they will not take. One batch comes whole,
         # whatever is granted.
         if self._typical is None:
             expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
@@ -70,19 +70,19 @@ class FetchCounter(PacedCounter):
             pacer.take(paced_ms, now)
         self._admitted += 1
         self._outstanding += expected
-        return FetchAdmission(0, max(min(granted, wanted), 1), self, expected, paced_ms, max(head_bytes, HEAD_BYTES))
+        return FetchGrant(0, max(min(granted, wanted), 1), self, expected, paced_ms, max(head_bytes, HEAD_BYTES))
 
-    def settle(self, admission: FetchAdmission, amount: float) -> None:
+    def settle(self, grant: FetchGrant, amount: float) -> None:
         """Release what :meth:`admit` reserved and learn from the actual size, which the caller then records."""
         self._admitted -= 1
         # Exactly zero when nothing is outstanding: sums of fractions would leave a residue.
-        self._outstanding = max(self._outstanding - admission.reserved, 0.0) if self._admitted else 0.0
-        if admission.paced_ms and self.may_hold:
-            self.pacer.give_back(admission.paced_ms)
+        self._outstanding = max(self._outstanding - grant.reserved, 0.0) if self._admitted else 0.0
+        if grant.paced_ms and self.may_queue:
+            self.pacer.give_back(grant.paced_ms)
         if amount:  # else there was no response to learn from
             self._typical = mean_with(amount, self._typical)
-            self._fetch_sizer.expect(admission.head_bytes)
-            self._fetch_sizer.learn(admission.max_bytes, amount - admission.head_bytes)
+            self._fetch_sizer.expect(grant.head_bytes)
+            self._fetch_sizer.learn(grant.max_bytes, amount - grant.head_bytes)
 
     def forgettable(self, now: int) -> bool:
         """See :meth:`QuotaCounter.forgettable`. What is known about batch sizes is learnt again."""
@@ -97,7 +97,7 @@ class FetchCounter(PacedCounter):
         total, window_ms = self.rate.peek(now)
         kafka = self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
         available_ms = window_ms - (total + self._outstanding) / limit * 1000.0
-        if self.may_hold:
+        if self.may_queue:
             # One chunk above the window is what a client at exactly its limit gets anyway (the fence-post effect).
             available_ms = min(available_ms + chunk_ms, self.pacer.credit_ms(now))
         if available_ms >= chunk_ms / 2:
@@ -111,13 +111,13 @@ class FetchCounter(PacedCounter):
         """Bytes that are allowed besides those that are reserved."""
         total, window_ms = self.rate.peek(now)
         room = limit * window_ms / 1000.0 - total - self._outstanding
-        if self.may_hold:
+        if self.may_queue:
             room = min(room + chunk_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
         return room
 
     def _chunk_ms(self, limit: float, now: int) -> float:
         """Fetches wait until this much time's worth is allowed."""
-        if self.may_hold:
+        if self.may_queue:
             return self._fetch_sizer.min_chunk_ms(limit, self.pacer.waiting(now))
         return max(SHORTEST_MS, self._fetch_sizer.heads_ms(limit))
 
@@ -143,9 +143,9 @@ class FetchCounter(PacedCounter):
         """How long a throttled fetcher waits besides Kafka's delay: the pace, and its place among the others. No
         debt."""
         pacer = self.pacer
-        if self.may_hold:
+        if self.may_queue:
             if kafka > 0:
-                pacer.hold(now + kafka, max(chunk_ms, SLACK_MS))
+                pacer.delay(now + kafka, max(chunk_ms, SLACK_MS))
             # Fetches before the episode were larger than those that are granted now.
             usual_ms = min(
                 (self._typical or 0.0) / limit * 1000.0, max(chunk_ms, self._fetch_sizer.batch / limit * 1000.0)

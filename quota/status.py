@@ -34,11 +34,11 @@ class CounterStatus:
     muted_ms: int
     """The rest of the latest delay: connections are not read for this long."""
     owed_ms: int
-    """The group's debt beyond the delays that clients were told: its next requests are held for it."""
+    """The group's debt beyond the delays that clients were told: its next requests are queued for it."""
     paced: bool
     """Whether smooth pacing is active (ADR 0004)."""
     line: Line
-    """The queue of held requests (ADR 0026)."""
+    """The queue at the group's gate (ADR 0026)."""
 
 
 def counter_status(group: QuotaCounter, now_ms: float) -> CounterStatus:
@@ -91,7 +91,7 @@ def free_ms(group: QuotaCounter, now: int) -> int:
 
 
 def _waits(group: QuotaCounter, now: int) -> bool:
-    # Held requests are not requests to come; `counter_status` adds the time that they take.
+    # Queued requests are not requests to come; `counter_status` adds the time that they take.
     return group.due(now) > 0 or (not group.waiting and group.line(now).newcomer_ms > 0)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from quota.counter import NOT_LIMITED, FetchAdmission, LedgerSettings, QuotaCounter
+from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings, QuotaCounter
 from quota.entity import CounterKey, Kind
 from quota.rate import MAX_THROTTLE_MS, SampledRate, throttle_ms
 from quota.table import Limit
@@ -73,10 +73,10 @@ class WindowCounter(QuotaCounter):
         rate = self.rate
         rate.record(amount * self._unit, now)
         if self.limit is None:
-            self.may_hold = False
+            self.may_queue = False
             return 0
         observed = rate.measure(now)
-        if observed <= self._watched and not self.may_hold:
+        if observed <= self._watched and not self.may_queue:
             return 0
         return self._delay(amount, observed, self.limit, before, now)
 
@@ -116,13 +116,13 @@ class WindowCounter(QuotaCounter):
         total, window_ms = self.rate.peek(now)
         return (limit * window_ms / 1000.0 - total) / self._unit
 
-    def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchAdmission:
+    def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchGrant:
         """Check and allowance in one, for a fetch that is about to go to the broker."""
         limit = self.limit
         if limit is None or self.shadow:
             return NOT_LIMITED
         delay = self._impose(self._due(limit, max(now, self.last_ms)), max(now, self.last_ms))
-        return FetchAdmission(delay, 0 if delay else self.allowance(now))
+        return FetchGrant(delay, 0 if delay else self.allowance(now))
 
     def observed(self, now: int) -> float:
         """The rate in the window: bytes/s, or percent of one thread."""

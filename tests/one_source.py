@@ -15,7 +15,7 @@ from typing import Any
 from quota import compiled
 from quota.accounts import Account, Meter
 from quota.activity import RequestCounts
-from quota.counter import FetchAdmission, QuotaCounter, Usage
+from quota.counter import FetchGrant, QuotaCounter, Usage
 from quota.entity import DEFAULT, Kind
 from quota.fetch_sizer import FetchSizer
 from quota.ledger import Ledger
@@ -26,7 +26,7 @@ from quota.trial import Trial
 
 RATES = (None, 1.0, 1000, 50_000.0, 3_333_333.3, 1e12, 2.0**63)
 STEPS_MS = (-1.5, 0.0, 0.4, 7.0, 260.0, 999.0, 1000.0, 5_000.0, 20_000.0, 300_000.0)
-OWN = (Account, FetchAdmission, QuotaCounter, Meter, Pacer, FetchSizer, RequestCounts, SampledRate, Trial, Usage)
+OWN = (Account, FetchGrant, QuotaCounter, Meter, Pacer, FetchSizer, RequestCounts, SampledRate, Trial, Usage)
 
 
 def seen(value: Any) -> Any:
@@ -78,7 +78,7 @@ def case(seed: int, operations: int = 150) -> str:
     cap = rng.choice([None, 1000, 30_000])
     ledger = Ledger(table(rng), smooth=rng.random() < 0.7, max_throttle_ms=cap, num_samples=rng.choice([1, 2, 11]))
     now_ms = rng.choice([0.0, 12_345.678])
-    out: list[tuple[Account, FetchAdmission]] = []
+    out: list[tuple[Account, FetchGrant]] = []
     connections = [Sender(1000 * number) for number in range(4)]
     for _ in range(operations):
         now_ms = max(0.0, now_ms + rng.choice(STEPS_MS))
@@ -97,20 +97,20 @@ def case(seed: int, operations: int = 150) -> str:
                 ledger.refund(account, rng.choice(list(Kind)), 100, now_ms)
             case 6 | 7:
                 wanted = rng.choice([-1, 0, 1, 1000, 52_428_800, 2**31 - 1])
-                admission = ledger.admit(account, Kind.FETCH, wanted, now_ms)
-                result = (admission.throttle_ms, admission.max_bytes, admission.reserved, admission.paced_ms)
-                if not admission.throttle_ms:
-                    out.append((account, admission))
+                grant = ledger.admit(account, Kind.FETCH, wanted, now_ms)
+                result = (grant.throttle_ms, grant.max_bytes, grant.reserved, grant.paced_ms)
+                if not grant.throttle_ms:
+                    out.append((account, grant))
             case 8 if out:
-                account, admission = out.pop(rng.randrange(len(out)))
-                ledger.settle(account, Kind.FETCH, admission, rng.choice([0, 1, 100, 700, 1_000_000]), now_ms)
+                account, grant = out.pop(rng.randrange(len(out)))
+                ledger.settle(account, Kind.FETCH, grant, rng.choice([0, 1, 100, 700, 1_000_000]), now_ms)
             case 9:
                 kind, whole = rng.choice([Kind.PRODUCE, Kind.REQUEST]), rng.random() < 0.5
                 amount = 0 if kind is Kind.REQUEST else rng.choice([1000, 5_000_000])
-                result = ledger.hold(account, kind, rng.choice(connections), amount, now_ms, whole=whole).wait_ms
+                result = ledger.queue(account, kind, rng.choice(connections), amount, now_ms, whole=whole).wait_ms
             case _:
                 kind = rng.choice(list(Kind))
-                ledger.pass_held(account, kind, rng.choice(connections))
+                ledger.leave_queue(account, kind, rng.choice(connections))
                 result = (ledger.check(account, kind, now_ms), ledger.allowance(account, kind, now_ms))
         book = [result, list(ledger.accounts()), list(ledger.groups()), ledger.reservations]
         now = int(now_ms)

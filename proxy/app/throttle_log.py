@@ -35,7 +35,7 @@ class Episode:
     until_ms: float
     """End of the latest throttle."""
     throttles: int
-    held_ms: int
+    delayed_ms: int
     told: bool
     """Its beginning was logged, so its end will be."""
 
@@ -71,13 +71,13 @@ class ThrottleLog:
             self._end(*place, self._episodes.pop(place))
 
     def _note(self, kind: Kind, key: CounterKey, decisions: list[Decision]) -> None:
-        held_ms = sum(one.delay_ms for one in decisions)
+        delayed_ms = sum(one.delay_ms for one in decisions)
         until_ms = max(_ends_ms(one) for one in decisions)
         episode = self._episodes.get((kind, key))
         if episode is not None:
             episode.until_ms = max(episode.until_ms, until_ms)
             episode.throttles += len(decisions)
-            episode.held_ms += held_ms
+            episode.delayed_ms += delayed_ms
             return
         first = decisions[0]
         told = self._say(
@@ -90,7 +90,7 @@ class ThrottleLog:
             observed=round(first.observed, 1),
         )
         began_ms = _ends_ms(first) - first.delay_ms
-        self._episodes[kind, key] = Episode(began_ms, until_ms, len(decisions), held_ms, told)
+        self._episodes[kind, key] = Episode(began_ms, until_ms, len(decisions), delayed_ms, told)
         if len(self._episodes) > MAX_EPISODES:
             self._episodes.popitem(last=False)
 
@@ -101,7 +101,7 @@ class ThrottleLog:
                 **_names(kind, key),
                 lasted_s=round((episode.until_ms - episode.began_ms) / 1000.0, 1),
                 throttles_at_least=episode.throttles,
-                held_s_at_least=round(episode.held_ms / 1000.0, 1),
+                held_s_at_least=round(episode.delayed_ms / 1000.0, 1),
             )
 
     def _say(self, event: str, **values: Any) -> bool:
@@ -121,7 +121,7 @@ class ThrottleLog:
 
 
 def _ends_ms(one: Decision) -> float:
-    return one.at_ms if one.why is Why.HELD else one.at_ms + one.delay_ms
+    return one.at_ms if one.why is Why.QUEUED else one.at_ms + one.delay_ms
 
 
 def _names(kind: Kind, key: CounterKey) -> dict[str, str | None]:

@@ -92,7 +92,7 @@ def ledger_per_client() -> Ledger:
     return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=RATE)]), max_throttle_ms=60_000)
 
 
-async def test_a_held_request_of_a_gone_client_is_dropped(transport: Transport) -> None:
+async def test_a_queued_request_of_a_gone_client_is_dropped(transport: Transport) -> None:
     """Its end lies behind 400 kB, 4 s worth: the next one is answered when the debt is paid."""
     ledger = ledger_per_client()
     async with through(answer, ledger=ledger, **transport.settings) as (proxy, broker, _):

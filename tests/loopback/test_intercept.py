@@ -211,7 +211,7 @@ def test_unreadable_message_ends_connection_and_names_culprit() -> None:
     assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
-def test_oversized_request_ends_connection_before_it_is_held() -> None:
+def test_oversized_request_ends_connection_before_it_is_kept() -> None:
     one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply())))
     large = create(1, b"t" * MAX_INTERCEPTED_BYTES)
     with pytest.raises(SessionError, match=f"CreateTopics request of {len(large) - 4} bytes") as caught:
@@ -251,7 +251,7 @@ async def test_later_requests_wait_for_what_was_asked() -> None:
         assert await read_frame(client) is None
 
 
-async def test_interceptor_wait_holds_its_own_connection_only() -> None:
+async def test_interceptor_wait_stops_its_own_connection_only() -> None:
     decide: list[Callable[[Outcome], None]] = []
 
     async def serve(stream: trio.SocketStream, frame: bytes) -> None:

@@ -74,7 +74,7 @@ async def settled(proxy: Proxy, accepted: int) -> None:
     await until(lambda: proxy.counters.connections_opened == accepted)
 
 
-async def test_holds_connection_over_the_rate_unserved_then_closes(mock_clock: MockClock) -> None:
+async def test_mutes_connection_over_the_rate_then_closes(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, HERE, 5)) as (proxy, _):
         clients = [await connect(proxy) for _ in range(8)]
         await settled(proxy, 8)
@@ -94,7 +94,7 @@ async def test_holds_connection_over_the_rate_unserved_then_closes(mock_clock: M
         assert await served(await connect(proxy))
 
 
-async def test_closes_connections_beyond_the_most_held(mock_clock: MockClock) -> None:
+async def test_closes_connections_beyond_the_most_muted(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=2) as (proxy, _):
         clients = [await connect(proxy) for _ in range(6)]
         await settled(proxy, 6)
@@ -145,7 +145,7 @@ async def test_shadow_limits_refuse_no_connection(mock_clock: MockClock) -> None
         assert sum(ledger.connections.shadow_refused.values()) == 6  # three by the rate, three by the cap
 
 
-async def test_a_drain_does_not_wait_for_held_connections(mock_clock: MockClock) -> None:
+async def test_a_drain_does_not_wait_for_muted_connections(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1)) as (proxy, _):
         clients = [await connect(proxy) for _ in range(3)]
         await settled(proxy, 3)
@@ -154,7 +154,7 @@ async def test_a_drain_does_not_wait_for_held_connections(mock_clock: MockClock)
         assert proxy.counters.connections_held == 0
 
 
-async def test_takes_missing_descriptors_from_held_connections(
+async def test_takes_missing_descriptors_from_muted_connections(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_accept = socket.socket.accept

@@ -35,7 +35,7 @@ def client_id(frame: bytes) -> str:
 
 
 async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: MockClock) -> None:
-    """F1: delays of 10, 30, 30 and 20 ms: four are held, then three, two, none, and none stays behind."""
+    """F1: delays of 10, 30, 30 and 20 ms: four are muted, then three, two, none, and none stays behind."""
     async with through(answer, quota=RATE) as (proxy, broker, _):
         for name, delay_ms in DELAYS_MS.items():
             client = await connect(proxy)

@@ -128,7 +128,7 @@ async def test_passes_on_a_response_cut_by_a_dying_broker() -> None:
         said = b""
         while part := await client.receive_some():
             said += part
-        # The first bytes of a response are held until it is clear whether its throttle field must be set.
+        # The first bytes of a response are kept until it is clear whether its throttle field must be set.
         assert produce_response(1)[:10].startswith(said)
         await closed_reason(proxy, "broker_closed")
 

@@ -36,7 +36,7 @@ async def everything() -> bytes:
         ledger.charge(ledger.account("u", "c"), kind, 1000, 0)
     ledger.charge(ledger.account("u", "s"), Kind.PRODUCE, 1000, 0)
     ledger.note_broker_throttle(ledger.account("u", "c"), 5)
-    ledger.note_throttle(ledger.account("u", "c"), Kind.PRODUCE, 5, held=True)
+    ledger.note_throttle(ledger.account("u", "c"), Kind.PRODUCE, 5, queued=True)
     ledger.connections.admit("10.0.0.1", "u", 0)
     counters.connections_closed["client_closed"] = 1
     counters.parse_errors["tls_on_plain_port"] = 1

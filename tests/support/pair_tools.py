@@ -19,7 +19,7 @@ from proxy.net.io.loop import NEVER, Clock, EventLoop
 from proxy.net.io.pair import ConnectionPair, Shared
 from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
-from quota.counter import FetchAdmission
+from quota.counter import FetchGrant
 from quota.ledger import Ledger
 from quota.paced import DebtCounter
 from quota.reservation import FetchCounter
@@ -56,7 +56,7 @@ def window_of(group: DebtCounter) -> Any:
     fetched = group if isinstance(group, FetchCounter) else None
     return (
         (rate.samples, rate.window_ms, group.last_ms),
-        (group.may_hold, pacer.paid_at, pacer._last_scheduled, pacer._held_until, pacer._calm_since),
+        (group.may_queue, pacer.paid_at, pacer._last_scheduled, pacer._delayed_until, pacer._calm_since),
         fetched and (fetched._admitted, fetched._outstanding, fetched._typical),
         fetched and (fetched._fetch_sizer.batch, fetched._fetch_sizer._fetches),
     )
@@ -243,13 +243,13 @@ class Driven:
         }  # fmt: skip
 
 
-def admission_of(one: FetchAdmission) -> Any:
+def grant_of(one: FetchGrant) -> Any:
     return one.throttle_ms, one.max_bytes, one.reserved, one.paced_ms
 
 
 PENDING = (
     "correlation_id", "api_key", "api_version", "sent_ms",
-    "local_answer", "replicated_bytes", "held_bytes",
+    "local_answer", "replicated_bytes", "kept_bytes",
 )  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def pending_of(one: InFlightRequest) -> Any:
         penalty.charged,
     )
     fields["account"] = one.account.identity
-    fields["admission"] = None if one.admission is None else admission_of(one.admission)
+    fields["grant"] = None if one.grant is None else grant_of(one.grant)
     fields["hook"] = one.hook is not None
     return fields
 

@@ -71,7 +71,7 @@ def test_muted_until_its_deadline() -> None:
     assert [one.describe(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == ["muted", "muted", "open"]
 
 
-def test_held_while_the_group_is_in_debt() -> None:
+def test_queued_while_the_group_is_in_debt() -> None:
     of = ledger(produce_rate=100_000)
     from_client(session(of), produce(1, 2 * MB))  # 10 s are owed beyond the window
     one = session(of)
@@ -214,7 +214,7 @@ def ended_in_a_login(one: Driven) -> None:
     from_client(one, handshake("PLAIN"))
 
 
-def ended_while_held(one: Driven) -> None:
+def ended_while_queued(one: Driven) -> None:
     other = session(one.state.ledger)
     from_client(other, produce(1, 1 * MB))
     from_client(one, produce(1, 100))
@@ -227,9 +227,9 @@ def ended_while_asking(one: Driven) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [ended_by_the_client, ended_within_a_response, ended_in_a_login, ended_while_held, ended_while_asking]
+    "end", [ended_by_the_client, ended_within_a_response, ended_in_a_login, ended_while_queued, ended_while_asking]
 )
-def test_nothing_is_held_after_the_end(end: Callable[[Driven], None]) -> None:
+def test_nothing_is_kept_after_the_end(end: Callable[[Driven], None]) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000)
 
     def never(_body: bytes, _now_ms: float) -> Outcome:

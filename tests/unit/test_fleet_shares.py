@@ -49,11 +49,11 @@ class Site:
                 amount = (work or {}).get(at, 0.0) / 20
                 if amount and free[at] <= self.now:
                     account = ledger.account("u", "c")
-                    wait = ledger.hold(account, kind, SENDER, amount, self.now).wait_ms
+                    wait = ledger.queue(account, kind, SENDER, amount, self.now).wait_ms
                     if wait:
                         free[at] = self.now + min(wait, 50)
                         continue
-                    ledger.pass_held(account, kind, SENDER)
+                    ledger.leave_queue(account, kind, SENDER)
                     delay = ledger.charge(account, kind, amount, self.now)
                     if delay:
                         ledger.note_throttle(account, kind, delay)

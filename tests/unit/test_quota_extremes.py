@@ -38,9 +38,9 @@ def test_counters_work_under_any_limit(limit: float, smooth: bool, cap_ms: int |
                 assert ledger.check(account, kind, now) >= 0
                 assert (ledger.allowance(account, kind, now) or 0) >= 0
                 assert not math.isnan(ledger.observed(account, kind, now))
-                admission = ledger.admit(account, kind, amount, now)
-                if not admission.throttle_ms:
-                    ledger.settle(account, kind, admission, amount, now)
+                grant = ledger.admit(account, kind, amount, now)
+                if not grant.throttle_ms:
+                    ledger.settle(account, kind, grant, amount, now)
                 if amount:
                     ledger.refund(account, kind, amount / 2, now)
         ledger.charge_mutation(account, 10**6, step % 2 == 0, now)

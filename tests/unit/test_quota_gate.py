@@ -32,7 +32,7 @@ class Loop:
     forwarded: list[tuple[float, int, float]] = field(default_factory=list)
     """(when, by which connection, bytes)"""
     waits: list[tuple[float, int, float]] = field(default_factory=list)
-    """(when it passed, which connection, how long it had been held)"""
+    """(when it passed, which connection, how long it had been queued)"""
 
     def rate(self, begin_s: float, end_s: float) -> float:
         """Bytes forwarded in that time over what the limit allows in it."""
@@ -95,7 +95,7 @@ def closed_loop(
         if what == "head":
             since.setdefault(number, now)
             sockets[number].begin(amount, streams_ms)
-            wait_ms = ledger.hold(account, PRODUCE, sockets[number], amount, now, whole=not streams_ms).wait_ms
+            wait_ms = ledger.queue(account, PRODUCE, sockets[number], amount, now, whole=not streams_ms).wait_ms
             if wait_ms:
                 assert wait_ms <= LOOK_AGAIN_MS
                 heapq.heappush(events, (now + wait_ms, number, "head"))
@@ -107,7 +107,7 @@ def closed_loop(
         delay_ms = ledger.charge(account, PRODUCE, amount, now)
         loop.forwarded.append((now, number, amount))
         if reconnects:
-            ledger.pass_held(account, PRODUCE, sockets[number])
+            ledger.leave_queue(account, PRODUCE, sockets[number])
             sockets[number] = Socket(clock_ms)
             delay_ms = 1
         heapq.heappush(events, (now + max(delay_ms, 1), number, "head"))
@@ -136,7 +136,7 @@ def test_the_limit_holds_however_many_connections(
     assert loop.rate(11, 131) <= 1.05
     assert loop.rate(131, 391) <= 1.05
     if connections * size > limit * 1.4 or not streams_ms:  # else 300 ms for each request are the limit
-        assert loop.rate(131, 391) >= 0.95, "nor is it held to less"
+        assert loop.rate(131, 391) >= 0.95, "nor is it limited to less"
     # At first the window lets ten seconds' worth pass, and what was on its way; in Kafka each connection.
     assert loop.rate(0, 11) * 11 <= 10 + 7 + max(size / limit, 300 / 1000 * (size / limit) * connections)
 
@@ -177,9 +177,9 @@ def test_a_claim_lasts_while_the_request_arrives() -> None:
         sender = Socket()
         sender.begin(9.9 * MB, takes_ms)
         for other in ("first", "second"):
-            assert ledger.hold(account, PRODUCE, Socket() if other == "second" else sender, 9.9 * MB, 0).wait_ms == 0
+            assert ledger.queue(account, PRODUCE, Socket() if other == "second" else sender, 9.9 * MB, 0).wait_ms == 0
         sender.clock_ms[0] = REVIEW_MS
-        wait_ms = ledger.hold(account, PRODUCE, Socket(), 1 * MB, REVIEW_MS).wait_ms
+        wait_ms = ledger.queue(account, PRODUCE, Socket(), 1 * MB, REVIEW_MS).wait_ms
         assert (wait_ms > 0) is waits, takes_ms
 
 
@@ -191,11 +191,11 @@ def test_half_sent_requests_hold_up_no_other() -> None:
     sockets = [Socket(clock_ms) for _ in range(8)]
     for each in sockets:
         each.begin(9.9 * MB, math.inf)
-    passed = [each for each in sockets if not ledger.hold(account, PRODUCE, each, 9.9 * MB, 0).wait_ms]
+    passed = [each for each in sockets if not ledger.queue(account, PRODUCE, each, 9.9 * MB, 0).wait_ms]
     assert len(passed) == 2
     for each in sockets:
-        ledger.pass_held(account, PRODUCE, each)  # closed: its claim, its place and what it promised are gone
-    assert ledger.hold(account, PRODUCE, Socket(clock_ms), 9.9 * MB, 0).wait_ms == 0
+        ledger.leave_queue(account, PRODUCE, each)  # closed: its claim, its place and what it promised are gone
+    assert ledger.queue(account, PRODUCE, Socket(clock_ms), 9.9 * MB, 0).wait_ms == 0
     assert next(ledger.groups(PRODUCE)).waiting == 0
 
 
@@ -203,9 +203,9 @@ def test_large_request_holds_group_mates_only_briefly() -> None:
     """100 MB at 1 MB/s are 100 s. The other five wait until it has left Kafka's window; from then on half of the limit
     is theirs, and the other half pays."""
     loop = closed_loop(6, lambda number: 100 * MB if number == 0 else 16 * KB, 1 * MB, 1200)
-    mates = [held for _, number, held in loop.waits if number]
+    mates = [queued for _, number, queued in loop.waits if number]
     assert max(mates) <= 12_500
-    assert sum(1 for held in mates if held > 1000) / len(mates) < 0.01
+    assert sum(1 for queued in mates if queued > 1000) / len(mates) < 0.01
     assert loop.whole_rate(11) == pytest.approx(1.0, abs=0.06)
     share = sum(each for _, number, each in loop.forwarded if number) / sum(each for _, _, each in loop.forwarded)
     assert 0.3 <= share <= 0.7
@@ -213,7 +213,7 @@ def test_large_request_holds_group_mates_only_briefly() -> None:
 
 def test_many_large_requests_do_not_shut_out_ordinary_ones() -> None:
     loop = closed_loop(25, lambda number: 20 * MB if number < 20 else 16 * KB, 1 * MB, 1200)
-    mates = [held for _, number, held in loop.waits if number >= 20]
+    mates = [queued for _, number, queued in loop.waits if number >= 20]
     assert max(mates) <= 30_000
     assert {number for _, number, _ in loop.waits} == set(range(25)), "nor the other way round"
     assert loop.whole_rate(11) == pytest.approx(1.0, abs=0.06)
@@ -239,7 +239,7 @@ def test_a_flood_has_one_place_for_each_of_its_connections() -> None:
         now, who = heapq.heappop(events)
         if now > 200_000:
             break
-        wait_ms = ledger.hold(account, PRODUCE, flood if who == "flood" else honest, 200 * KB, now, whole=True).wait_ms
+        wait_ms = ledger.queue(account, PRODUCE, flood if who == "flood" else honest, 200 * KB, now, whole=True).wait_ms
         if not wait_ms:
             delay_ms = ledger.charge(account, PRODUCE, 200 * KB, now)
             if now > 30_000:
@@ -249,7 +249,7 @@ def test_a_flood_has_one_place_for_each_of_its_connections() -> None:
                 since = now + max(delay_ms, 1)
             wait_ms = 1 if who == "flood" else max(delay_ms, 1)
             if who == "flood":
-                ledger.pass_held(account, PRODUCE, flood)
+                ledger.leave_queue(account, PRODUCE, flood)
                 flood = object()
         heapq.heappush(events, (now + wait_ms, who))
     assert passed["honest"] >= 0.2 * (passed["flood"] + passed["honest"])
@@ -278,12 +278,12 @@ def test_abandoned_requests_share_one_place(connections: int, part: float) -> No
             arrives_ms += 5
             heapq.heappush(events, (arrives_ms, next(numbers), Socket()))
         if kept_until.get(who, now) < now:
-            ledger.pass_held(account, PRODUCE, who)
+            ledger.leave_queue(account, PRODUCE, who)
             continue
-        wait_ms = ledger.hold(account, PRODUCE, who, 100 * KB, now, whole=True).wait_ms
+        wait_ms = ledger.queue(account, PRODUCE, who, 100 * KB, now, whole=True).wait_ms
         if wait_ms and who not in honest and who not in kept_until:
             if not group.abandon(who, 100 * KB, int(now)):
-                ledger.pass_held(account, PRODUCE, who)
+                ledger.leave_queue(account, PRODUCE, who)
                 continue
             kept_until[who] = now + MAX_KEPT_MS
             most = max(most, group.waiting - connections)
@@ -291,7 +291,7 @@ def test_abandoned_requests_share_one_place(connections: int, part: float) -> No
             passed[who in honest] += now > 20_000
             wait_ms = ledger.charge(account, PRODUCE, 100 * KB, now)
             if who not in honest:
-                ledger.pass_held(account, PRODUCE, who)
+                ledger.leave_queue(account, PRODUCE, who)
                 continue
         heapq.heappush(events, (now + max(wait_ms, 1), next(numbers), who))
     assert passed[True] / (passed[True] + passed[False]) == pytest.approx(part, abs=0.03)
@@ -329,20 +329,20 @@ def test_abandoned_requests_are_kept_by_their_real_turn() -> None:
 
 def test_a_debt_fades_at_the_rate_of_the_limit() -> None:
     """30 MB at 1 MB/s: 20 s of delay for what the window had no room for. No client comes back; then one does."""
-    for later_ms, held in ((5000, True), (19_700, True), (19_800, False), (60_000, False)):
+    for later_ms, queued in ((5000, True), (19_700, True), (19_800, False), (60_000, False)):
         ledger = ledger_of(1 * MB)
         account = ledger.account("u", "c")
         assert ledger.charge(account, PRODUCE, 30 * MB, 0) == 20_000
-        assert (ledger.hold(account, PRODUCE, "new", 30 * MB, later_ms, whole=True).wait_ms > 0) is held, later_ms
+        assert (ledger.queue(account, PRODUCE, "new", 30 * MB, later_ms, whole=True).wait_ms > 0) is queued, later_ms
 
 
 def test_the_first_delay_is_kafkas_and_a_cut_one_is_no_way_out() -> None:
     ledger = ledger_of(100 * KB, max_throttle_ms=30_000)
     account = ledger.account("u", "c")
     assert ledger.charge(account, PRODUCE, 20 * MB, 0) == 30_000  # (2 MB/s - 0.1) / 0.1 * 10 s = 190 s
-    assert ledger.hold(account, PRODUCE, "same", 20 * MB, 30_000, whole=True).wait_ms == LOOK_AGAIN_MS
-    assert ledger.hold(account, PRODUCE, "same", 20 * MB, 189_700, whole=True).wait_ms > 0
-    assert ledger.hold(account, PRODUCE, "same", 20 * MB, 189_800, whole=True).wait_ms == 0
+    assert ledger.queue(account, PRODUCE, "same", 20 * MB, 30_000, whole=True).wait_ms == LOOK_AGAIN_MS
+    assert ledger.queue(account, PRODUCE, "same", 20 * MB, 189_700, whole=True).wait_ms > 0
+    assert ledger.queue(account, PRODUCE, "same", 20 * MB, 189_800, whole=True).wait_ms == 0
     group = next(ledger.groups(PRODUCE))
     assert group.owes(189_800)
 
@@ -351,10 +351,10 @@ def test_a_raised_limit_is_noticed_within_a_second() -> None:
     ledger = ledger_of(1 * MB)
     account = ledger.account("u", "c")
     ledger.charge(account, PRODUCE, 100 * MB, 0)
-    wait_ms = ledger.hold(account, PRODUCE, "waits", 100 * KB, 1, whole=True).wait_ms
+    wait_ms = ledger.queue(account, PRODUCE, "waits", 100 * KB, 1, whole=True).wait_ms
     assert 0 < wait_ms <= LOOK_AGAIN_MS
     ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000 * MB)]))
-    assert ledger.hold(account, PRODUCE, "waits", 100 * KB, 1 + wait_ms, whole=True).wait_ms == 0
+    assert ledger.queue(account, PRODUCE, "waits", 100 * KB, 1 + wait_ms, whole=True).wait_ms == 0
 
 
 @pytest.mark.parametrize("entry", [None, Entry(client_id=DEFAULT, producer_byte_rate=1 * MB, mode="shadow")])
@@ -362,16 +362,16 @@ def test_without_a_limit_in_force_nothing_waits(entry: Entry | None) -> None:
     ledger = ledger_of(1 * MB)
     account = ledger.account("u", "c")
     ledger.charge(account, PRODUCE, 100 * MB, 0)
-    assert ledger.hold(account, PRODUCE, "waits", 100 * KB, 1, whole=True).wait_ms > 0
+    assert ledger.queue(account, PRODUCE, "waits", 100 * KB, 1, whole=True).wait_ms > 0
     ledger.swap(QuotaTable([entry] if entry else []))
-    assert ledger.hold(account, PRODUCE, "waits", 100 * KB, 2, whole=True).wait_ms == 0
-    assert ledger.hold(account, PRODUCE, "other", 100 * MB, 2).wait_ms == 0
+    assert ledger.queue(account, PRODUCE, "waits", 100 * KB, 2, whole=True).wait_ms == 0
+    assert ledger.queue(account, PRODUCE, "other", 100 * MB, 2).wait_ms == 0
 
 
 def test_exact_algorithm_holds_nothing_before_forwarding() -> None:
     """`pacing: kafka`, with all that follows from it: 4 x 5 MB at 0.1 MB/s got 3.7 times their limit from a broker."""
     loop = closed_loop(4, 5 * MB, 100 * KB, 95, of=ledger_of(100 * KB, smooth=False, max_throttle_ms=None))
-    assert max(held for _, _, held in loop.waits) == 0
+    assert max(queued for _, _, queued in loop.waits) == 0
     assert loop.rate(0, 95) == pytest.approx(3.7, abs=0.1), "as measured"
     loop = closed_loop(1, 100 * KB, 200 * KB, 30, of=ledger_of(200 * KB, smooth=False), reconnects=True)
     assert loop.rate(0, 30) > 100
@@ -390,7 +390,7 @@ def test_request_time_is_paid_before_more_is_forwarded() -> None:
         if now > 400_000:
             break
         if what == "head":
-            wait_ms = ledger.hold(account, REQUEST, sockets[number], 0, now).wait_ms
+            wait_ms = ledger.queue(account, REQUEST, sockets[number], 0, now).wait_ms
             heapq.heappush(events, (now + wait_ms, number, "head") if wait_ms else (now + 2, number, "end"))
             continue
         ledger.charge(account, REQUEST, 2.0, now)
@@ -407,7 +407,7 @@ def test_bounds_owed_request_time_for_heartbeats() -> None:
     assert ledger.charge(account, REQUEST, 5000.0, 0) == 1000
     ledger.charge(account, REQUEST, 5000.0, 100)
     now = 200
-    while wait_ms := ledger.hold(account, REQUEST, "heartbeat", 0, now).wait_ms:
+    while wait_ms := ledger.queue(account, REQUEST, "heartbeat", 0, now).wait_ms:
         now += wait_ms
     assert now <= 30_100
 
@@ -417,8 +417,8 @@ def test_permissive_mutations_wait_until_the_tokens_are_back() -> None:
     account = ledger.account("u", "c")
     # 11 s * 5/s = 55 tokens, 155 taken: -100 / 5 = 20 s
     assert ledger.charge_mutation(account, 155, False, 0) == (True, 20_000)
-    assert ledger.hold(account, Kind.MUTATION, "another", 0, 1000).wait_ms == 19_000
-    assert ledger.hold(account, Kind.MUTATION, "another", 0, 20_000).wait_ms == 0
+    assert ledger.queue(account, Kind.MUTATION, "another", 0, 1000).wait_ms == 19_000
+    assert ledger.queue(account, Kind.MUTATION, "another", 0, 20_000).wait_ms == 0
 
 
 def test_renewal_allowance_is_the_groups_and_returns() -> None:
@@ -459,7 +459,7 @@ def test_a_connection_that_leaves_makes_room() -> None:
 def test_tells_connections_when_it_is_their_turn() -> None:
     """64 connections with 1 MB each at 1 MB/s: each is told 64 s, and hardly waits once it has come back."""
     loop = closed_loop(64, 1 * MB, 1 * MB, 600)
-    assert max(held for at, _, held in loop.waits if at > 200_000) <= 1000
+    assert max(queued for at, _, queued in loop.waits if at > 200_000) <= 1000
     gate = Gate()
     assert gate.ask("a", 500, 0, 0, 0) == 0
     assert gate.ask("b", 500, 500, 0, 400) == 0
@@ -516,8 +516,8 @@ def test_a_raised_limit_lets_pass_what_waited_for_the_lower_one() -> None:
     ledger.charge(account, PRODUCE, 101 * KB, 0)
     first = Socket()
     first.begin(1 * MB, 10_000)
-    assert ledger.hold(account, PRODUCE, first, 1 * MB, 1_000).wait_ms == 0
+    assert ledger.queue(account, PRODUCE, first, 1 * MB, 1_000).wait_ms == 0
     first.clock_ms[0] = 2_500
-    assert ledger.hold(account, PRODUCE, "second", 1 * MB, 1_000).wait_ms == LOOK_AGAIN_MS
+    assert ledger.queue(account, PRODUCE, "second", 1 * MB, 1_000).wait_ms == LOOK_AGAIN_MS
     ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1 * MB)]))
-    assert ledger.hold(account, PRODUCE, "second", 1 * MB, 2_500).wait_ms == 0
+    assert ledger.queue(account, PRODUCE, "second", 1 * MB, 2_500).wait_ms == 0

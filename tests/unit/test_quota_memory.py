@@ -168,12 +168,12 @@ def test_forgetting_as_early_as_possible_changes_no_decision(
             elif action == "check":
                 answer = [(ledger.check(account, kind, now), ledger.allowance(account, kind, now)) for kind in Kind]
             else:
-                admission = ledger.admit(account, FETCH, 10_000, now)
-                if not admission.throttle_ms and not smooth:  # pacing also learns sizes of batches, see the ADR
-                    ledger.settle(account, FETCH, admission, amount, now)
-                elif not admission.throttle_ms:
-                    ledger.settle(account, FETCH, admission, 0, now)
-                answer = (admission.throttle_ms, admission.max_bytes)
+                grant = ledger.admit(account, FETCH, 10_000, now)
+                if not grant.throttle_ms and not smooth:  # pacing also learns sizes of batches, see the ADR
+                    ledger.settle(account, FETCH, grant, amount, now)
+                elif not grant.throttle_ms:
+                    ledger.settle(account, FETCH, grant, 0, now)
+                answer = (grant.throttle_ms, grant.max_bytes)
             answers.append(answer)
         assert answers[0] == answers[1]
 
@@ -189,10 +189,10 @@ def forget_all(ledger: Ledger, now: int) -> None:
 def test_an_admitted_fetch_keeps_its_counter() -> None:
     ledger = ledger_of(100, QuotaTable([Entry(client_id=DEFAULT, consumer_byte_rate=500)]), smooth=True)
     account = ledger.account("u", "c")
-    admission = ledger.admit(account, FETCH, 5000, 0)
+    grant = ledger.admit(account, FETCH, 5000, 0)
     (group,) = ledger.groups(FETCH)
     assert not group.forgettable(60_000)
-    ledger.settle(account, FETCH, admission, 0, 60_000)
+    ledger.settle(account, FETCH, grant, 0, 60_000)
     assert group.forgettable(60_000)
 
 

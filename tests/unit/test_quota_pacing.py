@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quota.counter import FetchAdmission
+from quota.counter import FetchGrant
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -138,30 +138,30 @@ def fetch(
     ledger, run = ledger_of(limit, smooth), Run(limit, connections)
     account = ledger.account("u", "c")
     logs = [Log(batch, mixed, seed) for seed in range(connections)]
-    events: list[tuple[float, int, FetchAdmission | None, int, int]] = [
+    events: list[tuple[float, int, FetchGrant | None, int, int]] = [
         (i * 0.01, i, None, 0, 0) for i in range(connections + idle)
     ]
     while events[0][0] < until_ms:
-        t, connection, admission, size, useful = events[0]
-        if admission is not None:  # a response
-            ledger.settle(account, FETCH, admission, size, t)
+        t, connection, grant, size, useful = events[0]
+        if grant is not None:  # a response
+            ledger.settle(account, FETCH, grant, size, t)
             if connection < connections:
                 run.passed.append((t, size, connection))
                 run.useful.append((t, useful, connection))
             heapq.heapreplace(events, (t + rtt_ms, connection, None, 0, 0))
             continue
-        admission = ledger.admit(account, FETCH, 50 * MB, t)
-        if admission.throttle_ms > 0:
+        grant = ledger.admit(account, FETCH, 50 * MB, t)
+        if grant.throttle_ms > 0:
             run.refused += 1
-            heapq.heapreplace(events, (t + admission.throttle_ms + rtt_ms, connection, None, 0, 0))
+            heapq.heapreplace(events, (t + grant.throttle_ms + rtt_ms, connection, None, 0, 0))
             continue
-        assert admission.max_bytes is not None
+        assert grant.max_bytes is not None
         if connection < connections:
-            size, useful = logs[connection].read(min(admission.max_bytes, PARTITION_BYTES))
+            size, useful = logs[connection].read(min(grant.max_bytes, PARTITION_BYTES))
             size += OVERHEAD
-            heapq.heapreplace(events, (t + rtt_ms + size / LINK_BYTES_PER_MS, connection, admission, size, useful))
+            heapq.heapreplace(events, (t + rtt_ms + size / LINK_BYTES_PER_MS, connection, grant, size, useful))
         else:
-            heapq.heapreplace(events, (t + rtt_ms + 500, connection, admission, 60, 0))
+            heapq.heapreplace(events, (t + rtt_ms + 500, connection, grant, 60, 0))
     return run
 
 
@@ -319,10 +319,10 @@ def test_departed_fetchers_leave_the_queue() -> None:
     ledger.settle(account, FETCH, ledger.admit(account, FETCH, 10 * MB, 0), 10 * MB, 0)
     delays = []
     for i in range(10_000):
-        admission = ledger.admit(account, FETCH, 10 * MB, 12_000 + i / 10)
-        delays.append(admission.throttle_ms)
-        if not admission.throttle_ms:
-            ledger.settle(account, FETCH, admission, 100_000, 12_000 + i / 10)
+        grant = ledger.admit(account, FETCH, 10 * MB, 12_000 + i / 10)
+        delays.append(grant.throttle_ms)
+        if not grant.throttle_ms:
+            ledger.settle(account, FETCH, grant, 100_000, 12_000 + i / 10)
     assert delays.count(0) < 125  # 10 MB fit into the window, and 1 MB a second after that
     assert 25_000 < max(delays) <= 30_000
     assert ledger.admit(account, FETCH, 10 * MB, 45_000).throttle_ms == 0

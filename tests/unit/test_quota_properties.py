@@ -43,10 +43,10 @@ def test_no_delay_exceeds_the_cap(traffic: list[tuple[int, int]], limit: int, ca
     for gap, amount in traffic:
         now += gap
         assert 0 <= ledger.charge(account, PRODUCE, amount, now) <= cap
-        admission = ledger.admit(account, FETCH, 5000, now)
-        assert 0 <= admission.throttle_ms <= cap
-        if not admission.throttle_ms:
-            ledger.settle(account, FETCH, admission, amount, now)
+        grant = ledger.admit(account, FETCH, 5000, now)
+        assert 0 <= grant.throttle_ms <= cap
+        if not grant.throttle_ms:
+            ledger.settle(account, FETCH, grant, amount, now)
         assert 0 <= ledger.check(account, FETCH, now) <= cap
         assert (ledger.allowance(account, FETCH, now) or 0) >= 0
 

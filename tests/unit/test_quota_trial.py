@@ -81,10 +81,10 @@ def test_fetches_are_put_to_trial_by_their_responses(make: object) -> None:
     table = with_candidate(FETCH, 500) if make is with_candidate else as_shadow(FETCH, 500)
     ledger = Ledger(table)
     account = ledger.account("u", "c")
-    admission = ledger.admit(account, FETCH, 50_000_000, 0)
-    assert admission.throttle_ms == 0
-    assert admission.max_bytes is None or admission.max_bytes == 50_000_000
-    ledger.settle(account, FETCH, admission, 6000, 0)
+    grant = ledger.admit(account, FETCH, 50_000_000, 0)
+    assert grant.throttle_ms == 0
+    assert grant.max_bytes is None or grant.max_bytes == 50_000_000
+    ledger.settle(account, FETCH, grant, 6000, 0)
     trial = trial_of(ledger)
     assert (trial.throttled, trial.throttle_ms) == (1, 2000)
 
@@ -191,10 +191,10 @@ def test_no_decision_depends_on_a_candidate(
             elif action == "refund":
                 answer = [ledger.refund(account, kind, amount, now) for kind in Kind]
             else:
-                admission = ledger.admit(account, FETCH, 10_000, now)
-                if not admission.throttle_ms:
-                    ledger.settle(account, FETCH, admission, amount, now)
-                told = admission.throttle_ms, admission.max_bytes
+                grant = ledger.admit(account, FETCH, 10_000, now)
+                if not grant.throttle_ms:
+                    ledger.settle(account, FETCH, grant, amount, now)
+                told = grant.throttle_ms, grant.max_bytes
                 answer = told, ledger.check(account, FETCH, now), ledger.allowance(account, PRODUCE, now)
             answers.append(answer)
         assert answers[0] == answers[1]

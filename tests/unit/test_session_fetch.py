@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from proxy.core.session.request_handler import MAX_HELD_REQUEST_BYTES
+from proxy.core.session.request_handler import MAX_PARTIAL_REQUEST_BYTES
 from proxy.core.wire import fetch_heads, requests
 from proxy.core.wire.apis import response_header_version, version_range
 from quota.entity import Kind
@@ -219,7 +219,7 @@ def test_the_size_of_a_response_without_records(version: int, topics: int, parti
     )
     fields = requests.parse_fetch(body, 0, len(body), version)
     assert fields is not None
-    begun = fields.rest + 32  # of a request too large to be held, only its beginning is here
+    begun = fields.rest + 32  # of a request too large to be kept, only its beginning is here
     found = fetch_heads.of_request(body, fields, begun, len(body) - fields.rest, version)
     answer = encode(whole)
     assert found == pytest.approx(len(answer), abs=20)
@@ -270,14 +270,14 @@ def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
     """It could not be answered in place of the broker without losing what it says."""
     book, one = over_quota()
     huge = fetch_body(12, session_id=77, epoch=3, partitions=dict.fromkeys(range(3000), 0))
-    assert len(huge) > MAX_HELD_REQUEST_BYTES
+    assert len(huge) > MAX_PARTIAL_REQUEST_BYTES
     frame = request(FETCH, 12, 1, huge)
     assert from_client(one, frame) == b""
     assert not one.exchange
     assert one.mute_until_ms == 2000.0
     got = resumed(one, 20_000.0)
     assert len(got) == len(frame)
-    assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].held == 1
+    assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].queued == 1
 
 
 def test_a_claim_to_be_a_follower_earns_nothing() -> None:

@@ -90,8 +90,8 @@ def test_new_connection_of_group_in_debt_waits(cut: Cut) -> None:
     assert 9_700.0 <= at_ms <= 9_900.0
     assert new.one.state.throttle.place is None
     meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
-    assert meter.held == 1
-    assert meter.held_ms == pytest.approx(at_ms - 1000.0, abs=1)
+    assert meter.queued == 1
+    assert meter.queued_ms == pytest.approx(at_ms - 1000.0, abs=1)
     assert from_broker(new.one, produce_response(1), at_ms + 1)
 
 
@@ -111,7 +111,7 @@ def test_bad_requests_of_a_group_in_debt_are_refused(body: bytes, version: int, 
         assert refused.value.reason is reason
 
 
-def test_only_requests_behind_a_held_one_wait() -> None:
+def test_only_requests_behind_a_queued_one_wait() -> None:
     of = indebted()
     new = Fed(of)
     metadata = request(METADATA, 1, 1, struct.pack(">i", 0))
@@ -123,14 +123,14 @@ def test_only_requests_behind_a_held_one_wait() -> None:
     assert out == metadata
 
 
-def test_the_first_connection_is_muted_and_not_held_on_top_of_it() -> None:
+def test_the_first_connection_is_muted_and_not_queued_as_well() -> None:
     of = ledger(produce_rate=100 * KB)
     one = Fed(of)
     one.send(produce(1, 2 * MB), 0.0)
     one.rest = produce(2, 500)
     at_ms, out = one.wait(0.0)
     assert (at_ms, out) == (10_000.0, produce(2, 500))
-    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].held == 0
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].queued == 0
 
 
 def test_other_groups_and_other_apis_do_not_wait() -> None:
@@ -160,7 +160,7 @@ def test_a_connection_that_ends_gives_its_place_away() -> None:
         one.send(produce(1, 100 * KB), 1000.0)
     for one in waiting[:4]:
         one.one.close(2000.0)
-    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].held == 0
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].queued == 0
     at_ms, _ = waiting[4].wait(2000.0)
     assert at_ms <= 9_900.0
 
@@ -180,9 +180,9 @@ def test_what_is_kept_for_a_client_that_has_gone(acks: int, sent: float, debt: i
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, debt, 0.0)
     new, frame = Fed(of), produce(1, 500, acks=acks)
     assert new.send(frame[: int(len(frame) * sent)], 1000.0) == b""
-    held = new.one.state.throttle.place
-    assert held is not None
-    held.all_read = True
+    place = new.one.state.throttle.place
+    assert place is not None
+    place.all_read = True
     assert new.one.state.throttle.keeps(len(frame), 1000.0) is kept
     if kept:
         assert new.one.state.throttle.keeps(len(frame), 10_999.0)
@@ -234,8 +234,8 @@ def test_half_sent_requests_lose_their_place() -> None:
     for second in range(1, 41):
         now_ms = max(second * 1000.0, honest.one.mute_until_ms)
         for one in half:
-            if (held := one.one.state.throttle.place) is not None:
-                held.all_read = True
+            if (place := one.one.state.throttle.place) is not None:
+                place.all_read = True
             if one.one.mute_until_ms <= now_ms:
                 one.read(now_ms)
         honest.rest = produce(second, 200 * KB)[:1000]  # its head comes first
@@ -279,7 +279,7 @@ def test_large_requests_that_begin_together_do_not_all_pass() -> None:
     assert passed == [True] + [False] * 9
 
 
-def test_request_time_holds_new_connections_too() -> None:
+def test_request_time_queues_new_connections_too() -> None:
     of = ledger(request_percentage=1)
     one = Fed(of)
     body = struct.pack(">i", 0)
@@ -300,9 +300,9 @@ def test_a_share_fetch_waits_like_a_fetch() -> None:
     one = Fed(of, rewrite=False)
     frame = request(SHARE_FETCH, 1, 1, b"\0" + bytes(40))
     assert one.send(frame, 1000.0) == b""
-    held = one.one.state.throttle.place
-    assert held is not None
-    assert held.kind is Kind.FETCH
+    place = one.one.state.throttle.place
+    assert place is not None
+    assert place.kind is Kind.FETCH
     at_ms, out = one.wait(1000.0)
     assert out == frame
     assert at_ms >= 12_000.0
@@ -339,7 +339,7 @@ def test_permissive_mutations_wait_and_strict_are_refused() -> None:
     assert at_ms == 10_000.0
 
 
-def test_reaches_login_behind_held_request_before_session_end() -> None:
+def test_reaches_login_behind_queued_request_before_session_end() -> None:
     """KIP-368: what is in the way of the login passes, as far as the group's allowance goes; it is charged."""
     of = ledger(produce_rate=1 * MB)
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
@@ -366,7 +366,7 @@ def test_renewals_of_many_connections_share_one_allowance() -> None:
     assert passed == 10  # ten seconds' worth
 
 
-def test_a_connection_that_was_held_is_expected_back_like_any() -> None:
+def test_a_connection_that_was_queued_is_expected_back_like_any() -> None:
     of = indebted()
     first, second = Fed(of), Fed(of)
     for one in (first, second):

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.wire import apis, primitives
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.sharefetch import MAX_HELD_BYTES, ShareFetchScrubber, padding
+from proxy.core.wire.sharefetch import MAX_PARTIAL_BYTES, ShareFetchScrubber, padding
 from proxy.core.wire.walk import MAX_ELEMENTS
 from tests.support.wire_tools import framed, kio_class, kio_frame, sample, with_unknown_tag
 
@@ -121,7 +121,7 @@ HEAD = struct.pack(">i", 1) + b"\0" + struct.pack(">ih", 0, 0)
         (HEAD + b"\0" + bytes(4) + b"\x01", "response_malformed"),  # ends before the endpoints
         (HEAD + b"\0" + bytes(4) + b"\x01" + b"\x7f" + bytes(9), "response_malformed"),  # 126 endpoints
         (HEAD + b"\0" + bytes(4) + b"\x01" + b"\x02" + bytes(5) + b"\x20", "response_malformed"),
-        (HEAD + b"\0" + bytes(4) + b"\x01" + bytes(MAX_HELD_BYTES + 1), "response_too_large"),
+        (HEAD + b"\0" + bytes(4) + b"\x01" + bytes(MAX_PARTIAL_BYTES + 1), "response_too_large"),
         (b"abc", "frame_too_small"),
     ],
 )

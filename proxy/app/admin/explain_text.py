@@ -351,7 +351,7 @@ def _share_text(fleet: dict[str, Any], here: str, together: str) -> str:
 
 
 def _line(now: dict[str, Any]) -> str:
-    """The queue of held requests."""
+    """The queue at the group's gate."""
     first = f"the next passes in {_span(now['next_ms'])}" if now["next_ms"] else "the next passes now"
     owes = f"; the group owes {_span(now['debt_ms'])}" if now["debt_ms"] else ""
     return f"{_count(now['waiting'], 'connection')} wait{'s' if now['waiting'] == 1 else ''}; {first}{owes}"

@@ -61,7 +61,7 @@ class Row:
     """Until the latest delay of the group ends."""
     owed_ms: int
     waiting: int
-    """Connections with a held request."""
+    """Connections with a queued request."""
     delayed: float | None
     """Seconds of delay per second, since the last refresh: 1 is one client delayed all the time; None: first
     refresh."""

@@ -406,7 +406,7 @@ def _totals(account: Account) -> tuple[int, ...]:
     held: list[int] = []
     for meter in account.meters.values():
         counts += (meter.throttled, meter.throttle_ms)
-        held += (meter.held, meter.held_ms)
+        held += (meter.queued, meter.queued_ms)
     return (
         *counts,
         account.broker_throttled,

@@ -18,7 +18,7 @@ KINDS = tuple(Kind)
 SERIES_STEP = 10
 """Series for which samples are made before other tasks run: one has some 20 samples."""
 EACH = 5
-"""Totals of a client for each kind: amount, throttled requests and their delay, and those of held ones."""
+"""Totals of a client for each kind: amount, throttled requests and their delay, and those of queued ones."""
 
 
 class ClientSeries:
@@ -101,7 +101,7 @@ class ClientSeries:
                 if kind in BYTES or count:
                     throttled.add_metric([kind.value, *labels], count)
                     seconds.add_metric([kind.value, *labels], delay_ms / 1000)
-                if count:  # a client is throttled before it is held: rates see the first hold
+                if count:  # a client is throttled before it is queued: rates see the first wait
                     held.add_metric([kind.value, *labels], held_count)
                     held_seconds.add_metric([kind.value, *labels], held_ms / 1000)
         yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, told, waits)
@@ -191,7 +191,7 @@ def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
     totals: list[float] = []
     for kind in KINDS:
         meter = meters[kind]
-        totals += (meter.amount, meter.throttled, meter.throttle_ms, meter.held, meter.held_ms)
+        totals += (meter.amount, meter.throttled, meter.throttle_ms, meter.queued, meter.queued_ms)
     totals += (account.broker_throttled, account.broker_throttle_ms)
     return account.identity, _labels(*account.identity), tuple(totals)
 

@@ -1,6 +1,6 @@
 """Requests of administrators that are inspected whole: what an interceptor is given, and what it can decide.
 
-An interceptor knows message bodies and quotas. The session does the rest: it holds the request (and the response, if
+An interceptor knows message bodies and quotas. The session does the rest: it keeps the request (and the response, if
 asked to), writes headers, sets throttle fields, mutes, and keeps answers in order. Everything is sans-IO.
 """
 
@@ -15,7 +15,7 @@ from proxy.core.wire.primitives import Buffer
 from quota.ledger import Account
 
 MAX_INTERCEPTED_BYTES: Final = 16 * 1024 * 1024
-"""Such requests and their responses are held up to this size; larger ones end the connection. (A CreateTopics request
+"""Such requests and their responses are kept up to this size; larger ones end the connection. (A CreateTopics request
 with 100 000 topics has about 4 MB.)"""
 
 
@@ -147,7 +147,7 @@ class Looker(Protocol):
 
 
 class Reserved(Protocol):
-    """Refuses requests that no interceptor holds, and hides a topic in Metadata."""
+    """Refuses requests that no interceptor keeps, and hides a topic in Metadata."""
 
     name: bytes
     """The topic's."""

@@ -2,7 +2,7 @@
 
 Requests that would change it are answered here. Those that read, write or move records are forwarded as they come, and
 the connection ends where one names the topic: a broker does not act on a request that has not come whole. So they are
-never held, and records are not looked at. The session hides the topic in Metadata.
+never kept, and records are not looked at. The session hides the topic in Metadata.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 cimport cython
 
 from quota.accounts cimport Account as AccountType
-from quota.counter cimport FetchAdmission as FetchAdmissionType
+from quota.counter cimport FetchGrant as FetchGrantType
 
 
 cdef long long _MAX_KEPT_BYTES
@@ -15,12 +15,12 @@ cdef class Penalty:
 
 
 cdef class InFlightRequest:
-    cdef public long long correlation_id, held_bytes, replicated_bytes
+    cdef public long long correlation_id, kept_bytes, replicated_bytes
     cdef public int api_key, api_version
     cdef public double sent_ms
     cdef public Penalty penalty
     cdef public AccountType account
-    cdef public FetchAdmissionType admission
+    cdef public FetchGrantType grant
     cdef public InFlightRequest next
     cdef public object hook, local_answer
 

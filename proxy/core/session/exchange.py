@@ -9,7 +9,7 @@ from proxy.core.session.states import EXCHANGE, Answering, Event, step
 
 if TYPE_CHECKING:
     from proxy.core.interceptors.intercept import Hook, Outcome, Reply, Work
-    from quota.counter import FetchAdmission
+    from quota.counter import FetchGrant
     from quota.entity import Kind
     from quota.ledger import Account
 
@@ -45,8 +45,8 @@ class InFlightRequest:
     `api_version`: the one the client asked for, which determines the response's layout.
     `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
     `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
-    `admission`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
-    `hook`: takes the whole response; then the work that it has left. `held_bytes`: what is kept of the request or its
+    `grant`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
+    `hook`: takes the whole response; then the work that it has left. `kept_bytes`: what is kept of the request or its
     answer until it is next in order, if that can be large. `next`: the next request in the queue.
     """
 
@@ -58,19 +58,19 @@ class InFlightRequest:
     penalty: Penalty | None
     local_answer: bytes | None
     replicated_bytes: int
-    admission: FetchAdmission | None
+    grant: FetchGrant | None
     hook: Hook | Work[Reply] | None
-    held_bytes: int
+    kept_bytes: int
     next: InFlightRequest | None
 
     __slots__ = (
         "account",
-        "admission",
         "api_key",
         "api_version",
         "correlation_id",
-        "held_bytes",
+        "grant",
         "hook",
+        "kept_bytes",
         "local_answer",
         "next",
         "penalty",
@@ -93,9 +93,9 @@ def new_in_flight(
     pending.penalty = None
     pending.local_answer = None
     pending.replicated_bytes = 0
-    pending.admission = None
+    pending.grant = None
     pending.hook = None
-    pending.held_bytes = 0
+    pending.kept_bytes = 0
     pending.next = None
     return pending
 
@@ -130,7 +130,7 @@ class Exchange:
             self.newest.next = pending
         self.newest = pending
         self.count += 1
-        self.kept_bytes += pending.held_bytes
+        self.kept_bytes += pending.kept_bytes
         self._weigh()
 
     def popleft(self) -> InFlightRequest:
@@ -143,7 +143,7 @@ class Exchange:
         if self.oldest is None:
             self.newest = None
         self.count -= 1
-        self.kept_bytes -= pending.held_bytes
+        self.kept_bytes -= pending.kept_bytes
         self._weigh()
         return pending
 

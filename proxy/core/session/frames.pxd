@@ -40,7 +40,7 @@ cdef class FrameReader:
     cpdef object look(self, object looker)
     cpdef object stop_here(self)
     cpdef object go_on(self)
-    cdef object _hold(self, bytearray kept)
+    cdef object _keep(self, bytearray kept)
     @cython.locals(at=cython.Py_ssize_t, count=cython.Py_ssize_t)
     cdef object _pass_on(self)
     cdef object _wait_for(self, Py_ssize_t count)

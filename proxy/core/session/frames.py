@@ -78,7 +78,7 @@ def replace(count: int, data: Buffer) -> Verdict:
 
 
 def filtered(by: Filter) -> Verdict:
-    """Send what `by` makes of it. `by` may hold some bytes back until the frame's last piece."""
+    """Send what `by` makes of it. `by` may keep some bytes back until the frame's last piece."""
     return Verdict(_FILTER, 0, by)
 
 
@@ -168,7 +168,7 @@ class FrameReader:
         self.stop_here()
         kept = bytearray(self._view[self._at : self._end])
         kept += view[:end]
-        self._hold(kept)
+        self._keep(kept)
 
     def moved(self, count: int) -> None:
         """`count` of the `movable` bytes went to the other side unseen. Ask for events if none are left."""
@@ -255,14 +255,14 @@ class FrameReader:
         self.stopped = True
         partial, self._partial = self._partial, None
         if partial is not None or not (self._owned or self._at == self._end):
-            self._hold((partial or bytearray()) + self._view[self._at : self._end])
+            self._keep((partial or bytearray()) + self._view[self._at : self._end])
 
     def go_on(self) -> None:
         """Go on with what was kept: ask for events until there are none."""
         self.stopped = False
         self._out.use(self._view)
 
-    def _hold(self, kept: bytearray) -> None:
+    def _keep(self, kept: bytearray) -> None:
         self._view, self._at, self._end, self._owned = memoryview(kept), 0, len(kept), True
 
     def _pass_on(self) -> None:

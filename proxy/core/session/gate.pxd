@@ -6,7 +6,7 @@ from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.wire cimport requests
 from proxy.core.wire.requests cimport RequestHeader
 from quota.accounts cimport Account as AccountType, Meter as MeterType
-from quota.counter cimport FetchAdmission as FetchAdmissionType, QuotaCounter as QuotaCounterType
+from quota.counter cimport FetchGrant as FetchGrantType, QuotaCounter as QuotaCounterType
 from quota.ledger cimport Ledger as LedgerType
 
 cdef int _FETCH, _PRODUCE
@@ -22,8 +22,8 @@ cpdef bint is_open(SessionStateType state, AccountType account) except -1
 
 @cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
                asks=cython.bint)
-cdef bint _holds(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
+cdef bint _queues(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                  long long missing, object kind, double now_ms) except -1
 
-@cython.locals(account=AccountType, admission=FetchAdmissionType)
+@cython.locals(account=AccountType, grant=FetchGrantType)
 cpdef bint admits_unshaped(SessionStateType state, InFlightRequestType pending, double now_ms) except -1

@@ -1,6 +1,6 @@
-"""Whether a request may be forwarded now, or is held because its group is in debt for earlier ones (ADR 0026).
+"""Whether a request may be forwarded now, or is queued because its group is in debt for earlier ones (ADR 0026).
 
-A mute stops the connection that caused it, after its response. This gate holds a request before anything has been done
+A mute stops the connection that caused it, after its response. This gate stops a request before anything has been done
 with it: on a new connection, on one whose mute was cut to `max_mute`, or where other connections of the group have used
 what there was. The session stops before the request and inspects it again; `quota.gate` keeps the queue.
 """
@@ -33,14 +33,14 @@ GATES: Final[dict[int, tuple[Kind, ...]]] = {
     FETCH: ONLY_REQUEST_TIME,
     **dict.fromkeys(STRICT_FROM, (Kind.REQUEST, Kind.MUTATION)),
 }
-"""The quotas that hold requests of an API. All others are held for request time alone, and fetches by their own quota
-(`proxy.core.session.fetch`)."""
+"""The quotas that queue requests of an API. All others are queued for request time alone, and fetches by their own
+quota (`proxy.core.session.fetch`)."""
 FOR_THE_ANSWER: Final = {PRODUCE: Kind.PRODUCE, FETCH: Kind.FETCH, SHARE_FETCH: Kind.FETCH}
-"""Requests that are dropped when their client closes while it is muted or they are held, as it cannot read the answer
+"""Requests that are dropped when their client closes while it is muted or they are queued, as it cannot read the answer
 any more and sends them again elsewhere; of Produce those with acks other than 0. Others (LeaveGroup, EndTxn) are
 forwarded in their turn."""
 DROPPED_MS: Final = 1000
-"""How long such a request is held at most."""
+"""How long such a request is queued at most."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
@@ -70,15 +70,15 @@ def lets_through(
         throttle.queue(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
         return False
     for kind in kinds:
-        if _holds(state, account, header, buf, end, missing, kind, now_ms):
+        if _queues(state, account, header, buf, end, missing, kind, now_ms):
             return False
-    if throttle.place is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
+    if throttle.place is not None and api_key not in (FETCH, SHARE_FETCH):  # their own quota may still queue those
         throttle.admit(account, api_key, header.size, now_ms)
     return True
 
 
 def is_open(state: SessionState, account: Account) -> bool:
-    """Whether `lets_through` lets any whole Produce request with an answer through, as no quota may hold it."""
+    """Whether `lets_through` lets any whole Produce request with an answer through, as no quota may queue it."""
     throttle, generation = state.throttle, state.ledger.generation
     produced, time = account.meter(PRODUCED), account.meter(REQUESTED)
     if produced.generation != generation or time.generation != generation:
@@ -86,10 +86,10 @@ def is_open(state: SessionState, account: Account) -> bool:
     if throttle.gone or throttle.place is not None or throttle.grace.owed_until_ms:
         return False
     group, other = produced.group, time.group
-    return not (group is not None and group.may_hold) and not (other is not None and other.may_hold)
+    return not (group is not None and group.may_queue) and not (other is not None and other.may_queue)
 
 
-def _holds(
+def _queues(
     state: SessionState,
     account: Account,
     header: requests.RequestHeader,
@@ -99,13 +99,13 @@ def _holds(
     kind: Kind,
     now_ms: float,
 ) -> bool:
-    """Whether the quota of this kind holds the request: it is queued then. Arguments as of `lets_through`."""
+    """Whether the quota of this kind queues the request. Arguments as of `lets_through`."""
     ledger, throttle = state.ledger, state.throttle
     meter = account.meter(kind)
     group = meter.group
     produce = kind is PRODUCED
     # A new client, or one with new limits, may get a counter that is already in debt.
-    asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
+    asks = meter.generation != ledger.generation or (group is not None and group.may_queue)
     if not asks and not (produce and (missing or throttle.grace.owed_until_ms)):
         return False
     if kind is MUTATED and header.api_version >= STRICT_FROM[header.api_key]:
@@ -115,18 +115,18 @@ def _holds(
         amount = header.size
         throttle.due_bytes = throttle.client_bytes + missing
         if missing and group is not None and throttle.place is not None and throttle.place.all_read:
-            group.pass_held(throttle)  # nothing more of it arrives: it counts, and has a place, for what is here
+            group.leave_queue(throttle)  # nothing more of it arrives: it counts, and has a place, for what is here
             amount -= missing
-    wait_ms, group = ledger.hold(account, kind, throttle, amount, now_ms, whole=not missing)
+    wait_ms, group = ledger.queue(account, kind, throttle, amount, now_ms, whole=not missing)
     if produce:
         if throttle.promised is not None and throttle.promised is not group:
-            throttle.promised.pass_held(throttle)
+            throttle.promised.leave_queue(throttle)
         throttle.promised = group
         wait_ms = max(wait_ms, throttle.grace.owed_ms(now_ms))
     if wait_ms <= 0 or group is None:
         return False
     if throttle.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
-        group.pass_held(throttle)
+        group.leave_queue(throttle)
         return False
     throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
     return True
@@ -140,10 +140,10 @@ def _unanswered(header: requests.RequestHeader, buf: bytearray | memoryview, end
 def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float) -> bool:
     """As `lets_through`, for a fetch that can neither be answered here nor lowered."""
     account = pending.account
-    admission = state.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
-    if admission.throttle_ms > 0:
-        state.throttle.queue(Kind.FETCH, None, admission.throttle_ms, now_ms)
+    grant = state.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
+    if grant.throttle_ms > 0:
+        state.throttle.queue(Kind.FETCH, None, grant.throttle_ms, now_ms)
         return False
-    pending.admission = admission
+    pending.grant = grant
     state.throttle.admit(account, pending.api_key, 0, now_ms)
     return True

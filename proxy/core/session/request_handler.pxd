@@ -9,11 +9,11 @@ from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.wire cimport fetch_heads, integers, requests, responses
 from proxy.core.wire.requests cimport FetchFields, RepeatedHeader, RequestHeader
 from quota.accounts cimport Account as AccountType
-from quota.counter cimport FetchAdmission as FetchAdmissionType
+from quota.counter cimport FetchGrant as FetchGrantType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
 cdef int _HEADER_SHIFT, _MAX_REPEATED_BYTES, _NO_ACKS_YET
-cdef long long _MAX_HELD_BYTES
+cdef long long _MAX_PARTIAL_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
 
 
@@ -48,7 +48,7 @@ cdef class RequestHandler:
                              InFlightRequestType pending, double now_ms)
     cpdef object _begin(self, InFlightRequestType pending, bint unanswered)
     @cython.locals(state=SessionStateType, version=cython.int, wanted=cython.Py_ssize_t, asked=cython.longlong,
-                   fields=FetchFields, admission=FetchAdmissionType, upstream_version=cython.int)
+                   fields=FetchFields, grant=FetchGrantType, upstream_version=cython.int)
     cpdef VerdictType _fetch(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)
     cpdef object _begin_fetch(self, InFlightRequestType pending, double now_ms)

@@ -36,13 +36,13 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header, response_frame
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.software import client_software
-from quota.counter import FetchAdmission
+from quota.counter import FetchGrant
 from quota.entity import Kind
 from quota.ledger import Account
 
-MAX_HELD_REQUEST_BYTES: Final = 65_536
+MAX_PARTIAL_REQUEST_BYTES: Final = 65_536
 """Fetch requests up to this size are inspected whole (a full fetch of about 1 500 partitions). Larger ones are
-forwarded and throttled by their response, so that no request makes us hold more."""
+forwarded and throttled by their response, so that no partial request is larger."""
 FETCH_HEAD_BYTES: Final = 512
 """Read of Fetch requests that are not inspected whole: everything before the topics (header tags aside)."""
 MAX_CLIENT_IDS: Final = 8
@@ -58,7 +58,7 @@ _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
-_MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
+_MAX_PARTIAL_BYTES: Final = MAX_PARTIAL_REQUEST_BYTES
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
@@ -346,7 +346,7 @@ class RequestHandler:
         now_ms: float,
     ) -> Verdict:
         """Decide a fetch before the broker works on it: answer it here if over the quota, or else lower it to fit."""
-        wanted = total if total <= _MAX_HELD_BYTES else header.body - start + FETCH_HEAD_BYTES
+        wanted = total if total <= _MAX_PARTIAL_BYTES else header.body - start + FETCH_HEAD_BYTES
         if end - start < wanted:
             return need(wanted)
         state, version = self._state, header.api_version
@@ -357,25 +357,25 @@ class RequestHandler:
         head_bytes = fetch_heads.of_request(buf, fields, end, start + total - fields.rest, version)
         deferred_ms, self._deferred_ms = self._deferred_ms, 0
         if deferred_ms > 0:
-            admission = FetchAdmission(deferred_ms, 0)
+            grant = FetchGrant(deferred_ms, 0)
         else:
-            admission = state.ledger.admit(pending.account, FETCHED, asked, now_ms, head_bytes)
-        if admission.throttle_ms > 0:
+            grant = state.ledger.admit(pending.account, FETCHED, asked, now_ms, head_bytes)
+        if grant.throttle_ms > 0:
             if deferred_ms == 0 and total > DEFERRED_BYTES and fields.session_epoch > 0:
-                self._deferred_ms = admission.throttle_ms
+                self._deferred_ms = grant.throttle_ms
                 self.reader.frames_left = 0
                 return _STOP
-            whole = end - start == total <= _MAX_HELD_BYTES
+            whole = end - start == total <= _MAX_PARTIAL_BYTES
             body = buf[header.body : end] if whole else None
-            return self._answer_fetch(fields, body, total, header, pending, admission.throttle_ms, now_ms)
-        pending.admission = admission
+            return self._answer_fetch(fields, body, total, header, pending, grant.throttle_ms, now_ms)
+        pending.grant = grant
         self._begin_fetch(pending, now_ms)
-        max_bytes = admission.max_bytes
+        max_bytes = grant.max_bytes
         if max_bytes is not None and max_bytes < asked:
             state.counters.fetches_shaped += 1
         if self._missed:
             # Requests answered here before this one never reached the broker: this one carries their changes too.
-            body = buf[header.body : end] if end - start == total <= _MAX_HELD_BYTES else None
+            body = buf[header.body : end] if end - start == total <= _MAX_PARTIAL_BYTES else None
             self.reader.frames_left -= total >> BODY_SHIFT
             merged = self._shaper.forward(fields, body, version, max_bytes)
             if merged is not None:
@@ -402,7 +402,7 @@ class RequestHandler:
         throttle_ms: int,
         now_ms: float,
     ) -> Verdict:
-        """The fetch is over its quota: answer it with no records, or hold it if that cannot be."""
+        """The fetch is over its quota: answer it with no records, or queue it if that cannot be."""
         state, version = self._state, header.api_version
         began_ms = state.cpu_ms()
         session_id = self._shaper.take_over(fields, body, version)
@@ -451,7 +451,7 @@ class RequestHandler:
         """Pass an administrator's whole request to its interceptor, which decides."""
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
-            text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
+            text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are kept"
             raise WireError("request_too_large", text)
         if end - start < total:
             return need(total)
@@ -508,12 +508,12 @@ class RequestHandler:
             pending.sent_ms = now_ms
             pending.hook = outcome.on_response
             if outcome.on_response is not None:
-                pending.held_bytes = len(body)
+                pending.kept_bytes = len(body)
             self.out.insert(framed(head + (body if outcome.body is None else outcome.body)))
         else:
             delay_ms = max(outcome.delay_ms, state.answered_here(pending, began_ms, now_ms))
             pending.local_answer = response_frame(
                 pending.api_key, pending.api_version, pending.correlation_id, outcome.body, delay_ms
             )
-            pending.held_bytes = len(pending.local_answer)
+            pending.kept_bytes = len(pending.local_answer)
         asked.append(pending)

@@ -7,7 +7,7 @@ from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.telemetry.observer cimport Histogram as HistogramType
 from proxy.core.wire cimport fetch_heads, integers, responses, throttle
 from quota.accounts cimport Account as AccountType
-from quota.counter cimport FetchAdmission as FetchAdmissionType
+from quota.counter cimport FetchGrant as FetchGrantType
 
 cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
 cdef int _METADATA, _NEED, _PRODUCE
@@ -49,7 +49,7 @@ cdef class ResponseHandler:
     @cython.locals(left_ms=cython.double)
     cpdef long long _throttle_ms(self, InFlightRequestType pending) except? -1
     @cython.locals(state=SessionStateType, now_ms=cython.double, version=cython.int, account=AccountType,
-                   admission=FetchAdmissionType, share=cython.bint, tags=cython.int, named_bytes=cython.longlong,
+                   grant=FetchGrantType, share=cython.bint, tags=cython.int, named_bytes=cython.longlong,
                    amount_bytes=cython.longlong, delay_ms=cython.longlong)
     cdef object _charge_fetch(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here,
                               Py_ssize_t size)

@@ -32,9 +32,9 @@ from quota.entity import Kind
 
 WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 """Requests whose latency is mostly the wait that the client asked for."""
-MAX_HELD_RESPONSE_BYTES: Final = 4 * 1024 * 1024
-"""Responses that must be rewritten (addresses) are held up to this size; ordinary ones are never held. (The head of a
-Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
+MAX_PARTIAL_RESPONSE_BYTES: Final = 4 * 1024 * 1024
+"""Responses that must be rewritten (addresses) are kept up to this size until they are whole; ordinary ones never are.
+(The head of a Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
 SLICED_BYTES: Final = 4096
 """A longer response is rewritten in slices, between which others are served."""
 REWRITE_SHIFT: Final = 3
@@ -193,7 +193,7 @@ class ResponseHandler:
     ) -> Verdict:
         """How a response is forwarded: as it is, or with its addresses replaced. NEED or STOP: not yet."""
         state, api_key, version = self._state, pending.api_key, pending.api_version
-        if state.reserved is not None and api_key == _METADATA and total <= MAX_HELD_RESPONSE_BYTES:
+        if state.reserved is not None and api_key == _METADATA and total <= MAX_PARTIAL_RESPONSE_BYTES:
             return self._rewrite(buf, start, here, total, pending, throttle_ms) if here == total else need(total)
         if (
             state.translate is not None
@@ -206,7 +206,7 @@ class ResponseHandler:
             wanted = total
             if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
                 wanted = _HEAD_BYTES
-            if here < wanted <= MAX_HELD_RESPONSE_BYTES:
+            if here < wanted <= MAX_PARTIAL_RESPONSE_BYTES:
                 return need(wanted)
         return _FORWARD
 
@@ -356,10 +356,10 @@ class ResponseHandler:
             text = f"{api_name(api_key)} v{version} response of {total} bytes"
             if here == total:
                 raise broker_malformed(f"{text} ends before its addresses do", "broker_truncated")
-            if here >= MAX_HELD_RESPONSE_BYTES:
-                raise broker_malformed(f"{text}: at most {MAX_HELD_RESPONSE_BYTES} are buffered", "broker_too_large")
+            if here >= MAX_PARTIAL_RESPONSE_BYTES:
+                raise broker_malformed(f"{text}: at most {MAX_PARTIAL_RESPONSE_BYTES} are buffered", "broker_too_large")
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
-            return need(min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES))
+            return need(min(total, max(done.wanted, here * 2), MAX_PARTIAL_RESPONSE_BYTES))
         if here <= SLICED_BYTES:  # in one slice
             self.reader.frames_left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
@@ -394,17 +394,17 @@ class ResponseHandler:
         """Charge a Fetch or ShareFetch response of `size` bytes. If the request could not be answered here, the client
         is told now what its next one would have to wait for, and muted."""
         state, now_ms, version = self._state, self._now_ms, pending.api_version
-        account, admission = pending.account, pending.admission
-        assert admission is not None  # requests of those APIs are admitted before they are forwarded
+        account, grant = pending.account, pending.grant
+        assert grant is not None  # requests of those APIs are admitted before they are forwarded
         share = pending.api_key == _SHARE_FETCH
         # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
         tags = _FLEXIBLE_HEADER if share or version >= _FETCH_FIRST_FLEXIBLE else 0
-        if not share and admission.group is not None:
+        if not share and grant.group is not None:
             named_bytes = fetch_heads.of_response(buf, start + 8 + tags, start + here, size, version)
-            if named_bytes > admission.head_bytes:
-                admission.head_bytes = named_bytes
+            if named_bytes > grant.head_bytes:
+                grant.head_bytes = named_bytes
         amount_bytes = size - tags
-        state.ledger.settle(account, FETCHED, admission, amount_bytes, now_ms)
+        state.ledger.settle(account, FETCHED, grant, amount_bytes, now_ms)
         if share or version > _FETCH_MAX:
             delay_ms = state.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:

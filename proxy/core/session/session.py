@@ -124,7 +124,7 @@ class Session:
         return self._settle(now_ms)
 
     def take_request(self, view: memoryview, count: int, now_ms: float) -> int:
-        """A shorter door for a whole Produce request that nothing holds up. 0: it is another, and nothing has been
+        """A shorter door for a whole Produce request that nothing delays. 0: it is another, and nothing has been
         done: use `on_client_bytes`. Otherwise send it on as it is; after 2, use `settle` as well."""
         if not self._plain_up:
             return 0
@@ -276,8 +276,8 @@ class Session:
         self.responses.close(now_ms)
         for pending in state.exchange:
             state.throttle.note(pending)
-            if pending.admission is not None:
-                state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
+            if pending.grant is not None:
+                state.ledger.settle(pending.account, Kind.FETCH, pending.grant, 0, now_ms)
         state.exchange.clear()
 
     # ---- what every door does ---------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ class Throttle:
             place = self.place = Place(kind, group, now_ms)
         elif place.group is not group:
             if place.group is not None:
-                place.group.pass_held(self)
+                place.group.leave_queue(self)
             place.kind, place.group = kind, group
         place.unanswered = unanswered
         until_ms = now_ms + wait_ms
@@ -255,10 +255,10 @@ class Throttle:
         self._leave(place)
         self._step(Event.ADMIT)
         if place.group is not None and place.group is not self.promised:
-            place.group.pass_held(self)  # its limits changed; otherwise it left the queue when it was let through
+            place.group.leave_queue(self)  # its limits changed; otherwise it left the queue when it was let through
         waited_ms = round(now_ms - place.since_ms)
         self._ledger.note_throttle(
-            account, place.kind, waited_ms, at_ms=now_ms, api_key=api_key, amount=amount, held=True
+            account, place.kind, waited_ms, at_ms=now_ms, api_key=api_key, amount=amount, queued=True
         )
 
     def may_renew(self, now_ms: float) -> bool:
@@ -285,7 +285,7 @@ class Throttle:
         if not self.gone:
             self.gone = True
             if self.promised is not None and self.place is None:
-                self.promised.pass_held(self)
+                self.promised.leave_queue(self)
 
     def keeps(self, size_bytes: int, now_ms: float) -> bool:
         """Whether the queued request of a client that has gone is kept until its turn: if it expects no answer and is
@@ -312,7 +312,7 @@ class Throttle:
             self._leave(place)
         for group in (None if place is None else place.group, self.promised):
             if group is not None:
-                group.pass_held(self)
+                group.leave_queue(self)
         self._enter(Throttled.FREE)
 
     def _leave(self, place: Place) -> None:

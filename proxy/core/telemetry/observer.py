@@ -54,11 +54,11 @@ class Counters:
         self.connections_muted = 0
         """Gauge: client sockets not being read because of a throttle."""
         self.connections_waiting = 0
-        """Gauge: client sockets not being read because the next request is held by its group's debt (ADR 0026)."""
+        """Gauge: client sockets not being read because the next request is queued for its group's debt (ADR 0026)."""
         self.connections_held = 0
         """Gauge: refused connections left open, unserved, until their delay is over."""
         self.connections_not_held = 0
-        """Refused connections closed at once because too many were held already."""
+        """Refused connections closed at once because too many were muted already."""
         self.parse_errors: Counter[str] = Counter()
         """By kind: frame_too_large, tls_on_plain_port, ..."""
         self.counted = RequestCounts()
@@ -116,11 +116,11 @@ class ConnectionInfo:
     user_source: str = "anonymous"
     """Source of the user: tls, sasl, static, or anonymous when no source of identity knows one."""
     waiting_for: str | None = None
-    """The quota that holds the next request before it is forwarded (ADR 0026); None: it is not held."""
+    """The quota whose gate queues the next request (ADR 0026); None: it is not queued."""
     waited_ms: float = 0.0
     """How long it has waited."""
     unmuted: str = "open"
-    """The state when it is neither muted nor held: open, full, asking, login, connecting or draining
+    """The state when it is neither muted nor queued: open, full, asking, login, connecting or draining
     (`proxy.core.session.state.SessionState.describe`)."""
 
     @property

@@ -138,7 +138,7 @@ _REWRITTEN_APIS: Final = frozenset((*schema.ADDRESS_WALKS, API_VERSIONS))
 def fetch_version_upstream(version: int) -> int:
     """The Fetch version to ask a broker with, for a client that asked with `version`: 15 instead of 16 to 18.
 
-    From 16 on a response can carry brokers' addresses in its last bytes, after data that is never held (KIP-951). A
+    From 16 on a response can carry brokers' addresses in its last bytes, after data that is never kept (KIP-951). A
     consumer's requests of 15 to 18 have equal bodies, and a response of 15 is a valid response of 16 to 18. Versions
     that are not in the table are unchanged.
     """

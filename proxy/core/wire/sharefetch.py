@@ -2,7 +2,7 @@
 
 They may be large, and the node endpoints come last, after the records. So the response is walked while it passes: only
 length fields are inspected, records are counted and may be moved by the shell (`skippable`, `skip`). When the walk
-reaches the endpoints, the short rest of the frame is held; the endpoints are replaced by an empty array, and the bytes
+reaches the endpoints, the short rest of the frame is kept; the endpoints are replaced by an empty array, and the bytes
 saved by an unknown tagged field of exactly that length, so that the size that has already been sent stays right.
 Clients skip tagged fields that they do not know (KIP-482), and ask for metadata when an endpoint is missing.
 """
@@ -19,7 +19,7 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import Buffer, Program, read_uvarint, uvarint
 from proxy.core.wire.walk import MAX_ELEMENTS, Short, Walker
 
-MAX_HELD_BYTES: Final = 1024 * 1024
+MAX_PARTIAL_BYTES: Final = 1024 * 1024
 """The endpoints of a cluster of ten thousand brokers are smaller than this."""
 
 # Two tags for the padding field, far from those that Kafka assigns. The length to fill decides which is used: a minimal
@@ -64,7 +64,7 @@ class ShareFetchScrubber:
         self._elements = 0
         """Array elements and tagged fields passed: each costs time, and 64 KB of empty ones would stall all
         connections."""
-        self._held: bytearray | None = None
+        self._partial: bytearray | None = None
         self._walk = self._walk_head()
         self._skip = next(self._walk)
         """Bytes to pass before the walk goes on; 0 when it needs the next byte."""
@@ -72,7 +72,7 @@ class ShareFetchScrubber:
     @property
     def skippable(self) -> int:
         """How many of the next bytes pass unchanged and unseen: the shell may move them itself, then call `skip`."""
-        return 0 if self._held is not None else self._skip
+        return 0 if self._partial is not None else self._skip
 
     def skip(self, count: int) -> None:
         """`count` bytes, at most `skippable`, went to the client without `feed`."""
@@ -84,9 +84,9 @@ class ShareFetchScrubber:
             self._go_on(None)
 
     def feed(self, data: Buffer) -> bytes:
-        """The bytes to send for `data`: the same, except for the end of the frame, which is held and then changed."""
+        """The bytes to send for `data`: the same, except for the end of the frame, which is kept and then changed."""
         pos, end = 0, len(data)
-        while pos < end and self._held is None:
+        while pos < end and self._partial is None:
             if self._skip:
                 count = min(self._skip, end - pos)
                 self.skip(count)
@@ -97,13 +97,13 @@ class ShareFetchScrubber:
                 pos += 1
                 self._go_on(byte)
         passed = bytes(data[:pos])
-        if self._held is None:
+        if self._partial is None:
             return passed
         if end - pos > self._left:
             raise ValueError("more bytes than the frame has")
-        self._held += data[pos:]
+        self._partial += data[pos:]
         self._left -= end - pos
-        return passed if self._left else passed + self._scrub(self._held)
+        return passed if self._left else passed + self._scrub(self._partial)
 
     def _go_on(self, byte: int | None) -> None:
         """Give the walk its byte, or tell it that the bytes to skip have passed, until it needs more."""
@@ -111,8 +111,8 @@ class ShareFetchScrubber:
             self._skip = next(self._walk) if byte is None else self._walk.send(byte)
         except StopIteration:
             self._skip = 0
-            self._held = bytearray()
-            if self._left > MAX_HELD_BYTES:
+            self._partial = bytearray()
+            if self._left > MAX_PARTIAL_BYTES:
                 raise WireError(
                     "response_too_large", f"the node endpoints of a ShareFetch response take {self._left} bytes"
                 ) from None

@@ -93,7 +93,7 @@ class Connection:
             client_ids=tuple(session.client_ids),
             software=session.software,
             in_flight=session.exchange.count,
-            # While a request is held, `mute_until_ms` is when to ask again.
+            # While a request is queued, `mute_until_ms` is when to ask again.
             muted_for_ms=0.0 if place is not None else max(0.0, session.mute_until_ms - now_ms),
             client_bytes=session.client_bytes_total,
             broker_bytes=session.broker_bytes_total,

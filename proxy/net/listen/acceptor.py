@@ -105,7 +105,7 @@ class Acceptor:
         for scope in self._scopes:
             scope.cancel()
         self._close_listeners()
-        self._admission.close_held()
+        self._admission.close_muted()
 
     def close(self) -> None:
         """Close all listeners and the spare descriptor."""
@@ -122,7 +122,7 @@ class Acceptor:
         """Out of descriptors: turn away clients in the backlog, so that they need not wait, and keep serving the
         others."""
         self._counters.accept_failures += 1
-        if self._admission.close_held():
+        if self._admission.close_muted():
             return  # descriptors are free now
         now_s = trio.current_time()
         if now_s >= self._said_s + ACCEPT_SAID_EVERY_S:

@@ -1,7 +1,8 @@
 """Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011).
 
-A connection over a creation rate is left open but unserved until its delay is over and then closed, as in a broker, so
-that its client cannot reconnect at once. The number of held connections is bounded, to leave descriptors for others.
+A connection over a creation rate is muted: left open but unserved until its delay is over and then closed, as in a
+broker, so that its client cannot reconnect at once. The number of muted connections is bounded, to leave descriptors
+for others.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_
 
 log = structlog.get_logger("kquota.admission")
 
-MAX_HOLD_S: Final = 30.0
+MAX_MUTE_S: Final = 30.0
 """Windows can be configured to be a day long; no client waits longer than this (request.timeout.ms) anyway."""
-HELD_SHARE: Final = 4
-"""At most a quarter of the process's file descriptors are used for held connections, whatever is configured."""
+MUTED_SHARE: Final = 4
+"""At most a quarter of the process's file descriptors are used for muted connections, whatever is configured."""
 HOUSEKEEPING_S: Final = 1.0
 FORGET_EACH_TIME: Final = 2000
 LOG_INTERVAL_S: Final = 10.0
@@ -42,7 +43,7 @@ REASONS: Final = {
 
 
 @dataclass(order=True, slots=True)
-class _Held:
+class _Muted:
     """A refused connection that is still open."""
 
     until_s: float
@@ -54,11 +55,11 @@ class _Held:
 class ConnectionAdmission:
     """Asks the gate about each accepted connection, and disposes of those that it refuses."""
 
-    def __init__(self, gate: ConnectionGate, counters: Counters, max_held: int) -> None:
+    def __init__(self, gate: ConnectionGate, counters: Counters, max_muted: int) -> None:
         self._gate = gate
         self._counters = counters
-        self._max_held = min(max_held, descriptors() // HELD_SHARE)
-        self._held: list[_Held] = []
+        self._max_muted = min(max_muted, descriptors() // MUTED_SHARE)
+        self._muted: list[_Muted] = []
         self._number = 0
         self._changed = trio.Event()
         self._repeated: dict[tuple[Cause, str], int] = {}
@@ -76,13 +77,13 @@ class ConnectionAdmission:
         if isinstance(decision, Ticket):
             return decision
         reason = REASONS[decision.cause]
-        held = decision.delay_ms > 0 and len(self._held) < self._max_held
-        self._log(decision, held, now_s)
-        if held:
+        muted = decision.delay_ms > 0 and len(self._muted) < self._max_muted
+        self._log(decision, muted, now_s)
+        if muted:
             self._number += 1
-            until_s = now_s + min(decision.delay_ms / 1000.0, MAX_HOLD_S)
-            heapq.heappush(self._held, _Held(until_s, self._number, client, reason))
-            self._counters.connections_held = len(self._held)
+            until_s = now_s + min(decision.delay_ms / 1000.0, MAX_MUTE_S)
+            heapq.heappush(self._muted, _Muted(until_s, self._number, client, reason))
+            self._counters.connections_held = len(self._muted)
             self._changed.set()
         else:
             self._counters.connections_not_held += decision.delay_ms > 0
@@ -94,33 +95,33 @@ class ConnectionAdmission:
         now_s = trio.current_time()
         refusal = self._gate.identify(ticket, user, now_s * 1000.0)
         if refusal is not None:
-            self._log(refusal, held=False, now_s=now_s)
+            self._log(refusal, muted=False, now_s=now_s)
             raise SessionError(REASONS[refusal.cause], f"a connection limit of user {user} refuses this connection")
 
     def leave(self, ticket: Ticket) -> None:
         """A served connection has ended."""
         self._gate.leave(ticket)
 
-    def close_held(self) -> bool:
-        """Close all held connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
-        held."""
-        some = bool(self._held)
+    def close_muted(self) -> bool:
+        """Close all muted connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
+        muted."""
+        some = bool(self._muted)
         self._close_until(float("inf"))
         return some
 
     async def run(self) -> None:
-        """Close held connections when their delay is over and forget idle counters, until cancelled; then close the
+        """Close muted connections when their delay is over and forget idle counters, until cancelled; then close the
         rest."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_house)
                 while True:
                     self._changed = trio.Event()
-                    with trio.move_on_at(self._held[0].until_s if self._held else float("inf")):
+                    with trio.move_on_at(self._muted[0].until_s if self._muted else float("inf")):
                         await self._changed.wait()
                     self._close_until(trio.current_time())
         finally:
-            self.close_held()
+            self.close_muted()
 
     async def _keep_house(self) -> None:
         while True:
@@ -131,10 +132,10 @@ class ConnectionAdmission:
                 self._log_repeated()
 
     def _close_until(self, now_s: float) -> None:
-        while self._held and self._held[0].until_s <= now_s:
-            held = heapq.heappop(self._held)
-            self._close(held.client, held.reason)
-        self._counters.connections_held = len(self._held)
+        while self._muted and self._muted[0].until_s <= now_s:
+            muted = heapq.heappop(self._muted)
+            self._close(muted.client, muted.reason)
+        self._counters.connections_held = len(self._muted)
 
     def _close(self, client: socket, reason: CloseReason) -> None:
         with suppress(OSError):  # reset by the peer meanwhile
@@ -142,7 +143,7 @@ class ConnectionAdmission:
         client.close()
         self._counters.connections_closed[str(reason)] += 1
 
-    def _log(self, refusal: Refusal, held: bool, now_s: float) -> None:
+    def _log(self, refusal: Refusal, muted: bool, now_s: float) -> None:
         if now_s >= self._log_until_s:
             self._log_repeated()
             self._log_until_s = now_s + LOG_INTERVAL_S
@@ -157,7 +158,7 @@ class ConnectionAdmission:
                 name=refusal.name,
                 limit=refusal.limit,
                 observed=round(refusal.observed, 3),
-                held_ms=refusal.delay_ms if held else 0,
+                held_ms=refusal.delay_ms if muted else 0,
             )
 
     def _log_repeated(self) -> None:

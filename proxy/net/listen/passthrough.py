@@ -144,11 +144,11 @@ class TransparentConnection(Connection):
             while True:
                 now_ms = trio.current_time() * 1000.0
                 if self._moved[kind] >= HANDSHAKE_BYTES and not splice.inside:
-                    wait_ms, _ = self._ledger.hold(account, kind, place, CHUNK_BYTES, now_ms, whole=True)
+                    wait_ms, _ = self._ledger.queue(account, kind, place, CHUNK_BYTES, now_ms, whole=True)
                     if wait_ms:
                         self._until_ms[kind] = max(self._until_ms[kind], now_ms + wait_ms)
                 if self._until_ms[kind] > now_ms:
-                    await self._hold(kind)
+                    await self._mute(kind)
                     continue
                 try:
                     count = CHUNK_BYTES if self._moved[kind] >= HANDSHAKE_BYTES else HANDSHAKE_BYTES
@@ -174,7 +174,7 @@ class TransparentConnection(Connection):
                         await trio.lowlevel.checkpoint()
         finally:
             splice.close()
-            self._ledger.pass_held(account, kind, place)
+            self._ledger.leave_queue(account, kind, place)
 
     async def _copy(self, source: socket, sink: socket, source_failed: Any, sink_failed: Any, moved: Any) -> bool:
         """Move one read's worth without a pipe, as there are no file descriptors left; False at the end."""
@@ -189,7 +189,7 @@ class TransparentConnection(Connection):
         moved(len(data))
         return bool(data)
 
-    async def _hold(self, kind: Kind) -> None:
+    async def _mute(self, kind: Kind) -> None:
         counters = self._shared.counters
         counters.connections_muted += 1
         try:

@@ -43,9 +43,9 @@ def ledger() -> Ledger:
     account = made.account("web", "etl")
     delay_ms = made.charge(account, Kind.PRODUCE, 18_400, 0)
     made.note_throttle(account, Kind.PRODUCE, delay_ms, at_ms=0, api_key=0, amount=18_400)
-    made.note_throttle(account, Kind.PRODUCE, 4200, at_ms=3000, api_key=0, amount=100, held=True)
+    made.note_throttle(account, Kind.PRODUCE, 4200, at_ms=3000, api_key=0, amount=100, queued=True)
     for each in PEERS[1:3]:
-        assert made.hold(account, Kind.PRODUCE, each, 2000, 4000, whole=True).wait_ms > 0
+        assert made.queue(account, Kind.PRODUCE, each, 2000, 4000, whole=True).wait_ms > 0
     return made
 
 
@@ -75,7 +75,7 @@ def test_the_next_passes_when_the_debt_is_paid() -> None:
     ledger.charge(account, Kind.PRODUCE, 16_000, 0)  # 6 s over 10 s' worth
     (group,) = ledger.groups()
     now = 0
-    while wait_ms := ledger.hold(account, Kind.PRODUCE, "c", 100, now, whole=True).wait_ms:
+    while wait_ms := ledger.queue(account, Kind.PRODUCE, "c", 100, now, whole=True).wait_ms:
         line = group.line(now)
         assert line.waiting == 1
         assert now + line.next_ms == 5800  # 6 s, and 0.2 s may be owed
@@ -89,9 +89,9 @@ def test_large_request_waits_for_the_whole_debt() -> None:
     account = ledger.account("web", "etl")
     ledger.charge(account, Kind.PRODUCE, 110_000, 0)  # 100 s over the window; 90 s of it are paid beside the others
     (group,) = ledger.groups()
-    assert ledger.hold(account, Kind.PRODUCE, "large", 20_000, 0, whole=True).wait_ms
+    assert ledger.queue(account, Kind.PRODUCE, "large", 20_000, 0, whole=True).wait_ms
     assert group.line(0)[:2] == (1, 99_800)
-    assert ledger.hold(account, Kind.PRODUCE, "ordinary", 100, 0, whole=True).wait_ms
+    assert ledger.queue(account, Kind.PRODUCE, "ordinary", 100, 0, whole=True).wait_ms
     assert group.line(0).next_ms == 89_800  # as long as Kafka's delay is in the window, but for 10 s
 
 
@@ -110,7 +110,7 @@ def test_log_distinguishes_holds_from_mutes() -> None:
         ledger.charge(one, Kind.PRODUCE, 50_000, 0)
     ledger.note_throttle(other, Kind.PRODUCE, 1000, at_ms=7000, api_key=0)
     log.look(7500)
-    ledger.note_throttle(account, Kind.PRODUCE, 5000, at_ms=8000, api_key=0, held=True)
+    ledger.note_throttle(account, Kind.PRODUCE, 5000, at_ms=8000, api_key=0, queued=True)
     log.look(8500)
     assert [(event, values["client_id"], values["why"]) for event, values in lines] == [
         ("throttling begins", "other", "over"),
