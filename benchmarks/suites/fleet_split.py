@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import stored
-from quota.fleet.core import Fleet
+from quota.fleet.core import Fleet, whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY
 from quota.fleet.timing import Timing
@@ -155,7 +155,7 @@ class Site:
                     usage = min(want, share)
                     level = self.level[member, group] = 0.95 * self.level[member, group] + 0.05 * usage
                     fleet.sample(group, usage * 1e6, usage, level, want > share, self.now)
-            for partition, data in fleet.tick(self.now):
+            for partition, data in whole(fleet.steps(self.now)):
                 self.queue.append((tick, partition, decode(SEAL, partition, data), data))
                 self.records += 1
                 self.bytes += len(data) + OVERHEAD_BYTES
@@ -217,7 +217,7 @@ class Site:
         for group in self.probe_groups:
             if tick % 2 == 0:
                 probe.sample(group, 1.0, 1e-6, 1e-6, False, self.now)
-        probe.tick(self.now)
+        whole(probe.steps(self.now))
         self.probe_cpu_s += time.process_time() - start
 
     def _fresh(self, tick: int) -> int:
@@ -310,7 +310,7 @@ def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, 
         for group in mine:
             if tick % 2 == 0:
                 fleet.sample(group, 1e5, 0.05, 0.05, False, now)
-        own = fleet.tick(now)
+        own = whole(fleet.steps(now))
         cpu_s += time.process_time() - start
         for partition, data in own:
             fleet.read(partition, data, now)

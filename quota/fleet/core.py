@@ -1,7 +1,7 @@
 """One instance of a fleet: its groups, what it reads, what it publishes, and what it may use. Sans-IO.
 
 The caller passes in what was read (:meth:`Fleet.read`), the state of its groups (:meth:`Fleet.sample`) and the time
-(:meth:`Fleet.tick`), publishes what is returned, and applies :meth:`Fleet.share`. Times are monotonic milliseconds.
+(:meth:`Fleet.steps`), publishes what is returned, and applies :meth:`Fleet.share`. Times are monotonic milliseconds.
 """
 
 from collections import Counter
@@ -296,12 +296,9 @@ class Fleet:
                 own.claim.came_back(record.seq, self._room(own.group, now))
                 own.raising = own.claim.held < use.claim * (1 - _WORTH)
 
-    def tick(self, now: float) -> list[Outgoing]:
-        """Some time has passed (a quarter of an interval, say). Returns what to publish now."""
-        return whole(self.steps(now))
-
     def steps(self, now: float) -> Steps[list[Outgoing]]:
-        """As `tick`, in steps of less than a millisecond. Groups may come and go between two, and nothing be read."""
+        """Some time has passed (a quarter of an interval, say). Returns what to publish now, after steps of less than a
+        millisecond. Groups may come and go between two, and nothing be read."""
         view = self.view
         if self._left:
             return []

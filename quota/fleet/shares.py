@@ -73,12 +73,9 @@ class Shares:
         """The number of groups here whose limit is the fleet's."""
         return len(self._locals) + len(self._rates)
 
-    def step(self, now: float) -> list[Outgoing]:
-        """Report the groups, take part in the split, apply the shares."""
-        return whole(self.steps(now))
-
     def steps(self, now: float) -> Steps[list[Outgoing]]:
-        """As `step`, in steps of about a millisecond: the ledger may be used between two, but nothing be read."""
+        """Report the groups, take part in the split, apply the shares, in steps of about a millisecond: the ledger may
+        be used between two, but nothing be read."""
         self._now = now
         if now >= self._sampled + SAMPLE_MS:
             yield from self._sample(now)

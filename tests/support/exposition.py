@@ -24,6 +24,7 @@ from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
+from quota.fleet.core import whole
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
@@ -74,5 +75,5 @@ def _member() -> Member:
     member = Member(settings, ledger, Exchange(settings, []), keys, lambda: 1000.0, "here")
     ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1, 1000)
     ledger.connections.admit("10.0.0.1", None, 1000.0)
-    member.shares.step(2000.0)
+    whole(member.shares.steps(2000.0))
     return member

@@ -12,7 +12,7 @@ from proxy.core.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
-from quota.fleet.core import Fleet
+from quota.fleet.core import Fleet, whole
 from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.ledger import Ledger
@@ -219,7 +219,7 @@ def test_shows_share_of_a_fleet_connection_rate() -> None:
     explained(ledger, "web", "etl")
     assert shares.count == 0  # who only asks adds nothing
     ledger.connections.admit("10.0.0.7", "web", 100.0)
-    shares.step(1000.0)
+    whole(shares.steps(1000.0))
     page = explained(ledger, "web", "etl")
     assert "ip 10.0.0.7: connections made at most 2/s by the whole fleet (ip), now " in page
     # Alone and just started, it has the floor, 1 % of 2/s; one connection per window of 10 s is always allowed.

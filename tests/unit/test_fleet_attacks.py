@@ -9,7 +9,7 @@ import pytest
 
 from proxy.app.sources.fleet_keys import FleetKeys, FleetKeysError
 from quota.fleet import view
-from quota.fleet.core import Fleet
+from quota.fleet.core import Fleet, whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY, floor_share
 from quota.fleet.timing import Timing
@@ -56,7 +56,7 @@ class Site:
                 self.read[fleet] = max(end, self.read[fleet])
                 share = fleet.share(GROUP, self.now)
                 fleet.sample(GROUP, share * 1e6, share, share, True, self.now)
-                self.log += fleet.tick(self.now)
+                self.log += whole(fleet.steps(self.now))
 
     def shares(self) -> list[float]:
         return [fleet.share(GROUP, self.now) for fleet in self.fleets]
@@ -182,7 +182,7 @@ def test_newcomer_to_group_hears_others_first(ticks: int) -> None:
             late.read(partition, data, site.now)
         site.read[late] = len(site.log)
         late.sample(GROUP + 4, 1.0, 0.1, 0.1, False, site.now)
-        site.log += late.tick(site.now)
+        site.log += whole(late.steps(site.now))
     assert site.shares()[0] > 0.98
     late.join(GROUP, site.now)
     site.fleets.append(late)

@@ -4,7 +4,7 @@ import pytest
 
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType, Refusal, Ticket
 from quota.entity import DEFAULT, Kind
-from quota.fleet.core import STEP, Fleet
+from quota.fleet.core import STEP, Fleet, whole
 from quota.fleet.record import Seal
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
@@ -70,7 +70,7 @@ class Site:
             for partition, data in self.log[self.read[at] :]:
                 shares.fleet.read(partition, data, self.now)
             self.read[at] = len(self.log)
-            self.log += shares.step(self.now)
+            self.log += whole(shares.steps(self.now))
 
     def limits(self, kind: Kind = Kind.PRODUCE) -> list[float]:
         found = [ledger.account("u", "c").meters[kind].group for ledger in self.ledgers]

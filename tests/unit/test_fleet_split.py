@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quota.entity import CounterKey
 from quota.fleet.appetite import Appetite
 from quota.fleet.claim import Claim, exact
-from quota.fleet.core import Fleet, ShareReason
+from quota.fleet.core import Fleet, ShareReason, whole
 from quota.fleet.record import (
     FleetRecordError,
     GroupUse,
@@ -241,7 +241,7 @@ class Rig:
         self.tick(at)
 
     def tick(self, at: int) -> None:
-        found = self.fleets[at].tick(self.now)
+        found = whole(self.fleets[at].steps(self.now))
         if self.publishing[at]:
             self.log += [data for _, data in found]
 
@@ -369,9 +369,9 @@ def test_instance_that_hears_no_other_divides_limit() -> None:
     fleet = Fleet(SEAL, 1, "a", 0.0, at_least=4)
     fleet.join(GROUP, 0.0)
     assert fleet.share(GROUP, 0.0) == RESERVE / 4
-    assert fleet.tick(14_000.0) == []
+    assert whole(fleet.steps(14_000.0)) == []
     assert fleet.share(GROUP, 14_000.0) == RESERVE / 4
-    fleet.tick(15_001.0)
+    whole(fleet.steps(15_001.0))
     assert (fleet.share(GROUP, 15_001.0), fleet.lost) == (0.25, True)
 
 
@@ -452,6 +452,6 @@ def test_probing_instance_is_not_forgotten_sooner() -> None:
     fleet = _fleet(0)
     fleet.read(0, encode(SEAL, 0, Record(9, 0, 1000, False, "other", ())), 0.0)
     for now in range(0, 12_000, 250):
-        fleet.tick(float(now))
+        whole(fleet.steps(float(now)))
     assert fleet.view.instances(11_750.0) == 1
     assert fleet.view.instances(31_000.0) == 0, "three of those were missed"
