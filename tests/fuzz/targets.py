@@ -548,7 +548,7 @@ def administration(data: bytes) -> None:
         ledger.charge_mutation(account, 1000, False, 0.0)  # over the quota: refused topics are put into answers
     handler = _interceptors(ledger)[api_key]
     try:
-        outcome = _finished(handler.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0))
+        outcome = _finished(handler.request(AdminRequest(api_key, version, "u", account, body), 0.0))
         for _ in range(4):
             if not isinstance(outcome, Ask):
                 break

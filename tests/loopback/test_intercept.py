@@ -84,7 +84,7 @@ def test_handler_gets_whole_request_and_may_let_it_pass(cut: Cut) -> None:
     one = judged_by(handler)
     assert from_client(one, create(1) + produce(2, 90), cut=cut) == create(1) + produce(2, 90)
     (given,) = handler.given
-    assert (given.api_key, given.api_version, given.user, given.client_id) == (19, 7, "ANONYMOUS", "c")
+    assert (given.api_key, given.api_version, given.user, given.account.identity.client_id) == (19, 7, "ANONYMOUS", "c")
     assert given.body == b"topics"
     assert from_broker(one, created(1, 5) + produce_response(2), cut=cut) == created(1, 5) + produce_response(2)
     assert one.quiet

@@ -310,7 +310,7 @@ class Client:
         key, version = message.API_KEY, message.API_VERSION
         body = encoded(message)
         request_class, response_class = MESSAGES[key]
-        outcome = self.judge(AdminRequest(key, version, "u", "c", self.account, body))
+        outcome = self.judge(AdminRequest(key, version, "u", self.account, body))
         while isinstance(outcome, Ask):
             answer = self.cluster.handle(outcome.api_key, outcome.api_version, outcome.body)
             outcome = finished(outcome.then(answer, self.now_ms), self.now_ms)

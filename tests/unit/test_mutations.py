@@ -306,19 +306,19 @@ def test_cut_requests_are_malformed(message: object) -> None:
     client = Client(2)
     body = encoded(message)
     for cut in (b"", body[:3], body[:-3]):
-        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, cut)  # type: ignore[attr-defined]
+        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", client.account, cut)  # type: ignore[attr-defined]
         with pytest.raises(WireError, match="cannot be read") as caught:
             client.judge(request)
         assert caught.value.reason == "request_malformed"
         unlimited = Client(None)
-        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", unlimited.account, cut)  # type: ignore[attr-defined]
+        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", unlimited.account, cut)  # type: ignore[attr-defined]
         assert unlimited.judge(request) == Forward()  # the broker may judge it
 
 
 def test_unknown_tagged_fields_are_the_brokers_to_judge() -> None:
     client = Client(2)
     body = encoded(create(7, {"a": 5}))[:-1] + b"\1\x63\2ab"  # tag 99, two bytes
-    outcome = client.judge(AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, body))
+    outcome = client.judge(AdminRequest(CREATE_TOPICS, 7, "u", client.account, body))
     assert isinstance(outcome, Forward)
     assert (outcome.body, client.charged) == (None, 5)
 
@@ -345,7 +345,7 @@ def test_leaves_refusal_of_hidden_topics_to_the_broker() -> None:
 
 def test_passes_unreadable_answer_that_needs_no_change() -> None:
     client = Client(2)
-    request = AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, encoded(create(7, {"a": 5})))
+    request = AdminRequest(CREATE_TOPICS, 7, "u", client.account, encoded(create(7, {"a": 5})))
     outcome = client.judge(request)
     assert isinstance(outcome, Forward)
     assert outcome.on_response is not None

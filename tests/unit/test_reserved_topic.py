@@ -130,7 +130,7 @@ def _guard() -> ReservedTopic:
 
 def _ask(guard: ReservedTopic, api_key: int, version: int, body: bytes) -> Any:
     account: Account = LEDGER.account("u", "c")
-    return finished(guard.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0))
+    return finished(guard.request(AdminRequest(api_key, version, "u", account, body), 0.0))
 
 
 def _errors(api_key: int, version: int, outcome: Any) -> list[tuple[str | None, int]]:
@@ -197,7 +197,7 @@ def test_requests_of_very_many_entries_are_judged_in_slices() -> None:
         body = encoded(_requests(api_key, (version_range(api_key) or (0, 0))[1], names))
         version = (version_range(api_key) or (0, 0))[1]
         account = LEDGER.account("u", "c")
-        work = _guard().request(AdminRequest(api_key, version, "u", "c", account, body), 0.0)
+        work = _guard().request(AdminRequest(api_key, version, "u", account, body), 0.0)
         slices, outcome, longest_ms = 0, None, 0.0
         while outcome is None:
             assert isinstance(work, Work)

@@ -51,7 +51,6 @@ class AdminRequest:
     api_key: int
     api_version: int
     user: str
-    client_id: str
     account: Account
     body: bytes
     """What follows the request header."""

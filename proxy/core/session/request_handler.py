@@ -457,7 +457,7 @@ class RequestHandler:
             return need(total)
         self._state.count_request(pending.account, api_key)
         body = bytes(buf[header.body : end])
-        request = AdminRequest(api_key, version, self._state.auth.user, header.client_id, pending.account, body)
+        request = AdminRequest(api_key, version, self._state.auth.user, pending.account, body)
         self.reader.frames_left = 0  # one in a turn
         outcome = self._state.interceptors[api_key].request(request, now_ms)
         self._state.exchange.ask(bytes(buf[start + 4 : header.body]), body, pending)

@@ -22,7 +22,6 @@ API_VERSIONS: Final = 18
 DESCRIBE_CLIENT_QUOTAS: Final = 48
 ALTER_CLIENT_QUOTAS: Final = 49
 SHARE_FETCH: Final = 78
-SHARE_ACKNOWLEDGE: Final = 79
 
 UNKNOWN: Final = 255
 """In a table of facts about versions of APIs (`by_place`): no value."""

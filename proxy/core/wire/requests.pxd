@@ -22,8 +22,8 @@ cdef class RepeatedHeader:
 
 
 cdef class FetchFields:
-    cdef public long long max_wait_ms, min_bytes, replica_id, session_id, session_epoch
-    cdef public Py_ssize_t max_bytes_at, min_bytes_at, rest, session_id_at, session_epoch_at
+    cdef public long long min_bytes, session_id, session_epoch
+    cdef public Py_ssize_t max_bytes_at, min_bytes_at, rest, session_epoch_at
     cdef public object max_bytes  # None: the version has no such field
 
 
@@ -39,11 +39,10 @@ cpdef RequestHeader parse_request_header(object buf, Py_ssize_t frame, Py_ssize_
 cpdef int produce_acks(object buf, Py_ssize_t body, Py_ssize_t end, int version) except? -2
 
 @cython.locals(fields=FetchFields)
-cdef FetchFields _fetch_fields(long long replica_id, long long max_wait_ms, long long min_bytes, Py_ssize_t min_bytes_at)
+cdef FetchFields _fetch_fields(long long min_bytes, Py_ssize_t min_bytes_at)
 
 @cython.locals(lowered=cython.longlong)
 cpdef object lower_fetch(object buf, FetchFields fields, object max_bytes)
 
-@cython.locals(wait_at=cython.Py_ssize_t, rest=cython.Py_ssize_t, at=cython.Py_ssize_t, replica_id=cython.longlong,
-               fields=FetchFields)
+@cython.locals(wait_at=cython.Py_ssize_t, rest=cython.Py_ssize_t, at=cython.Py_ssize_t, fields=FetchFields)
 cpdef FetchFields parse_fetch(object buf, Py_ssize_t body, Py_ssize_t end, int version)

@@ -279,38 +279,31 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int:
 class FetchFields:
     """The head of a Fetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
 
-    `replica_id` is -1 for consumers and for versions that have it in a tagged field at the end (15 on, KIP-903).
     Without a session, `session_id` is 0 and `session_epoch` -1 (KIP-227). `rest` is where the topics begin.
     """
 
     __slots__ = (
-        "max_bytes", "max_bytes_at", "max_wait_ms", "min_bytes", "min_bytes_at", "replica_id", "rest", "session_epoch",
-        "session_epoch_at", "session_id", "session_id_at",
+        "max_bytes", "max_bytes_at", "min_bytes", "min_bytes_at", "rest", "session_epoch", "session_epoch_at",
+        "session_id",
     )  # fmt: skip
 
-    replica_id: int
-    max_wait_ms: int
     min_bytes: int
     min_bytes_at: int
     max_bytes: int | None
     max_bytes_at: int
     session_id: int
-    session_id_at: int
     session_epoch: int
     session_epoch_at: int
     rest: int
 
 
-def _fetch_fields(replica_id: int, max_wait_ms: int, min_bytes: int, min_bytes_at: int) -> FetchFields:
+def _fetch_fields(min_bytes: int, min_bytes_at: int) -> FetchFields:
     fields = FetchFields.__new__(FetchFields)
-    fields.replica_id = replica_id
-    fields.max_wait_ms = max_wait_ms
     fields.min_bytes = min_bytes
     fields.min_bytes_at = min_bytes_at
     fields.max_bytes = None
     fields.max_bytes_at = -1
     fields.session_id = 0
-    fields.session_id_at = -1
     fields.session_epoch = -1
     fields.session_epoch_at = -1
     fields.rest = min_bytes_at + 4
@@ -331,15 +324,13 @@ def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields |
     rest = wait_at + (21 if version >= 7 else 13 if version >= 4 else 12 if version == 3 else 8)
     if rest > end:
         return None
-    replica_id = -1 if version >= 15 else integers.int32(buf, body)
     at = wait_at + 4
-    fields = _fetch_fields(replica_id, integers.int32(buf, wait_at), integers.int32(buf, at), at)
+    fields = _fetch_fields(integers.int32(buf, at), at)
     if version >= 3:
         fields.max_bytes = integers.int32(buf, at + 4)
         fields.max_bytes_at = at + 4
     if version >= 7:
         fields.session_id = integers.int32(buf, at + 9)
-        fields.session_id_at = at + 9
         fields.session_epoch = integers.int32(buf, at + 13)
         fields.session_epoch_at = at + 13
     fields.rest = rest
