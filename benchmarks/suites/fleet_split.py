@@ -150,7 +150,7 @@ class Site:
         for member, (fleet, _) in self.members.items():
             if sample:
                 for group in self.groups_of[member]:
-                    share = fleet.share(group, self.now)
+                    share = fleet.share(group)
                     want = self.want[member, group]
                     usage = min(want, share)
                     level = self.level[member, group] = 0.95 * self.level[member, group] + 0.05 * usage
@@ -177,7 +177,7 @@ class Site:
         held: dict[int, float] = {}
         for member, (fleet, _) in self.members.items():
             for group in self.groups_of[member]:
-                share, want = fleet.share(group, self.now), self.want[member, group]
+                share, want = fleet.share(group), self.want[member, group]
                 used[group] = used.get(group, 0.0) + min(share, want)
                 could[group] = could.get(group, 0.0) + want
                 held[group] = held.get(group, 0.0) + share - fleet.floor
@@ -189,7 +189,7 @@ class Site:
         shares: dict[int, list[float]] = {}
         for member, (fleet, _) in self.members.items():
             for group in self.groups_of[member]:
-                shares.setdefault(group, []).append(fleet.share(group, self.now))
+                shares.setdefault(group, []).append(fleet.share(group))
         return min(sum(own) ** 2 / (len(own) * sum(one**2 for one in own)) for own in shares.values())
 
     def _probe(self) -> Fleet:

@@ -64,8 +64,6 @@ class FleetStatus(NamedTuple):
     """Those that reported the group."""
     known: int
     """All instances of the fleet."""
-    level: float
-    """How full the fleet's window is, as a fraction of the limit's; at most 1."""
 
 
 class _Sent(NamedTuple):
@@ -355,7 +353,7 @@ class Fleet:
 
     # ---- what the caller asks ---------------------------------------------------------------------------------------
 
-    def share(self, group: int, now: float) -> float:
+    def share(self, group: int) -> float:
         """The fraction of the limit that may be used here now; never above 1."""
         own = self._own.get(group)
         if self._lost(self._partition_of(group) if own is None else own.partition):
@@ -368,14 +366,13 @@ class Fleet:
     def standing(self, group: int, now: float) -> FleetStatus:
         """The state of a group."""
         own = self._own[group]
-        share = self.share(group, now)
-        usage, level, instances, mine = own.usage, own.level, 1, 0
+        share = self.share(group)
+        usage, instances, mine = own.usage, 1, 0
         for member, seen in self.view.group(group, now):
             if member == self.member:
                 mine = 1
             else:
                 usage += seen.use.usage
-                level += seen.use.level
                 instances += 1
         partition = self._partitions.get(own.partition)
         why = ShareReason.SPLIT if own.claim.held and mine else ShareReason.FLOOR
@@ -383,8 +380,7 @@ class Fleet:
             why = ShareReason.ALONE
         elif partition is not None and self._late(partition, now):
             why = ShareReason.LAST
-        level = min(level + self.view.level_of_gone(group, now), 1.0)
-        return FleetStatus(share, why, own.appetite.demand, usage, instances, self.known, level)
+        return FleetStatus(share, why, own.appetite.demand, usage, instances, self.known)
 
     def level(self, group: int, now: float) -> float:
         """How full the fleet's window is, as a fraction of the limit's; at most 1."""

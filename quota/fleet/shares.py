@@ -123,7 +123,7 @@ class Shares:
             return 1.0
         # Whoever only asks adds no name to the fleet: `attempted` does.
         rate = self._rates.get((entry.entity_type, name))
-        share = self.fleet.share(_rate_hash(entry, name), self._now) if rate is None else rate.share
+        share = self.fleet.share(_rate_hash(entry, name)) if rate is None else rate.share
         settings = self._ledger.settings
         once = 1000.0 / max((settings.num_samples - 1) * settings.window_ms, 1)
         return max(share, min(once / limit, 1.0))
@@ -140,7 +140,7 @@ class Shares:
         if found is None:
             found = _Rate(entry, name, 0.0)
             self.fleet.join(found.hash, self._now)
-            found.share = self.fleet.share(found.hash, self._now)
+            found.share = self.fleet.share(found.hash)
             self._rates[entry.entity_type, name] = found
         found.entry = entry
         return found
@@ -221,7 +221,7 @@ class Shares:
             if number % STEP == 0:
                 yield
         for (entity_type, name), rate in self._rates.items():
-            share, limit = fleet.share(rate.hash, now), rate.entry.connection_creation_rate
+            share, limit = fleet.share(rate.hash), rate.entry.connection_creation_rate
             if limit and _moved(share, rate.share):
                 level = fleet.level(rate.hash, now)
                 self._ledger.connections.move(entity_type, name, rate.share * limit, share * limit, level, now)
@@ -229,7 +229,7 @@ class Shares:
 
     def _give(self, local: _Local, now: float, *, anew: bool = False) -> None:
         fleet, group = self.fleet, local.group
-        share = fleet.share(local.hash, now)
+        share = fleet.share(local.hash)
         if not anew and not _moved(share, group.share):
             return  # nearly always
         if _moved(share, group.share):

@@ -54,12 +54,12 @@ class Site:
                 for partition, data in self.log[self.read[fleet] : end]:
                     fleet.read(partition, data, self.now)
                 self.read[fleet] = max(end, self.read[fleet])
-                share = fleet.share(GROUP, self.now)
+                share = fleet.share(GROUP)
                 fleet.sample(GROUP, share * 1e6, share, share, True, self.now)
                 self.log += whole(fleet.steps(self.now))
 
     def shares(self) -> list[float]:
-        return [fleet.share(GROUP, self.now) for fleet in self.fleets]
+        return [fleet.share(GROUP) for fleet in self.fleets]
 
     def forge(self, record: Record, seal: Seal = STRANGER, partition: int = 0) -> None:
         self.log.append((partition, encode(seal, partition, record._replace(written_ms=int(self.now)))))

@@ -235,7 +235,7 @@ class Rig:
 
     def step(self, at: int) -> None:
         fleet = self.fleets[at]
-        share = fleet.share(GROUP, self.now)
+        share = fleet.share(GROUP)
         usage = min(self.want[at], share)
         fleet.sample(GROUP, usage * 100, usage, usage, self.want[at] > share, self.now)
         self.tick(at)
@@ -246,7 +246,7 @@ class Rig:
             self.log += [data for _, data in found]
 
     def held(self) -> float:
-        return sum(fleet.share(GROUP, self.now) - floor_share(fleet.known) for fleet in self.fleets)
+        return sum(fleet.share(GROUP) - floor_share(fleet.known) for fleet in self.fleets)
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds * 4)):
@@ -257,7 +257,7 @@ class Rig:
                 assert self.held() <= CAPACITY + 1e-9
 
     def used(self) -> float:
-        return sum(min(want, fleet.share(GROUP, self.now)) for want, fleet in zip(self.want, self.fleets, strict=True))
+        return sum(min(want, fleet.share(GROUP)) for want, fleet in zip(self.want, self.fleets, strict=True))
 
 
 def _rig(count: int) -> Rig:
@@ -294,7 +294,7 @@ def _shuffled(count: int, seed: int, lose: float) -> float:
                 rig.tick(other)
         assert not any(fleet.lost for fleet in rig.fleets)
         most = max(most, rig.held())
-        assert all(fleet.share(GROUP, rig.now) >= floor_share(fleet.known) for fleet in rig.fleets)
+        assert all(fleet.share(GROUP) >= floor_share(fleet.known) for fleet in rig.fleets)
     return most
 
 
@@ -316,20 +316,20 @@ def test_idle_share_moves_within_seconds_and_returns() -> None:
     rig.run(3.0)
     rig.want[0] = 2.0
     rig.run(4.0)
-    assert rig.fleets[0].share(GROUP, rig.now) > 0.98
+    assert rig.fleets[0].share(GROUP) > 0.98
     rig.want = [0.0, 2.0, *[0.0] * 6]
     rig.run(4.0)
-    assert rig.fleets[1].share(GROUP, rig.now) > 0.98
+    assert rig.fleets[1].share(GROUP) > 0.98
     rig.want = [2.0] * 8
     rig.run(4.0)
-    assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.125] * 8, rel=0.01)
+    assert [fleet.share(GROUP) for fleet in rig.fleets] == pytest.approx([0.125] * 8, rel=0.01)
 
 
 def test_without_records_keeps_share_then_divides_limit() -> None:
     rig = _rig(4)
     rig.want = [2.0, 0.1, 0.1, 0.1]
     rig.run(6.0)
-    before = rig.fleets[0].share(GROUP, rig.now)
+    before = rig.fleets[0].share(GROUP)
     rig.publishing[0] = False
     start = rig.now
     while rig.now - start < 4500:
@@ -337,7 +337,7 @@ def test_without_records_keeps_share_then_divides_limit() -> None:
         for at in range(4):
             rig.deliver(at)
             rig.step(at)
-    assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(before, rel=0.05)
+    assert rig.fleets[0].share(GROUP) == pytest.approx(before, rel=0.05)
     assert rig.fleets[0].standing(GROUP, rig.now).why is ShareReason.LAST
     while rig.now - start < 15_000:
         rig.now += 250
@@ -353,7 +353,7 @@ def test_without_records_keeps_share_then_divides_limit() -> None:
         for at in range(4):
             rig.deliver(at)
             rig.step(at)
-    assert rig.fleets[1].share(GROUP, rig.now) > 0.3
+    assert rig.fleets[1].share(GROUP) > 0.3
     rig.publishing[0] = True
     for _ in range(40):
         rig.now += 250
@@ -362,17 +362,17 @@ def test_without_records_keeps_share_then_divides_limit() -> None:
             rig.step(at)
     assert not rig.fleets[0].lost
     assert rig.held() <= CAPACITY + 1e-9
-    assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.25] * 4, rel=0.02)
+    assert [fleet.share(GROUP) for fleet in rig.fleets] == pytest.approx([0.25] * 4, rel=0.02)
 
 
 def test_instance_that_hears_no_other_divides_limit() -> None:
     fleet = Fleet(SEAL, 1, "a", 0.0, at_least=4)
     fleet.join(GROUP, 0.0)
-    assert fleet.share(GROUP, 0.0) == RESERVE / 4
+    assert fleet.share(GROUP) == RESERVE / 4
     assert whole(fleet.steps(14_000.0)) == []
-    assert fleet.share(GROUP, 14_000.0) == RESERVE / 4
+    assert fleet.share(GROUP) == RESERVE / 4
     whole(fleet.steps(15_001.0))
-    assert (fleet.share(GROUP, 15_001.0), fleet.lost) == (0.25, True)
+    assert (fleet.share(GROUP), fleet.lost) == (0.25, True)
 
 
 def test_goodbye_frees_share_at_once_kill_after_ten_intervals() -> None:
@@ -384,11 +384,11 @@ def test_goodbye_frees_share_at_once_kill_after_ten_intervals() -> None:
         rig.want.pop()
         if polite:
             rig.log += [data for _, data in gone.leave(rig.now)]
-            assert gone.share(GROUP, rig.now) == floor_share(3)
+            assert gone.share(GROUP) == floor_share(3)
         rig.run(4.0)
-        assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(0.5 if polite else 1 / 3, rel=0.02)
+        assert rig.fleets[0].share(GROUP) == pytest.approx(0.5 if polite else 1 / 3, rel=0.02)
         rig.run(12.0)
-        assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(0.5, rel=0.02)
+        assert rig.fleets[0].share(GROUP) == pytest.approx(0.5, rel=0.02)
 
 
 def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
@@ -423,14 +423,14 @@ def test_usage_of_killed_instance_fades() -> None:
     rig.want = [2.0] * 2
     rig.run(8.0)
     gone = rig.fleets.pop()
-    left = rig.want.pop() and gone.share(GROUP, rig.now)
+    left = rig.want.pop() and gone.share(GROUP)
     fleet, killed_ms = rig.fleets[0], rig.now
     view = fleet.view
     gone_ms = next(seen.gone_ms for member, seen in view.group(GROUP, rig.now) if member == gone.member)
     levels = []
     for _ in range(22 * 4):
         rig.run(0.25)
-        levels.append((rig.now - killed_ms, fleet.level(GROUP, rig.now), fleet.share(GROUP, rig.now)))
+        levels.append((rig.now - killed_ms, fleet.level(GROUP, rig.now), fleet.share(GROUP)))
     # Its last record was at most one interval before the kill: it is gone after 9 to 10 s. Then its level fades.
     assert min(level for after_ms, level, _ in levels if after_ms < 9_000) == pytest.approx(1.0)
     assert min(share for after_ms, _, share in levels if after_ms > 14_000) > 0.98
