@@ -155,7 +155,7 @@ async def test_requests_that_need_no_answer_are_still_forwarded(transport: Trans
         await until(lambda: ledger.kept.requests == 1)
         assert UNREAD_BYTES <= ledger.kept.bytes <= UNREAD_BYTES + 2000
         await until(lambda: frames(broker, "c") == [1])
-        await until(lambda: not proxy.connections())
+        await until(lambda: not list(proxy.each_connection()))
         assert (ledger.kept.requests, ledger.kept.bytes) == (0, 0)
         assert amount(ledger, "c") == 11 * RATE + UNREAD_BYTES
 
@@ -167,7 +167,7 @@ async def test_acks_0_and_close_does_not_fill_the_house(debt_s: int) -> None:
     async with through(answer, ledger=ledger, max_connections=100) as (proxy, broker, _):
 
         def look() -> tuple[int, int]:
-            return len(proxy.connections()), ledger.kept.requests
+            return len(list(proxy.each_connection())), ledger.kept.requests
 
         def attack() -> tuple[int, list[tuple[int, int]]]:
             served, seen = 0, []

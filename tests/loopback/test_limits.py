@@ -230,12 +230,12 @@ async def test_a_response_above_the_limit_is_not_passed_on() -> None:
 async def test_more_connections_than_allowed_are_closed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     async with through(answer, max_connections=2) as (proxy, _, _):
         first, second = await connect(proxy), await connect(proxy)
-        await until(lambda: len(proxy.connections()) == 2)
+        await until(lambda: len(list(proxy.each_connection())) == 2)
         third = await connect(proxy)
         assert await ends(third) == b""
         await closed_reason(proxy, "max_connections")
         await first.aclose()
-        await until(lambda: len(proxy.connections()) == 1)
+        await until(lambda: len(list(proxy.each_connection())) == 1)
         await honest(proxy)
         await second.aclose()
     assert "max_connections" in capsys.readouterr().out
@@ -353,4 +353,4 @@ async def test_requests_beyond_the_in_flight_limit_wait() -> None:
         await until(lambda: len(broker.received) == 5)
         await trio.sleep(0.2)
         assert len(broker.received) == 5
-        assert proxy.connections()[0].in_flight == 5
+        assert next(iter(proxy.each_connection())).in_flight == 5

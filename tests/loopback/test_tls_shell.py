@@ -83,7 +83,7 @@ async def test_handshakes_under_way_count_as_connections(issuer: Authority, host
     """A silent client takes one of `limits.max_connections` too, until it leaves (or times out)."""
     async with through(answer, listen_tls=ServerTls(pair(host)), max_connections=3) as (proxy, _, _):
         async with secured(proxy, client_context(issuer)) as served:
-            await until(lambda: len(proxy.connections()) == 1)
+            await until(lambda: len(list(proxy.each_connection())) == 1)
             silent = [await trio.open_tcp_stream("127.0.0.1", proxy.port) for _ in range(2)]
             await until(lambda: proxy.counters.connections_opened == 3)
             refused = await trio.open_tcp_stream("127.0.0.1", proxy.port)
@@ -94,7 +94,7 @@ async def test_handshakes_under_way_count_as_connections(issuer: Authority, host
                 await one.aclose()
             await until(lambda: proxy.counters.connections_closed["tls_handshake"] == 2)
             async with secured(proxy, client_context(issuer)):
-                await until(lambda: len(proxy.connections()) == 2)
+                await until(lambda: len(list(proxy.each_connection())) == 2)
             await served.send_all(produce(1, 10))
             assert await read_frame(served) is not None
         assert proxy.counters.connections_closed["max_connections"] == 1
@@ -138,7 +138,7 @@ async def test_the_certificate_tells_the_user(
     ):
         await client.send_all(produce(1, 100))
         assert await read_frame(client) == produce_response(1)
-        (info,) = proxy.connections()
+        (info,) = proxy.each_connection()
         user = ",".join(sorted(info.user.split(","), reverse=True))
         assert (user, info.user_source) == (",".join(sorted(expected[0].split(","), reverse=True)), expected[1])
 
@@ -212,7 +212,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
         await until(lambda: proxy.counters.connections_closed["tls_handshake"] == 8)
         await good.send_all(produce(5, 100))
         assert await read_frame(good) == produce_response(5)
-        assert [one.user for one in proxy.connections()] == ["alice"]
+        assert [one.user for one in proxy.each_connection()] == ["alice"]
     said = capsys.readouterr().out
     for expected in (
         "the client showed no certificate, and one is required",
@@ -268,7 +268,7 @@ async def test_no_subject_makes_mapping_rules_hold_up_others(
         async with secured(proxy, client_context(issuer, issuer.issue_subject("alice", good))) as client:
             await client.send_all(produce(5, 100))
             assert await read_frame(client) == produce_response(5)
-            assert [one.user for one in proxy.connections()] == ["alice@ops"]
+            assert [one.user for one in proxy.each_connection()] == ["alice@ops"]
     said = capsys.readouterr().out
     for _, expected in hostile:
         assert expected in said, expected
@@ -362,7 +362,7 @@ async def test_drain(issuer: Authority, host: Issued) -> None:
         async with secured(proxy, client_context(issuer)) as client, secured(proxy, client_context(issuer)) as idle:
             in_handshake = await trio.open_tcp_stream("127.0.0.1", proxy.port)
             await client.send_all(produce(1, 100))
-            await until(lambda: broker.received and len(proxy.connections()) == 2)
+            await until(lambda: broker.received and len(list(proxy.each_connection())) == 2)
             proxy.drain()
             assert await idle.receive_some() == b""  # a goodbye, not a reset
             go.set()

@@ -123,8 +123,8 @@ async def test_connections_go_where_they_were_going(machine: Namespace, listen: 
             async with await connect(BROKERS[0]) as stream:
                 await stream.send_all(produce(8, 100))
                 await read_frame(stream)
-                names = {one.broker for one in proxy.connections()}
-                peers = {one.peer.rpartition(":")[0] for one in proxy.connections()}
+                names = {one.broker for one in proxy.each_connection()}
+                peers = {one.peer.rpartition(":")[0] for one in proxy.each_connection()}
             assert names == {f"{BROKERS[0]}:{KAFKA}"}
             assert peers <= {*HERE, *BROKERS}, "in IPv4's own spelling"
 
@@ -137,7 +137,7 @@ async def test_a_connection_to_the_listener_itself_is_refused(machine: Namespace
             assert proxy.counters.connections_closed == {"not_redirected": 3}
             assert proxy.counters.connections_opened == 3
             assert not broker.received
-            assert proxy.connections() == []
+            assert list(proxy.each_connection()) == []
             assert await ask(BROKERS[0]) == produce_response(7), "others are served on"
     said = [line for line in logs if line["event"] == "redirected connection refused"]
     assert len(said) == 1, "once in a while, not each time"
@@ -245,7 +245,7 @@ async def test_transparent_drain_finishes_requests_in_flight(machine: Namespace)
             assert struct.unpack(">i", told[-4:])[0] > 0, "throttle_time_ms"
             await asking.send_all(produce(7, 100, client_id="slow"))
             await until(lambda: len(broker.received) == 2)
-            await until(lambda: len(proxy.connections()) == 3)
+            await until(lambda: len(list(proxy.each_connection())) == 3)
             proxy.drain()
             assert not_ready(proxy, QUOTAS) == ["the sidecar is draining"]
             assert await idle.receive_some() == b"", "nothing is owed there"

@@ -126,7 +126,7 @@ async def test_tls_passes_through_and_is_counted(
             async with secure(contexts) as stream:
                 await stream.send_all(b"x" * 10_000)
                 await read(stream, 10_000)
-                (info,) = proxy.connections()
+                (info,) = proxy.each_connection()
                 assert (info.broker, info.software, info.user) == (
                     f"{BROKER}:{KAFKA}",
                     "TLS, passed through",
@@ -157,7 +157,9 @@ async def test_a_direction_over_its_byte_quota_is_held(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.send_all, bytes(LOAD_BYTES))
                 nursery.start_soon(read, stream, LOAD_BYTES)
-                await until(lambda: proxy.counters.connections_muted or proxy.connections()[0].muted_for_ms)
+                await until(
+                    lambda: proxy.counters.connections_muted or next(iter(proxy.each_connection())).muted_for_ms
+                )
             assert trio.current_time() - began > 0.9
             account = ledger.account("", "")
             meters = {kind.value: meter.throttled for kind, meter in account.meters.items()}

@@ -137,10 +137,6 @@ class Proxy:
         """Why it did not."""
         return self._cluster.last_error
 
-    def connections(self) -> list[ConnectionInfo]:
-        """All open connections."""
-        return list(self.each_connection())
-
     def each_connection(self) -> Iterator[ConnectionInfo]:
         """All open connections, one by one: other tasks may run, and connections end, between two of them."""
         return (connection.info() for connection in list(self._connections.open) if not connection.ended)
