@@ -1,5 +1,3 @@
-cimport cython
-
 
 cdef class FetchSizer:
     cdef public object batch

@@ -1,5 +1,3 @@
-cimport cython
-
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.frames cimport Verdict as VerdictType

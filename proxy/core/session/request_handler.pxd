@@ -3,7 +3,7 @@ cimport cython
 from proxy.core.session cimport exchange, gate
 from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
 from proxy.core.session.auth cimport Auth as AuthType
-from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
+from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.wire cimport fetch_heads, integers, requests, responses

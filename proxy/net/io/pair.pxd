@@ -4,7 +4,7 @@ from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.session cimport Session as SessionType
 from proxy.net.io.endpoint cimport Endpoint as EndpointType
-from proxy.net.io.loop cimport Clock as ClockType, Handler, EventLoop
+from proxy.net.io.loop cimport Handler, EventLoop
 from proxy.net.io.splice cimport Splice as SpliceType
 
 cdef long _MOST_UNSENT
