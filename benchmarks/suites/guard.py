@@ -10,7 +10,6 @@ slice that is not the peer's is looked at instead. A coarse comparison with HAPr
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -346,8 +345,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = failures(stored, found)
     if options.store:
         if wrong or differs:
-            now = datetime.datetime.now(datetime.UTC)
-            stored |= {"changed": now.isoformat(timespec="seconds"), "commit": describe_project()["commit"]}
+            told = subprocess.run(["git", "log", "-1", "--format=%cI"], capture_output=True, text=True, check=True)
+            stored |= {"changed": told.stdout.strip(), "commit": describe_project()["commit"]}
         least = {row: {name: float(f"{min(values):.6g}") for name, values in one.items()} for row, one in found.items()}
         STORED.write_text(json.dumps(stored | {"environment": here, "rows": least}, indent=1) + "\n", encoding="utf-8")
         return 0
