@@ -16,12 +16,13 @@ cdef int _FETCH, _PRODUCE
 cpdef bint lets_through(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                         long long missing, double now_ms) except -1
 
-@cython.locals(throttle=ThrottleType, generation=cython.longlong, produced=MeterType, time=MeterType,
-               group=QuotaCounterType, other=QuotaCounterType)
+@cython.locals(throttle=ThrottleType, generation=cython.longlong)
 cpdef bint is_open(SessionStateType state, AccountType account) except -1
 
-@cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
-               asks=cython.bint)
+@cython.locals(group=QuotaCounterType)
+cdef bint _asks(MeterType meter, long long generation) except -1
+
+@cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint)
 cdef bint _queues(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                  long long missing, object kind, double now_ms) except -1
 

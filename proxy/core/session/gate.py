@@ -17,7 +17,7 @@ from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.topics import STRICT_FROM
 from quota.entity import Kind
-from quota.ledger import Account
+from quota.ledger import Account, Meter
 
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -80,13 +80,16 @@ def lets_through(
 def is_open(state: SessionState, account: Account) -> bool:
     """Whether `lets_through` lets any whole Produce request with an answer through, as no quota may queue it."""
     throttle, generation = state.throttle, state.ledger.generation
-    produced, time = account.meter(PRODUCED), account.meter(REQUESTED)
-    if produced.generation != generation or time.generation != generation:
-        return False
     if throttle.gone or throttle.place is not None or throttle.grace.owed_until_ms:
         return False
-    group, other = produced.group, time.group
-    return not (group is not None and group.may_queue) and not (other is not None and other.may_queue)
+    return not (_asks(account.meter(PRODUCED), generation) or _asks(account.meter(REQUESTED), generation))
+
+
+def _asks(meter: Meter, generation: int) -> bool:
+    """Whether a quota may queue a request: a new client, or one with new limits, may get a counter that is already in
+    debt."""
+    group = meter.group
+    return meter.generation != generation or (group is not None and group.may_queue)
 
 
 def _queues(
@@ -104,9 +107,7 @@ def _queues(
     meter = account.meter(kind)
     group = meter.group
     produce = kind is PRODUCED
-    # A new client, or one with new limits, may get a counter that is already in debt.
-    asks = meter.generation != ledger.generation or (group is not None and group.may_queue)
-    if not asks and not (produce and (missing or throttle.grace.owed_until_ms)):
+    if not _asks(meter, ledger.generation) and not (produce and (missing or throttle.grace.owed_until_ms)):
         return False
     if kind is MUTATED and header.api_version >= STRICT_FROM[header.api_key]:
         return False  # its interceptor refuses it topic by topic

@@ -46,6 +46,7 @@ cdef class RequestHandler:
     @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)
+    cdef object _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks)
     cpdef object _begin(self, InFlightRequestType pending, bint unanswered)
     @cython.locals(state=SessionStateType, version=cython.int, wanted=cython.Py_ssize_t, asked=cython.longlong,
                    fields=FetchFields, grant=FetchGrantType, upstream_version=cython.int)

@@ -264,10 +264,7 @@ class RequestHandler:
             if end - start == total:
                 raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
             return need(min(total, 2 * (end - start)))
-        if acks == ACKS_ALL:
-            pending.replicated_bytes = header.size
-        self._produced_bytes = header.size
-        self._begin(pending, acks == 0)
+        self._begin_produce(pending, header.size, acks)
         repeated = self._repeated
         if repeated is None or repeated.api_version != header.api_version:
             few = header.body - start <= _MAX_REPEATED_BYTES
@@ -287,12 +284,15 @@ class RequestHandler:
             return None
         number = integers.int32(buf, 8)
         pending = exchange.new_in_flight(number, _PRODUCE, repeated.api_version, account, now_ms)
-        if acks == ACKS_ALL:
-            pending.replicated_bytes = end - 4
-        self._produced_bytes = end - 4
-        self._begin(pending, False)
+        self._begin_produce(pending, end - 4, acks)
         self.ended(now_ms)
         return pending
+
+    def _begin_produce(self, pending: InFlightRequest, size_bytes: int, acks: int) -> None:
+        if acks == ACKS_ALL:
+            pending.replicated_bytes = size_bytes
+        self._produced_bytes = size_bytes
+        self._begin(pending, acks == 0)
 
     def _other(
         self,

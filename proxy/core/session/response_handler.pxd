@@ -33,9 +33,11 @@ cdef class ResponseHandler:
     @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
                    version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
-    @cython.locals(state=SessionStateType, pending=InFlightRequestType, after=InFlightRequestType, version=cython.int,
-                   throttle_ms=cython.longlong)
+    @cython.locals(state=SessionStateType, pending=InFlightRequestType, after=InFlightRequestType, version=cython.int)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms, double arrived_ms)
+    @cython.locals(api_key=cython.int)
+    cdef object _answered(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here,
+                          Py_ssize_t total, bint unchanged, long long throttle_ms)
     @cython.locals(state=SessionStateType, api_key=cython.int, version=cython.int, wanted=cython.Py_ssize_t)
     cdef VerdictType _forwarded(self, object buf, Py_ssize_t start, Py_ssize_t here, Py_ssize_t total,
                                 InFlightRequestType pending, long long throttle_ms)

@@ -147,15 +147,7 @@ class ResponseHandler:
         verdict = self._forwarded(buf, start, here, total, pending, throttle_ms)
         if verdict is not _FORWARD and (verdict.kind == _NEED or verdict is STOP):
             return verdict
-        state.exchange.popleft()
-        if api_key in (_FETCH, _SHARE_FETCH):
-            self._charge_fetch(pending, buf, start, here, total - 4)
-            throttle_ms = self._throttle_ms(pending)
-        elif api_key not in WAITING_APIS:
-            self._latency.add(self._latency_ms(pending) / 1000.0)
-        self._note(pending, buf, start, here)
-        if throttle_ms > 0 and verdict is _FORWARD:
-            throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
+        self._answered(pending, buf, start, here, total, verdict is _FORWARD, throttle_ms)
         if api_key == _SHARE_FETCH and state.translate is not None:
             return _without_endpoints(version)
         return verdict
@@ -178,15 +170,33 @@ class ResponseHandler:
             return None
         self._now_ms, self.came_ms = now_ms, arrived_ms
         self._charge_time(pending)
-        throttle_ms = self._throttle_ms(pending)
-        state.exchange.popleft()
-        self._latency.add(self._latency_ms(pending) / 1000.0)
-        self._note(pending, buf, 0, end)
-        if throttle_ms > 0:
-            throttle.patch_throttle(buf, 0, end, _PRODUCE, version, throttle_ms)
+        self._answered(pending, buf, 0, end, end, True, self._throttle_ms(pending))
         self.bytes_total += end
         self.ended()
         return pending
+
+    def _answered(
+        self,
+        pending: InFlightRequest,
+        buf: bytearray | memoryview,
+        start: int,
+        here: int,
+        total: int,
+        unchanged: bool,
+        throttle_ms: int,
+    ) -> None:
+        """The oldest request in flight is answered: charge a fetch, and tell the throttle if the response is
+        `unchanged` so far."""
+        api_key = pending.api_key
+        self._state.exchange.popleft()
+        if api_key in (_FETCH, _SHARE_FETCH):
+            self._charge_fetch(pending, buf, start, here, total - 4)
+            throttle_ms = self._throttle_ms(pending)
+        elif api_key == _PRODUCE or api_key not in WAITING_APIS:
+            self._latency.add(self._latency_ms(pending) / 1000.0)
+        self._note(pending, buf, start, here)
+        if throttle_ms > 0 and unchanged:
+            throttle.patch_throttle(buf, start, start + here, api_key, pending.api_version, throttle_ms)
 
     def _forwarded(
         self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest, throttle_ms: int

@@ -96,8 +96,19 @@ class Session:
         self.broker = Broker.ABSENT
         self._plain_up = self._plain_down = False
         """`take_request` and `take_response` may be used: nothing else is going on in that direction."""
-        arguments = ledger, counters, translate, self._effects, interceptors, reserved, max_in_flight, cpu_ms
-        state = SessionState(*arguments, user=user, login_expected=login_expected, claim=claim)
+        state = SessionState(
+            ledger,
+            counters,
+            translate,
+            self._effects,
+            interceptors,
+            reserved,
+            max_in_flight,
+            cpu_ms,
+            user=user,
+            login_expected=login_expected,
+            claim=claim,
+        )
         self.state: Final = state
         self.auth: Final = state.auth
         self.exchange: Final = state.exchange
@@ -152,7 +163,7 @@ class Session:
         return 2 if full or pending.penalty is not None else 1
 
     def settle(self, now_ms: float) -> Effects:
-        """After a shorter door that did more than to count."""
+        """After a shorter door that returned 2: say what comes next, as any other door does."""
         self._begin()
         return self._settle(now_ms)
 
@@ -358,12 +369,16 @@ class Session:
             self._settle_broker()
         if self.client is not _OPEN:
             self._settle_client()
-        plain = self.broker is _UP and self.client is _OPEN and effects.close is None and not self.auth.secret
-        self._plain_up = (
-            plain and effects.read_client and not waits and self.state.reserved is None and requests.is_idle()
-        )
-        self._plain_down = plain and responses.is_idle()
+        self._settle_plain(waits)
         return effects
+
+    def _settle_plain(self, waits: bool) -> None:
+        """Whether the shorter doors may be used until another one is."""
+        effects = self._effects
+        plain = self.broker is _UP and self.client is _OPEN and effects.close is None and not self.auth.secret
+        up = plain and effects.read_client and not waits and self.state.reserved is None
+        self._plain_up = up and self.requests.reader.is_idle()
+        self._plain_down = plain and self.responses.reader.is_idle()
 
     def _carry_out(self, now_ms: float) -> None:
         """Do what an interceptor has decided later."""
