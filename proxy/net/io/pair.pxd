@@ -10,7 +10,6 @@ from proxy.net.io.splice cimport Splice as SpliceType
 cdef long _MOST_UNSENT
 cdef double _NEVER
 cdef int _SETTLE
-cdef object _DONE, _EMPTY, _ENDED, _FULL, _NO_PIPE, _SHARE
 
 
 cdef class ConnectionPair
@@ -49,7 +48,8 @@ cdef class ConnectionPair:
     cdef public double _wake_at_ms, active_s
     cdef public bint _may_read, closed, more, wants_broker, yields
 
-    @cython.locals(now_ms=cython.double, was_open=cython.bint, session=SessionType, taken=cython.int)
+    @cython.locals(now_ms=cython.double, since_ms=cython.double, was_open=cython.bint, session=SessionType, up=Direction,
+                   taken=cython.int)
     cpdef object on_bytes(self, bint upward, object buffer, Py_ssize_t count)
     @cython.locals(now_ms=cython.double, was_open=cython.bint)
     cpdef object on_moved(self, bint upward, long long count)

@@ -23,7 +23,7 @@ from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.compliance import MIN_PROBED_MS, ThrottleComplianceProbe
 from proxy.net.io.kernel import unread_bytes
 from proxy.net.io.loop import NEVER, EventLoop, Handler
-from proxy.net.io.splice import PipePool, SinkError, SourceError, Splice, Step
+from proxy.net.io.splice import DONE, EMPTY, ENDED, FULL, NO_PIPE, SHARED, PipePool, SinkError, SourceError, Splice
 
 if TYPE_CHECKING:
     from proxy.net.io.endpoint import Endpoint
@@ -41,13 +41,6 @@ for others."""
 # Compared for each read: C numbers in compiled code (see the .pxd).
 _MOST_UNSENT: Final = MAX_UNSENT_BYTES
 _NEVER: Final = NEVER
-# Aliases: looking a member up through the enum takes longer than what is done with it.
-_DONE: Final = Step.DONE
-_EMPTY: Final = Step.EMPTY
-_ENDED: Final = Step.ENDED
-_FULL: Final = Step.FULL
-_NO_PIPE: Final = Step.NO_PIPE
-_SHARE: Final = Step.SHARE
 _SETTLE: Final = 2
 """`Session.take_request` and `take_response`: the session has more to say."""
 
@@ -218,7 +211,7 @@ class Direction(Handler):
         assert pair is not None
         assert self.source is not None
         assert self.sink is not None
-        step = _ENDED
+        step = ENDED
         failure: SourceError | SinkError | None = None
         try:
             step = splice.step(self.source.fd, self.sink.fd, max(self.moves, splice.inside))
@@ -228,17 +221,17 @@ class Direction(Handler):
             pair.on_moved(self._upward, splice.moved)
         if failure is not None:
             self._fail(isinstance(failure, SourceError) is self._upward, failure.__cause__)
-        elif step is _EMPTY:
+        elif step is EMPTY:
             self.readable = False
-        elif step is _FULL:
+        elif step is FULL:
             self.waits_for_room = True
-        elif step is _NO_PIPE:
+        elif step is NO_PIPE:
             self.moves = 0
             return True
-        elif step is _ENDED:
+        elif step is ENDED:
             pair.on_end(self._upward)
             return False
-        return step is _DONE or step is _SHARE
+        return step is DONE or step is SHARED
 
     def _flush(self) -> bool:
         """Send what was left over, until the socket is full: only then does epoll report it writable. False: it is."""
@@ -396,25 +389,23 @@ class ConnectionPair:
         """`count` bytes were read."""
         self.active_s = self._loop.clock.now_s()
         now_ms = self.active_s * 1000.0
-        session = self.session
+        session, up, since_ms = self.session, self.up, self._loop.since_ms
+        was_open = up.open
         if upward:
             taken = session.take_request(buffer, count, now_ms)
-            if not taken:
-                self.apply(session.on_client_bytes(buffer, count, now_ms))
-                return
-            self.up.send_range(buffer, 0, count, False)
         else:
-            was_open = self.up.open
-            taken = session.take_response(buffer, count, now_ms, self._loop.since_ms)
-            if not taken:
-                self.apply(session.on_broker_bytes(buffer, count, now_ms, self._loop.since_ms))
-                self._look_after(was_open)
+            taken = session.take_response(buffer, count, now_ms, since_ms)
+        if taken:
+            (up if upward else self.down).send_range(buffer, 0, count, False)
+            if taken != _SETTLE or self.closed:
                 return
-            self.down.send_range(buffer, 0, count, False)
-        if taken == _SETTLE and not self.closed:
             self.apply(session.settle(now_ms))
-            if not upward:
-                self._look_after(was_open)
+        elif upward:
+            self.apply(session.on_client_bytes(buffer, count, now_ms))
+        else:
+            self.apply(session.on_broker_bytes(buffer, count, now_ms, since_ms))
+        if not upward:
+            self._look_after(was_open)
 
     def on_moved(self, upward: bool, count: int) -> None:
         """`count` bytes were spliced."""

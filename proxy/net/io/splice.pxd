@@ -2,8 +2,6 @@ cimport cython
 
 from proxy.net.io cimport calls
 
-cdef object _DONE, _EMPTY, _ENDED, _FULL, _NO_PIPE, _SHARE
-
 
 cdef class Pipe:
     cdef public int read_fd, write_fd

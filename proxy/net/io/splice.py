@@ -87,13 +87,13 @@ class Step(enum.Enum):
     """The process is out of file descriptors and nothing was moved: bytes have to go through the receive buffer."""
 
 
-# Aliases: looking a member up through the enum takes longer than what is done with it.
-_DONE: Final = Step.DONE
-_EMPTY: Final = Step.EMPTY
-_ENDED: Final = Step.ENDED
-_FULL: Final = Step.FULL
-_NO_PIPE: Final = Step.NO_PIPE
-_SHARE: Final = Step.SHARE
+# Aliases, for `proxy.net.io.pair` too: looking a member up through the enum takes longer than what is done with it.
+DONE: Final = Step.DONE
+EMPTY: Final = Step.EMPTY
+ENDED: Final = Step.ENDED
+FULL: Final = Step.FULL
+NO_PIPE: Final = Step.NO_PIPE
+SHARED: Final = Step.SHARE
 
 
 class Splice:
@@ -119,9 +119,9 @@ class Splice:
         if pipe is None:
             pipe = self._pool.take()
             if pipe is None:
-                return _NO_PIPE
+                return NO_PIPE
         size = pipe.size_bytes
-        step = _SHARE
+        step = SHARED
         try:
             for _ in range(SHARE):
                 source_empty = False
@@ -131,7 +131,7 @@ class Splice:
                     except OSError as error:
                         raise SourceError from error
                     if got == 0:
-                        step = _ENDED
+                        step = ENDED
                         break
                     if got < 0:
                         source_empty = True  # or the pipe has no slot left, if it is not empty
@@ -143,16 +143,16 @@ class Splice:
                     except OSError as error:
                         raise SinkError from error
                     if put < 0:
-                        step = _FULL
+                        step = FULL
                         break
                     inside -= put
                     count -= put
                     self.moved += put
                     if count == 0:
-                        step = _DONE
+                        step = DONE
                         break
                 elif source_empty:
-                    step = _EMPTY
+                    step = EMPTY
                     break
         finally:
             self.inside = inside
