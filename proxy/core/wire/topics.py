@@ -219,9 +219,11 @@ def read_results(
 
 
 def _at_most(most: int, found: Sequence[object]) -> None:
-    """A broker answers once for each topic: what a hostile one adds would only be kept and be dropped at once."""
+    """Raise WireError for one more element: a broker answers once for each topic."""
     if len(found) >= most:
-        raise WireError("broker_malformed", f"the broker tells of more than the {most} topics that it was asked about")
+        raise WireError(
+            "broker_malformed", f"more than {most} topics in the response; expected each topic of the request once"
+        )
 
 
 def is_known_error(code: int) -> bool:

@@ -35,7 +35,7 @@ def _choose() -> tuple[type[Context], str]:
 
 
 CONTEXT, DESCRIPTION = _choose()
-"""What TLS is done by: OpenSSL called directly, or else Python's `ssl` and why. For people, its version too."""
+"""The implementation of TLS in use: OpenSSL called directly, with its version, or Python's `ssl`, with the reason."""
 
 
 class TlsSocket(socket.socket):
