@@ -158,22 +158,15 @@ def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def issued(authority: Authority) -> Issued:
-    return authority.issue("host", "localhost", common_name="kquota")
+def issued(issuer: Authority) -> Issued:
+    return issuer.issue("host", "localhost", common_name="kquota")
 
 
 @pytest.mark.parametrize("name", ["certificate_file", "key_file", "client_ca_file"])
-def test_refuses_irregular_certificates_and_keys(
-    name: str, tmp_path: Path, authority: Authority, issued: Issued
-) -> None:
+def test_refuses_irregular_certificates_and_keys(name: str, tmp_path: Path, issuer: Authority, issued: Issued) -> None:
     path = tmp_path / name
     reason = put("FIFO", path)
-    paths = {"certificate_file": issued.chain, "key_file": issued.key, "client_ca_file": authority.certificate}
+    paths = {"certificate_file": issued.chain, "key_file": issued.key, "client_ca_file": issuer.certificate}
     given = paths | {name: path}
     with pytest.raises(TlsFilesError) as error:
         ServerTls(

@@ -29,16 +29,6 @@ versions = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVe
 
 
 @pytest.fixture(scope="module")
-def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("issuer"))
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("stranger"))
-
-
-@pytest.fixture(scope="module")
 def host(issuer: Authority) -> Issued:
     return issuer.issue("host", "localhost", common_name="host")
 

@@ -32,16 +32,6 @@ pytestmark = pytest.mark.usefixtures("tls_by")
 
 
 @pytest.fixture(scope="module")
-def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("issuer"))
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("stranger"))
-
-
-@pytest.fixture(scope="module")
 def host(issuer: Authority) -> Issued:
     return issuer.issue("host", "127.0.0.1", "localhost", common_name="kquota")
 
