@@ -22,9 +22,10 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError, unreadable
 from config.settings import new_ledger, proxy_settings
-from proxy.app.admin.app import AdminApp, AdminServer, not_ready
+from proxy.app.admin.app import AdminApp, not_ready
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
+from proxy.app.admin.server import AdminServer
 from proxy.app.common import logs
 from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fairly, uncollected
 from proxy.app.common.version import kquota_version

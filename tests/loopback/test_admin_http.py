@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.app.admin.app import AdminApp, AdminServer
+from proxy.app.admin.app import AdminApp
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
+from proxy.app.admin.server import AdminServer
 from proxy.app.metrics import Exposition, Status
 from proxy.app.run import now_ms
 from proxy.app.sources.watch import ReloadState
@@ -310,7 +311,7 @@ async def test_disconnects_only_misbehaving_scrapers(
             assert await closed_by_the_server(stream)
             await stream.aclose()
         with trio.fail_after(5):
-            while running.server._open:  # noqa: ASYNC110 - the server has no event for this
+            while running.server.open:  # noqa: ASYNC110 - the server has no event for this
                 await trio.sleep(0.01)
 
 

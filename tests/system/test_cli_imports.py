@@ -9,7 +9,7 @@ import sys
 import pytest
 
 NEEDLESS = {
-    "yaml", "kio", "trio", "starlette", "hypercorn", "prometheus_client", "structlog", "rich", "kafka",
+    "yaml", "kio", "trio", "starlette", "h11", "hypercorn", "prometheus_client", "structlog", "rich", "kafka",
     "config.model", "proxy.core.session.session", "proxy.app.metrics",
 }  # fmt: skip
 LIST = "import json, sys; print(json.dumps(sorted(name for name, one in sys.modules.items() if one is not None)))"

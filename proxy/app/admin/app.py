@@ -1,27 +1,20 @@
 """The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
 
-An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
-small steps, and connections are few, short and replaceable: a client that hangs, trickles or floods is cut off, and the
-next probe gets through. Hypercorn shields its sends from cancellation, so deadlines close the socket itself.
+An ASGI app (starlette) in the same event loop as the traffic (`proxy.app.admin.server`), so everything here works in
+small steps.
 """
 
 from __future__ import annotations
 
 import heapq
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import structlog
 import trio
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from hypercorn.utils import wrap_app
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -53,12 +46,6 @@ from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.admin")
 
-MAX_CONNECTIONS: Final = 64
-"""Connections open at once; a new one evicts the oldest."""
-LIFETIME_S: Final = 20.0
-"""For a connection without a complete request, and for each request until its answer has been read."""
-KEEP_ALIVE_S: Final = 10.0
-AFTER_EOF_S: Final = 1.0
 ROWS: Final = 1000
 MAX_ROWS: Final = 10_000
 STEP: Final = 100
@@ -318,132 +305,3 @@ class _Pieces(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await trio.lowlevel.checkpoint()
         await send({"type": "http.response.body", "body": b""})
-
-
-class AdminServer:
-    """Serves an ASGI app on few connections at a time, each with a deadline."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        app: Any,
-        *,
-        most_connections: int = MAX_CONNECTIONS,
-        lifetime_s: float = LIFETIME_S,
-        on_evict: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._listener = listener
-        self._app = app
-        self._most = most_connections
-        self._lifetime_s = lifetime_s
-        self._on_evict = on_evict
-        self._open: dict[_Client, None] = {}  # oldest first
-        self._context = WorkerContext(None)
-        self._config = HypercornConfig()
-        self._config.keep_alive_timeout = KEEP_ALIVE_S
-        self._config.h11_max_incomplete_size = 16_384
-        self._config.h2_max_concurrent_streams = 4
-        self._config.include_server_header = False
-        self._config.accesslog = None
-        self._config.errorlog = None  # errors in the app are logged below
-
-    async def serve(self) -> None:
-        """Serve until cancelled."""
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
-        async with trio.open_nursery() as nursery:
-            try:
-                while True:
-                    try:
-                        stream = await listener.accept()
-                    except OSError as error:  # out of descriptors: traffic has priority
-                        log.warning("cannot accept on the admin port", error=str(error))
-                        await trio.sleep(0.1)
-                        continue
-                    if len(self._open) >= self._most:
-                        oldest = next(iter(self._open))
-                        del self._open[oldest]
-                        oldest.cut()
-                        self._on_evict()
-                    client = _Client(stream, self._lifetime_s)
-                    self._open[client] = None
-                    nursery.start_soon(self._serve_one, client)
-            finally:
-                for client in self._open:
-                    client.cut()
-                with trio.CancelScope(shield=True):
-                    await listener.aclose()
-
-    async def _serve_one(self, client: _Client) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.cut_in_time)
-                app = wrap_app(self._guarded(client), self._config.wsgi_max_body_size, "asgi")
-                server = TCPServer(app, self._config, self._context, ConnectionState({}), client)  # type: ignore[arg-type]
-                with client.serving:
-                    await server
-                nursery.cancel_scope.cancel()
-        except Exception as error:
-            log.debug("admin connection failed", error=repr(error))
-        finally:
-            self._open.pop(client, None)
-            client.cut()
-
-    def _guarded(self, client: _Client) -> Callable[..., Awaitable[None]]:
-        async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            client.extend()
-            try:
-                await self._app(scope, receive, send)
-            except Exception as error:
-                if isinstance(error, OSError | trio.BrokenResourceError | trio.ClosedResourceError):
-                    return
-                log.exception("admin request failed", path=scope.get("path"))
-                raise
-
-        return guarded
-
-
-class _Client:
-    """A client's stream as hypercorn uses one, with a deadline; closing it ends all tasks that serve it."""
-
-    def __init__(self, stream: trio.SocketStream, lifetime_s: float) -> None:
-        self._stream = stream
-        self._lifetime_s = lifetime_s
-        self._waiting = trio.CancelScope()
-        self.serving = trio.CancelScope()
-        self.extend()
-
-    @property
-    def socket(self) -> Any:
-        """Hypercorn asks it for addresses."""
-        return self._stream.socket
-
-    async def receive_some(self, most: int) -> bytes:
-        data = await self._stream.receive_some(most)
-        if not data:  # hypercorn would wait for its keep-alive timeout now; an answer in progress needs less
-            self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + AFTER_EOF_S)
-        return bytes(data)
-
-    async def send_all(self, data: bytes) -> None:
-        await self._stream.send_all(data)
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-        self.serving.cancel()
-
-    def extend(self) -> None:
-        """A request has arrived: its answer gets a new deadline."""
-        self._waiting.deadline = trio.current_time() + self._lifetime_s
-
-    async def cut_in_time(self) -> None:
-        """Close when the deadline has passed."""
-        with self._waiting:
-            await trio.sleep_forever()
-        self.cut()
-
-    def cut(self) -> None:
-        """Close at once, even while tasks wait on it, shielded or not."""
-        self._stream.socket.close()
-        self.serving.cancel()

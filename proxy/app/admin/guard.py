@@ -93,9 +93,6 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, or refuse."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":

@@ -141,7 +141,7 @@ def _any(
 def run(config: ConfigFile) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
     with blocked_imports(*UNUSED):
-        from proxy.app.run import main as run_main  # trio and hypercorn: not needed by the other commands
+        from proxy.app.run import main as run_main  # trio and starlette: not needed by the other commands
 
     with errors_said():
         code = run_main(config)
