@@ -11,8 +11,6 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from proxy.net.io.splice import Splice, Step
-from proxy.net.listen import passthrough
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
@@ -193,27 +191,6 @@ async def test_a_quiet_one_is_closed_soon_by_a_drain(
             proxy.drain()
             await until(lambda: proxy.state == "stopped")
             assert proxy.counters.connections_closed == {"drained": 1}
-
-
-class WithoutPipes(Splice):
-    """As when the process is out of file descriptors."""
-
-    def step(self, source_fd: int, sink_fd: int, count: int) -> Step:
-        """No pipe could be made."""
-        self.moved = 0
-        return Step.NO_PIPE
-
-
-async def test_out_of_descriptors_bytes_are_copied(
-    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passthrough, "Splice", WithoutPipes)
-    with machine.inside():
-        async with passing(echo, contexts) as (proxy, _), secure(contexts) as stream:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.send_all, bytes(LOAD_BYTES))
-                nursery.start_soon(read, stream, LOAD_BYTES)
-            assert proxy.counters.passthrough_bytes["produce"] > LOAD_BYTES
 
 
 async def test_it_can_be_refused(machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:

@@ -8,7 +8,7 @@ cdef double _NEVER
 cdef class Effects:
     cdef public OutgoingType to_broker, to_client
     cdef public object ask, close, ended, identified
-    cdef public bint connect, more, read_client, yields
+    cdef public bint connect, more, read_broker, read_client, yields
     cdef public long long splice_down, splice_up
     cdef public double wake_at_ms
 

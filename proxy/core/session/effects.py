@@ -29,6 +29,7 @@ class Effects:
         "ended",
         "identified",
         "more",
+        "read_broker",
         "read_client",
         "splice_down",
         "splice_up",
@@ -56,6 +57,8 @@ class Effects:
         """Start this; call `on_decision` with what it decides."""
         self.read_client = False
         """More may be read from the client."""
+        self.read_broker = True
+        """More may be read from the broker."""
         self.splice_up = self.splice_down = 0
         """So many of the next bytes from the client, and from the broker, may be moved unseen. Those that were are
         reported by `on_client_moved` and `on_broker_moved`."""

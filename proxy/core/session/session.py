@@ -450,10 +450,6 @@ class Session:
             account.note_mute(ignored=ignored)
             self.state.ledger.wake(account)
 
-    def pass_unread(self) -> None:
-        """The connection's bytes cannot be parsed (TLS that is passed through): do not wait for a first request."""
-        self.requests.established = True
-
     @property
     def user(self) -> str:
         """The user that is charged for further requests."""

@@ -530,6 +530,9 @@ class ConnectionPair:
             return  # a socket has failed
         if up.open != effects.read_client or down.unsent:
             self._open_or_shut()
+        if down.open != effects.read_broker:
+            down.open = effects.read_broker
+            self._loop.go_on_later(down)
         if effects.wake_at_ms != self._wake_at_ms:
             self._wake(effects.wake_at_ms)
         if effects.connect:

@@ -1,30 +1,15 @@
-"""The endpoint for a non-blocking socket, how to send on, and how to close it."""
+"""The endpoint for a non-blocking socket, and how to close it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from socket import SHUT_WR, socket
 
 import trio
 
-from proxy.core.errors import SessionError
 from proxy.net.io import calls
 from proxy.net.io.endpoint import Endpoint
 from proxy.net.tls.channel import TlsSocket
-
-
-async def send_rest(sink: socket, data: bytes, failed: Callable[[BaseException | None], SessionError]) -> None:
-    """Send all of it, waiting where the socket is full."""
-    view = memoryview(data)
-    while view:
-        await trio.lowlevel.wait_writable(sink)
-        try:
-            view = view[sink.send(view) :]
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            raise failed(error) from error
 
 
 def close(sock: socket) -> None:
