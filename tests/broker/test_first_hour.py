@@ -92,7 +92,7 @@ def test_compose_clients_are_throttled(model: dict[str, Any], kafka: KafkaCluste
 
 def test_commands_of_readme_throttle_a_client(kafka: KafkaCluster, tmp_path: Path) -> None:
     """As written, but for the ports, and with the broker and Kafka's tool of the tests."""
-    text = (ROOT / "README.md").read_text().partition("**One sidecar")[2].partition("ends with the limits")[0]
+    text = (ROOT / "README.md").read_text().partition("**One sidecar")[2].partition("**Kubernetes")[0]
     port, admin = free_ports(2)
     first = free_port_run(4, avoid={port, admin})
     for written, used in (("127.0.0.1:9092", kafka.bootstrap[0]), ("9192", str(port))):
