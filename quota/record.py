@@ -1,8 +1,8 @@
 """The usage record: what one client used in one interval, as one flat row. Its only definition; docs/usage-records.md.
 
-Written by the sidecar's exporter, read by the analysis jobs and by any other reader of the files. Versions: what a
-field means never changes; new fields are added at the end, may be null, and raise :data:`SCHEMA_VERSION`. A reader
-takes rows of versions up to its own as they are (missing fields are null) and sets newer ones aside.
+Written by the sidecar's exporter, read by the analysis jobs and by other readers of the files. Versions: the meaning of
+a field never changes; new fields are added at the end, may be null, and raise :data:`SCHEMA_VERSION`. A reader takes
+rows of versions up to its own as they are (missing fields are null) and sets newer ones aside.
 
 A row has every field, null where there is no value, so that readers which infer a schema infer the same one.
 """
@@ -25,12 +25,12 @@ Row = dict[str, Any]
 """A record: field name -> str, int, float or None."""
 
 CAUSES: Final = (*(kind.value for kind in Kind), "broker")
-"""What can delay a client: one of our four quotas, or a quota of the broker's own."""
+"""Causes of delay: the four kinds of quota, or a quota of the broker's own."""
 
 FAMILIES: Final[Mapping[str, str]] = {
     "produce": "Produce",
     "fetch": "Fetch and ShareFetch",
-    "metadata": "where topics, offsets, coordinators and brokers are",
+    "metadata": "topics, offsets, coordinators and brokers",
     "group": "membership and offsets of consumer, share and streams groups",
     "transaction": "producer ids and transactions",
     "admin": "topics, configurations, ACLs, quotas and other administration",
@@ -40,7 +40,7 @@ FAMILIES: Final[Mapping[str, str]] = {
 """Families of APIs that requests are counted by."""
 
 MAX_NAME_CHARACTERS: Final = 120
-"""Longer users and client ids are cut and end in a hash of the whole, exactly as in /metrics."""
+"""Longer users and client-ids are cut and end in a hash of the whole, exactly as in /metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +70,40 @@ UNITS: Final[Mapping[str, str]] = {
 
 def _fields() -> Iterator[Field]:
     yield Field("schema_version", "int", False, "", "version of this schema", 1.0)
-    yield Field("instance", "string", False, "", "one start of one sidecar: a new random name at every start")
-    yield Field(
-        "sequence", "bigint", False, "", "1, 2, 3 … within the instance; (instance, sequence) is the record's id"
-    )
+    yield Field("instance", "string", False, "", "random name of the sidecar, new at every start")
+    yield Field("sequence", "bigint", False, "", "1, 2, 3 … per instance; (instance, sequence) is the record's id")
     yield Field(
         "start_ms",
         "bigint",
         False,
         "ms since 1970, UTC",
-        "start of the interval: `end_ms` of the one before, unless the clock was set",
+        "start of the interval: `end_ms` of the previous one, unless the clock was set",
     )
     yield Field("end_ms", "bigint", False, "ms since 1970, UTC", "end of the interval, by the machine's clock")
-    yield Field("duration_s", "double", False, "s", "length of the interval, by a clock that is never set")
-    yield Field("samples", "int", False, "", "one-second samples that the rates below were taken from")
+    yield Field("duration_s", "double", False, "s", "length of the interval, by the monotonic clock")
+    yield Field("samples", "int", False, "", "one-second samples behind the rates below")
     yield Field("cluster_id", "string", True, "", "the Kafka cluster, if configured")
     yield Field("namespace", "string", True, "", "Kubernetes namespace of the sidecar")
     yield Field("pod", "string", True, "", "pod (or host) of the sidecar")
     yield Field("kquota_version", "string", False, "", "version of the sidecar")
     yield Field("user", "string", False, "", "the client's principal, ANONYMOUS without one")
-    yield Field("client_id", "string", False, "", "the client's id, empty if it has none")
-    yield Field("client_library", "string", True, "", "name that the client's library last gave (KIP-511)")
+    yield Field("client_id", "string", False, "", "the client-id, may be empty")
+    yield Field("client_library", "string", True, "", "last name of the client's library (KIP-511)")
     yield Field("client_library_version", "string", True, "", "its version")
-    yield Field("connections_peak", "int", False, "connections", "most connections open at once in the interval")
-    yield Field("connections_opened", "int", False, "connections", "connections that began to be this client's")
+    yield Field("connections_peak", "int", False, "connections", "most connections open at once")
+    yield Field("connections_opened", "int", False, "connections", "connections that the client began to use")
     yield Field("produce_bytes", "bigint", False, "bytes", "produce requests without their 4-byte size")
-    yield Field("fetch_bytes", "bigint", False, "bytes", "fetch responses; less what was given back", None)
-    yield Field("request_seconds", "double", False, "s", "broker time used; less what was given back", None)
-    yield Field("mutations", "double", False, "partitions", "partitions created or deleted; less refunds", None)
+    yield Field("fetch_bytes", "bigint", False, "bytes", "fetch responses, less refunds", None)
+    yield Field("request_seconds", "double", False, "s", "broker time used, less refunds", None)
+    yield Field("mutations", "double", False, "partitions", "partitions created or deleted, less refunds", None)
     yield Field("requests", "bigint", False, "requests", "requests of all APIs; the sum of the families")
     for family, apis in FAMILIES.items():
         yield Field(f"requests_{family}", "bigint", False, "requests", apis)
     for cause in CAUSES:
-        whose = "the broker's own quotas" if cause == "broker" else f"the {cause} quota"
-        yield Field(f"throttle_{cause}_count", "bigint", False, "requests", f"requests delayed by {whose}")
-        yield Field(f"throttle_{cause}_seconds", "double", False, "s", f"sum of the delays imposed by {whose}")
-    yield Field("mutes", "bigint", False, "mutes", "throttles after which it was watched whether the client waits")
-    yield Field("mutes_ignored", "bigint", False, "mutes", "those during which it went on sending, told or not")
+        yield Field(f"throttle_{cause}_count", "bigint", False, "requests", "requests delayed by this quota")
+        yield Field(f"throttle_{cause}_seconds", "double", False, "s", "sum of these delays")
+    yield Field("mutes", "bigint", False, "mutes", "observed mutes (200 ms or more)")
+    yield Field("mutes_ignored", "bigint", False, "mutes", "observed mutes in which the client kept sending")
     for kind in Kind:
         yield from _fields_of(kind.value, UNITS[kind.value])
     for kind in Kind:
@@ -116,7 +113,7 @@ def _fields() -> Iterator[Field]:
             "bigint",
             True,
             "requests",
-            f"those of `throttle_{kind}_count` that waited before they were forwarded",
+            f"requests of `throttle_{kind}_count` that waited before they were forwarded",
             since=2,
         )
         yield Field(
@@ -124,7 +121,7 @@ def _fields() -> Iterator[Field]:
             "double",
             True,
             "s",
-            f"how long they waited: part of `throttle_{kind}_seconds`, and told to no client",
+            f"how long they waited: part of `throttle_{kind}_seconds`, in no throttle time",
             since=2,
         )
     for kind in Kind:
@@ -133,10 +130,10 @@ def _fields() -> Iterator[Field]:
             "double",
             True,
             UNITS[kind.value],
-            f"the limit of the whole fleet of which `{kind}_limit` is this sidecar's share; null: it is its own",
+            f"the fleet's limit, if `{kind}_limit` is a share of it",
             since=3,
         )
-        yield Field(f"{kind}_fleet_share", "double", True, "1", "that share, at the end of the interval", since=3)
+        yield Field(f"{kind}_fleet_share", "double", True, "1", "that share at the end of the interval", since=3)
 
 
 def _fields_of(kind: str, unit: str) -> Iterator[Field]:
@@ -147,35 +144,27 @@ def _fields_of(kind: str, unit: str) -> Iterator[Field]:
     yield Field(f"{kind}_rate_max", "double", False, unit, "the highest of them")
     yield Field(f"{kind}_limit", "double", True, unit, "the limit in force at the end; null: none")
     yield Field(f"{kind}_limit_mode", "string", True, "", "enforce or shadow (measured, never applied)")
-    yield Field(
-        f"{kind}_limit_level", "string", True, "", "level of precedence that it comes from, like `user+client-id`"
-    )
-    yield Field(
-        f"{kind}_group_user", "string", True, "", "user of the group that shares the limit; null: plays no part"
-    )
-    yield Field(f"{kind}_group_client_id", "string", True, "", "client id of that group; null: plays no part")
+    yield Field(f"{kind}_limit_level", "string", True, "", "its level, such as `user+client-id`")
+    yield Field(f"{kind}_group_user", "string", True, "", "user of the group that shares the limit; null: any")
+    yield Field(f"{kind}_group_client_id", "string", True, "", "client-id of that group; null: any")
     yield Field(
         f"{kind}_group_utilisation_peak",
         "double",
         True,
         "1",
-        "highest share of the limit that the group used, as the quota's own window has it, seen once a second",
+        "highest utilisation of the limit by the group, sampled once a second",
     )
-    yield Field(
-        f"{kind}_group_shadow_count", "bigint", False, "requests", "would have been delayed by the shadow limit"
-    )
-    yield Field(f"{kind}_group_shadow_seconds", "double", False, "s", "time that those delays would have covered")
-    yield Field(f"{kind}_candidate_limit", "double", True, unit, "the limit on trial beside the one in force")
-    yield Field(
-        f"{kind}_group_candidate_count", "bigint", False, "requests", "would have been delayed by the candidate"
-    )
-    yield Field(f"{kind}_group_candidate_seconds", "double", False, "s", "time that those delays would have covered")
+    yield Field(f"{kind}_group_shadow_count", "bigint", False, "requests", "delays by the shadow limit, if enforced")
+    yield Field(f"{kind}_group_shadow_seconds", "double", False, "s", "time that these delays cover")
+    yield Field(f"{kind}_candidate_limit", "double", True, unit, "the candidate limit")
+    yield Field(f"{kind}_group_candidate_count", "bigint", False, "requests", "delays by the candidate, if enforced")
+    yield Field(f"{kind}_group_candidate_seconds", "double", False, "s", "time that these delays cover")
 
 
 FIELDS: Final[tuple[Field, ...]] = tuple(_fields())
 """Every column, in the order of writing."""
 IDENTITY: Final = ("instance", "sequence")
-"""What makes a record unique: delivery is at least once, readers drop duplicates by it."""
+"""The id of a record: delivery is at least once, readers drop duplicates by it."""
 
 _EMPTY: Final[Row] = {
     field.name: None if field.nullable or field.type == "string" else 0.0 if field.type == "double" else 0

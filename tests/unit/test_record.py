@@ -89,8 +89,13 @@ def test_page_lists_every_record_field() -> None:
         if not line.startswith("| `"):
             continue
         name, type_, unit, null, meaning = cells
-        name = name.strip("`")
-        for kind in record.UNITS if name.startswith("<kind>") else [""]:
+        (mark, kinds) = ("<cause>", record.CAUSES) if "<cause>" in name else ("<kind>", tuple(record.UNITS))
+        for kind in kinds if mark in name else [""]:
             real_unit = record.UNITS[kind] if unit == "the kind's" else unit
-            documented[name.replace("<kind>", kind)] = (type_, real_unit, null == "yes", meaning)
+            documented[name.strip("`").replace(mark, kind)] = (
+                type_,
+                real_unit,
+                null == "yes",
+                meaning.replace(mark, kind),
+            )
     assert documented == {f.name: (f.type, f.unit, f.nullable, f.meaning) for f in record.FIELDS}
