@@ -139,7 +139,7 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
         try:
             plan = _plan(namespace, copy, seen, told, known)
         except Exception as error:
-            log.exception("namespace configuration failed by a fault of kquota", namespace=namespace)
+            log.exception("namespace configuration failed: internal error", namespace=namespace)
             plan = NamespacePlan(namespace, problem=fault(error))
         yield plan
 
@@ -183,7 +183,7 @@ def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: s
         except RefusedError as error:
             found = QuotasResult(None, str(error))
         except Exception as error:
-            log.exception("quotas of a namespace failed by a fault of kquota", namespace=key[0])
+            log.exception("quotas of a namespace failed: internal error", namespace=key[0])
             found = QuotasResult(None, f"{file}: {fault(error)}")
         known[key] = digest, found
     return known[key][1]

@@ -60,7 +60,7 @@ class Distributor:
                 self._complain("", str(error))
             except Exception as error:  # pods are still admitted, and the next round may be better
                 if self._complain("", fault(error)):
-                    log.exception("no configuration is distributed")
+                    log.exception("configuration cannot be distributed")
             with trio.move_on_after(EVERY_S):
                 await self._wake.wait()
             self._wake = trio.Event()
@@ -84,11 +84,11 @@ class Distributor:
         try:
             if plan.body is not None:
                 await self.cluster.apply(_config_map(namespace, self.told.name), plan.body)
-                log.info("configuration brought to namespace", namespace=namespace)
+                log.info("configuration copied to namespace", namespace=namespace)
         except ApiServerError as error:
             plan.problem = str(error)
         except Exception as error:
-            log.exception("namespace configuration failed by a fault of kquota", namespace=namespace)
+            log.exception("namespace configuration failed: internal error", namespace=namespace)
             plan.problem = fault(error)
         if plan.problem is None:
             self._served.add(namespace)

@@ -174,7 +174,7 @@ class _OwnCertificate:
         assert told.secret is not None
         self.pair = await keep(self.cluster, told.namespace, told.secret, told.host, told.labels, told.configuration)
         if await tell(self.cluster, told.configuration, self.pair.authority):
-            log.info("the API server was told the certificate's authority", configuration=told.configuration)
+            log.info("CA bundle of the webhook configuration updated", configuration=told.configuration)
 
     def read(self) -> tuple[bytes, bytes]:
         assert self.pair is not None
@@ -233,7 +233,7 @@ async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
             return await work()
         except ApiServerError as error:
             if str(error) != said:
-                log.warning("API server request for the certificate failed, trying again", error=str(error))
+                log.warning("API server request for the certificate failed, retrying", error=str(error))
             said = str(error)
         await trio.sleep(RETRY_S)
 

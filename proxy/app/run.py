@@ -240,10 +240,10 @@ class Sidecar:
             try:
                 forgotten = await self.metrics.expire(now_ms())
             except Exception:  # housekeeping must not end the traffic
-                log.exception("cannot forget idle clients")
+                log.exception("cannot drop idle clients")
                 continue
             if forgotten:
-                log.debug("forgot idle clients and groups", count=forgotten)
+                log.debug("dropped idle clients and groups", count=forgotten)
 
     async def _obey(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         drained = False
@@ -266,7 +266,7 @@ class Sidecar:
         if now_s - self._overflow_said_s >= WARN_INTERVAL_S:
             self._overflow_said_s = now_s
             log.warning(
-                "more clients than limits.max_clients: newcomers share one counter per quota entry",
+                "more clients than limits.max_clients: new ones share one counter per quota entry",
                 kind=kind.value,
                 max_clients=self.config.limits.max_clients,
             )

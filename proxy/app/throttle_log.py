@@ -116,7 +116,7 @@ class ThrottleLog:
         if now_ms - self._minute_ms < MINUTE_MS:
             return
         if self._unsaid:
-            self._log.info("lines about throttled counters were left out", left_out=self._unsaid)
+            self._log.info("messages about throttled counters omitted", left_out=self._unsaid)
         self._minute_ms, self._lines, self._unsaid = now_ms, 0, 0
 
 

@@ -32,7 +32,7 @@ class CloseLogLimiter:
     def failed(self, **details: Any) -> None:
         """Log the exception that is being handled, a bug of ours: one connection ends because of it."""
         if self._may_log(str(CloseReason.INTERNAL_ERROR), None):
-            log.exception("connection closed by a bug of ours", **details)
+            log.exception("connection closed: internal error", **details)
 
     def _may_log(self, reason: str, kind: str | None) -> bool:
         now_s = trio.current_time()

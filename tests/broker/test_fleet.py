@@ -228,7 +228,7 @@ def test_a_client_behind_a_sidecar_cannot_use_the_topic(kafka: KafkaCluster, top
     name, mark = f"closed-{uuid.uuid4().hex}", b"an intruder"
     create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=1)
     with _fleet(kafka, 1, topic=name) as (one,), RawClient(kafka.bootstrap[0]) as direct:
-        until(lambda: "the fleet's topic is read" in one.log.read_text())
+        until(lambda: "reading the fleet's topic" in one.log.read_text())
         own, other = direct.topic(name), direct.topic(topic)
 
         def refused(message: Any) -> None:
@@ -284,7 +284,7 @@ def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, 
     name = f"guarded-{uuid.uuid4().hex}"
     create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=2)
     with _fleet(kafka, 1, topic=name) as (one,):
-        until(lambda: "the fleet's topic is read" in one.log.read_text())
+        until(lambda: "reading the fleet's topic" in one.log.read_text())
         direct, behind = (KafkaAdminClient(bootstrap_servers=there) for there in (kafka.bootstrap, one.bootstrap))
         (known,) = direct.describe_topics([name])
         topic_id = uuid.UUID(known["topic_id"])

@@ -78,7 +78,7 @@ def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
     assert len(log._episodes) <= MAX_EPISODES
     log.look(60_500)
     ((event, values),) = lines.take()[:1]
-    assert event == "lines about throttled counters were left out"
+    assert event == "messages about throttled counters omitted"
     assert values["left_out"] > 2 * MAX_EPISODES
 
 

@@ -117,7 +117,7 @@ class Exporter:
                     ending_s = self._end_of_interval()
         except Exception:  # a bug of ours ends the export, never the traffic
             self._failures += 1
-            log.exception("usage records are no longer made")
+            log.exception("usage records stopped")
         finally:
             for worker in self._workers:
                 worker.end(END_S)
@@ -196,7 +196,7 @@ class Exporter:
                     began_s = time.perf_counter()
         except Exception:  # the export must not end the traffic
             self._failures += 1
-            log.exception("usage of an interval could not be put together")
+            log.exception("usage of an interval could not be computed")
             await trio.sleep(TICK_S)
             return None
         return True

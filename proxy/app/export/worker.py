@@ -155,7 +155,7 @@ class Worker:
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
             self._try(self._sink.close)
         except Exception:  # a bug of ours ends the export, never the traffic
-            log.exception("usage records are no longer written", sink=self.name)
+            log.exception("the writer of usage records stopped", sink=self.name)
             with self._changed:
                 self._errors += 1
         finally:
@@ -242,4 +242,4 @@ class Worker:
         text = str(error)
         if text != self._last_error:
             self._last_error = text
-            log.error("usage records cannot be written, trying again", sink=self.name, error=text)
+            log.error("usage records cannot be written, retrying", sink=self.name, error=text)

@@ -157,7 +157,9 @@ class Exchange:
         }
         count = self._ensure_topic(common)
         if self.partitions and count != self.partitions:
-            log.warning("the fleet's topic has another number of partitions: restart all instances", partitions=count)
+            log.warning(
+                "the fleet's topic has a different number of partitions: restart all instances", partitions=count
+            )
         self._producer = KafkaProducer(
             acks=1,
             enable_idempotence=False,  # needs a permission that producers usually lack; duplicates have their number
@@ -253,7 +255,7 @@ class Exchange:
                 f"administrator can mend it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --alter "
                 f"--topic {topic} --partitions {wanted}"
             ) from error
-        log.info("the fleet's topic has its partitions back", topic=topic, partitions=wanted)
+        log.info("partitions of the fleet's topic restored", topic=topic, partitions=wanted)
         return wanted
 
     def _check_compression(self, admin: Any) -> None:
@@ -336,7 +338,7 @@ class Exchange:
             self._heard_s = time.monotonic()
         if found and not state.connected:
             state.connected, state.error = True, None
-            log.info("the fleet's topic is read", topic=self._settings.topic, partitions=sorted(self._assigned))
+            log.info("reading the fleet's topic", topic=self._settings.topic, partitions=sorted(self._assigned))
 
     def _failed(self, error: BaseException) -> None:
         text = str(error) if isinstance(error, TopicError) else f"{type(error).__name__}: {error}"

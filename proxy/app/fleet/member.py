@@ -129,7 +129,7 @@ class Member:
                 log.info("contact with the fleet is restored", instances=fleet.known)
         if fleet.renumbered != self._renumbered:
             self._renumbered = fleet.renumbered
-            log.warning("another instance used this one's number in the fleet: it goes on under a new one")
+            log.warning("another instance uses this one's number in the fleet: switched to a new number")
         ignored = fleet.ignored
         found = (ignored.bad_mac, ignored.outdated, ignored.other_version)
         if found != self._warned and self._now_ms() >= self._warned_ms + WARN_INTERVAL_MS:

@@ -135,7 +135,7 @@ class ClusterSource(QuotaSource):
         self.state.poll_failures += 1
         self.state.successful = False
         if error != self._error:
-            log.warning("the cluster's quotas cannot be read; the last ones known stay in force", error=error)
+            log.warning("the cluster's quotas cannot be read; the last known ones stay in force", error=error)
         self._error = error
 
     # ---- QuotaAuthority ---------------------------------------------------------------------------------------------

@@ -144,9 +144,7 @@ class FileSource(QuotaSource):
     async def _try_directory(self, path: Path) -> None:
         with suppress(StuckError):  # which everything else will report
             if not await self._writing.run(os.access, path.parent, os.W_OK | os.X_OK):
-                log.warning(
-                    "the directory of the overlay cannot be written to: quotas cannot be altered", file=str(path)
-                )
+                log.warning("overlay directory not writable: quotas cannot be altered", file=str(path))
 
     async def _watch(self, reader: FileReader) -> None:
         while True:
@@ -171,7 +169,7 @@ class FileSource(QuotaSource):
             log.error("overlay refused, the last good one stays in force", file=str(path), problems=problems)
             return problems[0]
         if found.error == _ABSENT:
-            log.warning("the overlay file is gone, and with it its limits", file=str(path))
+            log.warning("overlay file deleted; its quotas no longer apply", file=str(path))
         self.state.overlay_successful = True
         if overlay != self._overlay:
             await self._use(overlay)

@@ -57,4 +57,4 @@ class LongTurns:
         self._unsaid += 1
         if now_s - self._said_s >= LOG_INTERVAL_S:
             count, self._unsaid, self._said_s = self._unsaid, 0, now_s
-            log.info("a turn of the event loop took long", what=what, cpu_ms=round(took_s * 1000.0, 1), count=count)
+            log.info("long turn of the event loop", what=what, cpu_ms=round(took_s * 1000.0, 1), count=count)

@@ -82,7 +82,7 @@ class Identification:
             with trio.move_on_after(OWNER_LIMIT_S):
                 owner = await self._owners.find(token_id)
         except ClusterError as error:
-            log.warning("the owner of a delegation token is not known", token_id=token_id, error=str(error))
+            log.warning("owner of a delegation token unknown", token_id=token_id, error=str(error))
         if connection.ended:
             return
         try:

@@ -206,7 +206,7 @@ class Proxy:
         except OSError as error:
             if error.errno in ACCEPT_CAPACITY_ERRNOS:
                 raise NoFreePortError(str(error.strerror)) from error
-            log.warning("broker port is taken, trying the next", port=port, node_id=key.node_id, error=str(error))
+            log.warning("broker port in use, trying the next", port=port, node_id=key.node_id, error=str(error))
             return False
         self._acceptor.listeners.append(listener)
         log.info("broker listener", node_id=key.node_id, port=port)
