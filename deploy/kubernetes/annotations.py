@@ -47,6 +47,9 @@ def unknown(names: Iterable[str]) -> list[str]:
     known = [*RESOURCES, IMAGE, CONFIG_MAP]
     said = []
     for name in sorted(set(names) - set(known)):
+        if name == f"{PREFIX}inject":
+            said.append(f"annotation {name} means nothing to kquota: it is a label of the pod")
+            continue
         near = difflib.get_close_matches(name, known, n=1)
         said.append(f"annotation {name} means nothing to kquota" + (f"; did you mean {near[0]}?" if near else ""))
     return said

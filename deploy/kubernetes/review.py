@@ -20,6 +20,9 @@ SKIPPED_LABEL: Final = "kquota.io/injection-skipped"
 """On pods that were not changed: the reason."""
 INJECTED_LABEL: Final = "kquota.io/injected"
 NAME: Final = "kquota"
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the kubelet's mirror pods: the node runs them as its file says, whatever is changed here."""
+OS: Final = "kubernetes.io/os"
 DEFAULT_GRACE_S: Final = 30
 """Kubernetes' default for pods."""
 
@@ -108,7 +111,7 @@ def review(body: bytes, template: Template) -> ReviewResult:
             patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
         except AnnotationError as error:
             refused = str(error)
-        warnings = [] if skipped else unknown(asked(pod))
+        warnings = misunderstood(pod, skipped) + ([] if skipped else unknown(asked(pod)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReviewError):
             raise
@@ -126,9 +129,12 @@ def review(body: bytes, template: Template) -> ReviewResult:
 
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:
-    """Why a pod gets no sidecar, as the value of a label; None: it gets one."""
-    spec = pod["spec"]
-    labels = (pod.get("metadata") or {}).get("labels") or {}
+    """Why a pod gets no sidecar, as the value of a label; None: it gets one.
+
+    From Kubernetes 1.28 on, the chart's selectors and matchConditions say the same to the API server.
+    """
+    spec, metadata = pod["spec"], pod.get("metadata") or {}
+    labels = metadata.get("labels") or {}
     wish = labels.get(INJECT_LABEL)
     if wish == "false":
         return "opted-out"
@@ -139,11 +145,22 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
         return "already-there"
     if spec.get("hostNetwork"):
         return "host-network"  # its loopback is the node's: ports of several sidecars would collide
-    if (spec.get("os") or {}).get("name", "linux") != "linux":
+    if MIRROR in (metadata.get("annotations") or {}):
+        return "mirror-pod"
+    if {(spec.get("os") or {}).get("name", "linux"), (spec.get("nodeSelector") or {}).get(OS, "linux")} != {"linux"}:
         return "not-linux"
     if not template.native and spec.get("restartPolicy", "Always") != "Always":
         return "job-would-not-end"  # an ordinary container keeps a Job's pod running
     return None
+
+
+def misunderstood(pod: Json, skipped: str | None) -> list[str]:
+    """A sentence about a request in a form that has no meaning, for the pod's author."""
+    wish = ((pod.get("metadata") or {}).get("labels") or {}).get(INJECT_LABEL)
+    if wish in (None, "true", "false"):
+        return []
+    gets = "no sidecar" if skipped else "a sidecar"
+    return [f'label {INJECT_LABEL}: expected "true" or "false", got "{wish}": the pod gets {gets}']
 
 
 def injection(pod: Json, template: Template) -> list[Json]:

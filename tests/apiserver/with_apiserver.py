@@ -288,10 +288,7 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
 
         skipped = pods.bare_pod()
         skipped["metadata"] = {"name": "skipped", "labels": {"kquota.io/inject": "false"}}
-        stored = api.create(here, skipped)
-        assert stored["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
-        assert "initContainers" not in stored["spec"]
-        recorder.asked.clear()
+        assert "initContainers" not in api.create(here, skipped)["spec"]
 
         # A namespace without the label, and the webhook's own pods, do not come by here.
         api.create(path("Pod", "invoices"), pods.bare_pod())
@@ -301,6 +298,51 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
         own_pod["metadata"] = {**own_pod["metadata"], "name": "own"}
         api.create(here, own_pod, dryRun="All")
         assert recorder.asked == []
+
+
+OPEN = "open"
+"""A labelled namespace that enforces no Pod Security Standard."""
+CLIENT = {"name": "app", "image": "registry.example/orders:1.4.0"}
+NEED_NO_WEBHOOK: dict[str, dict[str, Any]] = {
+    "opted out": {"metadata": {"labels": {"kquota.io/inject": "false"}}},
+    "host network": {"spec": {"hostNetwork": True}},
+    "Windows": {"spec": {"os": {"name": "windows"}}},
+    "Windows nodes": {"spec": {"nodeSelector": {"kubernetes.io/os": "windows"}}},
+    "mirror pod": {"metadata": {"annotations": {"kubernetes.io/config.mirror": "0123"}}},
+    "own sidecar": {"spec": {"initContainers": [{"name": "kquota", "image": "own", "restartPolicy": "Always"}]}},
+    "own container": {"spec": {"containers": [CLIENT, {"name": "kquota", "image": "own"}]}},
+}
+NEED_IT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "Linux": {"spec": {"os": {"name": "linux"}, "nodeSelector": {"kubernetes.io/os": "linux", "zone": "a"}}},
+    "no host network": {"spec": {"hostNetwork": False, "initContainers": [{"name": "migrate", "image": "own"}]}},
+    "misunderstood": {"metadata": {"labels": {"kquota.io/inject": "False"}, "annotations": {"a": "b"}}},
+}
+
+
+def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
+    """Nobody answers: the API server decides by selectors and matchConditions, and asks about the other pods only."""
+    api = installed
+    api.namespace(OPEN, {"kquota.io/injection": "enabled", "pod-security.kubernetes.io/enforce": "privileged"})
+
+    def created(given: dict[str, Any]) -> bool:
+        metadata = {"generateName": "one-"} | given.get("metadata", {})
+        spec = {"containers": [CLIENT]} | given.get("spec", {})
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        answer = api.ask("POST", path("Pod", OPEN), pod, dryRun="All")
+        assert answer.status_code == 201 or "failed calling webhook" in answer.text, answer.text
+        return answer.status_code == 201
+
+    assert {name: created(given) for name, given in NEED_NO_WEBHOOK.items()} == dict.fromkeys(NEED_NO_WEBHOOK, True)
+    assert {name: created(given) for name, given in NEED_IT.items()} == dict.fromkeys(NEED_IT, False)
+    # The pods of a release that is repaired: its own, and those of Helm's hooks.
+    rendered = documents(render_text(VALUES))
+    for one in of_kind(rendered, "Pod"):
+        assert created({"metadata": {"labels": one["metadata"]["labels"]}}), one["metadata"]["name"]
+    install(api, RELEASED, VALUES, "--set", "webhook.optIn=true", what="upgrade")
+    wanted = {"metadata": {"labels": {"kquota.io/inject": "true"}}}
+    assert [created(given) for given in ({}, NEED_NO_WEBHOOK["opted out"], wanted)] == [True, True, False]
+    install(api, RELEASED, VALUES, what="upgrade")
 
 
 def quotas_of(api: ApiServer, namespace: str, text: str) -> None:

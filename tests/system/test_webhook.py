@@ -132,6 +132,15 @@ def test_redirect_rules_are_set_before_all_others(name: str, kubernetes: str, tm
     assert [one["name"] for one in pod["spec"]["containers"]][1:] == ([] if sidecars else ["kquota"])
 
 
+def _annotated(*names: str, **wishes: str) -> dict[str, Any]:
+    """With these annotations (any value), and wishes by the last part of their names."""
+    asked = admission_review("deployment")
+    found = asked["request"]["object"]["metadata"].setdefault("annotations", {})
+    found.update(dict.fromkeys(names, "false"))
+    found.update({f"kquota.io/{name.replace('_', '-')}": value for name, value in wishes.items()})
+    return asked
+
+
 SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     "opted out": (_labelled("deployment", **{"kquota.io/inject": "false"}), "opted-out"),
     "a sidecar of its own": (
@@ -140,6 +149,8 @@ SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "on the node's network": (admission_review("bare", hostNetwork=True), "host-network"),
     "on Windows": (admission_review("deployment", os={"name": "windows"}), "not-linux"),
+    "on Windows nodes": (admission_review("deployment", nodeSelector={"kubernetes.io/os": "windows"}), "not-linux"),
+    "a mirror pod": (_annotated("kubernetes.io/config.mirror"), "mirror-pod"),
 }
 
 
@@ -177,13 +188,6 @@ def test_ignores_a_pods_own_labels(template: Template) -> None:
     assert pod["metadata"]["annotations"].items() >= template.annotations.items()
     named = [one for one in pod["spec"]["volumes"] if one["name"] == "kquota-config"]
     assert named == [{"name": "kquota-config", "configMap": {"name": "shop-kquota"}}]
-
-
-def _annotated(**wishes: str) -> dict[str, Any]:
-    asked = admission_review("deployment")
-    found = asked["request"]["object"]["metadata"].setdefault("annotations", {})
-    found.update({f"kquota.io/{name.replace('_', '-')}": value for name, value in wishes.items()})
-    return asked
 
 
 def test_a_pod_sets_resources_and_image_of_its_sidecar(template: Template) -> None:
@@ -233,14 +237,32 @@ def test_refuses_invalid_annotations(case: str, template: Template) -> None:
     assert _decide(skipped, template)[1] == "opted-out"
 
 
-def test_warns_of_unknown_annotations(template: Template) -> None:
-    answer = review(json.dumps(_annotated(memory_limits="1Gi")).encode(), template).answer["response"]
+MISUNDERSTOOD: dict[str, tuple[dict[str, Any], str | None]] = {
+    "nothing": (_annotated(restart_checksum="0"), None),
+    "annotation": (
+        _annotated(memory_limits="1Gi"),
+        "annotation kquota.io/memory-limits means nothing to kquota; did you mean kquota.io/memory-limit?",
+    ),
+    "a label as annotation": (
+        _annotated(inject="false"),
+        "annotation kquota.io/inject means nothing to kquota: it is a label of the pod",
+    ),
+    **{
+        value: (
+            _labelled("deployment", **{"kquota.io/inject": value}),
+            f'label kquota.io/inject: expected "true" or "false", got "{value}": the pod gets a sidecar',
+        )
+        for value in ("False", "no", "disabled", "0")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISUNDERSTOOD)
+def test_warns_of_what_has_no_meaning(case: str, template: Template) -> None:
+    asked, said = MISUNDERSTOOD[case]
+    answer = review(json.dumps(asked).encode(), template).answer["response"]
     assert answer["allowed"] is True
-    assert answer["warnings"] == [
-        "kquota: annotation kquota.io/memory-limits means nothing to kquota; did you mean kquota.io/memory-limit?"
-    ]
-    usual = review(json.dumps(_annotated(restart_checksum="0")).encode(), template).answer["response"]
-    assert "warnings" not in usual
+    assert answer.get("warnings") == (None if said is None else [f"kquota: {said}"])
 
 
 @pytest.mark.parametrize(

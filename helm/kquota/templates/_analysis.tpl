@@ -164,6 +164,7 @@ volumes:
 labels:
   {{- include "kquota.selectorLabels" $root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
+  kquota.io/inject: "false"
 {{- with $root.Values.analysis.env }}
 env:
   {{- toYaml . | nindent 2 }}
