@@ -11,9 +11,10 @@ from typing import Any, Final
 import httpx
 
 MANAGER: Final = "kquota-webhook"
-"""The field manager (server-side apply)."""
+"""The field manager of everything that the webhook writes."""
 LIMIT_S: Final = 20.0
 CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+VALIDATING: Final = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 Json = dict[str, Any]
 
@@ -37,7 +38,8 @@ class Cluster:
         """
         self._account = account
         context = ssl.create_default_context(cadata=(account / "ca.crt").read_text(encoding="ascii"))
-        self._client = httpx.AsyncClient(base_url=url, verify=context, timeout=LIMIT_S, trust_env=False)
+        names = {"user-agent": MANAGER}  # also the field manager of writes that name none
+        self._client = httpx.AsyncClient(base_url=url, verify=context, timeout=LIMIT_S, trust_env=False, headers=names)
 
     @classmethod
     def of_this_pod(cls, account: Path) -> Cluster:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster, owner_reference
+from deploy.kubernetes.cluster import CONFIGURATIONS, MANAGER, VALIDATING, ApiServerError, Cluster, owner_reference
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 365
@@ -25,6 +25,9 @@ RENEW_AT: Final = 2 / 3
 """Fraction of its lifetime, as in cert-manager's default."""
 _SKEW: Final = datetime.timedelta(hours=1)
 """Valid this much earlier: nodes whose clocks are behind have to accept it too."""
+FORMER: Final = 3
+"""Authorities that stay trusted after a new one: replicas that have not its certificate yet are asked too."""
+ATTEMPTS: Final = 5
 _PARTS: Final = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 
 Json = dict[str, Any]
@@ -36,14 +39,14 @@ class Pair:
 
     certificate: bytes
     key: bytes
-    authority: bytes
+    authority: bytes | None
+    """None: others tell the API server what to trust."""
 
 
 def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes] | None:
     """The new content of the Secret (`ca.crt`, `ca.key`, `tls.crt`, `tls.key`; PEM); None: the current one is good.
 
-    `old` is the current content, which may be empty or garbage. A new authority comes before the one that it replaces,
-    so that certificates of both are accepted until the replicas have the new one.
+    `old` is the current content, which may be empty or garbage.
     """
     try:
         authority = x509.load_pem_x509_certificate(old["ca.crt"])
@@ -51,10 +54,7 @@ def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[st
     except (KeyError, ValueError, TypeError):
         return _with_certificate(_authority(host, now), host, now)
     if _is_due(authority, now) or not isinstance(key, ec.EllipticCurvePrivateKey):
-        fresh = _authority(host, now)
-        first, _, _ = old["ca.crt"].partition(b"-----END CERTIFICATE-----\n")
-        fresh["ca.crt"] += first + b"-----END CERTIFICATE-----\n"
-        return _with_certificate(fresh, host, now)
+        return _with_certificate(_authority(host, now), host, now)
     try:
         certificate = x509.load_pem_x509_certificate(old["tls.crt"])
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -172,22 +172,54 @@ async def keep(
 
 
 async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
-    """Make the API server trust `authority` for the webhooks of this MutatingWebhookConfiguration; returns whether it
-    did not yet.
+    """Make the API server trust `authority` too for the webhooks of this name; returns whether it did not yet.
 
     Raises:
         ApiServerError: the API server refuses, or does not answer.
     """
-    path = f"{CONFIGURATIONS}/{configuration}"
-    bundle = base64.b64encode(authority).decode()
-    found = await cluster.ask("GET", path)
-    hooks = found.get("webhooks") or []
-    wrong = [index for index, one in enumerate(hooks) if one["clientConfig"].get("caBundle") != bundle]
-    if not wrong:
+    changed = False
+    for kind in (CONFIGURATIONS, VALIDATING):
+        for attempt in range(ATTEMPTS):
+            try:
+                changed |= await _tell(cluster, f"{kind}/{configuration}", authority)
+            except ApiServerError as error:
+                if error.status not in (409, 422) or attempt == ATTEMPTS - 1:  # another replica was faster
+                    raise
+            else:
+                break
+    return changed
+
+
+async def _tell(cluster: Cluster, path: str, authority: bytes) -> bool:
+    found = await cluster.get(path)
+    if found is None:
         return False
     steps: list[Json] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
     ]
-    steps += [{"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle} for index in wrong]
-    await cluster.ask("PATCH", path, steps, "json-patch+json")
+    now = datetime.datetime.now(datetime.UTC)
+    for index, hook in enumerate(found.get("webhooks") or []):
+        bundle = bundled(authority, base64.b64decode(hook["clientConfig"].get("caBundle") or ""), now)
+        if bundle is not None:
+            value = base64.b64encode(bundle).decode()
+            steps.append({"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": value})
+    if len(steps) == 1:
+        return False
+    await cluster.ask("PATCH", path, steps, "json-patch+json", fieldManager=MANAGER)
     return True
+
+
+def bundled(authority: bytes, there: bytes, now: datetime.datetime) -> bytes | None:
+    """The certificates of `authority`, and the latest of those that are trusted already; None: `authority` is.
+
+    `there` may be garbage. Raises ValueError if `authority` is.
+    """
+    wanted = x509.load_pem_x509_certificates(authority)
+    try:
+        trusted = x509.load_pem_x509_certificates(there)
+    except ValueError:
+        trusted = []
+    if all(one in trusted for one in wanted):
+        return None
+    former = [one for one in trusted if one not in wanted and one.not_valid_after_utc > now]
+    return b"".join(map(_pem, wanted + former[:FORMER]))

@@ -1,10 +1,10 @@
 """`kquota webhook`: a mutating admission webhook that injects sidecars into pods, over HTTPS as Kubernetes requires.
 
 The template is a file of a mounted volume, and so is the certificate unless the webhook keeps its own
-(`deploy.kubernetes.own_certificate`). Both may change at run time: a renewed certificate applies from the next
-handshake, a changed template from the next pod. When anything fails, the API server applies the webhook's failure
-policy; nothing here turns an error into "allowed". Beside it, `deploy.kubernetes.distributor` distributes the
-configuration to the namespaces.
+(`deploy.kubernetes.own_certificate`). Both may change at run time: a changed template applies from the next pod, a
+renewed certificate from the next handshake after the API server was told to trust its authority. When anything fails,
+the API server applies the webhook's failure policy; nothing here turns an error into "allowed". Beside it,
+`deploy.kubernetes.distributor` distributes the configuration to the namespaces.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy.kubernetes.cluster import ApiServerError, Cluster
-from deploy.kubernetes.distribution import Distribution
-from deploy.kubernetes.distributor import EVERY_S, Distributor
+from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from proxy.app.common import logs
@@ -42,6 +41,9 @@ log = structlog.get_logger("kquota.webhook")
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 """etcd stores objects of up to 1.5 MiB; a review contains up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
+TOLD_S: Final = 3.0
+"""After this time every API server uses what it was told to trust: a certificate is not served before."""
+TRUST_LIMIT_S: Final = 10.0
 GRACE_S: Final = 5.0
 RETRY_S: Final = 2.0
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
@@ -49,42 +51,39 @@ MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 
 
 class Certificate:
-    """A TLS context whose certificate follows the result of `read`: a certificate (chain) and its key, PEM."""
+    """A TLS context whose certificate can be replaced while it serves."""
 
-    def __init__(self, read: Callable[[], tuple[bytes, bytes]]) -> None:
-        """Raises OSError or ssl.SSLError when they cannot be read or do not belong together."""
-        self._read = read
+    def __init__(self, pair: Pair) -> None:
+        """Raises OSError (ssl.SSLError) when certificate and key do not belong together."""
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["h2", "http/1.1"])
-        self._seen = self._read()
-        _load(self.context, *self._seen)
+        self._pair = pair
+        _load(self.context, pair)
 
-    def refresh(self) -> bool:
-        """Apply changed files; False: nothing new. Keeps the old certificate if the new one is invalid."""
-        try:
-            found = self._read()
-            if found == self._seen:
-                return False
-            # A trial first: a certificate without its key must not replace the good pair.
-            _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *found)
-            _load(self.context, *found)
-        except OSError as error:  # ssl.SSLError among them
-            log.warning("certificate refused, the last good one stays in use", error=str(error))
+    def replace(self, pair: Pair) -> bool:
+        """Use another one; False: it is the same. Raises OSError, and keeps the old one, if the new one is invalid."""
+        if pair == self._pair:
             return False
-        self._seen = found
-        log.info("certificate renewed")
+        # A trial first: a certificate without its key must not replace the good pair.
+        _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), pair)
+        _load(self.context, pair)
+        self._pair = pair
         return True
 
 
-def of_files(cert: Path, key: Path) -> tuple[bytes, bytes]:
-    """Certificate and key as their files are now. Raises OSError."""
-    return read_file(cert, MAX_PEM_BYTES), read_file(key, MAX_PEM_BYTES)
+def of_files(cert: Path, key: Path, authority: Path | None = None) -> Pair:
+    """Certificate, key and authority as their files are now; there may be no file of an authority. Raises OSError."""
+    trusted = None
+    if authority is not None:
+        with suppress(FileNotFoundError):
+            trusted = read_file(authority, MAX_PEM_BYTES) or None
+    return Pair(read_file(cert, MAX_PEM_BYTES), read_file(key, MAX_PEM_BYTES), trusted)
 
 
-def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+def _load(context: ssl.SSLContext, pair: Pair) -> None:
     """Load exactly what was checked: OpenSSL reads files only, and could block on whatever has replaced them since."""
-    with in_memory(certificate) as certificate_path, in_memory(key) as key_path:
+    with in_memory(pair.certificate) as certificate_path, in_memory(pair.key) as key_path:
         context.load_cert_chain(certificate_path, key_path)
 
 
@@ -161,27 +160,60 @@ class WebhookApp:
 
 
 @dataclass(slots=True)
-class _OwnCertificate:
-    """The pair that this webhook keeps in a Secret, as last read."""
+class _Certificates:
+    """The certificate that is served, as its Secret or its files are, once the API server trusts it."""
 
     cluster: Cluster
-    told: Distribution
-    pair: Pair | None = None
+    configuration: str
+    look: Callable[[], Awaitable[Pair]]
+    _said: str = ""
 
-    async def look(self) -> None:
-        """Load the Secret's pair, renewed if due, and make the API server trust it."""
-        told = self.told
-        assert told.secret is not None
-        self.pair = await keep(self.cluster, told.namespace, told.secret, told.host, told.labels, told.configuration)
-        if await tell(self.cluster, told.configuration, self.pair.authority):
-            log.info("CA bundle of the webhook configuration updated", configuration=told.configuration)
+    async def follow(self, served: Certificate) -> None:
+        """Replace the certificate that is served whenever it changes. Failed steps are retried, and logged once."""
+        while True:
+            await trio.sleep(CERTIFICATE_POLL_S)
+            try:
+                pair = await self.look()
+                await self.trust(pair)
+                if served.replace(pair):
+                    log.info("certificate renewed")
+            except StuckError:
+                continue
+            except (OSError, ValueError) as error:  # ssl.SSLError and ApiServerError among them
+                self._complain("certificate refused, the last good one stays in use", error)
 
-    def read(self) -> tuple[bytes, bytes]:
-        assert self.pair is not None
-        return self.pair.certificate, self.pair.key
+    async def trust(self, pair: Pair) -> None:
+        """Make the API server trust its authority, and wait until all of its instances know. Raises ValueError."""
+        if pair.authority is None:
+            return
+        try:
+            changed = await tell(self.cluster, self.configuration, pair.authority)
+        except ApiServerError as error:
+            self._complain("the API server cannot be told the certificate's authority, trying again", error)
+            return
+        self._said = ""
+        if changed:
+            log.info("CA bundle of the webhook configuration updated", configuration=self.configuration)
+            await trio.sleep(TOLD_S)
+
+    async def first(self) -> Pair:
+        """The certificate to begin with, when the API server has answered."""
+        while True:
+            try:
+                return await self.look()
+            except ApiServerError as error:
+                self._complain("API server request for the certificate failed, trying again", error)
+            await trio.sleep(RETRY_S)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        if str(error) != self._said:
+            log.warning(what, error=str(error))
+        self._said = str(error)
 
 
-async def _serve(template: Path, files: tuple[Path, Path] | None, host: str, port: int, account: Path) -> None:
+async def _serve(
+    template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path
+) -> None:
     """Raises OSError, TemplateError."""
     told = Template.parse(read_file(template, MAX_TEMPLATE_BYTES)).distribution
     async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
@@ -194,48 +226,22 @@ async def _serve(template: Path, files: tuple[Path, Path] | None, host: str, por
                     nursery.cancel_scope.deadline = trio.current_time() + GRACE_S + 1  # whatever it waits for
                     return
 
-        if files is None:
-            if told.secret is None:
-                raise OSError("--cert and --key are missing, and the template names no Secret for a certificate")
-            own = _OwnCertificate(cluster, told)
-            await _until_done(own.look)
-            certificate = Certificate(own.read)
-            nursery.start_soon(_follow_secret, own, certificate)
+        if files is not None:
+            look: Callable[[], Awaitable[Pair]] = partial(Aside().run, of_files, *files)
+        elif told.secret is not None:
+            look = partial(keep, cluster, told.namespace, told.secret, told.host, told.labels, told.configuration)
         else:
-            certificate = Certificate(partial(of_files, *files))
-            nursery.start_soon(_follow_files, certificate)
+            raise OSError("--cert and --key are missing, and the template names no Secret for a certificate")
+        certificates = _Certificates(cluster, told.configuration, look)
+        pair = await certificates.first()
+        certificate = Certificate(pair)
+        with trio.move_on_after(TRUST_LIMIT_S):  # pods are answered also where the API server does not answer
+            await certificates.trust(pair)
+        nursery.start_soon(certificates.follow, certificate)
         nursery.start_soon(distributor.run)
         config = _Https(certificate, host, port)
         started = await nursery.start(_run, app, config, asked_to_end, nursery.cancel_scope)
         log.info("webhook is up", addresses=started)
-
-
-async def _follow_files(certificate: Certificate) -> None:
-    aside = Aside()
-    while True:
-        await trio.sleep(CERTIFICATE_POLL_S)
-        with suppress(StuckError):  # retried
-            await aside.run(certificate.refresh)
-
-
-async def _follow_secret(own: _OwnCertificate, certificate: Certificate) -> None:
-    while True:
-        await trio.sleep(EVERY_S)
-        await _until_done(own.look)
-        certificate.refresh()
-
-
-async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
-    """Retry until the API server has answered; log the error when it changes."""
-    said = ""
-    while True:
-        try:
-            return await work()
-        except ApiServerError as error:
-            if str(error) != said:
-                log.warning("API server request for the certificate failed, retrying", error=str(error))
-            said = str(error)
-        await trio.sleep(RETRY_S)
 
 
 async def _run(
@@ -251,9 +257,9 @@ async def _run(
     scope.cancel()
 
 
-def main(template: Path, files: tuple[Path, Path] | None, host: str, port: int, account: Path) -> int:
-    """Run `kquota webhook`: 0 after SIGTERM, 1 with one line when it cannot run. `files` are the certificate and its
-    key; None: the webhook keeps its own certificate."""
+def main(template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path) -> int:
+    """Run `kquota webhook`: 0 after SIGTERM, 1 with one line when it cannot run. `files` are the certificate, its
+    key and its authority; None: the webhook keeps its own certificate."""
     level, complaint = logs.effective_level("info")
     logs.configure(level)
     if complaint:

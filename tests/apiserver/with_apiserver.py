@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -217,31 +218,42 @@ def installed(api: ApiServer) -> ApiServer:
 
 @contextmanager
 def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
-    """`kquota webhook` with what a kubelet would mount, in the name of its service account, reached by its Service."""
-    for key, value in api.get(path("ConfigMap", RELEASED) + "/shop-kquota-webhook")["data"].items():
-        (folder / key).write_text(value)
-    service = api.get(path("Service", RELEASED) + "/shop-kquota-webhook")["spec"]
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = api.create(f"{path('ServiceAccount', RELEASED)}/shop-kquota-webhook/token", asked)["status"]["token"]
-    account = service_account(folder, api.authority.read_text(), token)
+    """`kquota webhook` as below, reached by its Service through a recorder of what it is asked."""
     (port,) = free_ports(1)
-    _, _, own_port = api.url.rpartition(":")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={folder}/sidecar.json",
-         "--host=127.0.0.1", f"--port={port}", f"--service-account={account}"],
-        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": own_port},
-    )  # fmt: skip
-    try:
-        url = f"https://127.0.0.1:{port}"
-        wait_for("the webhook", lambda: _healthy(url))
+    with running(api, folder, "127.0.0.1", port):
         for key, value in api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"].items():
             (folder / key).write_bytes(base64.b64decode(value))
-        with Recorder((service["clusterIP"], service["ports"][0]["port"]), folder, url) as recorder:
+        with Recorder(address_of(api), folder, f"https://127.0.0.1:{port}") as recorder:
             thread = threading.Thread(target=recorder.serve_forever, daemon=True)
             thread.start()
             yield recorder
             recorder.shutdown()
             thread.join()
+
+
+def address_of(api: ApiServer) -> tuple[str, int]:
+    """Where the API server reaches the webhook."""
+    service = api.get(path("Service", RELEASED) + "/shop-kquota-webhook")["spec"]
+    return service["clusterIP"], service["ports"][0]["port"]
+
+
+@contextmanager
+def running(api: ApiServer, folder: Path, host: str, port: int, *more: str) -> Iterator[None]:
+    """`kquota webhook` with what a kubelet would mount, in the name of its service account."""
+    for key, value in api.get(path("ConfigMap", RELEASED) + "/shop-kquota-webhook")["data"].items():
+        (folder / key).write_text(value)
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.create(f"{path('ServiceAccount', RELEASED)}/shop-kquota-webhook/token", asked)["status"]["token"]
+    account = service_account(folder, api.authority.read_text(), token)
+    _, _, own_port = api.url.rpartition(":")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={folder}/sidecar.json",
+         f"--host={host}", f"--port={port}", f"--service-account={account}", *more],
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": own_port},
+    )  # fmt: skip
+    try:
+        wait_for("the webhook", lambda: _healthy(f"https://{host}:{port}"))
+        yield
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -398,17 +410,15 @@ def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, t
 
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:
     """And a renderer that puts its manifests over it again (Argo CD, server-side) changes nothing either."""
-    api = installed
-    hooks_path = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
+    api, hooks_path = installed, HOOKS
 
     def state() -> tuple[str, set[str]]:
         secret = api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"]
-        bundles = {one["clientConfig"]["caBundle"] for one in api.get(hooks_path)["webhooks"]}
-        return secret["ca.crt"], bundles
+        return secret["ca.crt"], trusted(api)
 
     with served(api, tmp_path):
         before = state()
-        assert before[1] == {before[0]}
+        assert all(base64.b64decode(before[0]) in base64.b64decode(one) for one in before[1])
         for release in (HELM_3, HELM_4):
             install(api, RELEASED, VALUES, "--set", "webhook.replicas=3", what="upgrade", release=release)
             assert state() == before
@@ -420,30 +430,96 @@ def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp
         unchanged = api.get(hooks_path)["metadata"]["resourceVersion"]
         api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
         assert api.get(hooks_path)["metadata"]["resourceVersion"] == unchanged != version
-    api.ask("DELETE", f"{path('Secret', RELEASED)}/{CERTIFICATE}").raise_for_status()
-    with served(api, tmp_path_of(tmp_path)):
-        after = state()
-        assert after[0] != before[0]
-        assert after[1] == {after[0]}, "the API server was told"
-        pod = pods.bare_pod()
-        pod["metadata"]["name"] = "afterwards"
-        wait_for("the API server", lambda: api.ask("POST", path("Pod", pods.NAMESPACE), pod).status_code == 201)
 
 
-def tmp_path_of(folder: Path) -> Path:
-    """Another folder of the same test."""
-    (other := folder / "other").mkdir()
-    return other
+HOOKS = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
+
+
+def trusted(api: ApiServer) -> set[str]:
+    """What the API server trusts when it calls the webhook."""
+    return {one["clientConfig"]["caBundle"] for one in api.get(HOOKS)["webhooks"]}
+
+
+class PodsMeanwhile(threading.Thread):
+    """Creates pods through the webhook, five a second, until the block ends."""
+
+    def __init__(self, api: ApiServer) -> None:
+        super().__init__(daemon=True)
+        self.api = api
+        self.ends = threading.Event()
+        self.created, self.refused = 0, [""][:0]
+
+    def run(self) -> None:
+        while not self.ends.wait(0.2):
+            answer = self.api.ask("POST", path("Pod", pods.NAMESPACE), pods.bare_pod(), dryRun="All")
+            if answer.status_code == 201 and "initContainers" in answer.json()["spec"]:
+                self.created += 1
+            else:
+                self.refused.append(answer.text)
+
+    def __enter__(self) -> PodsMeanwhile:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ends.set()
+        self.join()
+
+
+def test_no_pod_is_refused_while_the_authority_changes(installed: ApiServer, tmp_path: Path) -> None:
+    """The API server is told before the new certificate is served, and trusts the former one too."""
+    api, (host, port) = installed, address_of(installed)
+    with running(api, tmp_path, host, port), PodsMeanwhile(api) as meanwhile:
+        former = ssl.get_server_certificate((host, port))
+        api.ask("DELETE", f"{path('Secret', RELEASED)}/{CERTIFICATE}").raise_for_status()
+        wait_for("a new certificate", lambda: ssl.get_server_certificate((host, port)) != former)
+        time.sleep(2)
+    assert meanwhile.refused == []
+    assert meanwhile.created > 20
+    managers = {one["manager"] for one in api.get(HOOKS)["metadata"]["managedFields"]}
+    assert "kquota-webhook" in managers
+    assert not [name for name in managers if "httpx" in name]
+
+
+@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+def test_kinds_of_certificates_are_switched_under_pods(
+    installed: ApiServer, tmp_path: Path, release: HelmRelease
+) -> None:
+    """From one kind to the next as a rollout does it: the API server trusts both before the other one serves."""
+    api, (host, port) = installed, address_of(installed)
+    folders = [tmp_path / name for name in ("own", "generated", "again")]
+    for one in folders:
+        one.mkdir()
+    mounted = folders[1]
+    by_helm = [f"--cert={mounted}/tls.crt", f"--key={mounted}/tls.key", f"--ca={mounted}/ca.crt"]
+
+    def switch(kind: str) -> None:
+        install(api, RELEASED, VALUES, "--set", f"webhook.certificates={kind}", what="upgrade", release=release)
+
+    def created() -> bool:
+        return api.ask("POST", path("Pod", pods.NAMESPACE), pods.bare_pod(), dryRun="All").status_code == 201
+
+    with running(api, folders[0], host, port):
+        switch("generated")
+        assert created(), "the former pods serve until the new ones are ready"
+        for key, value in api.get(path("Secret", RELEASED) + "/shop-kquota-webhook")["data"].items():
+            (mounted / key).write_bytes(base64.b64decode(value))
+        (spare,) = free_ports(1)
+        with running(api, mounted, "127.0.0.1", spare, *by_helm):
+            assert created()
+    with running(api, mounted, host, port, *by_helm):
+        assert created()
+        switch("own")
+        assert created()
+        with running(api, folders[2], "127.0.0.1", spare):
+            assert created()
 
 
 def test_an_upgrade_keeps_the_certificate_that_helm_made(api: ApiServer) -> None:
-    """Generated once; a new one would shut out the running webhook until the kubelet has brought it."""
     api.namespace("by-helm")
 
-    def certificate() -> tuple[str, str]:
-        secret = api.get(path("Secret", "by-helm") + "/shop-kquota-webhook")["data"]
-        hooks = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.by-helm")["webhooks"]
-        return secret["tls.crt"], hooks[0]["clientConfig"]["caBundle"]
+    def certificate() -> dict[str, str]:
+        return dict(api.get(path("Secret", "by-helm") + "/shop-kquota-webhook")["data"])
 
     given = ("--set", "webhook.namespaces={none}")
     install(api, "by-helm", GENERATED, *given)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +200,10 @@ def test_webhook_refuses_irregular_files(tmp_path: Path, issued: Issued) -> None
         WebhookApp(path, lambda namespace: None, str).read()
     cert = tmp_path / "cert"
     put_file(cert, issued.chain.read_bytes())
-    certificate = Certificate(partial(of_files, cert, issued.key))
+    Certificate(of_files(cert, issued.key))
     put("FIFO", cert)
-    with structlog.testing.capture_logs() as logs:
-        assert not certificate.refresh()
-    assert [entry["event"] for entry in logs] == ["certificate refused, the last good one stays in use"]
-    assert reason in logs[0]["error"]
+    with pytest.raises(OSError, match=reason):
+        of_files(cert, issued.key)
 
 
 def test_overwrites_only_regular_files(tmp_path: Path) -> None:

@@ -217,6 +217,13 @@ async def test_publishes_new_certificate_once(api: ScriptedApi) -> None:
         assert not await tell(cluster, TOLD.configuration, first.authority)
     bundles = {one["clientConfig"]["caBundle"] for one in api.objects[HOOKS]["webhooks"]}
     assert bundles == {base64.b64encode(first.authority).decode()}
+    del api.objects[SECRET]
+    other = await kept(api)
+    async with Cluster(api.url, api.account) as cluster:
+        assert await tell(cluster, TOLD.configuration, other.authority)
+        assert not await tell(cluster, TOLD.configuration, first.authority), "replicas that have it are asked too"
+    bundles = {one["clientConfig"]["caBundle"] for one in api.objects[HOOKS]["webhooks"]}
+    assert bundles == {base64.b64encode(other.authority + first.authority).decode()}
 
 
 async def test_second_replica_takes_the_first_certificate(api: ScriptedApi) -> None:

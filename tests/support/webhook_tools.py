@@ -78,17 +78,15 @@ class Webhook:
 
 def write_certificate(manifests: list[dict[str, Any]], directory: Path) -> ssl.SSLContext:
     (secret,) = of_kind(manifests, "Secret")
-    for key in ("tls.crt", "tls.key"):
+    for key in ("tls.crt", "tls.key", "ca.crt"):
         (directory / key).write_bytes(base64.b64decode(secret["data"][key]))
-    (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
-    bundle = base64.b64decode(hooks["webhooks"][0]["clientConfig"]["caBundle"]).decode()
-    return ssl.create_default_context(cadata=bundle)
+    return ssl.create_default_context(cafile=directory / "ca.crt")
 
 
 def service_account(folder: Path, authority: str | None = None, token: str = "none") -> Path:
     """What a kubelet would mount: the token of a service account and the authority of the API server (PEM)."""
     account = folder / "serviceaccount"
-    account.mkdir()
+    account.mkdir(exist_ok=True)
     (account / "token").write_text(token)
     (account / "ca.crt").write_text(authority or trustme.CA().cert_pem.bytes().decode())
     return account

@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 
 from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, plans
-from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, renewed
+from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, FORMER, bundled, renewed
 from tests.support.webhook_tools import TOLD
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
@@ -176,12 +176,18 @@ def test_new_and_former_authorities_are_trusted() -> None:
     then = days(AUTHORITY_DAYS * 2 / 3 + 1)
     second = renewed(first, HOST, then)
     assert second is not None
-    both = x509.load_pem_x509_certificates(second["ca.crt"])
-    assert len(both) == 2
-    assert both[1] == x509.load_pem_x509_certificate(first["ca.crt"])
-    third = renewed(second, HOST, then + datetime.timedelta(days=AUTHORITY_DAYS * 2 / 3 + 1))
-    assert third is not None
-    assert len(x509.load_pem_x509_certificates(third["ca.crt"])) == 2, "and not for ever"
+    assert bundled(second["ca.crt"], first["ca.crt"], then) == second["ca.crt"] + first["ca.crt"]
+    assert bundled(first["ca.crt"], second["ca.crt"] + first["ca.crt"], then) is None
+    assert bundled(first["ca.crt"], b"nonsense", then) == first["ca.crt"]
+    expired = days(AUTHORITY_DAYS + 1)
+    assert bundled(second["ca.crt"], first["ca.crt"], expired) == second["ca.crt"]
+    trusted = b""
+    for _ in range(FORMER + 2):
+        latest = renewed({}, HOST, NOW)
+        assert latest is not None
+        trusted = bundled(latest["ca.crt"], trusted, NOW) or b""
+        assert trusted.startswith(latest["ca.crt"])
+    assert len(x509.load_pem_x509_certificates(trusted)) == 1 + FORMER
 
 
 def test_remakes_unusable_certificate() -> None:

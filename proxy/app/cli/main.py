@@ -406,6 +406,10 @@ def webhook(
         ),
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option("--ca", metavar="FILE", help="Its authority (PEM), which the API server is told to trust."),
+    ] = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port to listen on.")] = 8443,
     service_account: Annotated[
@@ -424,7 +428,7 @@ def webhook(
         say(f"error: the webhook needs its extra packages ({error.name}): pip install 'kquota[webhook]'", err=True)
         raise typer.Exit(FAILED) from None
 
-    files = None if cert is None or key is None else (cert, key)
+    files = None if cert is None or key is None else (cert, key, authority)
     raise typer.Exit(webhook_main(template, files, host, port, service_account))
 
 
