@@ -154,21 +154,32 @@ def _own(seen: Observed, namespace: str) -> str | None:
     return (seen.quotas.get(namespace, {}).get("data") or {}).get(own_quotas.KEY)
 
 
-def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution, known: Known) -> NamespacePlan:
-    wish = seen.namespaces[namespace].get(POLICY_LABEL)
+def judged(base: str, labels: dict[str, str], given: str | None, told: Distribution) -> QuotasResult:
+    """The result for quotas that a namespace with these labels is about to have."""
+    return _judged(("", False), base, labels, given, told, {})
+
+
+def _judged(
+    key: tuple[str, bool], base: str, labels: dict[str, str], given: str | None, told: Distribution, known: Known
+) -> QuotasResult:
+    wish = labels.get(POLICY_LABEL)
     policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
     file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
+    if given is None:
+        return QuotasResult(None, f"{file}: there is no {own_quotas.KEY} in it")
+    return _outcome(key, base, given, policy, file, known)
+
+
+def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution, known: Known) -> NamespacePlan:
+    labels = seen.namespaces[namespace]
     text, accepted, refused = seen.base, None, None
     if namespace in seen.quotas:
         given = _own(seen, namespace)
         before = ((copy or {}).get("data") or {}).get(own_quotas.KEY)
-        if given is None:
-            outcome = QuotasResult(None, f"{file}: there is no {own_quotas.KEY} in it")
-        else:
-            outcome = _outcome((namespace, False), seen.base, given, policy, file, known)
+        outcome = _judged((namespace, False), seen.base, labels, given, told, known)
         refused = outcome.refused
         if outcome.text is None and before is not None:  # the last valid ones stay, if they still are valid
-            given, outcome = before, _outcome((namespace, True), seen.base, before, policy, file, known)
+            given, outcome = before, _judged((namespace, True), seen.base, labels, before, told, known)
         if outcome.text is not None:
             text, accepted = outcome.text, given
     body = _copy(namespace, text, accepted, seen.owner, told)

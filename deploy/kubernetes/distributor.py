@@ -21,6 +21,7 @@ from deploy.kubernetes.distribution import (
     NamespacePlan,
     Observed,
     fault,
+    judged,
     labels_of,
     plans,
 )
@@ -99,6 +100,17 @@ class Distributor:
                 (self.told.name, "NotDistributed") if plan.problem else (self.told.quotas_name, "QuotasRefused")
             )
             await self._event(namespace, name, reason, self._said[namespace])
+
+    async def judge(self, namespace: str, quotas: str | None) -> str | None:
+        """Why quotas that a namespace is about to have would be refused, None if they would not.
+        Raises ApiServerError."""
+        told, ask = self.told, self.cluster.ask
+        if namespace == told.namespace:
+            return None
+        original = await ask("GET", _config_map(told.namespace, told.name))
+        labels = labels_of(await ask("GET", f"/api/v1/namespaces/{namespace}"))
+        result = await trio.to_thread.run_sync(judged, original["data"][FILE], labels, quotas, told)
+        return result.refused
 
     def metrics(self) -> str:
         """The state of the distribution for Prometheus."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -93,17 +94,41 @@ class ReviewResult:
     """What is wrong with the pod's annotations; None: nothing."""
 
 
+def request_of(body: bytes, kind: str) -> Json:
+    """The request of an AdmissionReview for an object of this kind. Raises ReviewError."""
+    try:
+        given = json.loads(body)
+        request: Json = given["request"]
+        found = (given["kind"], request["kind"]["kind"], request["object"]["kind"])
+        if found != ("AdmissionReview", kind, kind):
+            raise ReviewError(f"expected an AdmissionReview of a {kind}, got {found[0]} of {found[1]}")
+        if given["apiVersion"] != "admission.k8s.io/v1":
+            raise ReviewError(f"expected admission.k8s.io/v1, got {given['apiVersion']}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, ReviewError):
+            raise
+        raise ReviewError(f"expected an AdmissionReview of a {kind}: {error!r}") from error
+    return request
+
+
+def answered(request: Json, refused: str | None, warnings: Iterable[str] = (), **more: str) -> Json:
+    """The answer to a request: refused with a sentence for people, or allowed."""
+    response: Json = {"uid": str(request.get("uid")), "allowed": refused is None}
+    if refused is None:
+        response |= more
+    else:
+        response["status"] = {"code": 400, "reason": "BadRequest", "message": f"kquota: {refused}"}
+    if said := [f"kquota: {one}" for one in warnings]:
+        response["warnings"] = said
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
 def review(body: bytes, template: Template) -> ReviewResult:
     """Answer one AdmissionReview: allowed, with a patch, unless the pod's annotations request something impossible.
     Raises ReviewError."""
+    request = request_of(body, "Pod")
     try:
-        given = json.loads(body)
-        request = given["request"]
-        uid, pod = str(request["uid"]), request["object"]
-        if (given["kind"], request["kind"]["kind"], pod["kind"]) != ("AdmissionReview", "Pod", "Pod"):
-            raise ReviewError(f"expected an AdmissionReview of a Pod, got {given['kind']} of {request['kind']['kind']}")
-        if given["apiVersion"] != "admission.k8s.io/v1":
-            raise ReviewError(f"expected admission.k8s.io/v1, got {given['apiVersion']}")
+        pod = request["object"]
         metadata = pod.get("metadata") or {}
         name = metadata.get("name") or metadata.get("generateName") or "?"
         skipped, refused, patch = reason_to_skip(pod, template), None, []
@@ -113,17 +138,9 @@ def review(body: bytes, template: Template) -> ReviewResult:
             refused = str(error)
         warnings = misunderstood(pod, skipped) + ([] if skipped else unknown(asked(pod)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, ReviewError):
-            raise
         raise ReviewError(f"expected an AdmissionReview of a Pod: {error!r}") from error
-    response: Json = {"uid": uid, "allowed": refused is None}
-    if refused is None:
-        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
-    else:
-        response["status"] = {"code": 400, "reason": "BadRequest", "message": f"kquota: {refused}"}
-    if warnings:
-        response["warnings"] = [f"kquota: {one}" for one in warnings]
-    answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+    answer = answered(request, refused, warnings, patchType="JSONPatch", patch=encoded)
     namespace = str(request.get("namespace", "?"))
     return ReviewResult(answer, namespace, f"{namespace}/{name}", skipped, refused)
 

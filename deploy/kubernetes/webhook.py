@@ -27,10 +27,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from deploy.kubernetes import own_quotas
 from deploy.kubernetes.cluster import ApiServerError, Cluster
 from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
-from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
+from deploy.kubernetes.review import ReviewError, Template, TemplateError, answered, request_of, review
 from proxy.app.common import logs
 from proxy.app.sources.reading import Aside, StuckError
 from proxy.net.files import in_memory, read_file
@@ -48,6 +49,11 @@ GRACE_S: Final = 5.0
 RETRY_S: Final = 2.0
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 """As much as a ConfigMap can hold."""
+
+
+def read_template(path: Path) -> Template:
+    """The template as its file is now. Raises OSError, TemplateError."""
+    return Template.parse(read_file(path, MAX_TEMPLATE_BYTES))
 
 
 class Certificate:
@@ -108,55 +114,82 @@ class _Https(HypercornConfig):
 
 
 class WebhookApp:
-    """/mutate for the API server, /healthz for the kubelet, /metrics for Prometheus."""
+    """/mutate and /validate for the API server, /healthz for the kubelet, /metrics for Prometheus."""
 
-    def __init__(self, template: Path, pod_of: Callable[[str], None], metrics: Callable[[], str]) -> None:
-        """`pod_of` is called with the namespace of each pod that gets a sidecar."""
+    def __init__(self, template: Path, distributor: Distributor) -> None:
         self._template = template
-        self._pod_of = pod_of
-        self._metrics_text = metrics
+        self._distributor = distributor
         self._aside = Aside()
         self.asgi = Starlette(
             routes=[
                 Route("/mutate", self._mutate, methods=["POST"]),
+                Route("/validate", self._validate, methods=["POST"]),
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._metrics),
             ]
         )
 
-    def read(self) -> Template:
-        """The template as its file is now. Raises OSError, TemplateError."""
-        return Template.parse(read_file(self._template, MAX_TEMPLATE_BYTES))
-
     async def _healthz(self, request: Request) -> Response:
         try:
-            await self._aside.run(self.read)
+            await self._aside.run(read_template, self._template)
         except (OSError, TemplateError) as error:
             return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse("ok\n")
 
     async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics_text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self._distributor.metrics(), media_type="text/plain; version=0.0.4")
 
     async def _mutate(self, request: Request) -> Response:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return PlainTextResponse(f"expected at most {MAX_BODY_BYTES} bytes\n", 413)
         try:
-            decision = review(bytes(body), await self._aside.run(self.read))
+            decision = review(await _body(request), await self._aside.run(read_template, self._template))
         except ReviewError as error:
-            log.warning("invalid admission request, answered with HTTP 400", error=str(error))
-            return PlainTextResponse(f"{error}\n", 400)
+            return _invalid(error)
         except (OSError, TemplateError) as error:
             log.error("template cannot be used", error=str(error))
             return PlainTextResponse(f"{error}\n", 500)
         injected = decision.skipped is None and decision.refused is None
         if injected:
-            self._pod_of(decision.namespace)
+            self._distributor.pod_of(decision.namespace)
         log.info("pod", pod=decision.pod, injected=injected, skipped=decision.skipped, refused=decision.refused)
         return JSONResponse(decision.answer)
+
+    async def _validate(self, request: Request) -> Response:
+        """Quotas of a namespace: refused here, and so by `kubectl apply`, if they would not come in force."""
+        try:
+            asked = request_of(await _body(request), "ConfigMap")
+            namespace = str(asked.get("namespace"))
+            before, after = ((asked.get(key) or {}).get("data") or {} for key in ("oldObject", "object"))
+            refused = None
+            if asked.get("oldObject") is None or before != after:  # never in the way of a finalizer or a label
+                refused = await self._distributor.judge(namespace, after.get(own_quotas.KEY))
+        except (ReviewError, AttributeError) as error:
+            return _invalid(error)
+        except ApiServerError as error:
+            log.warning("quotas of a namespace cannot be checked before they are stored", error=str(error))
+            return PlainTextResponse(f"{error}\n", 500)
+        if refused is not None:
+            log.info("quotas refused", namespace=namespace, refused=refused)
+        return JSONResponse(answered(asked, refused))
+
+
+class _TooLargeError(ReviewError):
+    """The body is larger than any review."""
+
+
+async def _body(request: Request) -> bytes:
+    """Raises ReviewError."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise _TooLargeError(f"expected at most {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+def _invalid(error: Exception) -> Response:
+    status = 413 if isinstance(error, _TooLargeError) else 400
+    log.warning("invalid admission request, answered with an HTTP error", status=status, error=str(error))
+    return PlainTextResponse(f"{error}\n", status)
 
 
 @dataclass(slots=True)
@@ -215,10 +248,10 @@ async def _serve(
     template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path
 ) -> None:
     """Raises OSError, TemplateError."""
-    told = Template.parse(read_file(template, MAX_TEMPLATE_BYTES)).distribution
+    told = read_template(template).distribution
     async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
         distributor = Distributor(cluster, told)
-        app = WebhookApp(template, distributor.pod_of, distributor.metrics)
+        app = WebhookApp(template, distributor)
 
         async def asked_to_end() -> None:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -67,11 +67,12 @@ PATHS = {
     "ScheduledSparkApplication": ("sparkoperator.k8s.io/v1beta2", "scheduledsparkapplications"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
+    "ValidatingWebhookConfiguration": ("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
     "ServiceAccount": ("v1", "serviceaccounts"),
     "SparkApplication": ("sparkoperator.k8s.io/v1beta2", "sparkapplications"),
 }
 """Where each kind that the chart makes is kept; a kind that is not here fails the test."""
-EVERYWHERE = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration"}
+EVERYWHERE = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 """Kinds that are in no namespace."""
 REDIRECT = "kquota-redirect"
 """The one container that is root, with NET_ADMIN: only where namespaces do not enforce "restricted" (docs)."""
@@ -357,12 +358,12 @@ def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
     install(api, RELEASED, VALUES, what="upgrade")
 
 
-def quotas_of(api: ApiServer, namespace: str, text: str) -> None:
+def quotas_of(api: ApiServer, namespace: str, text: str) -> httpx.Response:
     """As the people of the namespace set them."""
     name = "shop-kquota-quotas"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"quotas.yaml": text}}
     where = f"{path('ConfigMap', namespace)}/{name}"
-    api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true").raise_for_status()
+    api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true")
 
 
 def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, tmp_path: Path) -> None:
@@ -389,10 +390,23 @@ def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, t
         owner = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod")["metadata"]["uid"]
         assert [one["uid"] for one in copy()["metadata"]["ownerReferences"]] == [owner]
 
-        quotas_of(api, "fresh", "quotas: [{client-id: <default>, producer_byte_rate: 1M}]")
+        quotas_of(api, "fresh", "quotas: [{client-id: <default>, producer_byte_rate: 1M}]").raise_for_status()
         wait_for("the namespace's quotas", lambda: "producer_byte_rate: 1M" in text())
-        quotas_of(api, "fresh", "quotas: [{client-id: <default>, producer_byte_rate: 3M}]")
+        more = "quotas: [{client-id: <default>, producer_byte_rate: 3M}]"
+        refused = quotas_of(api, "fresh", more)
+        assert refused.status_code == 400, refused.text
+        assert "kquota: ConfigMap shop-kquota-quotas, quotas.yaml: user any other" in refused.json()["message"]
+        unseen = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}, "data": {"quotas.yaml": more}}
+        api.create(path("ConfigMap", "fresh"), unseen)
+
+        hook = path("ValidatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
+        kept = api.get(hook)
+        api.ask("DELETE", hook).raise_for_status()  # as while the webhook does not answer
+        quotas_of(api, "fresh", more).raise_for_status()
         wait_for("an event", lambda: bool(events()))
+        api.create(
+            hook.rpartition("/")[0], {"metadata": {"name": kept["metadata"]["name"]}, "webhooks": kept["webhooks"]}
+        )
         (event,) = events()
         assert (event["reason"], event["involvedObject"]["name"]) == ("QuotasRefused", "shop-kquota-quotas")
         assert "would get producer_byte_rate 3000000, the chart's quotas have 2000000" in event["message"]

@@ -25,7 +25,7 @@ from config.model import Config
 from config.overlay import load_overlay
 from config.problems import ConfigError
 from config.table import to_table
-from deploy.kubernetes.webhook import Certificate, WebhookApp, of_files
+from deploy.kubernetes.webhook import Certificate, of_files, read_template
 from proxy.app.common.atomic import replace_file
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_file import FileSource
@@ -197,7 +197,7 @@ def test_webhook_refuses_irregular_files(tmp_path: Path, issued: Issued) -> None
     path = tmp_path / "template"
     reason = put("FIFO", path)
     with pytest.raises(OSError, match=reason):
-        WebhookApp(path, lambda namespace: None, str).read()
+        read_template(path)
     cert = tmp_path / "cert"
     put_file(cert, issued.chain.read_bytes())
     Certificate(of_files(cert, issued.key))

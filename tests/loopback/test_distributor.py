@@ -67,6 +67,30 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
     assert api.objects[COPY]["data"] == {"kquota.yaml": BASE}
 
 
+JUDGED = {
+    "lower": ("quotas: [{client-id: <default>, producer_byte_rate: 1M}]", {}, None),
+    "higher": ("quotas: [{client-id: <default>, producer_byte_rate: 3M}]", {}, "would get producer_byte_rate 3000000"),
+    "higher where it may": (
+        "quotas: [{client-id: <default>, producer_byte_rate: 3M}]",
+        {"kquota.io/namespace-quotas": "any"},
+        None,
+    ),
+    "a mistake": ("quotas: [{client-id: a, producer_byte_rat: 1M}]", {}, "producer_byte_rat"),
+    "another key": (None, {}, "there is no quotas.yaml in it"),
+}
+
+
+@pytest.mark.parametrize("case", JUDGED)
+async def test_judges_quotas_before_they_are_stored(api: ScriptedApi, case: str) -> None:
+    text, labels, said = JUDGED[case]
+    api.put("/api/v1/namespaces/orders", metadata={"labels": {"kquota.io/injection": "enabled"} | labels})
+    async with Cluster(api.url, api.account) as cluster:
+        distributor = Distributor(cluster, TOLD)
+        refused = await distributor.judge("orders", text)
+        assert await distributor.judge(TOLD.namespace, "nonsense") is None, "the release's own is left alone"
+    assert (refused is None) if said is None else (said in (refused or ""))
+
+
 async def test_truncates_long_event_messages(api: ScriptedApi) -> None:
     wrong = "quotas:\n" + "".join(f"- {{client-id: c{n}, producer_byte_rat: 1}}\n" for n in range(60))
     api.put(QUOTAS, data={"quotas.yaml": wrong})

@@ -416,6 +416,10 @@ def test_unanswerable_review_is_an_http_error(running: Webhook) -> None:
     assert running.post(b"{}").status_code == 400
     assert running.post(b"x" * (9 * 1024 * 1024)).status_code == 413
     assert running.post(b"{}", path="/elsewhere").status_code == 404
+    assert running.post(admission_review("bare"), path="/validate").status_code == 400
+    quotas = admission_review("bare")
+    quotas["request"] |= {"kind": {"kind": "ConfigMap"}, "object": {"kind": "ConfigMap", "data": {"quotas.yaml": ""}}}
+    assert running.post(quotas, path="/validate").status_code == 500, "the API server applies the failure policy"
     (running.directory / "sidecar.json").write_text("{}")
     assert running.post(admission_review("bare")).status_code == 500
     assert not running.healthy()
