@@ -100,6 +100,8 @@ class NamespacePlan:
     namespace: str
     body: Json | None = None
     """The copy as it should be; None: it already is."""
+    immutable: bool = False
+    """The copy was made immutable: it has to be deleted first."""
     refused: str | None = None
     """Why the namespace's quotas are rejected."""
     problem: str | None = None
@@ -134,7 +136,7 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
             continue
         copy = seen.copies.get(namespace)
         if copy is not None and namespace not in ours:
-            yield NamespacePlan(namespace, problem=f"there is another ConfigMap {told.name}, which is left alone")
+            yield NamespacePlan(namespace, problem=_in_the_way(told.name))
             continue
         try:
             plan = _plan(namespace, copy, seen, told, known)
@@ -142,6 +144,10 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
             log.exception("namespace configuration failed: internal error", namespace=namespace)
             plan = NamespacePlan(namespace, problem=fault(error))
         yield plan
+
+
+def _in_the_way(name: str) -> str:
+    return f"a ConfigMap {name} that is not kquota's is in the way: sidecars get no configuration; rename or delete it"
 
 
 def fault(error: Exception) -> str:
@@ -183,7 +189,9 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
         if outcome.text is not None:
             text, accepted = outcome.text, given
     body = _copy(namespace, text, accepted, seen.owner, told)
-    return NamespacePlan(namespace, None if copy is not None and _is_so(copy, body) else body, refused)
+    if copy is not None and _is_so(copy, body):
+        return NamespacePlan(namespace, refused=refused)
+    return NamespacePlan(namespace, body, immutable=bool((copy or {}).get("immutable")), refused=refused)
 
 
 def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> QuotasResult:

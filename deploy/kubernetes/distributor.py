@@ -84,7 +84,10 @@ class Distributor:
         namespace = plan.namespace
         try:
             if plan.body is not None:
-                await self.cluster.apply(_config_map(namespace, self.told.name), plan.body)
+                where = _config_map(namespace, self.told.name)
+                if plan.immutable:
+                    await self.cluster.ask("DELETE", where)
+                await self.cluster.apply(where, plan.body)
                 log.info("configuration copied to namespace", namespace=namespace)
         except ApiServerError as error:
             plan.problem = str(error)

@@ -222,7 +222,7 @@ class _Certificates:
         try:
             changed = await tell(self.cluster, self.configuration, pair.authority)
         except ApiServerError as error:
-            self._complain("the API server cannot be told the certificate's authority, trying again", error)
+            self._complain("cannot update the CA bundle of the webhook configuration, trying again", error)
             return
         self._said = ""
         if changed:

@@ -414,8 +414,22 @@ def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, t
         api.label("fresh", {"kquota.io/namespace-quotas": "any"})
         wait_for("what the label allows", lambda: "producer_byte_rate: 3M" in text())
 
-        api.ask("DELETE", f"{path('ConfigMap', 'fresh')}/shop-kquota").raise_for_status()
+        where = f"{path('ConfigMap', 'fresh')}/shop-kquota"
+        api.ask("DELETE", where).raise_for_status()
         wait_for("the copy again", lambda: "producer_byte_rate: 3M" in text())
+        spoilt = {"immutable": True, "data": {"kquota.yaml": "spoilt"}}
+        api.ask("PATCH", where, spoilt, patch="merge-patch+json").raise_for_status()
+        wait_for("the copy in place of an immutable one", lambda: "producer_byte_rate: 3M" in text())
+
+        api.namespace("taken")
+        foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shop-kquota"}, "data": {"a": "b"}}
+        api.create(path("ConfigMap", "taken"), foreign)
+        api.label("taken", {"kquota.io/injection": "enabled"})
+        wait_for("an event there", lambda: bool(api.get("/api/v1/namespaces/taken/events")["items"]))
+        (event,) = api.get("/api/v1/namespaces/taken/events")["items"]
+        assert (event["reason"], event["involvedObject"]["name"]) == ("NotDistributed", "shop-kquota")
+        assert "is in the way" in event["message"]
+        assert api.get(f"{path('ConfigMap', 'taken')}/shop-kquota")["data"] == {"a": "b"}
         api.label("fresh", {"kquota.io/injection": None})
         install(api, RELEASED, VALUES, "--set", "config.max_mute=10s", what="upgrade")
         wait_for("the chart's change, pods of former times may run", lambda: "max_mute: 10s" in text())

@@ -100,6 +100,14 @@ async def test_truncates_long_event_messages(api: ScriptedApi) -> None:
     assert event["message"].endswith("…")
 
 
+async def test_replaces_an_immutable_copy(api: ScriptedApi) -> None:
+    await rounds(api)
+    api.objects[COPY] |= {"immutable": True, "data": {"kquota.yaml": "of former times"}}
+    await rounds(api)
+    assert (api.objects[COPY]["data"], api.objects[COPY].get("immutable")) == ({"kquota.yaml": BASE}, None)
+    assert [one for one in api.asked if one[1] == COPY] == [("PATCH", COPY), ("DELETE", COPY), ("PATCH", COPY)]
+
+
 EVIL = {
     "310 digits": "quotas: [{client-id: a, producer_byte_rate: %s}]" % ("9" * 310),
     "310 digits of a count": "quotas: [{user: a, max_connections: %s}]" % ("9" * 310),

@@ -65,6 +65,8 @@ class ScriptedApi:
         if method in ("PATCH", "PUT"):
             self.put(path, **body)
             return 200, self.objects[path]
+        if method == "DELETE" and path in self.objects:
+            return 200, self.objects.pop(path)
         if method == "POST":
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{len(self.objects)}"
             if f"{path}/{name}" in self.objects:
@@ -107,7 +109,7 @@ def scripted_api(folder: Path) -> Iterator[ScriptedApi]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_PUT = do_PATCH = _do  # noqa: N815
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _do  # noqa: N815
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing on stderr."""
