@@ -18,15 +18,23 @@ RESOURCES: Final = {
 IMAGE: Final = f"{PREFIX}image"
 CONFIG_MAP: Final = f"{PREFIX}config-map"
 """The name of a ConfigMap of the pod's namespace whose `kquota.yaml` is this pod's configuration file."""
+BOOTSTRAP: Final = f"{PREFIX}bootstrap-variable"
+"""Names of environment variables with the sidecar's address; empty: none."""
 OURS: Final = (f"{PREFIX}restart-checksum",)
 """Annotations that the chart sets; they request nothing."""
-GROUPS: Final = {"resources": tuple(RESOURCES), "image": (IMAGE,), "config": (CONFIG_MAP,)}
-"""The groups in the chart's `webhook.podAnnotations`, which say what pods may set."""
+GROUPS: Final = {
+    "resources": tuple(RESOURCES),
+    "image": (IMAGE,),
+    "environment": (BOOTSTRAP,),
+    "config": (CONFIG_MAP,),
+}
+"""The groups in the chart's `webhook.podsMaySet`."""
 VOLUME: Final = "kquota-config"
 
 _CPU: Final = re.compile(r"\d+(\.\d+)?|\d+m")
 _MEMORY: Final = re.compile(r"\d+(\.\d+)?([kMGTP]|[KMGTP]i)?")
 _IMAGE_NAME: Final = re.compile(r"[\w.:/-]+(@sha256:[0-9a-f]{64})?")
+_VARIABLE: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 Json = dict[str, Any]
@@ -44,7 +52,7 @@ def asked(pod: Json) -> dict[str, str]:
 
 def unknown(names: Iterable[str]) -> list[str]:
     """A sentence about each unknown annotation, for the pod's author."""
-    known = [*RESOURCES, IMAGE, CONFIG_MAP]
+    known = [one for names in GROUPS.values() for one in names]
     said = []
     for name in sorted(set(names) - set(known)):
         if name == f"{PREFIX}inject":
@@ -66,7 +74,7 @@ def customized(
             continue
         if group not in allowed:
             raise AnnotationError(
-                f"pod annotation {name}: pods may not set it here (webhook.podAnnotations of the chart has no {group})"
+                f"pod annotation {name}: pods may not set it here (webhook.podsMaySet of the chart has no {group})"
             )
         if name in RESOURCES:
             kind, resource = RESOURCES[name]
@@ -76,12 +84,21 @@ def customized(
         elif name == IMAGE:
             _expect(_IMAGE_NAME, name, value, "an image, such as registry.example/kquota:1.2.3")
             container["image"] = value
-        else:
+        elif name == CONFIG_MAP:
             _expect(_NAME, name, value, "the name of a ConfigMap of the pod's namespace")
             for volume in volumes:
                 if volume["name"] == VOLUME:
                     volume["configMap"] = {"name": value}
     return container, volumes
+
+
+def bootstrap_variables(wishes: dict[str, str], usual: str) -> list[str]:
+    """Names of the variables that get the sidecar's address: `usual`, unless the pod says others. Raises
+    AnnotationError."""
+    names = [one.strip() for one in wishes.get(BOOTSTRAP, usual).split(",") if one.strip()]
+    for one in names:
+        _expect(_VARIABLE, BOOTSTRAP, one, "names of environment variables, separated by commas")
+    return names
 
 
 def _expect(form: re.Pattern[str], name: str, value: str, expected: str) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deploy.kubernetes.annotations import AnnotationError, asked, customized, unknown
+from deploy.kubernetes.annotations import AnnotationError, asked, bootstrap_variables, customized, unknown
 from deploy.kubernetes.distribution import Distribution
 
 INJECT_LABEL: Final = "kquota.io/inject"
@@ -58,6 +58,12 @@ class Template:
     """What pods may change by annotations (`deploy.kubernetes.annotations.GROUPS`)."""
     distribution: Distribution
     """How the configuration is distributed to the pods' namespaces."""
+    pull_secrets: list[Json]
+    """imagePullSecrets that the sidecar's image needs."""
+    bootstrap: tuple[str, str] | None
+    """The variable of the application's containers that gets the sidecar's address, and this address; None: none."""
+    ports: dict[str, str]
+    """Ports and ranges of them (FIRST-LAST) that the sidecar listens on, by the setting."""
 
     @classmethod
     def parse(cls, data: bytes) -> Template:
@@ -73,8 +79,13 @@ class Template:
                 labels=dict(given["labels"]),
                 annotations=dict(given["annotations"]),
                 grace_s=int(given["terminationGracePeriodSeconds"]),
-                pods_may_set=frozenset(given["podAnnotations"]),
+                pods_may_set=frozenset(given["podsMaySet"]),
                 distribution=Distribution.parse(given["distribution"]),
+                pull_secrets=list(given["imagePullSecrets"]),
+                bootstrap=(given["bootstrap"]["variable"], given["bootstrap"]["address"])
+                if given["bootstrap"]
+                else None,
+                ports={name: str(value) for name, value in given["ports"].items()},
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
@@ -136,7 +147,9 @@ def review(body: bytes, template: Template) -> ReviewResult:
             patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
         except AnnotationError as error:
             refused = str(error)
-        warnings = misunderstood(pod, skipped) + ([] if skipped else unknown(asked(pod)))
+        warnings = misunderstood(pod, skipped)
+        if not skipped and not refused:
+            warnings += [*unknown(asked(pod)), *clashes(pod, template)]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ReviewError(f"expected an AdmissionReview of a Pod: {error!r}") from error
     encoded = base64.b64encode(json.dumps(patch).encode()).decode()
@@ -180,12 +193,68 @@ def misunderstood(pod: Json, skipped: str | None) -> list[str]:
     return [f'label {INJECT_LABEL}: expected "true" or "false", got "{wish}": the pod gets {gets}']
 
 
+def clashes(pod: Json, template: Template) -> Iterator[str]:
+    """A sentence about each thing of the pod's own that does not go together with the sidecar."""
+    for _, _, container in _containers(pod["spec"]):
+        for declared in container.get("ports") or []:
+            port = declared["containerPort"]
+            for setting, ports in template.ports.items():
+                first, _, last = ports.partition("-")
+                if int(first) <= port <= int(last or first):
+                    yield (
+                        f"container {container['name']} declares port {port}, and the sidecar listens on {ports} "
+                        f"({setting}): only one of them can"
+                    )
+    if template.bootstrap is not None:
+        _, address = template.bootstrap
+        names = bootstrap_variables(asked(pod), template.bootstrap[0])
+        for _, _, container in _containers(pod["spec"]):
+            for one in container.get("env") or []:
+                if one["name"] in names and "value" in one and not one["value"].startswith(("localhost", address)):
+                    yield (
+                        f"container {container['name']} sets {one['name']} to {one['value']}: "
+                        f"it goes past the sidecar, which is {address}"
+                    )
+    if own := _scraped(pod) & template.annotations.keys():
+        port = template.annotations["prometheus.io/port"]
+        yield f"the pod's own {', '.join(sorted(own))} stay: Prometheus does not find the sidecar's port {port} by them"
+
+
+def _containers(spec: Json) -> Iterator[tuple[str, int, Json]]:
+    for key in ("initContainers", "containers"):
+        for index, container in enumerate(spec.get(key) or []):
+            yield key, index, container
+
+
+def _scraped(pod: Json) -> set[str]:
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return {name for name in annotations if name.startswith("prometheus.io/")}
+
+
+def _environment(pod: Json, template: Template) -> Iterator[Json]:
+    """The sidecar's address for containers that start after it, first so that others can refer to it."""
+    if template.bootstrap is None:
+        return
+    usual, address = template.bootstrap
+    names = bootstrap_variables(asked(pod), usual)
+    for key, index, container in _containers(pod["spec"]):
+        if container.get("envFrom") or (key == "initContainers" and not template.native):
+            continue
+        there = container.get("env") or []
+        new = [{"name": name, "value": address} for name in names if name not in {one["name"] for one in there}]
+        if new:
+            yield {"op": "add", "path": f"/spec/{key}/{index}/env", "value": new + there}
+
+
 def injection(pod: Json, template: Template) -> list[Json]:
-    """The patch that injects the sidecar. Our labels and annotations replace the pod's own.
+    """The patch that injects the sidecar. Our labels and annotations replace the pod's own, but for Prometheus'.
 
     Raises AnnotationError for requests of the pod that cannot be met.
     """
-    spec, patch = pod["spec"], []
+    spec = pod["spec"]
+    patch = list(_environment(pod, template))  # before containers are inserted
+    secrets = spec.get("imagePullSecrets") or []
+    patch += _insert(spec, "imagePullSecrets", "-", [one for one in template.pull_secrets if one not in secrets])
     container, volumes = customized(template.container, template.volumes, asked(pod), template.pods_may_set)
     key, at = ("initContainers", "0") if template.native else ("containers", "-")
     patch += _insert(spec, key, at, [container])
@@ -209,7 +278,10 @@ def injection(pod: Json, template: Template) -> list[Json]:
     metadata = pod.get("metadata") or {}
     labels = template.labels | {INJECTED_LABEL: "true"}
     patch += _merge(metadata, "labels", labels, remove=SKIPPED_LABEL)
-    patch += _merge(metadata, "annotations", template.annotations)
+    annotations = template.annotations
+    if _scraped(pod):
+        annotations = {name: value for name, value in annotations.items() if not name.startswith("prometheus.io/")}
+    patch += _merge(metadata, "annotations", annotations)
     return patch
 
 

@@ -86,6 +86,8 @@ def _decide(asked: dict[str, Any], template: Template) -> tuple[dict[str, Any], 
 
 # --- decisions
 
+ADDRESS = {"name": "KAFKA_BOOTSTRAP_SERVERS", "value": "127.0.0.1:9092"}
+
 
 @pytest.mark.parametrize("name", ["deployment", "job", "bare"])
 def test_webhook_puts_the_sidecar_first(name: str, template: Template) -> None:
@@ -93,9 +95,13 @@ def test_webhook_puts_the_sidecar_first(name: str, template: Template) -> None:
     pod, skipped = _decide(asked, template)
     assert skipped is None
     before, after = asked["request"]["object"]["spec"], pod["spec"]
+    for one in before.get("initContainers", []):
+        one["env"] = [ADDRESS]
+    for one in before["containers"]:
+        one.setdefault("env", [ADDRESS])
     assert after["initContainers"] == [template.container, *before.get("initContainers", [])]
     assert after["initContainers"][0]["restartPolicy"] == "Always"
-    assert after["containers"] == before["containers"], "the application is left alone"
+    assert after["containers"] == before["containers"], "the application gets the address and nothing else"
     assert after["volumes"] == [*before.get("volumes", []), *template.volumes]
     assert after["terminationGracePeriodSeconds"] == max(before.get("terminationGracePeriodSeconds", 30), 55)
     assert pod["metadata"]["labels"]["kquota.io/config"] == "shop-kquota"
@@ -205,6 +211,85 @@ def test_a_pod_sets_resources_and_image_of_its_sidecar(template: Template) -> No
     kubernetes_validate.validate(pod, NEWEST, strict=True)
 
 
+def test_pods_get_the_pull_secrets_of_the_image(template: Template) -> None:
+    needing = Template.parse(sidecar_template(imagePullSecrets=[{"name": "regcred"}, {"name": "own"}]))
+    pod, _ = _decide(admission_review("bare"), needing)
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "regcred"}, {"name": "own"}]
+    pod, _ = _decide(admission_review("bare", imagePullSecrets=[{"name": "own"}]), needing)
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "own"}, {"name": "regcred"}]
+    assert "imagePullSecrets" not in _decide(admission_review("bare"), template)[0]["spec"]
+
+
+OTHER = {"name": "OTHER", "value": "$(KAFKA_BOOTSTRAP_SERVERS)"}
+DIRECT = {"name": "KAFKA_BOOTSTRAP_SERVERS", "value": "kafka:9092"}
+ENVIRONMENTS: dict[str, tuple[dict[str, Any], dict[str, str], list[dict[str, Any]] | None]] = {
+    "none": ({}, {}, [ADDRESS]),
+    "others": ({"env": [OTHER]}, {}, [ADDRESS, OTHER]),
+    "its own": ({"env": [DIRECT]}, {}, [DIRECT]),
+    "from elsewhere": ({"envFrom": [{"configMapRef": {"name": "kafka"}}]}, {}, None),
+    "opted out": ({}, {"bootstrap_variable": ""}, None),
+    "another name": (
+        {},
+        {"bootstrap_variable": "SPRING_KAFKA_BOOTSTRAP_SERVERS, BROKERS"},
+        [ADDRESS | {"name": "SPRING_KAFKA_BOOTSTRAP_SERVERS"}, ADDRESS | {"name": "BROKERS"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENVIRONMENTS)
+def test_containers_get_the_sidecars_address(case: str, template: Template) -> None:
+    container, wishes, expected = ENVIRONMENTS[case]
+    asked = _annotated(**wishes)
+    asked["request"]["object"]["spec"]["containers"] = [{"name": "app", "image": "own"} | container]
+    pod, _ = _decide(asked, template)
+    assert pod["spec"]["containers"][0].get("env") == expected
+    without = Template.parse(sidecar_template(bootstrap=None))
+    assert _decide(asked, without)[0]["spec"]["containers"] == asked["request"]["object"]["spec"]["containers"]
+
+
+def _with(**container: Any) -> dict[str, Any]:
+    return admission_review("bare", containers=[{"name": "app", "image": "own"} | container])
+
+
+CLASHES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "another port": (_with(ports=[{"containerPort": 8080}, {"containerPort": 19192}]), None),
+    "the admin port": (
+        _with(ports=[{"containerPort": 9404}]),
+        "container app declares port 9404, and the sidecar listens on 9404 (config.admin.port): only one of them can",
+    ),
+    "Kafka's": (_with(ports=[{"containerPort": 9092}]), "listens on 9092 (config.listen.port): only one of them can"),
+    "a broker's": (_with(ports=[{"containerPort": 19191}]), "listens on 19092-19191 (config.listen.broker_ports)"),
+    "past the sidecar": (
+        _with(env=[DIRECT]),
+        "container app sets KAFKA_BOOTSTRAP_SERVERS to kafka:9092: it goes past the sidecar, which is 127.0.0.1:9092",
+    ),
+    "to the sidecar": (_with(env=[ADDRESS]), None),
+}
+
+
+@pytest.mark.parametrize("case", CLASHES)
+def test_warns_of_what_does_not_go_together(case: str, template: Template) -> None:
+    asked, said = CLASHES[case]
+    warnings = review(json.dumps(asked).encode(), template).answer["response"].get("warnings", [])
+    assert len(warnings) == (said is not None)
+    assert all((said or "") in one for one in warnings)
+    asked = copy.deepcopy(asked)
+    asked["request"]["object"]["metadata"]["labels"] = {"kquota.io/inject": "false"}
+    assert "warnings" not in review(json.dumps(asked).encode(), template).answer["response"]
+
+
+def test_keeps_a_pods_own_prometheus_annotations() -> None:
+    ours = {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": "9404"}
+    asking = Template.parse(sidecar_template(annotations=ours | {"other": "1"}))
+    assert _decide(admission_review("bare"), asking)[0]["metadata"]["annotations"] == ours | {"other": "1"}
+    asked = admission_review("bare")
+    own = {"prometheus.io/port": "8080"}
+    asked["request"]["object"]["metadata"]["annotations"] = dict(own)
+    assert _decide(asked, asking)[0]["metadata"]["annotations"] == own | {"other": "1"}
+    (warning,) = review(json.dumps(asked).encode(), asking).answer["response"]["warnings"]
+    assert warning.startswith("kquota: the pod's own prometheus.io/port stay")
+
+
 def test_pod_brings_own_configuration_where_allowed() -> None:
     allowing = Template.parse(sidecar_template(GENERATED))
     pod, _ = _decide(_annotated(config_map="checkout-quotas"), allowing)
@@ -217,7 +302,8 @@ WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     "milli": ({"memory_request": "128m"}, "such as 256Mi or 1G, got '128m'"),
     "cpu": ({"cpu_request": "half"}, "such as 250m or 1, got 'half'"),
     "image": ({"image": "kquota latest"}, "expected an image"),
-    "config": ({"config_map": "mine"}, "webhook.podAnnotations of the chart has no config"),
+    "variable": ({"bootstrap_variable": "A,=B"}, "names of environment variables, separated by commas, got '=B'"),
+    "config": ({"config_map": "mine"}, "webhook.podsMaySet of the chart has no config"),
 }  # fmt: skip
 
 
