@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, Final
 
 PREFIX: Final = "kquota.io/"
@@ -31,8 +33,14 @@ GROUPS: Final = {
 """The groups in the chart's `webhook.podsMaySet`."""
 VOLUME: Final = "kquota-config"
 
-_CPU: Final = re.compile(r"\d+(\.\d+)?|\d+m")
-_MEMORY: Final = re.compile(r"\d+(\.\d+)?([kMGTP]|[KMGTP]i)?")
+_QUANTITY: Final = re.compile(r"(\d+\.?\d*|\.\d+)(n|u|m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?")
+_CPU: Final = re.compile(r"(\d+\.?\d*|\.\d+)([mk]|[eE][+-]?\d{1,2})?")
+_MEMORY: Final = re.compile(r"(\d+\.?\d*|\.\d+)([kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?")
+_SUFFIXES: Final = (
+    {"": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3")}
+    | {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
+    | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
+)
 _IMAGE_NAME: Final = re.compile(r"[\w.:/-]+(@sha256:[0-9a-f]{64})?")
 _VARIABLE: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -89,7 +97,44 @@ def customized(
             for volume in volumes:
                 if volume["name"] == VOLUME:
                     volume["configMap"] = {"name": value}
+    _reconcile(container.get("resources") or {}, wishes)
     return container, volumes
+
+
+def quantity(text: Any) -> Decimal:
+    """A resource quantity of Kubernetes, such as `100m`, `.5`, `1e9` or `128Mi`. Raises ValueError."""
+    found = _QUANTITY.fullmatch(str(text))
+    if found is None:
+        raise ValueError(f"expected a resource quantity, such as 250m or 128Mi, got {text!r}")
+    number, suffix = found[1], found[2] or ""
+    return Decimal(number) * _SUFFIXES[suffix] if suffix in _SUFFIXES else Decimal(number + suffix)
+
+
+def added(one: Any, other: Any) -> str:
+    """The sum of two quantities, as Kubernetes writes it. Raises ValueError."""
+    total = quantity(one) + quantity(other)
+    if total != int(total):
+        return f"{math.ceil(total * 1000)}m"
+    return f"{int(total) >> 20}Mi" if int(total) and int(total) % (1 << 20) == 0 else str(int(total))
+
+
+def _reconcile(resources: Json, wishes: dict[str, str]) -> None:
+    """No request is above its limit: what the pod sets moves the chart's other one. Raises AnnotationError."""
+    for resource in ("cpu", "memory"):
+        asked_request, asked_limit = f"{PREFIX}{resource}-request", f"{PREFIX}{resource}-limit"
+        request, limit = ((resources.get(kind) or {}).get(resource) for kind in ("requests", "limits"))
+        if request is None or limit is None or not {asked_request, asked_limit} & wishes.keys():
+            continue
+        if quantity(request) <= quantity(limit):
+            continue
+        if {asked_request, asked_limit} <= wishes.keys():
+            raise AnnotationError(
+                f"pod annotation {asked_request}: expected at most {limit} (annotation {asked_limit}), got {request!r}"
+            )
+        if asked_limit in wishes:
+            resources["requests"][resource] = limit
+        else:
+            resources["limits"][resource] = request
 
 
 def bootstrap_variables(wishes: dict[str, str], usual: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deploy.kubernetes.annotations import AnnotationError, asked, bootstrap_variables, customized, unknown
+from deploy.kubernetes.annotations import AnnotationError, added, asked, bootstrap_variables, customized, unknown
 from deploy.kubernetes.distribution import Distribution
 
 INJECT_LABEL: Final = "kquota.io/inject"
@@ -246,6 +246,16 @@ def _environment(pod: Json, template: Template) -> Iterator[Json]:
             yield {"op": "add", "path": f"/spec/{key}/{index}/env", "value": new + there}
 
 
+def _pod_level(pod: Json, sidecar: Json) -> Iterator[Json]:
+    """Resources of the whole pod (Kubernetes 1.34) grow by the sidecar's: those of its containers must fit in."""
+    for kind in ("requests", "limits"):
+        for resource, value in (pod.get(kind) or {}).items():
+            more = (sidecar.get(kind) or {}).get(resource) or (sidecar.get("requests") or {}).get(resource)
+            if more is not None:
+                path = f"/spec/resources/{kind}/{_escape(resource)}"
+                yield {"op": "replace", "path": path, "value": added(value, more)}
+
+
 def injection(pod: Json, template: Template) -> list[Json]:
     """The patch that injects the sidecar. Our labels and annotations replace the pod's own, but for Prometheus'.
 
@@ -256,6 +266,7 @@ def injection(pod: Json, template: Template) -> list[Json]:
     secrets = spec.get("imagePullSecrets") or []
     patch += _insert(spec, "imagePullSecrets", "-", [one for one in template.pull_secrets if one not in secrets])
     container, volumes = customized(template.container, template.volumes, asked(pod), template.pods_may_set)
+    patch += _pod_level(spec.get("resources") or {}, container.get("resources") or {})
     key, at = ("initContainers", "0") if template.native else ("containers", "-")
     patch += _insert(spec, key, at, [container])
     if template.redirect is not None:

@@ -358,6 +358,28 @@ def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
     install(api, RELEASED, VALUES, what="upgrade")
 
 
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "a low CPU limit": {"metadata": {"annotations": {"kquota.io/cpu-limit": "50m"}}},
+    "a low memory limit": {"metadata": {"annotations": {"kquota.io/memory-limit": "100Mi"}}},
+    "a high memory request": {"metadata": {"annotations": {"kquota.io/memory-request": "1Gi"}}},
+    "odd quantities": {"metadata": {"annotations": {"kquota.io/cpu-request": ".5", "kquota.io/memory-limit": "1e9"}}},
+    "pod-level requests": {"spec": {"resources": {"requests": {"memory": "100Mi"}}}},
+    "pod-level limits": {"spec": {"resources": {"limits": {"memory": "100Mi", "cpu": "50m"}}}},
+}
+
+
+def test_resources_of_sidecars_are_accepted(installed: ApiServer, tmp_path: Path) -> None:
+    """Whatever annotations and pods say of them, the API server does not refuse what comes of it."""
+    with served(installed, tmp_path):
+        for name, given in ACCEPTED.items():
+            metadata = {"generateName": "one-"} | given.get("metadata", {})
+            pod = pods.bare_pod() | {"metadata": metadata}
+            pod["spec"] |= given.get("spec", {})
+            answer = installed.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+            assert answer.status_code == 201, (name, answer.text)
+            assert answer.json()["spec"]["initContainers"][0]["name"] == "kquota"
+
+
 def quotas_of(api: ApiServer, namespace: str, text: str) -> httpx.Response:
     """As the people of the namespace set them."""
     name = "shop-kquota-quotas"

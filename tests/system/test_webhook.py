@@ -211,6 +211,36 @@ def test_a_pod_sets_resources_and_image_of_its_sidecar(template: Template) -> No
     kubernetes_validate.validate(pod, NEWEST, strict=True)
 
 
+RESOURCES: dict[str, tuple[dict[str, str], dict[str, dict[str, str]]]] = {
+    "a low CPU limit": ({"cpu_limit": "50m"}, {"requests": {"cpu": "50m"}, "limits": {"cpu": "50m"}}),
+    "a low memory limit": ({"memory_limit": "100Mi"}, {"requests": {"memory": "100Mi"}, "limits": {"memory": "100Mi"}}),
+    "a high memory request": ({"memory_request": "1Gi"}, {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}),
+    "a memory request below": ({"memory_request": ".2e9"}, {"requests": {"memory": ".2e9"}}),
+    "as Kubernetes writes it": ({"cpu_request": ".5", "memory_limit": "1e9"}, {"limits": {"memory": "1e9"}}),
+}
+
+
+@pytest.mark.parametrize("case", RESOURCES)
+def test_a_request_is_never_above_its_limit(case: str, template: Template) -> None:
+    wishes, expected = RESOURCES[case]
+    pod, _ = _decide(_annotated(**wishes), template)
+    resources = pod["spec"]["initContainers"][0]["resources"]
+    for kind, found in expected.items():
+        assert found.items() <= resources[kind].items()
+    usual = template.container["resources"]
+    untouched = {"cpu", "memory"} - {name.split("_")[0] for name in wishes}
+    assert all(resources["requests"][name] == usual["requests"][name] for name in untouched)
+
+
+def test_resources_of_the_whole_pod_grow_by_the_sidecars(template: Template) -> None:
+    level = {"requests": {"memory": "100Mi", "cpu": "1"}, "limits": {"memory": "1Gi", "cpu": "1500m"}}
+    pod, _ = _decide(admission_review("bare", resources=level), template)
+    assert pod["spec"]["resources"] == {
+        "requests": {"memory": "228Mi", "cpu": "1100m"},
+        "limits": {"memory": "1392Mi", "cpu": "1600m"},
+    }
+
+
 def test_pods_get_the_pull_secrets_of_the_image(template: Template) -> None:
     needing = Template.parse(sidecar_template(imagePullSecrets=[{"name": "regcred"}, {"name": "own"}]))
     pod, _ = _decide(admission_review("bare"), needing)
@@ -300,6 +330,10 @@ def test_pod_brings_own_configuration_where_allowed() -> None:
 WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     "memory": ({"memory_limit": "10Gb"}, "annotation kquota.io/memory-limit: expected memory as Kubernetes writes it,"),
     "milli": ({"memory_request": "128m"}, "such as 256Mi or 1G, got '128m'"),
+    "contradiction": (
+        {"memory_request": "2Gi", "memory_limit": "1Gi"},
+        "annotation kquota.io/memory-request: expected at most 1Gi (annotation kquota.io/memory-limit), got '2Gi'",
+    ),
     "cpu": ({"cpu_request": "half"}, "such as 250m or 1, got 'half'"),
     "image": ({"image": "kquota latest"}, "expected an image"),
     "variable": ({"bootstrap_variable": "A,=B"}, "names of environment variables, separated by commas, got '=B'"),
