@@ -24,6 +24,8 @@ NAME: Final = "kquota"
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Annotation of the kubelet's mirror pods: the node runs them as its file says, whatever is changed here."""
 OS: Final = "kubernetes.io/os"
+EVICTED: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""Annotation with the names of local volumes that do not keep the cluster autoscaler from removing the node."""
 DEFAULT_GRACE_S: Final = 30
 """Kubernetes' default for pods."""
 
@@ -289,9 +291,12 @@ def injection(pod: Json, template: Template) -> list[Json]:
     metadata = pod.get("metadata") or {}
     labels = template.labels | {INJECTED_LABEL: "true"}
     patch += _merge(metadata, "labels", labels, remove=SKIPPED_LABEL)
-    annotations = template.annotations
+    annotations, own = dict(template.annotations), metadata.get("annotations") or {}
     if _scraped(pod):
         annotations = {name: value for name, value in annotations.items() if not name.startswith("prometheus.io/")}
+    if EVICTED in annotations and own.get(EVICTED):
+        volumes_named = [*own[EVICTED].split(","), annotations[EVICTED]]
+        annotations[EVICTED] = ",".join(dict.fromkeys(one.strip() for one in volumes_named))
     patch += _merge(metadata, "annotations", annotations)
     return patch
 

@@ -22,7 +22,7 @@ def test_a_pod_is_ready_throttled_reloaded_and_drained(node: Node, shop: Path) -
         assert {one["restartCount"] for one in statuses(release.pod()).values()} == {0}
         with release.following(pod, "app") as said:
             limit = f"--timeout={GRACE_S}s"
-            node.kubectl("drain", NAME, "--pod-selector=shop=short", "--delete-emptydir-data", limit)
+            node.kubectl("drain", NAME, "--pod-selector=shop=short", limit)
         node.kubectl("uncordon", NAME)
         done = json.loads(said["app"][-1].split(" ", 1)[1])
         workloads.assert_exactly(node, "short", done, name_of_pod(pod))

@@ -363,6 +363,35 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to any service"
 
 
+STATE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "nothing": ({}, None),
+    "records elsewhere": ({"config": {"export": {"directory": "/mnt/usage"}}}, None),
+    "records": ({"config": {"export": {"directory": "/var/lib/kquota/usage"}}}, {"emptyDir": {}}),
+    "overlay": ({"quotas": {"alter": "apply", "overlay": "/var/lib/kquota/overlay.yaml"}}, {"emptyDir": {}}),
+    "in memory": ({"state": {"volume": {"emptyDir": {"medium": "Memory"}}}}, {"emptyDir": {"medium": "Memory"}}),
+    "a claim": (
+        {"state": {"volume": {"persistentVolumeClaim": {"claimName": "a"}}}},
+        {"persistentVolumeClaim": {"claimName": "a"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATE)
+def test_a_volume_is_there_only_for_what_is_stored(case: str, values: Callable[..., Path]) -> None:
+    """An emptyDir keeps `kubectl drain` from the node, and without the annotation the cluster autoscaler as well."""
+    given, expected = STATE[case]
+    (deployment,) = of_kind(documents(render_text(values(mode="gateway", **given))), "Deployment")
+    pod = deployment["spec"]["template"]
+    found = [{key: one[key] for key in one if key != "name"} for one in pod["spec"]["volumes"]]
+    mounts = [one["mountPath"] for one in sidecar_of(pod["spec"])["volumeMounts"]]
+    assert [one for one in found if not one.keys() & {"configMap", "secret"}] == (
+        [] if expected is None else [expected]
+    )
+    assert ("/var/lib/kquota" in mounts) is (expected is not None)
+    evicted = pod["metadata"]["annotations"].get("cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes")
+    assert evicted == ("kquota-state" if "emptyDir" in (expected or {}) else None)
+
+
 FLEET = {"config": {"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {"id": "shop"}}}
 
 

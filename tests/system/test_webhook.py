@@ -320,6 +320,15 @@ def test_keeps_a_pods_own_prometheus_annotations() -> None:
     assert warning.startswith("kquota: the pod's own prometheus.io/port stay")
 
 
+def test_adds_its_volume_to_those_that_are_safe_to_evict() -> None:
+    name = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+    storing = Template.parse(sidecar_template(annotations={name: "kquota-state"}))
+    for own, expected in ((None, "kquota-state"), ("a, b", "a,b,kquota-state"), ("kquota-state", "kquota-state")):
+        asked = admission_review("bare")
+        asked["request"]["object"]["metadata"]["annotations"] = {} if own is None else {name: own}
+        assert _decide(asked, storing)[0]["metadata"]["annotations"][name] == expected
+
+
 def test_pod_brings_own_configuration_where_allowed() -> None:
     allowing = Template.parse(sidecar_template(GENERATED))
     pod, _ = _decide(_annotated(config_map="checkout-quotas"), allowing)

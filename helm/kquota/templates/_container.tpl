@@ -36,8 +36,10 @@ volumeMounts:
   - name: kquota-config
     mountPath: /etc/kquota
     readOnly: true
+  {{- if include "kquota.stateVolume" . }}
   - name: kquota-state
     mountPath: /var/lib/kquota
+  {{- end }}
   {{- if .Values.podIdentity.enabled }}
   - name: kquota-pod
     mountPath: /etc/kquota-pod
@@ -136,17 +138,27 @@ volumeMounts:
     readOnly: true
 {{- end -}}
 
+{{/* The volume at /var/lib/kquota, if something is stored there or state.volume is set: an emptyDir keeps nodes from being
+drained. */}}
+{{- define "kquota.stateVolume" -}}
+{{- $volume := .Values.state.volume -}}
+{{- $overlay := "" -}}
+{{- if kindIs "map" .Values.quotas }}{{ $overlay = .Values.quotas.overlay | toString }}{{ end -}}
+{{- $directory := (default dict .Values.config.export).directory | toString -}}
+{{- if or (hasPrefix "/var/lib/kquota" $overlay) (hasPrefix "/var/lib/kquota" $directory) (ne (toJson $volume) `{"emptyDir":{}}`) -}}
+{{- /* Helm merges another kind of volume with the default emptyDir; a volume has one kind. */}}
+{{- toYaml (ternary (omit $volume "emptyDir") $volume (gt (len $volume) 1)) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kquota.podVolumes" -}}
 - name: kquota-config
   configMap:
     name: {{ include "kquota.fullname" . }}
+{{- with include "kquota.stateVolume" . }}
 - name: kquota-state
-  {{- /* Helm merges another kind of volume with the default emptyDir; a volume has one kind. */}}
-  {{- $volume := .Values.state.volume }}
-  {{- if gt (len $volume) 1 }}
-  {{- $volume = omit $volume "emptyDir" }}
-  {{- end }}
-  {{- toYaml $volume | nindent 2 }}
+  {{- . | nindent 2 }}
+{{- end }}
 {{- if .Values.podIdentity.enabled }}
 - name: kquota-pod
   projected:

@@ -58,6 +58,9 @@ is native; perhaps nothing. */}}
 {{- define "kquota.podAnnotations" -}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
 kquota.io/restart-checksum: {{ include "kquota.restartChecksum" $scope }}
+{{- if hasKey (include "kquota.stateVolume" $scope | fromYaml) "emptyDir" }}
+cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: kquota-state
+{{- end }}
 {{- if $scope.Values.prometheusAnnotations }}
 {{ include "kquota.prometheusAnnotations" $scope.Values.config.admin.port }}
 {{- end }}
