@@ -75,7 +75,7 @@ def scrape_configs(discovered: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     by_port = [
         {"source_labels": ["__meta_kubernetes_pod_labelpresent_kquota_io_config"], "action": "keep", "regex": "true"},
-        {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "action": "keep", "regex": "metrics"},
+        {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "action": "keep", "regex": "kquota-metrics"},
     ]
     return [
         {"job_name": name, "kubernetes_sd_configs": [discovered], "relabel_configs": [*chosen, *named]}

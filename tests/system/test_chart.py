@@ -449,10 +449,10 @@ def test_probes_use_the_admin_port_and_liveness_no_broker(name: str) -> None:
             continue
         container = sidecar_of(pod)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports["metrics"] == config.admin.port
+        assert ports["kquota-metrics"] == config.admin.port
         assert config.admin.host == "0.0.0.0"
         paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
-        assert {probe["port"] for probe in paths.values()} == {"metrics"}
+        assert {probe["port"] for probe in paths.values()} == {"kquota-metrics"}
         assert paths["liveness"]["path"] == "/healthz", "a sidecar is not restarted because a broker is away"
         assert paths["readiness"]["path"] == "/readyz"
 
@@ -508,7 +508,7 @@ def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:
 def test_network_policy_admits_only_known_peers() -> None:
     (policy,) = of_kind(render("gateway-full"), "NetworkPolicy")
     metrics, clients = policy["spec"]["ingress"]
-    assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert metrics["ports"] == [{"port": "kquota-metrics", "protocol": "TCP"}]
     assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
     assert clients["ports"][1] == {"port": 20000, "endPort": 20099, "protocol": "TCP"}
     assert clients["from"][0]["namespaceSelector"]["matchLabels"] == {"example.com/kafka-client": "true"}

@@ -89,7 +89,7 @@ containers:
       {{- .arguments | nindent 6 }}
     {{- with .port }}
     ports:
-      - {name: metrics, containerPort: {{ . }}, protocol: TCP}
+      - {name: kquota-metrics, containerPort: {{ . }}, protocol: TCP}
     {{- end }}
     {{- with .root.Values.analysis.env }}
     env:
@@ -142,7 +142,7 @@ driver:
   {{- end }}
   {{- with .port }}
   ports:
-    - {name: metrics, containerPort: {{ . }}, protocol: TCP}
+    - {name: kquota-metrics, containerPort: {{ . }}, protocol: TCP}
   {{- if $.root.Values.prometheusAnnotations }}
   annotations:
     {{- include "kquota.prometheusAnnotations" . | nindent 4 }}

@@ -14,17 +14,18 @@ ports:
     containerPort: {{ include "kquota.port" . }}
     protocol: TCP
   {{- end }}
-  - name: metrics
+  {{- /* A name of its own: an application may well have a port called metrics. */}}
+  - name: kquota-metrics
     containerPort: {{ int .Values.config.admin.port }}
     protocol: TCP
 startupProbe:
-  httpGet: {path: {{ .Values.probes.startup.path }}, port: metrics}
+  httpGet: {path: {{ .Values.probes.startup.path }}, port: kquota-metrics}
   {{- omit .Values.probes.startup "path" | toYaml | nindent 2 }}
 readinessProbe:
-  httpGet: {path: {{ .Values.probes.readiness.path }}, port: metrics}
+  httpGet: {path: {{ .Values.probes.readiness.path }}, port: kquota-metrics}
   {{- omit .Values.probes.readiness "path" | toYaml | nindent 2 }}
 livenessProbe:
-  httpGet: {path: /healthz, port: metrics}
+  httpGet: {path: /healthz, port: kquota-metrics}
   {{- toYaml .Values.probes.liveness | nindent 2 }}
 resources:
   {{- include "kquota.resources" . | nindent 2 }}

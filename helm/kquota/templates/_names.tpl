@@ -51,7 +51,7 @@ prometheus.io/port: {{ int . | quote }}
 
 {{/* What a PodMonitor fetches of each pod. */}}
 {{- define "kquota.podMetricsEndpoints" -}}
-- port: metrics
+- port: kquota-metrics
   path: /metrics
   interval: {{ .Values.podMonitor.interval }}
   scrapeTimeout: {{ .Values.podMonitor.scrapeTimeout }}
