@@ -79,6 +79,10 @@ _OWN: Final[dict[str, Schema]] = {
         ),
         "description": "A digest wins over the tag; without either it is the chart's appVersion.",
     },
+    "runAsUser": {
+        "anyOf": [_COUNT, {"enum": ["namespace"]}],
+        "description": "User of the containers; namespace: the namespace assigns user and groups.",
+    },
     "commonLabels": {**_STRINGS, "description": "Labels of every object, beside the chart's own."},
     "imagePullSecrets": {**_OBJECTS, "description": "For the pods that this chart makes itself."},
     "sidecar": {

@@ -325,6 +325,17 @@ def test_pods_satisfy_the_restricted_standard(name: str, kubernetes: str) -> Non
             assert "cpu" in container["resources"]["requests"]
 
 
+@pytest.mark.parametrize("name", ["webhook", "gateway-full", "sidecar-demo", "analysis", "analysis-operator"])
+def test_a_namespace_may_assign_the_user(name: str) -> None:
+    """As OpenShift does: whoever names a user outside of the namespace's range is refused."""
+    text = render_text(CHART / f"ci/{name}-values.yaml", "--set", "runAsUser=namespace")
+    assert not re.findall(r"runAsUser|runAsGroup|fsGroup", text)
+    assert text.count("runAsNonRoot") == render_text(CHART / f"ci/{name}-values.yaml").count("runAsNonRoot")
+    other = documents(render_text(CHART / f"ci/{name}-values.yaml", "--set", "runAsUser=1000680000"))
+    users = {one["securityContext"]["runAsUser"] for pod in pod_specs(other).values() for one in pod["containers"]}
+    assert users <= {1000680000, 1000}
+
+
 def test_only_an_init_container_may_set_redirect_rules() -> None:
     """Root, with NET_ADMIN and nothing else, before the sidecar; which keeps its own rights, and a user of its own."""
     ((_, pod),) = [one for one in pod_specs(render("transparent")).items() if "demo" in one[0]]

@@ -79,8 +79,10 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with include "kquota.fsGroup" .root }}
 securityContext:
-  fsGroup: 65532
+  {{ . }}
+{{- end }}
 containers:
   - name: {{ .name }}
     image: {{ include "kquota.analysisImage" .root | quote }}
@@ -177,8 +179,10 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with include "kquota.fsGroup" $root }}
 podSecurityContext:
-  fsGroup: 65532
+  {{ . }}
+{{- end }}
 securityContext:
   {{- include "kquota.securityContext" $root | nindent 2 }}
 volumeMounts:

@@ -64,8 +64,10 @@ capabilities:
 privileged: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
-runAsUser: {{ include "kquota.uid" . }}
+{{- with include "kquota.uid" . }}
+runAsUser: {{ . }}
 runAsGroup: 65532
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
@@ -87,8 +89,16 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* The user of the containers; nothing where the namespace assigns one. */}}
 {{- define "kquota.uid" -}}
-{{- if include "kquota.transparent" . }}{{ int .Values.redirect.uid }}{{ else }}65532{{ end -}}
+{{- if include "kquota.transparent" . }}{{ int .Values.redirect.uid }}
+{{- else if ne (toString .Values.runAsUser) "namespace" }}{{ int .Values.runAsUser }}
+{{- end -}}
+{{- end -}}
+
+{{/* The group that volumes belong to, likewise. */}}
+{{- define "kquota.fsGroup" -}}
+{{- if include "kquota.uid" . }}fsGroup: 65532{{ end -}}
 {{- end -}}
 
 {{/* The init container that sets the redirect rules: the only one that is root, with NET_ADMIN and nothing else. */}}
