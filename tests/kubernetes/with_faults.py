@@ -20,8 +20,8 @@ from tests.support.waiting import until
 NAMESPACE: Final = "faults"
 MEMORY: Final = "160Mi"
 FILLED: Final = "/var/lib/kquota/filled"
-QUICK_PROBES: Final = {
-    "readiness": {"periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 2},
+QUICK_PROBES: Final[dict[str, dict[str, Any]]] = {
+    "readiness": {"path": "/readyz", "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 2},
     "liveness": {"periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3},
 }
 SETTINGS: Final[dict[str, Any]] = {
@@ -99,8 +99,8 @@ def test_sidecar_that_does_not_answer_is_restarted(node: Node, release: Release,
 def test_missing_broker_makes_pods_unready_not_restarted(
     node: Node, shop: Path, release: Release, pod: dict[str, Any]
 ) -> None:
-    """A pod whose readiness asks /healthz stays in its Services meanwhile."""
-    readiness = QUICK_PROBES["readiness"] | {"path": "/healthz"}
+    """A pod with the chart's own readiness stays in its Services meanwhile."""
+    readiness = {name: value for name, value in QUICK_PROBES["readiness"].items() if name != "path"}
     steady_values = shop_values(topic="steady", probes=QUICK_PROBES | {"readiness": readiness})
     (broker,) = node.pods("kafka", "app=kafka")
     with installed(node, shop, "steady", steady_values) as steady:

@@ -55,7 +55,7 @@ def _probe(*, path: bool = False, ends: bool = False) -> Schema:
     """`ends`: a failure makes the kubelet restart a container, after a grace period that may be its own."""
     schema = _closed(periodSeconds=_COUNT, timeoutSeconds=_COUNT, failureThreshold=_COUNT)
     if path:
-        schema["properties"]["path"] = {"enum": ["/healthz", "/readyz"]}
+        schema["properties"]["path"] = {"enum": ["/healthz", "/readyz", ""]}
     if ends:
         schema["properties"]["terminationGracePeriodSeconds"] = _COUNT
     return schema

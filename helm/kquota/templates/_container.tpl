@@ -22,7 +22,7 @@ startupProbe:
   httpGet: {path: {{ .Values.probes.startup.path }}, port: kquota-metrics}
   {{- omit .Values.probes.startup "path" | toYaml | nindent 2 }}
 readinessProbe:
-  httpGet: {path: {{ .Values.probes.readiness.path }}, port: kquota-metrics}
+  httpGet: {path: {{ .Values.probes.readiness.path | default (ternary "/readyz" "/healthz" (eq .Values.mode "gateway")) }}, port: kquota-metrics}
   {{- omit .Values.probes.readiness "path" | toYaml | nindent 2 }}
 livenessProbe:
   httpGet: {path: /healthz, port: kquota-metrics}
