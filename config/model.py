@@ -311,7 +311,7 @@ class _ListOrMapping:
 class Admin(Section):
     """The HTTP port for Prometheus, probes and people."""
 
-    host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
+    host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on; ``::`` in a pod.")
     port: Annotated[int, _PORT] = Field(default=9404, description="Port; 0: any free one.")
     allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
         default_factory=list,

@@ -35,6 +35,7 @@ from deploy.kubernetes.review import ReviewError, Template, TemplateError, answe
 from proxy.app.common import logs
 from proxy.app.sources.reading import Aside, StuckError
 from proxy.net.files import in_memory, read_file
+from proxy.net.listen.listeners import bind
 from proxy.net.tls.contexts import MAX_PEM_BYTES
 
 log = structlog.get_logger("kquota.webhook")
@@ -99,7 +100,7 @@ class _Https(HypercornConfig):
     def __init__(self, certificate: Certificate, host: str, port: int) -> None:
         super().__init__()
         self._context = certificate.context
-        self.bind = [f"{host}:{port}"]
+        self.bind = [f"fd://{bind(host, port).detach()}"]
         self.graceful_timeout = GRACE_S
         self.include_server_header = False
         self.errorlog = None
@@ -274,7 +275,7 @@ async def _serve(
         nursery.start_soon(distributor.run)
         config = _Https(certificate, host, port)
         started = await nursery.start(_run, app, config, asked_to_end, nursery.cancel_scope)
-        log.info("webhook is up", addresses=started)
+        log.info("webhook is up", addresses=started, port=port)
 
 
 async def _run(

@@ -22,6 +22,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError, unreadable
 from config.settings import new_ledger, proxy_settings
+from config.types import HostPort
 from proxy.app.admin.app import AdminApp, not_ready
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
@@ -214,7 +215,11 @@ class Sidecar:
             nursery.start_soon(ThrottleLog(self.ledger).run)
             if self.config.admin is not None:
                 nursery.start_soon(self.history.run)
-            admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
+            admin = (
+                None
+                if self.config.admin is None or self.admin_port is None
+                else f"http://{HostPort(self.config.admin.host, self.admin_port)}"
+            )
             log.info(
                 "kquota is up",
                 version=kquota_version(),

@@ -8,10 +8,12 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from proxy.net.listen.listeners import bind
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import ClusterError, ask_brokers
@@ -243,6 +245,22 @@ async def test_more_brokers_than_ports_leak_no_address() -> None:
         await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
         assert await client.receive_some() == b""
         await closed_reason(proxy, "no_broker_port")
+
+
+def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without IPv6 refuses even the socket."""
+    usual = socket.socket.__init__
+
+    def refusing(self: socket.socket, family: int = -1, *more: Any, **given: Any) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        usual(self, family, *more, **given)
+
+    monkeypatch.setattr(socket.socket, "__init__", refusing)
+    with bind("::", 0) as listener:
+        assert listener.family == socket.AF_INET
+    with pytest.raises(OSError, match="not supported"):
+        bind("::1", 0)
 
 
 @pytest.mark.parametrize(

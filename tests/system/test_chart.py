@@ -217,7 +217,7 @@ def test_the_configuration_is_accepted_by_kquota(name: str, kubernetes: str) -> 
     written = yaml.safe_load(text)
     assert written["quotas"] == given.get("quotas", [])
     assert given["config"].items() <= written.items() or name == "plain-sidecar" or name == "gateway-full"
-    assert config.listen.host == ("0.0.0.0" if given.get("mode") == "gateway" else "127.0.0.1")
+    assert config.listen.host == ("::" if given.get("mode") == "gateway" else "127.0.0.1")
     unused = [str(problem) for problem in warnings_of(config) if "unknown" in str(problem)]
     assert unused == []
 
@@ -461,7 +461,7 @@ def test_probes_use_the_admin_port_and_liveness_no_broker(name: str) -> None:
         container = sidecar_of(pod)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["kquota-metrics"] == config.admin.port
-        assert config.admin.host == "0.0.0.0"
+        assert config.admin.host == "::", "both families"
         paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
         assert {probe["port"] for probe in paths.values()} == {"kquota-metrics"}
         assert paths["liveness"]["path"] == "/healthz", "a sidecar is not restarted because a broker is away"

@@ -21,7 +21,17 @@ import yaml
 
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from tests.lab.kafka.ports import free_ports
-from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
+from tests.support.chart_tools import (
+    CHART,
+    FIRST_NATIVE,
+    NAMESPACE,
+    NEWEST,
+    configuration,
+    documents,
+    of_kind,
+    render_text,
+)
+from tests.support.namespaces import Namespace
 from tests.support.waiting import until_serving
 from tests.support.webhook_tools import (
     GENERATED,
@@ -569,6 +579,53 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
     )
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         running.post(admission_review("bare"))
+
+
+@pytest.mark.parametrize(
+    ("families", "answering"),
+    [("IPv6", {"[fd00::5]", "127.0.0.1"}), ("IPv4 alone", {"127.0.0.1"})],
+)
+def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tmp_path: Path) -> None:
+    """With the hosts that the chart gives, in a network of its own; 127.0.0.1 is in every pod."""
+    manifests = documents(render_text(GENERATED))
+    write_certificate(manifests, tmp_path)
+    (tmp_path / "sidecar.json").write_bytes(sidecar_template())
+    (tmp_path / "kquota.yaml").write_text(configuration(manifests))
+    network = Namespace()
+    if families == "IPv6":
+        network.run("ip", "address", "add", "fd00::5/64", "dev", "lo", "nodad")
+    else:
+        network.run("sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1")
+    command = [sys.executable, "-m", "proxy.app.cli.main"]
+    tls = [f"--{name}={tmp_path}/{file}" for name, file in (("cert", "tls.crt"), ("key", "tls.key"))]
+    account = f"--service-account={service_account(tmp_path)}"
+    programs = {
+        "https://{}:8443/healthz": [*command, "webhook", f"--template={tmp_path}/sidecar.json", *tls, account],
+        "http://{}:9404/healthz": [*command, "run", f"--config={tmp_path}/kquota.yaml"],
+    }
+    api_server = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    with network.inside():
+        for url, arguments in programs.items():
+            process = subprocess.Popen(
+                arguments, env=os.environ | api_server, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+
+            def found(url: str = url) -> set[str]:
+                hosts = set()
+                for host in ("127.0.0.1", "[fd00::5]"):
+                    try:
+                        if httpx.get(url.format(host), verify=False, timeout=5).status_code == 200:
+                            hosts.add(host)
+                    except httpx.HTTPError:
+                        pass
+                return hosts
+
+            try:
+                until_serving(found, process)
+                assert found() == answering, url
+            finally:
+                process.kill()
+                process.communicate()
 
 
 def test_webhook_names_startup_errors(tmp_path: Path) -> None:

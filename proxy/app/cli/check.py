@@ -93,7 +93,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
         ["limits are", _scope(config, table)],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         *_administration(config),
-        ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],
+        ["admin", "off" if config.admin is None else f"http://{HostPort(config.admin.host, config.admin.port)}"],
     ]
     parts = [f"{file}: ok\n{columns(rows)}"]
     quotas, connections = list(table.entries), list(table.connections.entries)

@@ -410,7 +410,7 @@ def webhook(
         Path | None,
         typer.Option("--ca", metavar="FILE", help="Its authority (PEM), which the API server is told to trust."),
     ] = None,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "0.0.0.0",
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "::",
     port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port to listen on.")] = 8443,
     service_account: Annotated[
         Path,

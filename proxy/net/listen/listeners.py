@@ -30,7 +30,10 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
 
 
 def bind(host: str, port: int, of: str = "") -> socket.socket:
-    """One listener; ``::`` takes IPv4 as well. Raises OSError with a sentence that ends in `of`'s name."""
+    """One listener; ``::`` takes IPv4 as well, and IPv4 alone on a machine without IPv6. Raises OSError with a sentence
+    that ends in `of`'s name."""
+    if host == "::" and not _has_ipv6():
+        host = "0.0.0.0"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -44,3 +47,12 @@ def bind(host: str, port: int, of: str = "") -> socket.socket:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}{of}: {error.strerror}") from error
     return listener
+
+
+def _has_ipv6() -> bool:
+    """Whether the kernel has it at all; that no interface has an address does not matter to a wildcard."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return False
+    return True
