@@ -321,7 +321,10 @@ NEED_NO_WEBHOOK: dict[str, dict[str, Any]] = {
     "host network": {"spec": {"hostNetwork": True}},
     "Windows": {"spec": {"os": {"name": "windows"}}},
     "Windows nodes": {"spec": {"nodeSelector": {"kubernetes.io/os": "windows"}}},
-    "mirror pod": {"metadata": {"annotations": {"kubernetes.io/config.mirror": "0123"}}},
+    "mirror pod": {
+        "metadata": {"annotations": {"kubernetes.io/config.mirror": "0123"}},
+        "spec": {"nodeName": "node-1"},
+    },
     "own sidecar": {"spec": {"initContainers": [{"name": "kquota", "image": "own", "restartPolicy": "Always"}]}},
     "own container": {"spec": {"containers": [CLIENT, {"name": "kquota", "image": "own"}]}},
 }
@@ -385,7 +388,7 @@ def quotas_of(api: ApiServer, namespace: str, text: str) -> httpx.Response:
     name = "shop-kquota-quotas"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"quotas.yaml": text}}
     where = f"{path('ConfigMap', namespace)}/{name}"
-    api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true")
+    return api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true")
 
 
 def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, tmp_path: Path) -> None:
@@ -490,6 +493,11 @@ def trusted(api: ApiServer) -> set[str]:
     return {one["clientConfig"]["caBundle"] for one in api.get(HOOKS)["webhooks"]}
 
 
+def ask_for_pod(api: ApiServer) -> httpx.Response:
+    pod = pods.bare_pod() | {"metadata": {"generateName": "one-"}}
+    return api.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+
+
 class PodsMeanwhile(threading.Thread):
     """Creates pods through the webhook, five a second, until the block ends."""
 
@@ -501,7 +509,7 @@ class PodsMeanwhile(threading.Thread):
 
     def run(self) -> None:
         while not self.ends.wait(0.2):
-            answer = self.api.ask("POST", path("Pod", pods.NAMESPACE), pods.bare_pod(), dryRun="All")
+            answer = ask_for_pod(self.api)
             if answer.status_code == 201 and "initContainers" in answer.json()["spec"]:
                 self.created += 1
             else:
@@ -547,7 +555,7 @@ def test_kinds_of_certificates_are_switched_under_pods(
         install(api, RELEASED, VALUES, "--set", f"webhook.certificates={kind}", what="upgrade", release=release)
 
     def created() -> bool:
-        return api.ask("POST", path("Pod", pods.NAMESPACE), pods.bare_pod(), dryRun="All").status_code == 201
+        return ask_for_pod(api).status_code == 201
 
     with running(api, folders[0], host, port):
         switch("generated")

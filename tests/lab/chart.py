@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from config.schema import json_schema, live_settings
 from deploy.kubernetes.annotations import GROUPS
 from deploy.kubernetes.own_quotas import POLICIES
@@ -258,9 +260,8 @@ def values_schema() -> Schema:
         "additionalProperties": False,
         "description": "The configuration file but for quotas, see docs/configuration.md.",
         "properties": settings,
-        # Probes and Prometheus need it. upstream.bootstrap is required in the templates (kquota.config): so the chart
-        # lints as it is, and an installation without values says what is missing.
-        "required": ["admin"],
+        # upstream.bootstrap is required in the templates (kquota.config): so the chart lints as it is, and an
+        # installation without values says what is missing.
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -269,7 +270,6 @@ def values_schema() -> Schema:
         "type": "object",
         "additionalProperties": False,
         "properties": {**_OWN, "config": {"$ref": "#/definitions/Config"}, "quotas": quotas},
-        "required": ["config"],
         "definitions": definitions,
     }
 
@@ -293,7 +293,11 @@ def _as_draft_7(value: Any) -> Any:
 
 def generated() -> dict[Path, str]:
     """Every generated file of the chart and its content."""
-    contents = {"values.schema.json": values_schema(), "files/live-settings.json": {"paths": live_settings()}}
+    contents = {
+        "values.schema.json": values_schema(),
+        "files/live-settings.json": {"paths": live_settings()},
+        "files/defaults.json": yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")),
+    }
     found = {CHART / name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in contents.items()}
     found[CHART / "files/rules/rules.yaml"] = (DEPLOY / "prometheus/kquota.rules.yaml").read_text(encoding="utf-8")
     for board in sorted((DEPLOY / "grafana").glob("*.json")):

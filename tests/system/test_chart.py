@@ -206,6 +206,51 @@ def test_missing_cluster_address_is_named(release: HelmRelease) -> None:
     assert "config.upstream.bootstrap is missing: name some brokers of the cluster" in done.stderr
 
 
+# --- values of earlier charts, and null
+
+
+FREE = {"resources", "volume", "labels", "annotations"}
+"""Maps with any keys: there a null takes a default away, as usual with Helm."""
+
+
+def _reduced(values: dict[str, Any], kept: slice) -> dict[str, Any]:
+    """Sections with a part of their keys: the first, the last, or none."""
+    return {
+        key: _reduced(value, kept) if isinstance(value, dict) and value and key not in FREE else value
+        for key, value in list(values.items())[kept]
+    }
+
+
+@pytest.mark.parametrize("kept", [slice(0), slice(1), slice(-1, None)], ids=["nothing", "first", "last"])
+@pytest.mark.parametrize("name", ["webhook-generated", "gateway-full", "analysis", "monitoring", "sidecar-demo"])
+def test_values_of_an_earlier_chart_render(name: str, kept: slice, tmp_path: Path) -> None:
+    """`helm upgrade --reuse-values` puts the former chart's defaults in the place of this one's."""
+    shutil.copytree(CHART, chart := tmp_path / "kquota")
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    sections = {key: value for key, value in values.items() if isinstance(value, dict) and key not in FREE}
+    former = {} if kept == slice(0) else {key: _reduced(value, kept) for key, value in sections.items()}
+    (chart / "values.yaml").write_text(yaml.safe_dump(former))
+    file = CHART / f"ci/{name}-values.yaml"
+    assert without_secrets(render_text(file, chart=chart)) == without_secrets(render_text(file))
+
+
+def _nulls(values: dict[str, Any], depth: int) -> dict[str, Any]:
+    return {
+        key: _nulls(value, depth - 1) if depth and isinstance(value, dict) and key not in FREE else None
+        for key, value in values.items()
+    }
+
+
+@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_null_means_the_default(depth: int, release: HelmRelease, tmp_path: Path) -> None:
+    (nulls := tmp_path / "nulls.yaml").write_text(
+        yaml.safe_dump(_nulls(yaml.safe_load((CHART / "values.yaml").read_text()), depth))
+    )
+    usual = ("--values", CHART / "ci/webhook-values.yaml")
+    assert render_text(nulls, *usual, release=release) == render_text(None, *usual, release=release)
+
+
 # --- the configuration
 
 

@@ -9,6 +9,7 @@ docs/kubernetes.md shows a whole chart.
 {{/* "true" where the sidecar is an init container with restartPolicy Always. */}}
 {{- define "kquota.native" -}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- include "kquota.defaults" $scope -}}
 {{- $native := $scope.Values.sidecar.native | toString -}}
 {{- if eq $native "auto" -}}
 {{- if semverCompare ">=1.29.0-0" $scope.Capabilities.KubeVersion.Version -}}true{{- end -}}
@@ -19,6 +20,7 @@ docs/kubernetes.md shows a whole chart.
 {{/* The sidecar as an item of initContainers (native) or containers. Native: put it first. */}}
 {{- define "kquota.sidecar" -}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- include "kquota.defaults" $scope -}}
 {{- $container := include "kquota.container" $scope | fromYaml -}}
 {{- if include "kquota.native" $scope -}}
 {{- $_ := set $container "restartPolicy" "Always" -}}
@@ -33,6 +35,7 @@ docs/kubernetes.md shows a whole chart.
 is native; perhaps nothing. */}}
 {{- define "kquota.initContainers" -}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- include "kquota.defaults" $scope -}}
 {{- $items := list -}}
 {{- if include "kquota.transparent" $scope }}{{ $items = append $items (include "kquota.redirectContainer" $scope | fromYaml) }}{{ end -}}
 {{- if include "kquota.native" $scope }}{{ $items = concat $items (include "kquota.sidecar" $scope | fromYamlArray) }}{{ end -}}
@@ -46,7 +49,9 @@ is native; perhaps nothing. */}}
 
 {{/* Items for volumes. */}}
 {{- define "kquota.volumes" -}}
-{{- include "kquota.podVolumes" (get (default dict .Subcharts) "kquota" | default .) -}}
+{{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- include "kquota.defaults" $scope -}}
+{{- include "kquota.podVolumes" $scope -}}
 {{- end -}}
 
 {{/* Labels for the pod: what PodMonitor and NetworkPolicy select. */}}
@@ -57,6 +62,7 @@ is native; perhaps nothing. */}}
 {{/* Annotations for the pod: settings that need a restart restart it; changed quotas do not. */}}
 {{- define "kquota.podAnnotations" -}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- include "kquota.defaults" $scope -}}
 kquota.io/restart-checksum: {{ include "kquota.restartChecksum" $scope }}
 {{- if hasKey (include "kquota.stateVolume" $scope | fromYaml) "emptyDir" }}
 cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: kquota-state
@@ -69,6 +75,7 @@ cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: kquota-state
 {{/* At least this many seconds for the pod's end: the longest drain and a margin, after what the application needs. */}}
 {{- define "kquota.terminationGracePeriodSeconds" -}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- include "kquota.defaults" $scope -}}
 {{- $sleep := ternary 0 (int $scope.Values.sidecar.preStopSleepSeconds) (eq (include "kquota.native" $scope) "true") -}}
 {{- add 15 $sleep (include "kquota.drainSeconds" $scope | int) -}}
 {{- end -}}
