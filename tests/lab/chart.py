@@ -43,6 +43,13 @@ _SCHEDULING: Final[dict[str, Schema]] = {
     "topologySpreadConstraints": _OBJECTS,
     "priorityClassName": _TEXT,
 }
+_HOOK: Final[dict[str, Schema]] = {
+    "resources": _ANY_OBJECT,
+    "labels": _STRINGS,
+    "annotations": _STRINGS,
+    "nodeSelector": _STRINGS,
+    "tolerations": _OBJECTS,
+}
 _NAMES: Final[Schema] = {"type": "array", "items": _NAME}
 _PORTS: Final[Schema] = {
     "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]
@@ -241,9 +248,9 @@ _OWN: Final[dict[str, Schema]] = {
         ),
         "description": "Reports over usage records by schedule, and the stream.",
     },
-    "test": {**_closed(enabled=_BOOLEAN), "description": "The hook of helm test."},
+    "test": {**_closed(enabled=_BOOLEAN, **_HOOK), "description": "The hook of helm test."},
     "check": {
-        **_closed(enabled=_BOOLEAN, timeoutSeconds={"type": "integer", "minimum": 1}),
+        **_closed(enabled=_BOOLEAN, timeoutSeconds={"type": "integer", "minimum": 1}, **_HOOK),
         "description": "The hook that checks the configuration before it is deployed.",
     },
 }

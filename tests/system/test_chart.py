@@ -490,6 +490,50 @@ def test_a_fleet_gets_its_key_and_nothing_else_does(
         assert len(base64.b64decode(data["key"])) == 48
 
 
+@pytest.mark.parametrize("length", [35, 53])
+@pytest.mark.parametrize("name", ["analysis", "analysis-operator", "webhook", "gateway-full", "monitoring"])
+def test_every_name_fits_its_kind(name: str, length: int) -> None:
+    limits = {"CronJob": 52, "ScheduledSparkApplication": 43, "Pod": 63, "Service": 63, "Deployment": 63, "Job": 63}
+    done = helm("template", "r" * length, CHART, "--values", CHART / f"ci/{name}-values.yaml")
+    assert done.returncode == 0, done.stderr
+    manifests = documents(done.stdout)
+    names = [(one["kind"], one["metadata"]["name"]) for one in manifests]
+    assert len(set(names)) == len(names)
+    assert [one for one in names if len(one[1]) > limits.get(one[0], 253)] == []
+    for one in manifests:
+        assert all(len(value) <= 63 for value in one["metadata"].get("labels", {}).values()), one["metadata"]
+
+
+HOOKED = {
+    "resources": {"limits": {"cpu": "2"}},
+    "labels": {"example.com/mesh": "off"},
+    "annotations": {"example.com/proxy": "off"},
+    "nodeSelector": {"zone": "a"},
+    "tolerations": [{"operator": "Exists"}],
+}
+
+
+@pytest.mark.parametrize("mode", ["sidecar", "gateway"])
+def test_hook_pods_run_where_there_are_rules(mode: str, values: Callable[..., Path]) -> None:
+    """ResourceQuotas want limits, tainted nodes tolerations, and meshes to be told that a pod ends."""
+    hooks = pods_of_hooks(values(mode=mode))
+    assert len(hooks) == 2
+    for pod in hooks:
+        assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+        assert pod["metadata"]["annotations"]["linkerd.io/inject"] == "disabled"
+        assert pod["spec"]["containers"][0]["resources"]["limits"].keys() == {"cpu", "memory"}
+    for pod in pods_of_hooks(values(mode=mode, check=HOOKED, test=HOOKED)):
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "512Mi"}
+        assert HOOKED["labels"].items() <= pod["metadata"]["labels"].items()
+        assert HOOKED["annotations"].items() <= pod["metadata"]["annotations"].items()
+        assert (pod["spec"]["nodeSelector"], pod["spec"]["tolerations"]) == ({"zone": "a"}, [{"operator": "Exists"}])
+    assert pods_of_hooks(values(mode=mode, check={"enabled": False}, test={"enabled": False})) == []
+
+
+def pods_of_hooks(given: Path) -> list[dict[str, Any]]:
+    return of_kind(documents(render_text(given)), "Pod")
+
+
 def test_a_job_is_refused_where_it_would_not_end() -> None:
     done = helm("template", RELEASE, CHART, "--values", DEMO, "--kube-version", "1.28.0")
     assert "never completes" in done.stderr

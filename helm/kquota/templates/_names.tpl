@@ -11,6 +11,19 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The full name with a suffix, within so many characters. Called with (list root suffix characters). A name that is cut
+has a digest of the whole, so that those of two releases differ. */}}
+{{- define "kquota.shortName" -}}
+{{- $full := include "kquota.fullname" (index . 0) -}}
+{{- $name := printf "%s-%s" $full (index . 1) -}}
+{{- $room := sub (index . 2) (add (len (index . 1)) 1) | int -}}
+{{- if gt (len $full) $room -}}
+{{- printf "%s-%s-%s" ($full | trunc (sub $room 6 | int) | trimSuffix "-") ($full | sha256sum | trunc 5) (index . 1) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels that never change, for selectors. */}}
 {{- define "kquota.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "kquota.name" . }}
