@@ -205,7 +205,7 @@ def run(kills: int, seed: int, limit_s: float, say: Callable[[str], None] = prin
     began = time.monotonic()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-kills-")))
-        kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=say))
+        kafka = stack.enter_context(KafkaCluster.start(1, progress=say))
         sent = Sent(KafkaProducer(bootstrap_servers=kafka.bootstrap), dice)
         home, log, output = spark_home(directory), directory / "log", directory / "out"
         rollups = output / "rollups"

@@ -142,7 +142,7 @@ def others(bootstrap: str, done: threading.Event) -> None:
 
 def run(seconds: float) -> dict[str, Any]:
     """Each client for so long, twice, in turns."""
-    with KafkaCluster.start(1, "4.2.0", progress=print) as kafka:
+    with KafkaCluster.start(1, progress=print) as kafka:
         bootstrap = kafka.bootstrap[0]
         create_topics(kafka.bootstrap, {TOPIC: {}})
         done = threading.Event()

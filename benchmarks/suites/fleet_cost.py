@@ -49,7 +49,7 @@ class Line(NamedTuple):
 def run() -> dict[str, Any]:
     """CPU per request and without any, of each sidecar and round."""
     with ExitStack() as stack:
-        kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
+        kafka = stack.enter_context(KafkaCluster.start(1, progress=print))
         create_topics(kafka.bootstrap, {"cost": {}})
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))
         sidecars = []

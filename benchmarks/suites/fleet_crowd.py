@@ -120,7 +120,7 @@ def metric(sidecar: Sidecar, name: str) -> float:
 def run() -> dict[str, Any]:
     """CPU of both sidecars without and with the crowd, in percent of a core."""
     with ExitStack() as stack:
-        kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
+        kafka = stack.enter_context(KafkaCluster.start(1, progress=print))
         create_topics(kafka.bootstrap, {"cost": {}})
         create_topics(kafka.bootstrap, {TOPIC: TOPIC_CONFIG}, partitions=PARTITIONS)
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))

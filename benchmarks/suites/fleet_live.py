@@ -246,7 +246,7 @@ def run(count: int) -> dict[str, Any]:
     """All phases."""
     everything = float("inf")
     with ExitStack() as stack:
-        kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
+        kafka = stack.enter_context(KafkaCluster.start(1, progress=print))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))
         sidecars = [Sidecar(number, kafka.bootstrap, folder) for number in range(count)]
         for one in sidecars:

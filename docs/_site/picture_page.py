@@ -91,7 +91,7 @@ def main() -> None:
         "identity": {"sources": ["static"], "static": "shop"},
         "quotas": list(QUOTAS),
     }
-    with KafkaCluster.start(1, "4.2.0", progress=print) as kafka, TemporaryDirectory() as folder:
+    with KafkaCluster.start(1, progress=print) as kafka, TemporaryDirectory() as folder:
         config["upstream"] = {"bootstrap": list(kafka.bootstrap)}
         Path(folder, "kquota.yaml").write_text(yaml.safe_dump(config))
         command = [Path(sys.executable).with_name("kquota"), "run", "--config", "kquota.yaml"]

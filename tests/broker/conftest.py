@@ -1,6 +1,6 @@
 """The broker room: tests against real Apache Kafka brokers."""
 
-from tests.support.brokers import java_tool, kafka, kafka3, kafka_391, kafka_secure, topic
+from tests.support.brokers import java_tool, kafka, kafka3, kafka_391, kafka_of, kafka_secure, topic
 from tests.support.browser import browse
 
-__all__ = ["browse", "java_tool", "kafka", "kafka3", "kafka_391", "kafka_secure", "topic"]
+__all__ = ["browse", "java_tool", "kafka", "kafka3", "kafka_391", "kafka_of", "kafka_secure", "topic"]

@@ -19,6 +19,7 @@ from kio.serial import entity_reader, entity_writer
 from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
+from tests.lab.releases import NEW, OLD
 from tests.support.mutation_tools import (
     EXISTS,
     INVALID_REQUEST,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 RATE, WINDOWS = 20, 1
 BURST = RATE * WINDOWS
 LIMITED, FREE = "limited", "free"
-BROKERS = {"kafka": "4.2.0", "kafka_391": "3.9.1"}
+BROKERS = {"kafka": NEW, "kafka_391": OLD}
 OLDEST = {
     "kafka": {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0},
     "kafka_391": {CREATE_TOPICS: 0, DELETE_TOPICS: 0, CREATE_PARTITIONS: 0},

@@ -23,28 +23,29 @@ from tests.corpus import ITEMS
 from tests.corpus.connections import Connection, ConnectionWatch
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
+from tests.lab.releases import BETWEEN, NEW, OLD, RUN
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import sidecar
 
-VERSIONS = {"kafka_391": "3.9.1", "kafka3": "4.2.0"}
-"""Cluster -> its version: one broker, and three. (One broker of 4.2.0 is what most other tests have.)"""
-LANES = {"kafka_391": [pytest.mark.long], "kafka3": []}
-CLUSTERS = [pytest.param(name, marks=marks) for name, marks in LANES.items()]
+VERSIONS = {version: [] if version == NEW else [pytest.mark.long] for version in RUN}
+"""Release -> marks. The new one has three brokers (most other tests have one of it), the others have one."""
+CLUSTERS = [pytest.param(version, marks=marks) for version, marks in VERSIONS.items()]
 MARK = "KQUOTA_TEST_CORPUS"
 LIMIT_S = 600.0
 pytestmark = pytest.mark.timeout(900)
 
 # Newest version of the APIs that some item needs; absent: not offered. Held against the brokers by a test below.
+OFFERED_BY_4 = {
+    "InitProducerId": 5,
+    "ConsumerGroupHeartbeat": 1,
+    "ShareGroupHeartbeat": 1,
+    "ShareFetch": 2,
+    "ShareAcknowledge": 2,
+}
 OFFERED = {
-    "4.2.0": {
-        "InitProducerId": 5,
-        "ConsumerGroupHeartbeat": 1,
-        "ShareGroupHeartbeat": 1,
-        "ShareFetch": 2,
-        "ShareAcknowledge": 2,
-    },
+    **dict.fromkeys((NEW, *BETWEEN), OFFERED_BY_4),
     # Share groups were a preview in 4.0, and librdkafka speaks only the second version of ConsumerGroupHeartbeat.
-    "3.9.1": {"InitProducerId": 5, "ConsumerGroupHeartbeat": 0},
+    OLD: {"InitProducerId": 5, "ConsumerGroupHeartbeat": 0},
 }
 API_KEYS = {
     "InitProducerId": 22,
@@ -54,8 +55,8 @@ API_KEYS = {
     "ShareAcknowledge": 79,
 }
 LEFT_OUT = {
-    "4.2.0": set(),
-    "3.9.1": {
+    **{version: set[str]() for version in (NEW, *BETWEEN)},
+    OLD: {
         "groups.consumer_protocol_confluent",
         "java.share_consumer",
         "share.acknowledgements",
@@ -75,10 +76,15 @@ def offered_items(version: str) -> list[str]:
 
 
 CASES = [
-    pytest.param(cluster, name, marks=marks)
-    for cluster, marks in LANES.items()
-    for name in offered_items(VERSIONS[cluster])
+    pytest.param(version, name, marks=marks) for version, marks in VERSIONS.items() for name in offered_items(version)
 ]
+
+
+def cluster_of(request: pytest.FixtureRequest, version: str) -> KafkaCluster:
+    found: KafkaCluster = (
+        request.getfixturevalue("kafka3") if version == NEW else request.getfixturevalue("kafka_of")(version)
+    )
+    return found
 
 
 @dataclass
@@ -105,18 +111,16 @@ def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
     runs: dict[str, Run | BaseException] = {}
 
-    def run(name: str) -> Run:
-        if name not in runs:
-            cluster: KafkaCluster = request.getfixturevalue(name)
+    def run(version: str) -> Run:
+        if version not in runs:
+            cluster = cluster_of(request, version)
             try:
-                runs[name] = run_corpus(
-                    cluster, offered_items(VERSIONS[name]), tmp_path_factory.mktemp(f"corpus-{name}")
-                )
+                runs[version] = run_corpus(cluster, offered_items(version), tmp_path_factory.mktemp(version))
             except Exception as error:  # not tried again for each of the tests that want it
-                runs[name] = error
-        found = runs[name]
+                runs[version] = error
+        found = runs[version]
         if isinstance(found, BaseException):
-            raise AssertionError(f"the corpus did not run on {name}") from found
+            raise AssertionError(f"the corpus did not run on {version}") from found
         return found
 
     return run
@@ -241,7 +245,7 @@ def test_sidecar_counts_no_errors(cluster: str, corpus: Callable[[str], Run]) ->
     asked = {label for (name, label), count in metrics.items() if name == "kquota_requests_total" and count}
     assert {"Produce", "Fetch", "Metadata", "FindCoordinator", "DescribeCluster", "ApiVersions", "EndTxn"} <= asked
     share = {"ShareFetch", "ShareAcknowledge", "ShareGroupHeartbeat"}
-    assert asked & share == (share if "ShareFetch" in OFFERED[VERSIONS[cluster]] else set())
+    assert asked & share == (share if "ShareFetch" in OFFERED[cluster] else set())
     assert "ConsumerGroupHeartbeat" in asked
 
 
@@ -249,11 +253,10 @@ def test_sidecar_counts_no_errors(cluster: str, corpus: Callable[[str], Run]) ->
 def test_skips_only_features_the_broker_lacks(cluster: str, request: pytest.FixtureRequest) -> None:
     from kafka.protocol.metadata import ApiVersionsRequest
 
-    broker: KafkaCluster = request.getfixturevalue(cluster)
+    broker = cluster_of(request, cluster)
     with RawClient(broker.bootstrap[0]) as client:
         answer = client.ask(ApiVersionsRequest(version=0)).message
     newest = {each.api_key: each.max_version for each in answer.api_keys}
     offered = {api: newest[key] for api, key in API_KEYS.items() if key in newest}
-    version = VERSIONS[cluster]
-    assert offered == OFFERED[version]
-    assert set(ITEMS) - set(offered_items(version)) == LEFT_OUT[version]
+    assert offered == OFFERED[cluster]
+    assert set(ITEMS) - set(offered_items(cluster)) == LEFT_OUT[cluster]

@@ -9,10 +9,13 @@ import re
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.lab.releases import NEW, OLD
 
 if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
@@ -33,22 +36,28 @@ def _cluster(brokers: int, version: str) -> Iterator[KafkaCluster]:
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaCluster]:
     """One broker, the default version. Shared: use topics and groups of your own, see `topic`."""
-    with _cluster(1, "4.2.0") as cluster:
+    with _cluster(1, NEW) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def kafka_391() -> Iterator[KafkaCluster]:
-    """One broker of the last 3.9 release, which still serves the old protocol versions. It, and those below, ends with
-    the file that wants it: an idle broker takes 4 % of a core."""
-    with _cluster(1, "3.9.1") as cluster:
-        yield cluster
+def kafka_of() -> Iterator[Callable[[str], KafkaCluster]]:
+    """One broker of the release that it is called with, started by the first call. It, and those below, ends with the
+    file that wants it: an idle broker takes 4 % of a core."""
+    with ExitStack() as stack:
+        yield cache(lambda version: stack.enter_context(_cluster(1, version)))
+
+
+@pytest.fixture(scope="module")
+def kafka_391(kafka_of: Callable[[str], KafkaCluster]) -> KafkaCluster:
+    """One broker of the old release."""
+    return kafka_of(OLD)
 
 
 @pytest.fixture(scope="module")
 def kafka3() -> Iterator[KafkaCluster]:
     """Three brokers, the default version. A test that stops one starts it again."""
-    with _cluster(3, "4.2.0") as cluster:
+    with _cluster(3, NEW) as cluster:
         yield cluster
 
 

@@ -33,7 +33,7 @@ from tests.lab.kafka import GuardedProcess, start_tool
 from tests.support.raw_client import RawClient
 from tests.support.records import subscribed
 
-JAVA_VERSION = "4.2.0"  # the Java client speaks with older brokers, too
+JAVA_VERSION = "4.4.0"  # the Java client speaks with older brokers, too
 HEAD_BYTES = 22  # "000000000042 1a2b3c4d " before the filler
 SAMPLE_S = 0.1
 SLOPE_STEP_S = 0.02

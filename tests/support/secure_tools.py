@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener
+from tests.lab.kafka import DEFAULT_LISTENERS, DEFAULT_VERSION, BrokerSecurity, KafkaCluster, SecureListener
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import jwt
 
@@ -41,7 +41,7 @@ def security(authority: Authority) -> BrokerSecurity:
 
 
 @contextmanager
-def secure_cluster(authority: Authority, version: str = "4.2.0") -> Iterator[KafkaCluster]:
+def secure_cluster(authority: Authority, version: str = DEFAULT_VERSION) -> Iterator[KafkaCluster]:
     """One broker with everything; ACLs are in force when it is handed over."""
     with KafkaCluster.start(1, version, progress=print, security=security(authority)) as cluster:
         allow_all_but_closed(cluster)

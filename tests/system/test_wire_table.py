@@ -25,7 +25,6 @@ from tests.support.wire_tools import (
 )
 
 ALL_VERSIONS = [(key, version) for key, (_, low, high, _) in schema.APIS.items() for version in range(low, high + 1)]
-NEWER_THAN_THE_TABLE = {(35, 5), (63, 2)}  # DescribeLogDirs 5 and BrokerHeartbeat 2 came after Kafka 4.2
 
 
 def test_committed_schema_matches_published_schemas() -> None:
@@ -45,9 +44,6 @@ def test_table_has_every_kio_version_with_its_headers() -> None:
     for kind in (EntityType.request, EntityType.response):
         for key, version in kio_versions(kind):
             cls = kio_class(key, version, kind)
-            if (key, version) in NEWER_THAN_THE_TABLE:
-                assert not apis.is_known(key, version)
-                continue
             assert apis.is_known(key, version), (key, version)
             assert apis.is_flexible(key, version) is cls.__flexible__, (key, version)
             expected = cls.__header_schema__.__version__
@@ -79,7 +75,7 @@ def throttle_in(frame: bytes, key: int, version: int) -> int | None:
 
 @pytest.mark.parametrize("key", sorted({key for key, _ in kio_versions()}))
 def test_throttle_field_of_kio_messages(key: int) -> None:
-    for _, version in (pair for pair in kio_versions() if pair[0] == key and pair not in NEWER_THAN_THE_TABLE):
+    for _, version in (pair for pair in kio_versions() if pair[0] == key):
         for seed in range(4):
             message = sample(kio_class(key, version), random.Random(seed))
             if key == apis.API_VERSIONS and message.error_code.value == responses.UNSUPPORTED_VERSION:

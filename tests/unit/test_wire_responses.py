@@ -272,11 +272,14 @@ def test_own_requests_parse_with_kio() -> None:
         assert (parsed.correlation_id, parsed.client_id) == (3, "kquota")
     for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
         frame = responses.api_versions_request(version, 3, "kquota", "kquota", "1.2")
-        assert kio_read(frame, apis.API_VERSIONS, version, EntityType.request)
+        assert version > 4 or kio_read(frame, apis.API_VERSIONS, version, EntityType.request)  # kio ends with 4
         parsed = requests.parse_request_header(frame, 0, len(frame))
         assert parsed is not None
         told = client_software(frame, parsed.body, len(frame), version)
         assert told == ("kquota/1.2" if version >= 3 else None)
+    named = responses.api_versions_request(5, 3, "kquota", "kquota", "1.2", cluster_id="abc", node_id=7)
+    assert named.endswith(b"\7kquota\0041.2\4abc\0\0\0\7\0")  # as a broker reads it: tests/broker
+    assert frame.endswith(b"\7kquota\0041.2\0\xff\xff\xff\xff\0")
     with pytest.raises(ValueError, match="all of them"):
         responses.metadata_request(0, 1, "c")
     with pytest.raises(WireError):
@@ -319,15 +322,15 @@ def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> 
     assert rewritten(18, version, frame, never) == frame
 
 
-@pytest.mark.parametrize("version", [0, 3, 5, 99])
+@pytest.mark.parametrize("version", [0, 3, 6, 99])
 def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
     frame = responses.unsupported_api_versions_response(6)
     assert frame == kafka_python_frame(
         next(c for c in kafka_python_messages() if c.name == "ApiVersionsResponse"),
-        0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 4}],
+        0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 5}],
     )  # fmt: skip
     assert rewritten(18, version, frame, never) == frame
-    assert read_api_versions(version, frame) == {18: (0, 4)}
+    assert read_api_versions(version, frame) == {18: (0, 5)}
     for buf, end in growing(frame):
         assert not responses.patch_throttle(buf, 0, end, 18, version, 5)
         assert buf == frame[:end]
@@ -336,7 +339,7 @@ def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
 def test_api_versions_of_an_unknown_layout_is_refused() -> None:
     frame = api_versions_frame(4, {3: (0, 12)})
     with pytest.raises(WireError) as caught:
-        responses.rewrite(18, 5, frame, 0, len(frame), never)
+        responses.rewrite(18, 6, frame, 0, len(frame), never)
     assert caught.value.reason == "unsupported_version"
 
 

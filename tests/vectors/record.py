@@ -1,8 +1,10 @@
 """Records what real brokers answer, as hex in kafka-<version>.json beside this file.
 
-    python -m tests.vectors.record [4.2.0] [3.9.1]
+    python -m tests.vectors.record [4.4.0] [3.9.1]
 
-Three brokers of each version are started, so that the ones that do not lead a partition name the one that does.
+Three brokers of each release are started, so that the ones that do not lead a partition name the one that does. Of
+releases between the newest and the oldest, the newest version of each API is kept, and Fetch 15, which it is compared
+with.
 Requests are encoded by kafka-python (kio for what it lacks), and sent on plain sockets. Ports, ids and times differ
 from run to run; the tests compare no such value: a new recording is needed only when something new is to be seen.
 """
@@ -21,8 +23,9 @@ from typing import Any
 from kio.static.constants import EntityType
 
 from proxy.core.wire import responses
-from proxy.core.wire.apis import api_name
+from proxy.core.wire.apis import API_VERSIONS, api_name
 from tests.lab.kafka import KafkaCluster
+from tests.lab.releases import BETWEEN, NEW, OLD
 from tests.support.wire_tools import (
     framed,
     kafka_python_frame,
@@ -92,10 +95,15 @@ def records(version: int) -> bytes:
     return bytes(builder.buffer())
 
 
+def is_fetch_15(said: dict[str, Any]) -> bool:
+    return (said["api"], said["version"]) == ("Fetch", 15)
+
+
 class Recording:
     """Everything that is asked of one cluster."""
 
-    def __init__(self, cluster: KafkaCluster) -> None:
+    def __init__(self, cluster: KafkaCluster, whole: bool) -> None:
+        self.whole = whole
         self.brokers = {node.node_id: Broker(node.host, node.port) for node in cluster.nodes}
         self.first = next(iter(self.brokers.values()))
         answer = self.first.ask("", 18, 0, responses.api_versions_request(0, 1, "recorder"), keep=False)
@@ -120,7 +128,11 @@ class Recording:
         self.produce()
         self.fetch()
         self.share()
-        return [said for broker in self.brokers.values() for said in broker.said]
+        said = [one for broker in self.brokers.values() for one in broker.said]
+        if self.whole:
+            return said
+        newest = {one["api_key"]: one["version"] for one in said if one["version"] != UNSUPPORTED}
+        return [one for one in said if one["version"] in (newest[one["api_key"]], UNSUPPORTED) or is_fetch_15(one)]
 
     def api_versions(self) -> None:
         for version in self.versions("ApiVersions"):
@@ -128,8 +140,19 @@ class Recording:
                 {"client_software_name": "recorder", "client_software_version": "1"} if version >= 3 else {}
             )
             self.ask(self.first, "as asked", "ApiVersions", version, **software)
+        if self.offered[API_VERSIONS][1] >= 5:  # kafka-python ends with 4
+            for what, node_id in (("as asked", next(iter(self.brokers))), ("another node", 99)):
+                request = responses.api_versions_request(
+                    5, 105, "client-ß", "recorder", "1", cluster_id=self.cluster_id(), node_id=node_id
+                )
+                self.first.ask(what, API_VERSIONS, 5, request)
         header = struct.pack(">hhih", 18, UNSUPPORTED, 7, -1) + b"\0"
         self.first.ask("unsupported version", 18, UNSUPPORTED, framed(header + b"\2a\2b\0"))
+
+    def cluster_id(self) -> str:
+        answer = self.first.ask("", 3, 9, responses.metadata_request(9, 1, "recorder"), keep=False)
+        found: str = decoded("Metadata", 9, answer).cluster_id
+        return found
 
     def create_topic(self) -> None:
         topics = [{"name": TOPIC, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}]
@@ -242,9 +265,10 @@ class Recording:
 
 def main(wanted: list[str]) -> None:
     """Start each version, ask everything, write the file."""
-    for version in wanted or ["4.2.0", "3.9.1"]:
+    ends = (NEW, OLD)
+    for version in wanted or (*ends, *BETWEEN):
         with KafkaCluster.start(3, version, overrides={"offsets.topic.num.partitions": "1"}, progress=print) as cluster:
-            said = Recording(cluster).everything()
+            said = Recording(cluster, version in ends).everything()
             brokers = [f"{node.host}:{node.port}" for node in cluster.nodes]
         said.sort(key=lambda one: (one["api_key"], one["version"], one["what"]))
         lines = ",\n".join(json.dumps(one) for one in said)

@@ -22,6 +22,7 @@ from proxy.core.wire.throttle import patch_throttle
 _NO_TAGS: Final = b"\0"
 _EMPTY: Final = INT32.pack(0)
 _EMPTY_COMPACT: Final = b"\1"
+_NULL_COMPACT: Final = b"\0"
 _NO_ERROR: Final = INT16.pack(0)
 UNSUPPORTED_VERSION_ERROR: Final = INT16.pack(35)
 
@@ -101,9 +102,19 @@ def metadata_request(version: int, correlation_id: int, client_id: str) -> bytes
 
 
 def api_versions_request(
-    version: int, correlation_id: int, client_id: str, software_name: str = "kquota", software_version: str = "0"
+    version: int,
+    correlation_id: int,
+    client_id: str,
+    software_name: str = "kquota",
+    software_version: str = "0",
+    cluster_id: str | None = None,
+    node_id: int = -1,
 ) -> bytes:
-    """A whole ApiVersions request frame."""
+    """A whole ApiVersions request frame. With a cluster and a node, both or neither, a broker that is another one
+    answers version 5 with REBOOTSTRAP_REQUIRED (KIP-1242); older versions do not name them."""
     _check(API_VERSIONS, version)
-    body = compact_string(software_name) + compact_string(software_version) + _NO_TAGS if version >= 3 else b""
+    body = compact_string(software_name) + compact_string(software_version) if version >= 3 else b""
+    if version >= 5:
+        body += (_NULL_COMPACT if cluster_id is None else compact_string(cluster_id)) + INT32.pack(node_id)
+    body += _NO_TAGS if version >= 3 else b""
     return framed(request_header(API_VERSIONS, version, correlation_id, client_id) + body)

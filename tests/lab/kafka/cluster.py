@@ -49,8 +49,8 @@ LOG_TAIL_LINES = 40
 PORT_ATTEMPTS = 3
 
 _running: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
-_formatted: dict[tuple[object, ...], tuple[str, bytes]] = {}
-"""StorageTool's output in this process (meta.properties, bootstrap.checkpoint), by its arguments except ids and ports,
+_formatted: dict[tuple[object, ...], tuple[str, Path, bytes]] = {}
+"""StorageTool's output in this process (meta.properties, the bootstrap records), by its arguments except ids and ports,
 and the overrides: the next cluster of the same kind starts without that JVM."""
 
 
@@ -366,13 +366,14 @@ class KafkaCluster:
         """Format another node without a JVM."""
         self._write_storage(target, *_read_storage(source))
 
-    def _write_storage(self, slot: _Slot, identity: str, checkpoint: bytes) -> None:
+    def _write_storage(self, slot: _Slot, identity: str, path: Path, checkpoint: bytes) -> None:
         """The bootstrap records name neither cluster nor node, only meta.properties does."""
         own = {"cluster.id": self._cluster_id, "node.id": str(slot.node_id), "directory.id": _random_id()}
         pairs = [line.split("=", 1) for line in identity.splitlines() if "=" in line and not line.startswith("#")]
         text = "".join(f"{key}={own.get(key, value)}\n" for key, value in pairs)
         (slot.data / "meta.properties").write_text(text, encoding="utf-8")
-        (slot.data / "bootstrap.checkpoint").write_bytes(checkpoint)
+        (slot.data / path).parent.mkdir(exist_ok=True)
+        (slot.data / path).write_bytes(checkpoint)
 
     def _launch(self, slots: Sequence[_Slot], start_limit_s: float, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -417,9 +418,11 @@ class KafkaCluster:
         raise BrokerStartError(f"broker {slot.node_id} is not ready in time: {last}{_tail(slot)}")
 
 
-def _read_storage(slot: _Slot) -> tuple[str, bytes]:
+def _read_storage(slot: _Slot) -> tuple[str, Path, bytes]:
+    """Its identity, and the bootstrap records with their place: 4.4 has moved them into the metadata's folder."""
     identity = (slot.data / "meta.properties").read_text(encoding="utf-8")
-    return identity, (slot.data / "bootstrap.checkpoint").read_bytes()
+    (checkpoint,) = slot.data.rglob("*.checkpoint")
+    return identity, checkpoint.relative_to(slot.data), checkpoint.read_bytes()
 
 
 def _random_id() -> str:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from tests.lab.kafka.cache import cache_dir, locked
 from tests.lab.kafka.errors import EmbeddedKafkaError, JarChecksumError, JarDownloadError, UnknownVersionError
+from tests.lab.releases import CHECKSUMS, NEW, RUN
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
 
 Progress = Callable[[str], None]
 
-DEFAULT_VERSION = "4.2.0"
-CHECKSUMS = Path(__file__).with_name("checksums")
+DEFAULT_VERSION = NEW
 # Central answers small files slowly and large ones fast; eight at a time hides that without straining the repository.
 PARALLEL_DOWNLOADS = 8
 DOWNLOAD_TIMEOUT_S = 30
@@ -82,7 +82,7 @@ class KafkaJars:
 
 def known_versions() -> list[str]:
     """Versions this checkout has checksums for."""
-    return sorted(path.stem.removeprefix("kafka-") for path in CHECKSUMS.glob("kafka-*.txt"))
+    return list(RUN)
 
 
 def read_lock(version: str) -> list[LockedJar]:
@@ -111,7 +111,7 @@ def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Ka
 
     Args:
         version: a version listed in `checksums/`.
-        progress: gets one line per noteworthy step, e.g. "resolving Kafka 4.2.0 (58 jars)".
+        progress: gets one line per noteworthy step, e.g. "resolving Kafka 4.4.0 (47 jars)".
 
     Raises:
         UnknownVersionError: no checksums for this version.

@@ -1,4 +1,4 @@
-"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.2.0 3.9.1`.
+"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.4.0 3.9.1`.
 
 Resolves the broker and its command-line tools with jgo, fetches every jar into a fresh folder (never from a cache, so
 that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`. Run it when a version is
@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.lab.kafka.errors import EmbeddedKafkaError
-from tests.lab.kafka.jars import CHECKSUMS, PARALLEL_DOWNLOADS, LockedJar, _download, maven, sha256_of
+from tests.lab.kafka.jars import PARALLEL_DOWNLOADS, LockedJar, _download, maven, sha256_of
+from tests.lab.releases import CHECKSUMS
 
 # Kafka's POMs name slf4j only: the binding is what Kafka's own distribution adds beside them.
 LOG_BINDING = {
@@ -75,7 +76,7 @@ class _FailOnWarning(logging.Handler):
 def main(versions: list[str]) -> int:
     """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
     if not versions or any(version.split(".")[0] not in LOG_BINDING for version in versions):
-        print("use: python -m tests.lab.kafka.lock VERSION...   (3.x or 4.x, e.g. 4.2.0)", file=sys.stderr)
+        print("use: python -m tests.lab.kafka.lock VERSION...   (3.x or 4.x, e.g. 4.4.0)", file=sys.stderr)
         return 2
     watch = _FailOnWarning()
     logging.getLogger("jgo").addHandler(watch)

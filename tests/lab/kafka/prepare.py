@@ -1,6 +1,6 @@
 """Make archives of Kafka's classes (archive.py): `python -m tests.lab.kafka.prepare [VERSION...]`.
 
-Without a version it makes those of all versions that this checkout knows.
+Without a version it makes those of the releases that `make test` runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Final
 from tests.lab.kafka.archive import archive_of, make_once
 from tests.lab.kafka.cluster import BROKER_HEAP, KafkaCluster
 from tests.lab.kafka.errors import EmbeddedKafkaError
-from tests.lab.kafka.jars import DEFAULT_VERSION, Progress, known_versions, quiet, resolve
+from tests.lab.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
 from tests.lab.kafka.java import find_java
 from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP, run_tool
+from tests.lab.releases import NEW, OLD
 
 _DUMP_LIMIT_S: Final = 300.0
 _Tool = tuple[str, tuple[str, ...], str | None]
@@ -90,5 +91,5 @@ def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], archive
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or known_versions():
+    for each in sys.argv[1:] or (NEW, OLD):
         make_archive(each, progress=print)
