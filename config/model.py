@@ -38,6 +38,7 @@ from config.types import (
     HOST_NAMES,
     HOST_PORT,
     OVERRIDES,
+    PORT_MAP,
     PORT_RANGE,
     HostPort,
     PortRange,
@@ -91,10 +92,27 @@ class Listen(Section):
         description="Local ports for brokers, first-last. One port per broker of the cluster is needed.",
         json_schema_extra={"default": "19092-19191"},
     )
+    broker_port_map: Annotated[dict[int, int], PORT_MAP] = Field(
+        default_factory=dict,
+        description="Ports of single brokers, by id, in broker_ports. Others: first + id mod size, or the next free.",
+    )
+    broker_port_grace_s: Annotated[float, duration_s(0, 24 * _HOUR_MS)] = Field(
+        default=600,
+        description="How long a port stands for a broker that left the cluster, as clients may still know it.",
+    )
     advertised_host: Annotated[str, _HOST] | None = Field(
         default=None, description="Host that clients are told; null: the address that they connected to."
     )
     tls: ListenTls | None = Field(default=None, description="TLS from clients; null: none.")
+
+    @field_validator("broker_port_map")
+    @classmethod
+    def _in_the_range(cls, value: dict[int, int], info: ValidationInfo) -> dict[int, int]:
+        ports = info.data.get("broker_ports")
+        for node_id, port in value.items():
+            if ports is not None and port not in ports.all:
+                raise wrong(f"ports of broker_ports, {ports.first}-{ports.last}: {port} of broker {node_id} is not one")
+        return value
 
 
 class Upstream(Section):

@@ -218,6 +218,35 @@ def _port_range(value: Any) -> PortRange:
 PORT_RANGE = Value(_port_range, {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?$"})
 
 
+def _port_map(value: Any) -> dict[int, int]:
+    expected = "ports by broker id, such as {1001: 19092}"
+    if not isinstance(value, dict):
+        raise wrong(expected)
+    result: dict[int, int] = {}
+    ports: set[int] = set()
+    for name, port in value.items():
+        if not re.fullmatch(r"[0-9]{1,10}", str(name), re.ASCII) or int(name) >= 2**31:
+            raise wrong(f"{expected}; {value_text(name)} is no broker id")
+        node_id = int(name)
+        if number(port) is None or port != int(port) or not 1 <= port <= 65_535:
+            raise wrong(f"{expected}; {value_text(port)} is no port from 1 to 65535")
+        if node_id in result or port in ports:
+            raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats one")
+        result[node_id] = int(port)
+        ports.add(int(port))
+    return result
+
+
+PORT_MAP = Value(
+    _port_map,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "integer", "minimum": 1, "maximum": 65_535},
+    },
+)
+
+
 class HostPort(NamedTuple):
     """Where a broker listens."""
 

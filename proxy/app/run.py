@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from proxy.app.export.exporter import VARIABLES, new_exporter
 from proxy.app.fleet.member import Member, new_member
 from proxy.app.metrics import Exposition, Status
 from proxy.app.metrics.fleet import fleet_families
-from proxy.app.metrics.own import held_families
+from proxy.app.metrics.own import broker_families, held_families
 from proxy.app.metrics.security import security_families
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import FileSource
@@ -119,7 +120,7 @@ class Sidecar:
             source=self.source.state,
             alterations=quota_admin.requests,
             export=None if self.exporter is None else self.exporter.state,
-            held=lambda: held_families(self.proxy, self.ledger),
+            held=lambda: chain(broker_families(self.proxy), held_families(self.proxy, self.ledger)),
             security=lambda: security_families(self.security, self.proxy.counters),
             fleet=lambda: fleet_families(self.member, reserved, config.metrics.max_groups),
         )

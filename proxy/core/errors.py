@@ -28,8 +28,6 @@ class CloseReason(StrEnum):
     """The broker sent a response that matches no request, or that must be rewritten and cannot be parsed."""
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     """No connection to the broker could be made."""
-    NO_BROKER_PORT = "no_broker_port"
-    """A broker appeared for which `listen.broker_ports` has no free port; its address must not leak, so we close."""
     UNSUPPORTED_VERSION = "unsupported_version"
     """A newer version of a response with broker addresses: passed on, it would let clients bypass the sidecar."""
     RESERVED_TOPIC = "reserved_topic"

@@ -46,9 +46,13 @@ class ProxySettings:
     """Where it listens."""
     port: int
     broker_ports: range
-    """Local ports for brokers: broker N gets `broker_ports[N]` if free, else the first free one."""
+    """Local ports for brokers (`proxy.net.listen.addresses.own_ports`)."""
     bootstrap: tuple[tuple[str, int], ...]
     """(host, port) of real brokers, tried in turn. May be empty when `transparent`."""
+    broker_port_map: Mapping[int, int] = field(default_factory=dict)
+    """Ports of single brokers, by id."""
+    broker_port_grace_s: float = 600.0
+    """How long a port stands for a broker that is not told with it any more."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)

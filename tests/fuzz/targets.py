@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -123,8 +123,8 @@ def _unlimited() -> Ledger:
     return Ledger(_table(None, None), max_clients=100)
 
 
-def _translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-    return "sidecar", 19_000 + node_id % 1000
+def _translate(nodes: Sequence[responses.NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
+    return [None if one.node_id % 8 == 7 else ("sidecar", 19_000 + one.node_id % 1000) for one in nodes]
 
 
 def _session(

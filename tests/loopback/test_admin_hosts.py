@@ -32,7 +32,7 @@ OWN = ("shop-0", "", "kquota.lan")
 LISTED = ("kquota.example.com", "*.corp.example.com", "Shop-KQuota.shop-prod.svc.other.domain")
 PATHS = (
     *("/", "/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain", "/connections"),
-    *("/libraries", "/history", "/ui", "/ui/", "/ui/app.js", "/nothing"),
+    *("/brokers", "/libraries", "/history", "/ui", "/ui/", "/ui/app.js", "/nothing"),
 )
 
 

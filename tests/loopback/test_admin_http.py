@@ -51,6 +51,9 @@ class FakeProxy:
     def each_connection(self) -> Iterator[ConnectionInfo]:
         return iter(self.found)
 
+    def brokers(self) -> list[tuple[int, str, int, int | None]]:
+        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None)]
+
 
 class FakeSource:
     """Limits that are known from the start, and nobody asks where they are set."""
@@ -131,6 +134,13 @@ async def test_health_is_of_process_and_readiness_of_work() -> None:
         assert (await running.get("/readyz"))[0] == 503
         assert (await running.json("/readyz"))["reasons"] == ["the sidecar is draining"]
         assert (await running.get("/healthz"))[0] == 200
+
+
+async def test_brokers_are_shown_with_their_ports() -> None:
+    async with admin() as running:
+        first, second = (await running.json("/brokers"))["brokers"]
+        assert first == {"id": 1, "host": "kafka-1", "port": 9092, "local_port": 19_093}
+        assert second["local_port"] is None
 
 
 @pytest.mark.trio

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+from proxy.core.wire.responses import read_brokers
 from proxy.net.listen.listeners import bind
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
@@ -231,7 +232,9 @@ async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None
         await closed_reason(proxy, "idle")
 
 
-async def test_more_brokers_than_ports_leak_no_address() -> None:
+async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
+    """The others are told, and the connection goes on."""
+
     async def many(stream: trio.SocketStream, frame: bytes) -> None:
         kio = kio_message("metadata", 1, "response")
         brokers = tuple(
@@ -241,10 +244,16 @@ async def test_more_brokers_than_ports_leak_no_address() -> None:
         await stream.send_all(response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body))
 
     async with through(many) as (proxy, _, _):
+        count = proxy.broker_ports
+        assert count < 6
         client = await connect(proxy)
-        await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
-        assert await client.receive_some() == b""
-        await closed_reason(proxy, "no_broker_port")
+        for _ in range(2):
+            await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
+            frame = await read_frame(client)
+            assert frame is not None
+            nodes = read_brokers(1, frame, 0, len(frame))
+            assert [node.node_id for node in nodes] == list(range(1, count + 1))
+            assert {node.port for node in nodes} == {local for *_, local in proxy.brokers()} - {None}
 
 
 def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:

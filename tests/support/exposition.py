@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from proxy.app.fleet.exchange import Exchange
 from proxy.app.fleet.member import Member
 from proxy.app.metrics import Exposition, Status
 from proxy.app.metrics.fleet import fleet_families
-from proxy.app.metrics.own import held_families
+from proxy.app.metrics.own import broker_families, held_families
 from proxy.app.metrics.security import security_families
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.security import Security
@@ -49,6 +50,7 @@ async def everything() -> bytes:
     security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
     reserved = ReservedTopic("kquota-fleet", {}, lambda: None)
     reserved.refused["DeleteTopics"] = 1
+    proxy = Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters)
     status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1, 1)
     metrics = Exposition(
@@ -59,7 +61,7 @@ async def everything() -> bytes:
         max_groups=5,
         alterations={"denied": 1},
         export=lambda: export,
-        held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
+        held=lambda: chain(broker_families(proxy), held_families(proxy, ledger)),
         security=lambda: security_families(security, counters),
         fleet=lambda: fleet_families(_member(), reserved, 5),
     )

@@ -6,7 +6,7 @@ import datetime
 import io
 import struct
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +20,7 @@ from proxy.core.session.states import Answering
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import is_flexible
 from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.responses import NodeAddress
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -152,9 +153,9 @@ def throttles(of: Ledger, user: str, client_id: str = "c") -> dict[Kind, tuple[i
     return {kind: (meter.throttled, meter.throttle_ms) for kind, meter in meters.items() if meter.throttled}
 
 
-def translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+def translate(nodes: Sequence[NodeAddress], complete: bool) -> list[tuple[str, int]]:
     """Broker n is at sidecar:19000+n."""
-    return "sidecar", 19_000 + node_id
+    return [("sidecar", 19_000 + node.node_id) for node in nodes]
 
 
 class Driven(Session):

@@ -17,12 +17,13 @@ from functools import cache
 from types import UnionType
 from typing import Any
 
+from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
 from proxy.core.wire import apis, responses, schema
-from proxy.core.wire.responses import NeedMore, Rewritten, Translate
+from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten, Translate
 
 THROTTLE_MS = 0x01020304
 TRAILING = bytes.fromhex("7fffffff0003000c00000007ffff8080808080")
@@ -262,19 +263,33 @@ def with_unknown_tag(frame: bytes) -> bytes:
     return framed(frame[4:-1] + b"\x01\x4d\x03new")
 
 
-def translated(message: Any, translate: Translate, kind: str = "broker") -> Any:
-    """A kio message with every host and port translated: what a rewritten frame has to say."""
+def translated(message: Any, translate: Translate) -> Any:
+    """A kio message with every host and port translated: what a rewritten frame has to say.
+
+    Brokers without an address, and controllers, are left out of lists, and are not the coordinator.
+    """
+    controllers = getattr(message, "endpoint_type", 1) == 2
 
     def walk(value: Any, node_id: int) -> Any:
         if isinstance(value, tuple):
-            return tuple(walk(element, node_id) for element in value)
+            return tuple(new for element in value if (new := walk(element, node_id)) is not None)
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value
         names = {field.name for field in dataclasses.fields(value)}
         node_id = next((getattr(value, name) for name in ("node_id", "broker_id") if name in names), node_id)
-        changes: dict[str, Any] = {name: walk(getattr(value, name), node_id) for name in names}
+        changes: dict[str, Any] = {
+            name: walk(old, node_id) for name in names if (old := getattr(value, name)) is not None
+        }
         if {"host", "port"} <= names and node_id >= 0 and changes["host"]:
-            changes["host"], changes["port"] = translate(node_id, changes["host"], changes["port"], kind)
+            (told,) = (
+                [None] if controllers else translate([NodeAddress(node_id, changes["host"], changes["port"])], False)
+            )
+            if told is not None:
+                changes["host"], changes["port"] = told
+            elif "error_code" in names:
+                changes |= {"node_id": -1, "host": "", "port": -1, "error_code": ErrorCode.coordinator_not_available}
+            else:
+                return None
         return dataclasses.replace(value, **changes)
 
     return walk(message, -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -41,45 +42,49 @@ ADDRESSES = [
 ]  # fmt: skip
 
 
-def shorter(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-    return "h", 1 + node_id % 60_000
+Nodes = Sequence[NodeAddress]
 
 
-def longer(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-    return f"{kind}-{'x' * 140}", 65_535 - port % 5
+def shorter(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
+    return [("h", 1 + node.node_id % 60_000) for node in nodes]
 
 
-def unchanged(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-    return host, port
+def longer(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
+    return [(f"broker-{'x' * 140}", 65_535 - node.port % 5) for node in nodes]
 
 
-def never(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-    raise AssertionError(f"nothing is to be translated, least of all node {node_id}")
+def some(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
+    return [None if node.port % 2 else ("h", 1) for node in nodes]
 
 
-def kind_of(key: int, message: object) -> str:
-    return "controller" if getattr(message, "endpoint_type", 1) == 2 else "broker"
+def unchanged(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
+    return [node[1:] for node in nodes]
+
+
+def never(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
+    raise AssertionError(f"nothing is to be translated, least of all nodes {nodes}")
 
 
 @pytest.mark.parametrize(("key", "version"), ADDRESSES)
-@pytest.mark.parametrize("translate", [shorter, longer])
+@pytest.mark.parametrize("translate", [shorter, longer, some])
 def test_rewrites_addresses_as_kio_encodes(key: int, version: int, translate: responses.Translate) -> None:
     """kio's own encoding of the same message with other addresses is the oracle."""
     for seed in range(4):
         message = sample(kio_class(key, version), random.Random(seed), repeat=2 if seed else None)
         frame = kio_frame(message)
-        expected = kio_frame(translated(message, translate, kind_of(key, message)))
+        expected = kio_frame(translated(message, translate))
         found = rewritten(key, version, frame, translate)
-        assert found == expected
-        assert kio_read(found, key, version)
-        assert rewritten(key, version, frame, unchanged) == frame
+        # (kio leaves out the tagged field of Produce when no endpoint is left)
+        assert found == expected or kio_read(found, key, version) == kio_read(expected, key, version)
+        if getattr(message, "endpoint_type", 1) != 2:
+            assert rewritten(key, version, frame, unchanged) == frame
 
 
 @pytest.mark.parametrize(("key", "version"), [p for p in ADDRESSES if apis.is_flexible(*p) and p[0] != apis.PRODUCE])
 def test_unknown_tagged_fields_survive(key: int, version: int) -> None:
     message = sample(kio_class(key, version), random.Random(5), repeat=1)
     frame = kio_frame(message)
-    expected = with_unknown_tag(kio_frame(translated(message, shorter, kind_of(key, message))))
+    expected = with_unknown_tag(kio_frame(translated(message, shorter)))
     assert rewritten(key, version, with_unknown_tag(frame), shorter) == expected
 
 
@@ -106,20 +111,48 @@ def test_nodes_that_do_not_exist_are_left_alone() -> None:
     assert rewritten(10, 3, frame, never) == frame
 
 
-def test_describe_cluster_distinguishes_controllers() -> None:
-    seen: list[tuple[int, str]] = []
-
-    def note(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-        seen.append((node_id, kind))
-        return host, port
-
+def test_describe_cluster_shows_no_controllers() -> None:
     cls = next(c for c in kafka_python_messages() if c.name == "DescribeClusterResponse")
     brokers = [{"broker_id": 4, "host": "a", "port": 1, "rack": "r"}]
-    for version, endpoint_type in ((0, 1), (1, 1), (1, 2), (2, 2)):
-        extra = {"endpoint_type": endpoint_type} if version else {}
-        frame = kafka_python_frame(cls, version, cluster_id="c", brokers=brokers, **extra)
-        responses.rewrite(60, version, frame, 0, len(frame), note)
-    assert seen == [(4, "broker"), (4, "broker"), (4, "controller"), (4, "controller")]
+    for version in (1, 2):
+        frame = kafka_python_frame(cls, version, cluster_id="c", brokers=brokers, endpoint_type=2)
+        none = kafka_python_frame(cls, version, cluster_id="c", brokers=[], endpoint_type=2)
+        assert rewritten(60, version, frame, never) == none
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_partitions_of_a_hidden_broker_have_no_leader(version: int) -> None:
+    """As brokers themselves answer for a broker that is not alive."""
+    cls = next(c for c in kafka_python_messages() if c.name == "MetadataResponse")
+    seen = []
+
+    def hide_two(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
+        seen.append(([node.node_id for node in nodes], complete))
+        return [None if node.node_id == 2 else ("h", node.node_id) for node in nodes]
+
+    def answer(brokers: dict[int, tuple[str, int]], leaders: list[tuple[int, int]]) -> bytes:
+        copies = {"replica_nodes": [1, 2, 3], "isr_nodes": [2]}
+        copies |= {"offline_replicas": [1, 3]} if version >= 5 else {}
+        copies |= {"leader_epoch": 7} if version >= 7 else {}
+        partitions = [
+            {"error_code": error, "partition_index": index, "leader_id": leader, **copies}
+            for index, (error, leader) in enumerate(leaders)
+        ]
+        return kafka_python_frame(
+            cls,
+            version,
+            brokers=[{"node_id": one, "host": host, "port": port} for one, (host, port) in brokers.items()],
+            topics=[
+                {"error_code": 0, "name": name, "partitions": partitions[first:]}
+                for name, first in (("a", 0), ("b", 2))
+            ],
+        )
+
+    kafka = {one: (f"kafka-{one}", 9092) for one in (3, 2, 1)}
+    frame = answer(kafka, [(0, 1), (0, 2), (0, 3), (0, 2), (5, -1)])
+    expected = answer({3: ("h", 3), 1: ("h", 1)}, [(0, 1), (5, -1), (0, 3), (5, -1), (5, -1)])
+    assert rewritten(apis.METADATA, version, frame, hide_two) == expected
+    assert set(map(str, seen)) == {str(([3, 2, 1], True))}
 
 
 def test_large_metadata_needs_only_its_head() -> None:

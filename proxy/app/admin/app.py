@@ -1,4 +1,4 @@
-"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
+"""The admin port: /metrics, /healthz, /readyz, /brokers, /quotas, /throttled, /explain, /connections, /libraries, /ui.
 
 An ASGI app (starlette) in the same event loop as the traffic (`proxy.app.admin.server`), so everything here works in
 small steps.
@@ -102,6 +102,7 @@ class AdminApp:
                 Route("/metrics", self._serve_metrics),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
+                Route("/brokers", self._brokers),
                 Route("/quotas", self._quotas),
                 Route("/throttled", self._throttled),
                 Route("/explain", self._explain),
@@ -114,7 +115,7 @@ class AdminApp:
         self.asgi = Guard(pages, hosts)
 
     async def _index(self, request: Request) -> Response:
-        paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
+        paths = ["/metrics", "/healthz", "/readyz", "/brokers", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
         paths += ["/connections", "/libraries", "/history", "/ui (for people)"]
         return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
 
@@ -127,6 +128,11 @@ class AdminApp:
     async def _readyz(self, request: Request) -> Response:
         reasons = not_ready(self._proxy, self._source)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def _brokers(self, request: Request) -> Response:
+        """Which local port stands for which broker."""
+        names = ("id", "host", "port", "local_port")
+        return _json({"brokers": [dict(zip(names, row, strict=True)) for row in self._proxy.brokers()]})
 
     def _moment(self) -> Moment:
         return Moment(self._now_ms(), time.time())

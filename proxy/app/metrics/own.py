@@ -84,6 +84,15 @@ def held_families(proxy: Proxy, ledger: Ledger) -> Iterator[Metric]:
     yield gauge("kquota_fetch_reservations", "Fetches at brokers with bytes reserved.", ledger.reservations)
 
 
+def broker_families(proxy: Proxy) -> Iterator[Metric]:
+    """The brokers, and the ports that stand for them."""
+    brokers = proxy.brokers()
+    without = sum(local_port is None for *_, local_port in brokers)
+    yield gauge("kquota_brokers", "Brokers of the cluster, as last seen.", len(brokers))
+    yield gauge("kquota_brokers_without_port", "Brokers that clients do not hear of, for want of a port.", without)
+    yield gauge("kquota_broker_ports", "Ports for brokers; 0 in transparent mode.", proxy.broker_ports)
+
+
 def source_families(state: SourceState, alterations: Mapping[str, int]) -> Iterator[Metric]:
     """Where the limits come from, and alterations of them by outcome."""
     yield by("kquota_quota_alterations", "AlterClientQuotas requests.", "outcome", alterations)

@@ -32,7 +32,7 @@ from quota.entity import Kind
 
 WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 """Requests whose latency is mostly the wait that the client asked for."""
-MAX_PARTIAL_RESPONSE_BYTES: Final = 4 * 1024 * 1024
+MAX_PARTIAL_RESPONSE_BYTES: Final = responses.MAX_WHOLE_BYTES
 """Responses that must be rewritten (addresses) are kept up to this size until they are whole; ordinary ones never are.
 (The head of a Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
 SLICED_BYTES: Final = 4096

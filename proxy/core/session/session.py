@@ -29,10 +29,11 @@ from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
 from proxy.core.session.sizes import DEFAULT_SIZES, FIRST_BYTES, SizeLimits, unreadable
-from proxy.core.session.state import AddressTranslator, SessionState, no_clock
+from proxy.core.session.state import SessionState, no_clock
 from proxy.core.session.states import BROKER, CLIENT, Answering, Broker, Client, Event, step
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.frames import WireError
+from proxy.core.wire.responses import Translate
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -73,7 +74,7 @@ class Session:
         counters: Counters,
         *,
         user: str,
-        translate: AddressTranslator | None,
+        translate: Translate | None,
         effects: Effects | None = None,
         sizes: SizeLimits = DEFAULT_SIZES,
         max_in_flight: int = 1024,
@@ -83,7 +84,7 @@ class Session:
         claim: str = DEFAULT_CLAIM,
         cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
-        """`translate(node_id, host, port, kind)` returns the address that clients see instead; None: rewrite nothing.
+        """`translate` says which addresses clients see instead of brokers'; None: rewrite nothing.
 
         `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
         (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they

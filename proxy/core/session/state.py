@@ -15,6 +15,7 @@ from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import FETCH, PRODUCE
+from proxy.core.wire.responses import Translate
 from proxy.core.wire.schema import APIS
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Account, Ledger
@@ -23,10 +24,6 @@ from quota.ledger import Account, Ledger
 def no_clock() -> float:
     """Default of `cpu_ms`: what is computed here is charged as the cheapest request."""
     return 0.0
-
-
-AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
-"""(node id, host, port, "broker" or "controller") -> the (host, port) that clients see instead."""
 
 
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
@@ -59,7 +56,7 @@ class SessionState:
         self,
         ledger: Ledger,
         counters: Counters,
-        translate: AddressTranslator | None,
+        translate: Translate | None,
         effects: Effects,
         interceptors: Interceptors = NO_INTERCEPTORS,
         reserved: Reserved | None = None,

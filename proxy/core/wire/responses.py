@@ -7,7 +7,7 @@ bytes that have arrived, which may be before or after the frame's own end.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -15,6 +15,7 @@ from proxy.core.wire import apis, integers, schema, throttle
 from proxy.core.wire.apis import (
     API_VERSIONS,
     FETCH,
+    FIND_COORDINATOR,
     METADATA,
     PRODUCE,
     api_name,
@@ -87,8 +88,9 @@ class NodeAddress(NamedTuple):
     port: int
 
 
-Translate: TypeAlias = Callable[[int, str, int, str], tuple[str, int]]
-"""(node id, host, port, "broker" or "controller") -> the (host, port) that the client sees instead."""
+Translate: TypeAlias = Callable[[Sequence[NodeAddress], bool], Sequence[tuple[str, int] | None]]
+"""(brokers, whether these are all brokers of the cluster) -> the (host, port) that the client sees instead of each;
+None: the client must not hear of the broker."""
 
 
 class Rewritten(NamedTuple):
@@ -109,6 +111,10 @@ class NeedMore:
 
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
+MAX_WHOLE_BYTES: Final = 4 * 1024 * 1024
+"""The longest response that is inspected to its end."""
+LEADER_NOT_AVAILABLE: Final = 5
+COORDINATOR_NOT_AVAILABLE: Final = 15
 _METADATA_FIRST_FLEXIBLE: Final = schema.APIS[METADATA][3]
 _PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
 _FETCH_MAX: Final = schema.APIS[FETCH][2]
@@ -205,7 +211,8 @@ def rewriting(
 
     Only the frame's head through the last address is needed and copied. Nodes that do not exist (id -1, or no host) are
     unchanged. Everything but hosts, ports and the sizes around them stays byte for byte, unknown tagged fields
-    included.
+    included. A broker without an address is left out, as brokers do it with one that is not alive: its partitions have
+    no leader, and nothing has it as its coordinator. So are controllers, which are not for clients.
     Raises WireError for unknown versions and malformed responses.
     """
     if api_key == API_VERSIONS:
@@ -219,10 +226,11 @@ def rewriting(
         return None
     walker = Walker(buf, end, frame_end)
     try:
-        yield from walker.walk(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
+        body = body_start(walker, start, api_key, version)
+        yield from walker.walk(_ADDRESS_WALKS[api_key << 16 | version], body)
+        return (yield from _replace(walker, start, body, api_key, version, translate))
     except Short as short:
         return NeedMore(short.wanted - start)
-    return (yield from _replace(walker, buf, start, frame_end, translate))
 
 
 _ADDRESSES_IN_A_SLICE: Final = SLICE // 4
@@ -239,22 +247,44 @@ def _read(buf: Buffer, at: Address) -> NodeAddress:
     return NodeAddress(at.node_id, host.decode("utf-8", "replace"), port)
 
 
+_Edit: TypeAlias = tuple[int, int, bytes]
+"""From, to, replacement."""
+
+
 def _replace(
-    walker: Walker, buf: Buffer, start: int, frame_end: int, translate: Translate
+    walker: Walker, start: int, body: int, api_key: int, version: int, translate: Translate
 ) -> Generator[None, None, Rewritten | None]:
     """The head of the frame with translated addresses, or None when none changes."""
-    edits: list[tuple[int, int, bytes]] = []  # from, to, replacement
-    for number, at in enumerate(walker.addresses, 1):
-        if number % _ADDRESSES_IN_A_SLICE == 0:
+    buf, frame_end = walker.buf, walker.frame_end
+    found: list[tuple[int, Address, NodeAddress]] = []
+    for number, at in enumerate(walker.addresses):
+        if number % _ADDRESSES_IN_A_SLICE == 0 and number:
             yield
         node = _read(buf, at)
-        if node.node_id < 0 or not node.host:
-            continue
-        host, port = translate(*node, "controller" if at.controller else "broker")
-        if (host, port) == node[1:]:
-            continue
-        edits.append((at.host_at, at.host_end, compact_string(host) if at.compact else string(host)))
-        edits.append((at.port_at, at.port_at + at.port_bytes, port.to_bytes(at.port_bytes, "big")))
+        if node.node_id >= 0 and node.host:
+            found.append((number, at, node))
+    brokers = [node for _, at, node in found if not at.controller]
+    told = iter(translate(brokers, api_key == METADATA) if brokers else ())
+    edits: list[_Edit] = []
+    hidden: dict[int, Address] = {}
+    for number, at, node in found:
+        if number % _ADDRESSES_IN_A_SLICE == 0 and number:
+            yield
+        instead = None if at.controller else next(told)
+        if instead is None:
+            hidden[number] = at
+        elif instead != node[1:]:
+            host, port = instead
+            edits.append((at.host_at, at.host_end, compact_string(host) if at.compact else string(host)))
+            edits.append((at.port_at, at.port_at + at.port_bytes, port.to_bytes(at.port_bytes, "big")))
+    if hidden:
+        edits += _left_out(walker, hidden)
+        if api_key == FIND_COORDINATOR:
+            for at in hidden.values():
+                edits += _no_coordinator(at, at.port_at + 4 if version >= 4 else body + (4 if version else 0))
+        elif api_key == METADATA and frame_end - start <= MAX_WHOLE_BYTES:
+            edits += yield from _no_leaders(walker, version, {at.node_id for at in hidden.values()})
+        edits.sort()
     if not edits:
         return None
     for scope in reversed(walker.scopes):  # inner before outer: the new length of an inner size counts for the outer
@@ -275,7 +305,63 @@ def _replace(
     return Rewritten(bytes(head), done - start)
 
 
-def _grown(edits: list[tuple[int, int, bytes]], start: int, end: int) -> Generator[None, None, int]:
+def _left_out(walker: Walker, hidden: Mapping[int, Address]) -> Iterator[_Edit]:
+    """Elements of arrays are removed."""
+    for nodes in walker.lists:
+        last = nodes.first + nodes.elements - 1
+        gone = [number for number in range(nodes.first, last + 1) if number in hidden]
+        for number in gone:
+            end = nodes.end if number == last else walker.addresses[number + 1].host_at - 4
+            yield (hidden[number].host_at - 4, end, b"")
+        if gone:
+            left = nodes.elements - len(gone)
+            yield (nodes.count_at, nodes.count_end, uvarint(left + 1) if nodes.compact else INT32.pack(left))
+
+
+def _no_coordinator(at: Address, error_at: int) -> list[_Edit]:
+    """What a broker answers while the coordinator is not alive."""
+    return [
+        (error_at, error_at + 2, INT16.pack(COORDINATOR_NOT_AVAILABLE)),
+        (at.host_at - 4, at.host_at, INT32.pack(-1)),
+        (at.host_at, at.host_end, compact_string("") if at.compact else string("")),
+        (at.port_at, at.port_at + 4, INT32.pack(-1)),
+    ]
+
+
+def _no_leaders(walker: Walker, version: int, ids: Set[int]) -> Generator[None, None, list[_Edit]]:
+    """What a broker answers for partitions whose leader is not alive. Raises Short unless the frame is whole."""
+    walker.need(walker.frame_end)
+    edits: list[_Edit] = []
+    flexible = version >= _METADATA_FIRST_FLEXIBLE
+    array = VARARRAY if flexible else ARRAY
+    name, fixed, (_, partition), *rest = _topic(version)
+    behind_leader: Program = ((SKIP, partition[0][1] - 10), *partition[1:])
+    topics, pos = walker.count(array, walker.run(_cluster(version), walker.lists[-1].end))
+    for _ in range(topics):
+        partitions, pos = walker.count(array, walker.run(((SKIP, 2), name, fixed), pos))
+        for number in range(partitions):
+            walker.need(pos + 10)
+            if INT32.unpack_from(walker.buf, pos + 6)[0] in ids:
+                edits.append((pos, pos + 2, INT16.pack(LEADER_NOT_AVAILABLE)))
+                edits.append((pos + 6, pos + 10, INT32.pack(-1)))
+            pos = walker.run(behind_leader, pos + 10)
+            if number % SLICE == SLICE - 1:
+                yield
+        pos = walker.run(tuple(rest), pos)
+        yield
+    return edits
+
+
+def _cluster(version: int) -> Program:
+    """Between the brokers and the topics of a Metadata response: cluster id, controller id."""
+    if version < 1:
+        return ()
+    flexible = version >= _METADATA_FIRST_FLEXIBLE
+    text: Program = ((VARLEN, 0) if flexible else (STRING, 0),) if version >= 2 else ()
+    return (*text, (SKIP, 4))
+
+
+def _grown(edits: list[_Edit], start: int, end: int) -> Generator[None, None, int]:
     """By how much the edits between two positions lengthen the frame."""
     grown = 0
     for number, (at, to, new) in enumerate(edits, 1):
@@ -316,9 +402,7 @@ def without_topic(version: int, frame: bytes, name: bytes) -> Generator[None, No
     walker = Walker(frame, len(frame), len(frame))
     try:
         counted_at = yield from walker.walk(walk, body_start(walker, 0, METADATA, version))
-        if version >= 1:  # cluster id, controller id
-            text: Program = ((VARLEN, 0) if flexible else (STRING, 0),) if version >= 2 else ()
-            counted_at = walker.run((*text, (SKIP, 4)), counted_at)
+        counted_at = walker.run(_cluster(version), counted_at)
         if flexible:
             count, first = read_uvarint(frame, counted_at, len(frame))
             counted = uvarint(max(count - 1, 0))

@@ -42,6 +42,17 @@ class TagScope(NamedTuple):
     content_end: int
 
 
+class NodeList(NamedTuple):
+    """An array of addresses: its count field, which of the walk's addresses are its elements, and its end."""
+
+    compact: bool
+    count_at: int
+    count_end: int
+    elements: int
+    first: int
+    end: int
+
+
 MAX_ELEMENTS: Final = 100_000
 """Elements of arrays and tagged fields in one walk."""
 SLICE: Final = 500
@@ -51,11 +62,11 @@ MAX_SCOPES: Final = 8
 
 
 class Walker:
-    """Walks one message. `addresses`, `scopes` and `throttle_at` are its findings."""
+    """Walks one message. `addresses`, `lists`, `scopes` and `throttle_at` are its findings."""
 
     __slots__ = (
         "_compact", "_controllers", "_due", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf",
-        "frame_end", "limit", "scopes", "throttle_at",
+        "frame_end", "limit", "lists", "scopes", "throttle_at",
     )  # fmt: skip
 
     def __init__(self, buf: Buffer, limit: int, frame_end: int, most: int = MAX_ELEMENTS) -> None:
@@ -64,6 +75,7 @@ class Walker:
         self.limit = limit if limit < frame_end else frame_end
         self.frame_end = frame_end
         self.addresses: list[Address] = []
+        self.lists: list[NodeList] = []
         self.scopes: list[TagScope] = []
         self.throttle_at = -1
         self._node_id = -1
@@ -97,20 +109,19 @@ class Walker:
                 else:
                     pos = yield from self._tags(argument, pos)
             elif code in (p.VARARRAY, p.ARRAY):
-                if code == p.VARARRAY:
-                    count, pos = self._uvarint(pos)
-                    count -= 1
-                else:
-                    self.need(pos + 4)
-                    count, pos = INT32.unpack_from(buf, pos)[0], pos + 4
+                counted_at, first = pos, len(self.addresses)
+                count, pos = self.count(code, pos)
                 size = self._checked(argument, count, pos)
                 if size:
                     pos += count * size
                     continue
+                began = pos
                 for _ in range(count):
                     pos = yield from self.walk(argument, pos)
                     if self._over():
                         yield
+                if argument[0][0] == p.NODE_ID:
+                    self.lists.append(NodeList(code == p.VARARRAY, counted_at, began, count, first, pos))
             elif code == p.STRING:
                 pos = self._string(pos)
             elif code == p.NODE_ID:
@@ -144,6 +155,14 @@ class Walker:
             if pos > limit:
                 self.need(pos)
         return pos
+
+    def count(self, code: int, pos: int) -> tuple[int, int]:
+        """The number of elements (-1: null) of an array of this step, and the position of the first."""
+        if code == p.VARARRAY:
+            count, pos = self._uvarint(pos)
+            return count - 1, pos
+        self.need(pos + 4)
+        return INT32.unpack_from(self.buf, pos)[0], pos + 4
 
     def need(self, pos: int) -> None:
         """Raises Short when the bytes up to `pos` have not arrived yet, WireError when they are beyond the frame."""

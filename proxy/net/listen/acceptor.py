@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -55,7 +56,7 @@ class Acceptor:
 
     async def run(self, listener: socket.socket, name: str, dial: Dial) -> None:
         """Accept clients until `stop`. Their connections are called after `name` in logs, and `dial` the broker."""
-        with trio.CancelScope() as scope:
+        with trio.CancelScope() as scope, suppress(trio.ClosedResourceError):
             if self._stopped:
                 return
             self._scopes.add(scope)
@@ -74,6 +75,13 @@ class Acceptor:
                     self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
                 else:
                     self._start(client, address, name, dial)
+        self._scopes.discard(scope)
+
+    def close_listener(self, listener: socket.socket) -> None:
+        """Refuse further clients of one listener, those in its backlog included."""
+        self.listeners.remove(listener)
+        trio.lowlevel.notify_closing(listener)
+        listener.close()
 
     @property
     def full(self) -> str | None:

@@ -1,88 +1,290 @@
-"""Which local port stands for which broker. Pure bookkeeping: a callback binds the ports."""
+"""Which local port stands for which broker. Bookkeeping alone: callbacks open and close the listeners.
+
+Each broker has a port of its own, `own_ports`: a function of the ids of the live brokers, so that all instances agree,
+whenever they were started. What a port stood for it goes on to stand for during the grace time, as clients may know it
+from older metadata; a broker whose own port is not free for that reason has a spare one meanwhile. When none is left,
+all brokers get their own ports at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from proxy.core.wire.responses import NodeAddress
+
 MAX_HOST_CHARACTERS: Final = 255
-
-
-class BrokerKey(NamedTuple):
-    """Identifies a broker or controller; the two count their ids separately (DescribeCluster v1+)."""
-
-    kind: str
-    """"broker" or "controller"."""
-    node_id: int
-
-
-@dataclass(slots=True)
-class BrokerAddress:
-    """Where one broker really is, and the local port that stands for it."""
-
-    key: BrokerKey
-    host: str
-    port: int
-    local_port: int
-
-
-class NoFreePortError(Exception):
-    """`listen.broker_ports` is used up; the message says how many brokers are without a port."""
+MAX_BROKERS: Final = 10_000
+"""Brokers that are remembered; further ones have no port."""
 
 
 class BadAddressError(Exception):
     """A broker was announced with an address that cannot be connected to."""
 
 
-def check_address(node_id: int, host: str, port: int) -> None:
+class NoRoomError(Exception):
+    """No listener can be opened on any port, as there are no file descriptors."""
+
+
+class LeftError(Exception):
+    """A broker has left the cluster, and its address is another one's now."""
+
+
+class KnownPort(NamedTuple):
+    """A local port and the broker that it stands for, as they are kept over a restart."""
+
+    port: int
+    broker: NodeAddress
+    held_s: float | None
+    """None: the broker is told with this port; else for how many seconds the port still stands for it."""
+
+
+def check_address(node: NodeAddress) -> None:
     """Raises BadAddressError unless this can be an address: it will be dialled, logged and shown."""
+    node_id, host, port = node
     if not 0 < port <= 0xFFFF or not 0 < len(host) <= MAX_HOST_CHARACTERS or not host.isprintable() or " " in host:
         raise BadAddressError(f"node {node_id} has an invalid address: host {host[:100]!r}, port {port}")
 
 
+def own_ports(ids: Iterable[int], ports: range, fixed: Mapping[int, int]) -> dict[int, int]:
+    """The port of each of these brokers; the highest ids have none where there are too few.
+
+    Those in `fixed` have that port. In the order of their ids, each of the others has the port at `id mod size`, or
+    the next one that is neither fixed nor taken; when there are no others, fixed ports whose brokers are not there.
+    """
+    live = set(ids)
+    found = {node_id: port for node_id, port in fixed.items() if node_id in live}
+    size, reserved = len(ports), {ports.index(port) for port in fixed.values()}
+    after = {index: (index + 1) % size for index in reserved}  # where to look on from a port that is not free
+    spare = sorted(reserved - {ports.index(port) for port in found.values()})
+    for node_id in sorted(live - found.keys()):
+        if len(after) < size:
+            index = node_id % size
+            while index in after:
+                further = after[index]
+                after[index] = after.get(further, further)  # so that no walk is long twice
+                index = further
+            after[index] = (index + 1) % size
+        elif spare:
+            index = spare.pop(0)
+        else:
+            break
+        found[node_id] = ports[index]
+    return found
+
+
+@dataclass(slots=True)
+class _Broker:
+    address: NodeAddress
+    live: bool = True
+    port: int | None = None
+    """The local port that clients are told."""
+
+
+@dataclass(slots=True)
+class _Listener:
+    """A port that is listened on."""
+
+    node_id: int
+    until_s: float = math.inf
+    """Finite: its broker is not told with it any more, and it stands for it until then."""
+
+
 class AddressBook:
-    """Brokers seen so far. A broker keeps its local port for the life of the sidecar, even if its address changes."""
+    """The brokers, and the ports that stand for them."""
 
-    def __init__(self, ports: range, bind: Callable[[BrokerKey, int], bool]) -> None:
-        """`bind(key, port)` opens a listener at once; it returns False if another process has the port, and raises
-        NoFreePortError where any other would fail, too."""
+    def __init__(
+        self,
+        ports: range,
+        fixed: Mapping[int, int],
+        grace_s: float,
+        bind: Callable[[int, int], bool],
+        close: Callable[[int], None],
+    ) -> None:
+        """`bind(node_id, port)` opens a listener at once; it returns False if another process has the port, and raises
+        NoRoomError where any other would fail, too. `close(port)` closes one."""
         self._ports = ports
+        self._fixed = fixed
+        self._grace_s = grace_s
         self._bind = bind
-        self._by_key: dict[BrokerKey, BrokerAddress] = {}
-        self._used: set[int] = set()
+        self._close = close
+        self._brokers: dict[int, _Broker] = {}
+        self._live = 0
+        self._listeners: dict[int, _Listener] = {}
+        self._due_s = math.inf
+        """When the next port is free."""
 
-    def local_port(self, kind: str, node_id: int, host: str, port: int) -> int:
-        """The local port for this broker, opening a listener if it is new. Raises NoFreePortError, BadAddressError."""
-        check_address(node_id, host, port)
-        key = BrokerKey(kind, node_id)
-        known = self._by_key.get(key)
-        if known is not None:
-            if known.port != port or known.host != host:  # the broker moved: the next connection dials the new address
-                known.host, known.port = host, port
-            return known.local_port
-        local_port = self._open(key)
-        self._by_key[key] = BrokerAddress(key, host, port, local_port)
-        return local_port
+    # ---- what is learnt ---------------------------------------------------------------------------------------------
 
-    def _open(self, key: BrokerKey) -> int:
-        # Broker N gets the N-th port where possible: the same ports after a restart, in any order of arrival.
-        preferred: list[int] = [self._ports[key.node_id]] if 0 <= key.node_id < len(self._ports) else []
-        candidates: list[int] = [*preferred, *self._ports]
-        for port in candidates:
-            if port not in self._used and self._bind(key, port):
-                self._used.add(port)
-                return port
-        raise NoFreePortError(
-            f"no free port in listen.broker_ports {self._ports.start}-{self._ports.stop - 1} "
-            f"for {key.kind} {key.node_id}: {len(self._used)} in use by brokers; widen the range"
-        )
+    def learn(self, nodes: Sequence[NodeAddress], *, complete: bool, now_s: float) -> bool:
+        """These brokers are alive, and no others if the list is `complete`. Returns whether that is news.
 
-    def upstream(self, key: BrokerKey) -> tuple[str, int]:
-        """(host, port) to dial for connections that arrive on this broker's listener, as last reported."""
-        known = self._by_key[key]
-        return known.host, known.port
+        Raises BadAddressError, and changes nothing then.
+        """
+        brokers = self._brokers
+        if now_s < self._due_s and not (complete and len(nodes) != self._live):
+            for node in nodes:
+                known = brokers.get(node.node_id)
+                if known is None or not known.live or known.address != node:
+                    break
+            else:
+                return False
+        for node in nodes:
+            check_address(node)
+        if complete:
+            for known in brokers.values():
+                known.live = False
+        for node in nodes:
+            known = brokers.get(node.node_id)
+            if known is not None:
+                known.address, known.live = node, True  # if it moved: the next connection dials the new address
+            elif len(brokers) < MAX_BROKERS:
+                brokers[node.node_id] = _Broker(node)
+        self.settle(now_s)
+        return True
 
-    def brokers(self) -> list[BrokerAddress]:
-        """All known brokers, by kind and node id."""
-        return [self._by_key[key] for key in sorted(self._by_key)]
+    def restore(self, known: Iterable[KnownPort], now_s: float) -> None:
+        """Listen on the ports of a former run, before anything is learnt. Ports out of range are ignored."""
+        for port, node, held_s in known:
+            try:
+                if port not in self._ports or port in self._listeners or not self._opened(node.node_id, port):
+                    continue
+            except NoRoomError:
+                break
+            broker = self._brokers.setdefault(node.node_id, _Broker(node, live=False))
+            if held_s is None and broker.port is None:
+                broker.live, broker.port = True, port
+            else:
+                self._listeners[port].until_s = now_s + min(held_s or 0.0, self._grace_s)
+        self._count()
+
+    # ---- what follows from it ---------------------------------------------------------------------------------------
+
+    def settle(self, now_s: float) -> None:
+        """Open and close listeners as the brokers and the time want it."""
+        own = own_ports((one for one, broker in self._brokers.items() if broker.live), self._ports, self._fixed)
+        for node_id, broker in self._brokers.items():
+            if broker.port is not None and node_id not in own:
+                self._hold(broker, now_s)
+        for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
+            self._free(port)
+        with suppress(NoRoomError):  # those without a port have none for now
+            self._move(own, now_s)
+        held = {listener.node_id for listener in self._listeners.values()}
+        for node_id in [one for one, broker in self._brokers.items() if not broker.live and one not in held]:
+            del self._brokers[node_id]
+        self._count()
+
+    def _move(self, own: Mapping[int, int], now_s: float) -> None:
+        wanted = set(own.values())
+        away = [node_id for node_id in sorted(own) if self._brokers[node_id].port != own[node_id]]
+        for node_id in away:
+            if self._may_have(node_id, own[node_id]):
+                self._tell(node_id, own[node_id], now_s)
+        # A broker needs another port if it has none, or the one that another broker is waiting for.
+        for node_id in away:
+            now = self._brokers[node_id].port
+            if now is not None and (now == own[node_id] or now not in wanted):
+                continue
+            spare = (port for port in self._from(own[node_id]) if port not in wanted and self._may_have(node_id, port))
+            if any(self._tell(node_id, port, now_s) for port in spare):
+                continue
+            if now is None or all(listener.until_s == math.inf for listener in self._listeners.values()):
+                self._move_at_once(own, now_s)
+                return
+
+    def _move_at_once(self, own: Mapping[int, int], now_s: float) -> None:
+        """Every broker to its own port, whatever that stood for."""
+        away = [node_id for node_id in sorted(own) if self._brokers[node_id].port != own[node_id]]
+        for node_id in away:
+            self._hold(self._brokers[node_id], now_s)
+        for node_id in away:
+            # Another process may have its own port.
+            for port in self._from(own[node_id]):
+                listener = self._listeners.get(port)
+                if listener is not None and listener.until_s == math.inf:
+                    continue
+                if listener is not None and listener.node_id != node_id:
+                    self._free(port)
+                if self._tell(node_id, port, now_s):
+                    break
+
+    def _from(self, port: int) -> Iterator[int]:
+        """All ports in turn, from this one on."""
+        at = self._ports.index(port)
+        yield from self._ports[at:]
+        yield from self._ports[:at]
+
+    def _may_have(self, node_id: int, port: int) -> bool:
+        held = self._listeners.get(port)
+        return held is None or held.node_id == node_id
+
+    def _tell(self, node_id: int, port: int, now_s: float) -> bool:
+        """Clients are told this port from now on, which stands for this broker or for none; False: it is taken."""
+        if port not in self._listeners and not self._opened(node_id, port):
+            return False
+        broker = self._brokers[node_id]
+        self._hold(broker, now_s)
+        broker.port = port
+        self._listeners[port].until_s = math.inf
+        return True
+
+    def _opened(self, node_id: int, port: int) -> bool:
+        if not self._bind(node_id, port):
+            return False
+        self._listeners[port] = _Listener(node_id)
+        return True
+
+    def _hold(self, broker: _Broker, now_s: float) -> None:
+        """The broker is not told with its port any more."""
+        if broker.port is not None:
+            self._listeners[broker.port].until_s = now_s + self._grace_s
+            broker.port = None
+
+    def _free(self, port: int) -> None:
+        del self._listeners[port]
+        self._close(port)
+
+    def _count(self) -> None:
+        self._live = sum(broker.live for broker in self._brokers.values())
+        self._due_s = min((listener.until_s for listener in self._listeners.values()), default=math.inf)
+
+    # ---- what is known ----------------------------------------------------------------------------------------------
+
+    def port(self, node_id: int) -> int | None:
+        """The local port of a broker; None: it has none."""
+        known = self._brokers.get(node_id)
+        return None if known is None else known.port
+
+    def upstream(self, node_id: int) -> tuple[str, int]:
+        """(host, port) to dial for connections to a port of this broker, as last reported. Raises LeftError."""
+        broker = self._brokers.get(node_id)
+        if broker is None:
+            raise LeftError(f"broker {node_id} left the cluster")
+        host_port = broker.address[1:]
+        if not broker.live:  # it may be back soon
+            for other in self._brokers.values():
+                if other.live and other.address[1:] == host_port:
+                    raise LeftError(
+                        f"broker {node_id} left the cluster, and {host_port[0]}:{host_port[1]} is broker "
+                        f"{other.address.node_id} now"
+                    )
+        return host_port
+
+    def brokers(self) -> list[tuple[NodeAddress, int | None]]:
+        """The live brokers with their local ports, by id."""
+        return [(broker.address, broker.port) for _, broker in sorted(self._brokers.items()) if broker.live]
+
+    def ports(self, now_s: float) -> list[KnownPort]:
+        """What `restore` needs to know after a restart."""
+        return [
+            KnownPort(
+                port,
+                self._brokers[listener.node_id].address,
+                None if listener.until_s == math.inf else max(0.0, listener.until_s - now_s),
+            )
+            for port, listener in sorted(self._listeners.items())
+        ]

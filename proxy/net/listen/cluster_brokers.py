@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
-from proxy.core.session.state import AddressTranslator
-from proxy.core.wire.responses import NodeAddress
-from proxy.net.listen.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortError
+from proxy.core.wire.responses import NodeAddress, Translate
+from proxy.net.listen.addresses import AddressBook, BadAddressError, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_brokers
@@ -36,15 +35,24 @@ class ClusterBrokers:
         self,
         settings: ProxySettings,
         dialer: Dialer,
-        bind_broker: Callable[[BrokerKey, int], bool],
+        bind_broker: Callable[[int, int], bool],
+        close_broker: Callable[[int], None],
         login_wanted: Callable[[], None],
     ) -> None:
-        """`bind_broker(key, port)` opens a broker's listener and returns False if the port is taken. `login_wanted()`
-        is called when the cluster refuses a question for want of a login."""
+        """`bind_broker` and `close_broker`: as of `AddressBook`. `login_wanted()` is called when the cluster refuses a
+        question for want of a login."""
         self._settings = settings
         self._dialer = dialer
         self._login_wanted = login_wanted
-        self._book = AddressBook(settings.broker_ports, bind_broker)
+        self._book = AddressBook(
+            settings.broker_ports,
+            settings.broker_port_map,
+            settings.broker_port_grace_s,
+            bind_broker,
+            close_broker,
+        )
+        self._said: tuple[bool, list[int]] = False, []
+        """What was warned of last: that few ports are left, and which brokers have none."""
         self._transparent = settings.transparent is not None
         self._nodes: list[NodeAddress] = []
         """Brokers as last reported in transparent mode, where none has a listener."""
@@ -55,11 +63,11 @@ class ClusterBrokers:
         mode without bootstrap servers)."""
         self.last_error: str | None = None
 
-    def all(self) -> list[tuple[int, str, int, int]]:
+    def all(self) -> list[tuple[int, str, int, int | None]]:
         """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""
         if self._transparent:
             return [(node.node_id, node.host, node.port, node.port) for node in self._nodes]
-        return [(a.key.node_id, a.host, a.port, a.local_port) for a in self._book.brokers() if a.key.kind == "broker"]
+        return [(*node, local_port) for node, local_port in self._book.brokers()]
 
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) of the brokers seen."""
@@ -67,7 +75,7 @@ class ClusterBrokers:
 
     # ---- the addresses that clients see -----------------------------------------------------------------------------
 
-    def translator(self, client: socket.socket) -> AddressTranslator | None:
+    def translator(self, client: socket.socket) -> Translate | None:
         """Which addresses clients see in place of the brokers' own; None: the brokers' own."""
         settings = self._settings
         if self._transparent:
@@ -75,22 +83,41 @@ class ClusterBrokers:
         advertised = settings.advertised_host or (
             local_address(client).host if settings.host in WILDCARDS else settings.host
         )
-        return lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port))
 
-    def _translate(self, kind: str, node_id: int, host: str, port: int) -> int:
-        try:
-            return self._book.local_port(kind, node_id, host, port)
-        except NoFreePortError as error:
-            raise SessionError(CloseReason.NO_BROKER_PORT, str(error)) from error
-        except BadAddressError as error:
-            raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
+        def translate(nodes: Sequence[NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
+            try:
+                self._learn(nodes, complete=complete)
+            except BadAddressError as error:
+                raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
+            ports = [self._book.port(node.node_id) for node in nodes]
+            return [None if port is None else (advertised, port) for port in ports]
+
+        return translate
+
+    def _learn(self, nodes: Sequence[NodeAddress], *, complete: bool) -> None:
+        if self._book.learn(nodes, complete=complete, now_s=trio.current_time()):
+            self._say()
+
+    def _say(self) -> None:
+        """Warn before brokers have no port, and when some have none."""
+        ports, brokers = self._settings.broker_ports, self._book.brokers()
+        few = len(ports) - len(brokers) <= max(1, len(ports) // 10)
+        without = [node.node_id for node, port in brokers if port is None]
+        before, self._said = self._said, (few, without)
+        told = {"ports": f"{ports.start}-{ports.stop - 1}", "brokers": len(brokers)}
+        if without and without != before[1]:
+            log.warning("brokers without a port in listen.broker_ports", node_ids=without[:20], **told)
+        elif few and not before[0] and not without:
+            log.warning("listen.broker_ports is nearly used up", **told)
 
     # ---- connections to them ----------------------------------------------------------------------------------------
 
-    async def dial(self, key: BrokerKey) -> socket.socket:
+    async def dial(self, node_id: int) -> socket.socket:
         """Dial a broker at its last known address; if that fails, ask the cluster again soon. Raises UpstreamError."""
         try:
-            return await self._dialer.dial(*self._book.upstream(key))
+            return await self._dialer.dial(*self._book.upstream(node_id))
+        except LeftError as error:
+            raise UpstreamError(str(error)) from error
         except UpstreamError:
             self._look_again.set()
             raise
@@ -118,9 +145,10 @@ class ClusterBrokers:
         """Ask for brokers periodically, until cancelled: new ones get a listener, and readiness stays accurate."""
         retry_s = FIRST_RETRY_S
         while True:
+            self._book.settle(trio.current_time())
             try:
-                await self._learn()
-            except (ClusterError, NoFreePortError, BadAddressError) as error:
+                await self._ask()
+            except (ClusterError, BadAddressError) as error:
                 if self.last_error != str(error):
                     log.warning("cluster not reached", error=str(error))
                 self.reached = False
@@ -138,7 +166,7 @@ class ClusterBrokers:
                     await self._look_again.wait()
                 self._look_again = trio.Event()
 
-    async def _learn(self) -> None:
+    async def _ask(self) -> None:
         settings = self._settings
         errors = []
         for host, port in dict.fromkeys([*settings.bootstrap, *self.addresses()]):
@@ -153,7 +181,7 @@ class ClusterBrokers:
                 errors.append(str(error))
                 continue
             self._nodes = brokers
-            for node in brokers if not self._transparent else ():
-                self._book.local_port("broker", node.node_id, node.host, node.port)
+            if not self._transparent:
+                self._learn(brokers, complete=True)
             return
         raise ClusterError("; ".join(dict.fromkeys(errors)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import structlog
@@ -17,7 +18,7 @@ from proxy.net.io.loop import Clock, EventLoop
 from proxy.net.io.pair import Shared
 from proxy.net.io.splice import PipePool
 from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
-from proxy.net.listen.addresses import BrokerKey, NoFreePortError
+from proxy.net.listen.addresses import NoRoomError
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.connections import Connections
@@ -69,7 +70,7 @@ class Proxy:
         handshakes = Handshakes(counters)
         dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, counters, handshakes)
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
-        self._cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._login_wanted)
+        self._cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker, self._login_wanted)
         self._identification = Identification(settings, self._admission, self._cluster.addresses)
         self._connections = Connections(
             settings,
@@ -93,6 +94,9 @@ class Proxy:
             self._connections.start,
         )
         self._sweeper = Sweeper(settings, self._connections.open, shared.close_log)
+        self._broker_listeners: dict[int, socket.socket] = {}
+        self._refused: set[int] = set()
+        """Ports of brokers that could not be listened on, which has been said."""
         self._nursery: trio.Nursery | None = None
         self._drain_asked = trio.Event()
         self._port = settings.port
@@ -141,9 +145,15 @@ class Proxy:
         """All open connections, one by one: other tasks may run, and connections end, between two of them."""
         return (connection.info() for connection in list(self._connections.open) if not connection.ended)
 
-    def brokers(self) -> list[tuple[int, str, int, int]]:
-        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""
+    def brokers(self) -> list[tuple[int, str, int, int | None]]:
+        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own.
+        Without a local port clients do not hear of a broker."""
         return self._cluster.all()
+
+    @property
+    def broker_ports(self) -> int:
+        """How many brokers can have a local port; 0 in transparent mode."""
+        return 0 if self._interception is not None else len(self._settings.broker_ports)
 
     # ---- life cycle -------------------------------------------------------------------------------------------------
 
@@ -198,22 +208,36 @@ class Proxy:
             self._acceptor.ends_with(scope)
             await interception.beat(self._port)
 
-    def _bind_broker(self, key: BrokerKey, port: int) -> bool:
+    def _bind_broker(self, node_id: int, port: int) -> bool:
         assert self._nursery is not None
         try:
             self._acceptor.check_room()
             listener: socket.socket = bind(self._settings.host, port)
         except OSError as error:
-            if error.errno in ACCEPT_CAPACITY_ERRNOS:
-                raise NoFreePortError(str(error.strerror)) from error
-            log.warning("broker port in use, trying the next", port=port, node_id=key.node_id, error=str(error))
-            return False
+            room = error.errno not in ACCEPT_CAPACITY_ERRNOS
+            if port not in self._refused:
+                log.warning(
+                    "broker port in use, trying the next" if room else "no listener for a broker",
+                    port=port,
+                    node_id=node_id,
+                    error=str(error),
+                )
+            self._refused.add(port)
+            if room:
+                return False
+            raise NoRoomError from error
+        self._refused.discard(port)
+        self._broker_listeners[port] = listener
         self._acceptor.listeners.append(listener)
-        log.info("broker listener", node_id=key.node_id, port=port)
+        log.info("broker listener", node_id=node_id, port=port)
         self._nursery.start_soon(
-            self._acceptor.run, listener, f"{key.kind} {key.node_id}", lambda: self._cluster.dial(key)
+            self._acceptor.run, listener, f"broker {node_id}", partial(self._cluster.dial, node_id)
         )
         return True
+
+    def _close_broker(self, port: int) -> None:
+        self._acceptor.close_listener(self._broker_listeners.pop(port))
+        log.info("broker listener closed", port=port)
 
     def _login_wanted(self) -> None:
         self._identification.login_expected = True

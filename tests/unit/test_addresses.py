@@ -1,0 +1,235 @@
+"""Which port stands for which broker, under any churn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.wire.responses import NodeAddress
+from proxy.net.listen.addresses import (
+    AddressBook,
+    BadAddressError,
+    KnownPort,
+    LeftError,
+    NoRoomError,
+    own_ports,
+)
+
+GRACE_S = 600.0
+FIRST = 19_092
+
+
+def node(node_id: int, host: str | None = None) -> NodeAddress:
+    return NodeAddress(node_id, host or f"broker-{node_id}", 9092)
+
+
+class Machine:
+    """The ports of a machine, and what clients know of them."""
+
+    def __init__(self, size: int, fixed: Mapping[int, int] | None = None) -> None:
+        self.ports = range(FIRST, FIRST + size)
+        self.open: dict[int, int] = {}
+        self.taken: set[int] = set()
+        self.room = size
+        self.fixed = dict(fixed or {})
+        self.book = AddressBook(self.ports, self.fixed, GRACE_S, self.bind, self.close)
+        self.now_s = 0.0
+        self.told: dict[tuple[int, int], float] = {}
+        """(port, node id): when a client was told so for the last time."""
+
+    def bind(self, node_id: int, port: int) -> bool:
+        assert port in self.ports
+        assert port not in self.open
+        if len(self.open) >= self.room:
+            raise NoRoomError
+        if port in self.taken:
+            return False
+        self.open[port] = node_id
+        return True
+
+    def close(self, port: int) -> None:
+        del self.open[port]
+
+    def see(self, *ids: int, complete: bool = True) -> dict[int, int | None]:
+        self.book.learn([node(one) for one in ids], complete=complete, now_s=self.now_s)
+        return self.tell()
+
+    def wait(self, seconds: float) -> dict[int, int | None]:
+        self.now_s += seconds
+        self.book.settle(self.now_s)
+        return self.tell()
+
+    def tell(self) -> dict[int, int | None]:
+        found = {broker.node_id: port for broker, port in self.book.brokers()}
+        for node_id, port in found.items():
+            if port is not None:
+                assert self.open[port] == node_id
+                self.told[port, node_id] = self.now_s
+        return found
+
+
+ids = st.sets(st.integers(0, 40) | st.integers(0, 2**31 - 1), max_size=9)
+
+
+@given(live=ids, size=st.integers(1, 8), seed=st.randoms(), fixed=st.dictionaries(st.integers(0, 9), st.integers(0, 7)))
+def test_own_ports_follow_from_the_ids_alone(
+    live: set[int], size: int, seed: random.Random, fixed: dict[int, int]
+) -> None:
+    ports = range(FIRST, FIRST + size)
+    mapped = {one: FIRST + index for index, one in {at: one for one, at in fixed.items() if at < size}.items()}
+    mixed = list(live)
+    seed.shuffle(mixed)
+    found = own_ports(mixed, ports, mapped)
+    assert found == own_ports(sorted(live), ports, mapped)
+    assert len(set(found.values())) == len(found) == min(len(live), size)
+    assert all(found[one] == port for one, port in mapped.items() if one in live)
+    if not mapped:
+        assert set(found) == set(sorted(live)[:size])
+        newest = max(live, default=0) + 1
+        assert own_ports({*live, newest}, ports, {}).items() >= found.items(), "a new, higher id moves no other broker"
+
+
+def test_own_ports_by_example() -> None:
+    ports = range(FIRST, FIRST + 4)
+    assert own_ports([1001, 1002, 1003], ports, {}) == {1001: FIRST + 1, 1002: FIRST + 2, 1003: FIRST + 3}
+    assert own_ports([5, 1, 9], ports, {}) == {1: FIRST + 1, 5: FIRST + 2, 9: FIRST + 3}
+    assert own_ports([3, 7, 11], ports, {}) == {3: FIRST + 3, 7: FIRST, 11: FIRST + 1}
+    assert own_ports([1, 5], ports, {7: FIRST + 1}) == {1: FIRST + 2, 5: FIRST + 3}
+    assert own_ports([0, 1, 2, 3], ports, {7: FIRST + 1}) == {0: FIRST, 1: FIRST + 2, 2: FIRST + 3, 3: FIRST + 1}
+
+
+@given(
+    size=st.integers(1, 6),
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("cluster"), st.sets(st.integers(0, 15), max_size=7)),
+            st.tuples(st.just("named"), st.sets(st.integers(0, 15), max_size=2)),
+            st.tuples(st.just("wait"), st.sampled_from([1.0, 200.0, 599.0, 601.0])),
+        ),
+        max_size=25,
+    ),
+)
+def test_no_churn_leads_a_client_to_another_broker(size: int, events: list[tuple[str, set[int] | float]]) -> None:
+    """While a port is left, none stands for another broker before the grace time of what clients were told is over;
+    every broker has a port as long as there are enough; and after a while all have their own."""
+    machine = Machine(size)
+    live: set[int] = set()
+    for what, value in events:
+        if isinstance(value, set):
+            live = value if what == "cluster" else live | value
+            found = machine.see(*value, complete=what == "cluster")
+        else:
+            found = machine.wait(value)
+        assert set(found) == live
+        assert sum(port is not None for port in found.values()) == min(len(live), size)
+        for (port, told), when_s in machine.told.items():
+            stands_for = machine.open.get(port, told)
+            if stands_for != told and machine.now_s < when_s + GRACE_S:
+                assert len(machine.open) == size, f"{port} stood for {told} and stands for {stands_for} now"
+                machine.told[port, told] = -GRACE_S
+    for _ in range(size + 1):
+        found = machine.wait(GRACE_S + 1)
+    assert {one: port for one, port in found.items() if port is not None} == own_ports(live, machine.ports, {})
+    assert len(machine.open) == min(len(live), size)
+
+
+def test_ids_that_go_up_for_ever_use_three_ports() -> None:
+    machine = Machine(3)
+    for newest in range(1, 200):
+        found = machine.see(newest, newest - 1, newest + 1)
+        assert None not in found.values()
+        kept = machine.see(newest, newest + 1)
+        assert all(found[one] == port for one, port in kept.items()), "no broker that stays is told with another port"
+
+
+def test_a_port_is_another_brokers_after_the_grace_time() -> None:
+    machine = Machine(4)
+    assert machine.see(1, 2) == {1: FIRST + 1, 2: FIRST + 2}
+    assert machine.see(2, 5) == {2: FIRST + 2, 5: FIRST + 3}
+    assert machine.open[FIRST + 1] == 1
+    assert machine.wait(GRACE_S - 1)[5] == FIRST + 3
+    assert machine.wait(2)[5] == FIRST + 1
+    assert machine.open == {FIRST + 1: 5, FIRST + 2: 2, FIRST + 3: 5}, "both ports stand for it"
+    machine.wait(GRACE_S + 1)
+    assert machine.open == {FIRST + 1: 5, FIRST + 2: 2}
+
+
+def test_a_broker_that_comes_back_has_its_port() -> None:
+    machine = Machine(4)
+    machine.see(1, 2)
+    machine.see(2)
+    assert machine.book.upstream(1) == ("broker-1", 9092), "it may be back before the cluster says so"
+    assert machine.see(1, 2) == {1: FIRST + 1, 2: FIRST + 2}
+
+
+def test_the_address_of_a_broker_that_left_may_be_reused() -> None:
+    machine = Machine(4)
+    machine.see(1, 2)
+    machine.book.learn([node(2), node(5, "broker-1")], complete=True, now_s=1.0)
+    with pytest.raises(LeftError, match="broker 1 left the cluster, and broker-1:9092 is broker 5 now"):
+        machine.book.upstream(1)
+    assert machine.book.upstream(5) == ("broker-1", 9092)
+    with pytest.raises(LeftError, match="broker 7 left"):
+        machine.book.upstream(7)
+
+
+def test_a_broker_that_moves_is_dialled_where_it_is() -> None:
+    machine = Machine(2)
+    machine.see(1)
+    assert machine.book.learn([node(1, "elsewhere")], complete=False, now_s=0.0)
+    assert not machine.book.learn([node(1, "elsewhere")], complete=False, now_s=0.0)
+    assert machine.book.upstream(1) == ("elsewhere", 9092)
+
+
+def test_a_port_of_another_process_is_passed_over() -> None:
+    machine = Machine(3)
+    machine.taken = {FIRST + 1}
+    assert machine.see(1, 2) == {1: FIRST, 2: FIRST + 2}
+    assert machine.see(1, 2, 3) == {1: FIRST, 2: FIRST + 2, 3: None}
+    machine.taken = set()
+    assert machine.wait(1)[1] == FIRST + 1
+    assert None not in machine.wait(1).values()
+
+
+def test_without_descriptors_a_broker_has_no_port() -> None:
+    machine = Machine(3)
+    machine.room = 2
+    assert machine.see(0, 1, 2) == {0: FIRST, 1: FIRST + 1, 2: None}
+    machine.room = 3
+    assert machine.wait(1)[2] == FIRST + 2
+
+
+def test_a_restart_restores_what_the_ports_stood_for() -> None:
+    before = Machine(4)
+    before.see(1, 2)
+    before.see(2, 5)
+    before.now_s += 100
+    known = before.book.ports(before.now_s)
+    assert known == [
+        KnownPort(FIRST + 1, node(1), GRACE_S - 100),
+        KnownPort(FIRST + 2, node(2), None),
+        KnownPort(FIRST + 3, node(5), None),
+    ]
+    after = Machine(4)
+    after.now_s = 7.0
+    after.book.restore([*known, KnownPort(80, node(9), None)], after.now_s)
+    assert after.open == before.open
+    assert after.tell() == before.tell()
+    assert after.see(2, 5) == {2: FIRST + 2, 5: FIRST + 3}
+    assert after.wait(GRACE_S - 99)[5] == FIRST + 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [NodeAddress(2, "", 9092), node(2, "a b"), node(2, "x" * 256), NodeAddress(2, "a", 0), NodeAddress(2, "a", 65_536)],
+)
+def test_addresses_that_cannot_be_are_refused(bad: NodeAddress) -> None:
+    machine = Machine(3)
+    machine.see(1)
+    with pytest.raises(BadAddressError):
+        machine.book.learn([node(3), bad], complete=True, now_s=0.0)
+    assert machine.tell() == {1: FIRST + 1}
