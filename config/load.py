@@ -336,7 +336,8 @@ def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:
 def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:
     text = f"is not used: mode is {config.mode}"
     if config.mode == "transparent":
-        unused: list[Place] = [("listen", "broker_ports"), ("listen", "advertised_host")]
+        names = ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised_host")
+        unused: list[Place] = [("listen", name) for name in names]
         return [source.problem(place, text, at_key=True) for place in unused if source.has(place)]
     default = config.transparent == Transparent()
     return [] if default else [source.problem(("transparent",), text, at_key=True)]

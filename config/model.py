@@ -100,6 +100,11 @@ class Listen(Section):
         default=600,
         description="How long a port stands for a broker that left the cluster, as clients may still know it.",
     )
+    state_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None,
+        description="File that keeps the ports of brokers over a restart; null: brokers are asked for, or learnt from "
+        "answers to clients.",
+    )
     advertised_host: Annotated[str, _HOST] | None = Field(
         default=None, description="Host that clients are told; null: the address that they connected to."
     )

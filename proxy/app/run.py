@@ -37,6 +37,7 @@ from proxy.app.metrics import Exposition, Status
 from proxy.app.metrics.fleet import fleet_families
 from proxy.app.metrics.own import broker_families, held_families
 from proxy.app.metrics.security import security_families
+from proxy.app.sources.known_ports import keep_ports, ports_before
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.quota_source import QuotaSource
@@ -107,6 +108,7 @@ class Sidecar:
             interceptors=interceptors if reserved is None else reserved.interceptors,
             reserved=reserved,
             loop=loop,
+            known_ports=ports_before(config.listen.state_file),
         )
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
@@ -207,6 +209,8 @@ class Sidecar:
             await nursery.start(serve_proxy)
             nursery.start_soon(self.watcher.run)
             nursery.start_soon(self.security.follower.run)
+            if self.config.listen.state_file is not None:
+                nursery.start_soon(keep_ports, Path(self.config.listen.state_file), self.proxy)
             if self.exporter is not None:
                 nursery.start_soon(self.exporter.run)
             if self.member is not None:

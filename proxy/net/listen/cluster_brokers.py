@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -11,7 +11,7 @@ import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.wire.responses import NodeAddress, Translate
-from proxy.net.listen.addresses import AddressBook, BadAddressError, LeftError
+from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_brokers
@@ -58,6 +58,8 @@ class ClusterBrokers:
         """Brokers as last reported in transparent mode, where none has a listener."""
         self._bootstrap_first: tuple[str, int] | None = None
         self._look_again = trio.Event()
+        self.changed = trio.Event()
+        """Set, and replaced, when a port may stand for another broker."""
         self.reached = not settings.bootstrap
         """Whether the cluster answered the last Metadata request; true where there is no cluster to ask (transparent
         mode without bootstrap servers)."""
@@ -94,9 +96,22 @@ class ClusterBrokers:
 
         return translate
 
+    def restore(self, known: Iterable[KnownPort]) -> None:
+        """Listen on the ports of a former run."""
+        self._book.restore(known, trio.current_time())
+
+    def known_ports(self) -> list[KnownPort]:
+        """What `restore` needs to know after a restart."""
+        return self._book.ports(trio.current_time())
+
     def _learn(self, nodes: Sequence[NodeAddress], *, complete: bool) -> None:
         if self._book.learn(nodes, complete=complete, now_s=trio.current_time()):
             self._say()
+            self._change()
+
+    def _change(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
     def _say(self) -> None:
         """Warn before brokers have no port, and when some have none."""
@@ -146,6 +161,7 @@ class ClusterBrokers:
         retry_s = FIRST_RETRY_S
         while True:
             self._book.settle(trio.current_time())
+            self._change()
             try:
                 await self._ask()
             except (ClusterError, BadAddressError) as error:

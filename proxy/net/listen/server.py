@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,7 @@ from proxy.net.io.loop import Clock, EventLoop
 from proxy.net.io.pair import Shared
 from proxy.net.io.splice import PipePool
 from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
-from proxy.net.listen.addresses import NoRoomError
+from proxy.net.listen.addresses import KnownPort, NoRoomError
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.connections import Connections
@@ -48,8 +48,10 @@ class Proxy:
         interceptors: Interceptors = NO_INTERCEPTORS,
         reserved: Reserved | None = None,
         loop: EventLoop | None = None,
+        known_ports: Sequence[KnownPort] = (),
     ) -> None:
-        """`loop` is the host of trio's run (`proxy.net.io.host`); None: trio is run in another way, and serves one."""
+        """`known_ports`: those of a former run, which are listened on from the start. `loop` is the host of trio's run
+        (`proxy.net.io.host`); None: trio is run in another way, and serves one."""
         self._settings = settings
         self.counters = counters = counters or Counters()
         self._interception = (
@@ -99,6 +101,7 @@ class Proxy:
         """Ports of brokers that could not be listened on, which has been said."""
         self._nursery: trio.Nursery | None = None
         self._drain_asked = trio.Event()
+        self._known_ports = known_ports
         self._port = settings.port
         self.state = "starting"
         """starting, serving, draining, stopped"""
@@ -150,6 +153,15 @@ class Proxy:
         Without a local port clients do not hear of a broker."""
         return self._cluster.all()
 
+    def known_ports(self) -> list[KnownPort]:
+        """Which port stands for which broker, for the next run."""
+        return self._cluster.known_ports()
+
+    @property
+    def ports_changed(self) -> trio.Event:
+        """Set when `known_ports` may be others; then there is a new event."""
+        return self._cluster.changed
+
     @property
     def broker_ports(self) -> int:
         """How many brokers can have a local port; 0 in transparent mode."""
@@ -170,6 +182,7 @@ class Proxy:
                     self._interception.prepare()
                     acceptor.listeners += bind_all(settings.host, settings.port)
                 self._port = int(acceptor.listeners[0].getsockname()[1])
+                self._cluster.restore(self._known_ports)
                 self.state = "serving"
                 for listener in acceptor.listeners:
                     nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self._cluster.dial_bootstrap)

@@ -136,13 +136,13 @@ class KafkaCluster:
         extra_listeners: Sequence[ExtraListener] = (),
         security: BrokerSecurity | None = None,
         addresses: Sequence[tuple[str, int]] = (),
+        first_id: int = 1,
         start_limit_s: float = START_LIMIT_S,
     ) -> Self:
         """Bring up a cluster and wait until every broker answers and sees all the others.
 
         Args:
-            brokers: how many nodes (1 or 3; any odd number works), each broker and controller in one JVM; ids count
-                from 1.
+            brokers: how many nodes (1 or 3; any odd number works), each broker and controller in one JVM.
             version: Kafka's version, one of those with a list of checksums.
             directory: an empty or missing folder for logs and data, kept afterwards; by default a temporary one,
                 deleted by `stop`.
@@ -154,6 +154,7 @@ class KafkaCluster:
                 the caller's choice, so `brokers` must be 1.
             security: secured listeners beside the plain one, users, ACLs.
             addresses: (address, port) of each broker, where loopback and a free port will not do.
+            first_id: the id of the first node; the others follow.
             start_limit_s: how long to wait for the answers.
 
         Raises:
@@ -168,7 +169,7 @@ class KafkaCluster:
         for attempt in range(1, PORT_ATTEMPTS + 1):
             cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners, security, addresses)
             try:
-                cluster._start_first(range(1, brokers + 1), start_limit_s)
+                cluster._start_first(range(first_id, first_id + brokers), start_limit_s)
             except BrokerStartError as error:
                 cluster.stop()
                 # Another program took one of our ports between probing and binding: probe again.

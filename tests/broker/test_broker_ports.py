@@ -1,0 +1,168 @@
+"""Local ports of brokers, with real ones: any ids, brokers that come and go, fewer ports than brokers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.job import Job, wait_for
+from tests.corpus.records import SENDERS, Record
+from tests.corpus.tools import create_topic_on, leaders, wait_until_known
+from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.probe import brokers_seen_by
+from tests.support.fault_tools import Consuming, Producing, check_promises, stored
+from tests.support.raw_client import RawClient
+from tests.support.secure_tools import PASSWORDS, login
+from tests.support.sidecars import Sidecar, sidecar
+
+FIRST_ID = 1001
+
+
+def told(proxy: Sidecar) -> dict[int, int]:
+    """Broker id -> which port of the range clients are told, counted from 0."""
+    first = min(port for _, port in proxy.broker_addresses() if port != proxy.port)
+    return {each.node_id: each.port - first for each in brokers_seen_by("127.0.0.1", proxy.port)}
+
+
+def shown(proxy: Sidecar) -> dict[int, int | None]:
+    """The same as `GET /brokers` shows it; None: no port."""
+    first = min(port for _, port in proxy.broker_addresses() if port != proxy.port)
+    return {
+        each["id"]: None if each["local_port"] is None else each["local_port"] - first
+        for each in proxy.get("/brokers")["brokers"]
+    }
+
+
+def move(cluster: KafkaCluster, job: Job, topic: str, node_id: int) -> None:
+    """The topic's one partition goes to this broker alone."""
+    from kafka import KafkaAdminClient, TopicPartition
+
+    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
+    try:
+        admin.alter_partition_reassignments({TopicPartition(topic, 0): [node_id]})
+        wait_for("the move", lambda: leaders(job, topic) == {0: node_id})
+    finally:
+        admin.close()
+    wait_until_known(job, topic, {0: [node_id]})
+
+
+def unregister(cluster: KafkaCluster, node_id: int) -> None:
+    """Stop a broker and take it out of the cluster."""
+    cluster.stop_broker(node_id)
+    arguments = ["unregister", "--bootstrap-server", cluster.bootstrap[0], "--id", str(node_id)]
+    run_tool("org.apache.kafka.tools.ClusterTool", arguments, cluster.version)
+
+
+@pytest.fixture(scope="module")
+def from_1001() -> Iterator[KafkaCluster]:
+    """Brokers 1001 to 1003."""
+    with KafkaCluster.start(3, first_id=FIRST_ID, progress=print) as cluster:
+        yield cluster
+
+
+def test_ids_beyond_the_range_have_ports_of_their_own(from_1001: KafkaCluster) -> None:
+    with sidecar(from_1001.bootstrap, broker_ports=10) as proxy:
+        assert told(proxy) == shown(proxy) == {1001: 1, 1002: 2, 1003: 3}
+        first = min(port for _, port in proxy.broker_addresses() if port != proxy.port)
+        for node_id, index in told(proxy).items():
+            assert reached(first + index) == reached(from_1001.node(node_id).port)
+        assert proxy.metric("kquota_brokers") == 3
+
+
+def reached(port: int) -> str:
+    """The log directory of the broker behind this port: no two have the same."""
+    from kafka.protocol.admin import DescribeLogDirsRequest
+
+    with RawClient(f"127.0.0.1:{port}") as client:
+        (found,) = client.ask(DescribeLogDirsRequest(version=1, topics=[])).message.results
+        return str(found.log_dir)
+
+
+def test_a_broker_without_a_port_costs_its_own_partitions_only(from_1001: KafkaCluster) -> None:
+    """Three brokers and two ports: whoever produces to the other two does not notice, in any client library."""
+    direct = Job(",".join(from_1001.bootstrap), f"ports-{uuid.uuid4().hex[:6]}", from_1001.version, 3)
+    topics = {
+        node.node_id: create_topic_on(direct, f"on-{node.node_id}", {0: [node.node_id]}) for node in from_1001.nodes
+    }
+    both = create_topic_on(direct, "both", {0: [1001], 1: [1002], 2: [1003]})
+    with sidecar(from_1001.bootstrap, broker_ports=2) as proxy:
+        assert shown(proxy) == {1001: 1, 1002: 0, 1003: None}
+        assert told(proxy) == {1001: 1, 1002: 0}
+        assert proxy.metric("kquota_brokers_without_port") == 1
+        assert '"node_ids": [1003]' in proxy.log.read_text()
+        through = Job(proxy.bootstrap, direct.prefix, from_1001.version, 3)
+        assert leaders(through, topics[1003]) == {0: -1}
+        with Producing(proxy.bootstrap, topics[1001]) as producing:
+            for name, send in SENDERS.items():
+                for topic, partition in ((topics[1001], 0), (topics[1002], 0), (both, 0), (both, 1)):
+                    assert len(send(through, topic, [Record(None, name.encode(), partition=partition)])) == 1, name
+            for topic in (topics[1002], both):  # the Java client picks a partition that has a leader
+                tool = ["--bootstrap-server", proxy.bootstrap, "--topic", topic, "--request-timeout-ms", "30000"]
+                run_tool("org.apache.kafka.tools.ConsoleProducer", tool, from_1001.version, stdin="java\n")
+            producing.wait_for_progress()
+            producing.finish()
+        assert producing.refused == {}
+        assert "java" in stored(direct.bootstrap, topics[1002]).values()
+
+
+def test_ids_that_go_up_for_ever_are_not_noticed() -> None:
+    """Add a broker, move the topic there, unregister the one before; three ports, never more than three brokers."""
+    with KafkaCluster.start(1, first_id=FIRST_ID, progress=print) as cluster:
+        cluster.add_broker(1002)
+        job = Job(cluster.bootstrap[0], f"ever-{uuid.uuid4().hex[:6]}", cluster.version, 2)
+        topic = create_topic_on(job, "moves", {0: [1002]})
+        with (
+            sidecar(cluster.bootstrap[:1], broker_ports=3) as proxy,
+            Producing(proxy.bootstrap, topic) as producing,
+            Consuming(proxy.bootstrap, topic) as consuming,
+        ):
+            for newest in range(1003, 1007):
+                cluster.add_broker(newest)
+                move(cluster, job, topic, newest)
+                producing.wait_for_progress()
+                unregister(cluster, newest - 1)
+                wait_for("the sidecar to know", lambda alive=newest: set(told(proxy)) == {1001, alive})
+                producing.wait_for_progress()
+                consuming.wait_for_progress()
+            with sidecar(cluster.bootstrap[:1], broker_ports=3) as later:
+                assert told(later) == told(proxy) == shown(proxy) == shown(later), "an instance that starts now"
+            producing.finish()
+            found = stored(job.bootstrap, topic)
+            consuming.finish(until=max(found) + 1)
+        assert producing.refused == {}
+        check_promises(found, [producing], [consuming])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_clients_that_know_only_a_broker_port_come_back(
+    keeps: bool, kafka_secure: KafkaCluster, tmp_path: Path
+) -> None:
+    """kill -9 before brokers that want a login, which the sidecar itself does not have."""
+    path = tmp_path / "ports.json"
+    listen = {"state_file": str(path)} if keeps else {}
+    topic = create_topic_on(
+        Job(kafka_secure.bootstrap[0], uuid.uuid4().hex[:6], kafka_secure.version, 1), "t", {0: [1]}
+    )
+    credentials = login("confluent-kafka", "PLAIN", "alice", PASSWORDS["alice"])
+    with sidecar(kafka_secure.bootstrap_of("SASL_PLAINTEXT"), listen=listen) as proxy:
+        assert shown(proxy) == {}
+        with Producing(proxy.bootstrap, topic, **credentials) as first:
+            first.wait_for_progress()
+            first.finish()
+        (port,) = (each["local_port"] for each in proxy.get("/brokers")["brokers"])
+        with Producing(f"127.0.0.1:{port}", topic, **credentials) as producing:
+            producing.wait_for_progress()
+            wait_for("the file", lambda: path.exists() or not keeps)
+            proxy.kill()
+            proxy.start_again()  # ready
+            if keeps:
+                producing.wait_for_progress()
+                producing.finish()
+                assert producing.refused == {}
+            else:
+                with pytest.raises(ConnectionRefusedError):
+                    RawClient(f"127.0.0.1:{port}")
+                proxy.kill()

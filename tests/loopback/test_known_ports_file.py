@@ -1,0 +1,74 @@
+"""The ports of brokers are kept in a file, and listened on from the start after a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from proxy.app.sources import known_ports
+from proxy.app.sources.known_ports import keep_ports, ports_before
+from proxy.core.wire.responses import NodeAddress
+from proxy.net.listen.addresses import KnownPort
+from proxy.net.listen.server import Proxy
+from proxy.net.settings import ProxySettings
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.lab.kafka.ports import free_ports
+from tests.support.scripted_broker import answer, produce, produce_response, read_frame, through, until
+
+
+async def test_former_ports_are_open_before_the_cluster_answers() -> None:
+    async with through(answer) as (_, broker, nursery):
+        port, first, nobody = free_ports(3)
+        settings = ProxySettings("127.0.0.1", port, range(first, first + 1), (("127.0.0.1", nobody),))
+        known = [KnownPort(first, NodeAddress(7, "127.0.0.1", broker.node_port), None)]
+        proxy = Proxy(settings, Ledger(QuotaTable()), known_ports=known)
+        await nursery.start(proxy.serve)
+        async with await trio.open_tcp_stream("127.0.0.1", first) as client:
+            await client.send_all(produce(1, 100))
+            assert await read_frame(client) == produce_response(1)
+        assert proxy.known_ports() == known
+        proxy.drain()
+        await until(lambda: proxy.state == "stopped")
+
+
+async def test_the_file_follows_the_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_ports, "BETWEEN_WRITES_S", 0.01)
+    path = tmp_path / "ports.json"
+    async with through(answer) as (proxy, broker, nursery):
+        nursery.start_soon(keep_ports, path, proxy)
+        await until(path.exists)
+        (local,) = [local for *_, local in proxy.brokers()]
+        assert json.loads(path.read_bytes())["ports"] == [
+            {"port": local, "broker": 1, "host": "127.0.0.1", "broker_port": broker.node_port, "until": None}
+        ]
+        assert ports_before(str(path)) == proxy.known_ports()
+        broker.node_port += 1  # it moves, and a client's connection that fails makes the sidecar ask
+        assert local is not None
+        proxy._cluster._look_again.set()
+        await until(lambda: f'"broker_port":{broker.node_port}'.encode() in path.read_bytes())
+
+
+async def test_a_directory_that_cannot_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(known_ports, "BETWEEN_WRITES_S", 0.01)
+    path = tmp_path / "missing" / "ports.json"
+    async with through(answer) as (proxy, _, nursery):
+        nursery.start_soon(keep_ports, path, proxy, 0.05)
+        await until(lambda: proxy.cluster_reached)
+        await trio.sleep(0.3)
+        path.parent.mkdir()
+        await until(path.exists)
+    assert capsys.readouterr().out.count("the ports of brokers cannot be kept") == 1
+
+
+def test_a_bad_file_is_one_warning_and_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ports.json"
+    path.write_text('{"version": 1, "ports": [{}]}')
+    assert ports_before(str(path)) == []
+    assert capsys.readouterr().out.count("ports.0.port: Field required") == 1
+    assert ports_before(None) == []
