@@ -3,8 +3,8 @@
 Run as `python -m benchmarks.rig.answerer PORT RECORDS_BYTES [PEM]`; with a certificate and its key it speaks TLS.
 Brokers send records from the page cache by sendfile, and so does this, from a file in memory: it reads nothing, copies
 nothing and computes nothing, so that what is between it and a client that throws everything away can show what it
-carries. It answers what such clients and a sidecar's readiness ask: ApiVersions 0, Metadata 1, Fetch 15 and
-`produce_frame`'s requests for TOPIC; other requests end the connection.
+carries. It answers what such clients and a sidecar's readiness ask: ApiVersions 0 (as the only version), Metadata 1,
+Fetch 15 and `produce_frame`'s requests for TOPIC; other requests end the connection.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import deque
 from typing import Final
 
 from benchmarks.rig.rawclient import ANSWER_LIMIT_S, API_VERSIONS, CLIENT_ID, PRODUCE, PRODUCE_VERSION, record_batch
+from proxy.core.wire.messages import unsupported_api_versions_response
 from proxy.core.wire.primitives import uvarint
 
 FETCH, FETCH_VERSION = 1, 15
@@ -189,6 +190,8 @@ class Answerer:
                 return _framed(correlation_id, self._metadata), False
             case (18, 0):  # API_VERSIONS
                 return _framed(correlation_id, _api_versions()), False
+            case (18, _):
+                return unsupported_api_versions_response(correlation_id)[:-2] + b"\0\0", False
         print(f"request of API {api_key} version {version} is not answered", file=sys.stderr, flush=True)
         return None
 

@@ -272,6 +272,7 @@ async def test_turns_clients_away_without_descriptors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with through(answer) as (proxy, _, _):
+        await until(lambda: proxy.cluster_reached)  # its own question has given its descriptor back
         served = await connect(proxy)
         await served.send_all(produce(1, 100))
         assert await read_frame(served) == produce_response(1)

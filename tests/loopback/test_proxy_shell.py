@@ -277,7 +277,7 @@ def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.Monke
 )
 async def test_advertises_the_address_of_the_connection(listen_host: str, host: str) -> None:
     async with through(answer, listen_host=listen_host) as (proxy, broker, _):
-        (node,) = await ask_brokers(host, proxy.port, 5.0)
+        (node,) = (await ask_brokers(host, proxy.port, 5.0)).brokers
         assert (node.host, node.port) == (host, proxy.brokers()[0][3])
         assert node.port != broker.node_port
 
@@ -288,17 +288,37 @@ async def test_advertises_the_address_of_the_connection(listen_host: str, host: 
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not Kafka's protocol"),
         (struct.pack(">iii", 8, 1, 1_000_000), "an array says it has 1000000 elements"),
         (struct.pack(">iiiii", 16, 1, 0, -1, 0), "knows of no brokers yet"),
-        (b"", "closed without an answer"),
     ],
 )
 async def test_nonsense_from_the_cluster_harms_no_client(said: bytes, error: str) -> None:
-    async with through(answer) as (proxy, broker, _):
+    async with through(answer, offered={METADATA: (0, 1)}) as (proxy, broker, _):
         broker.metadata = lambda _frame: said  # type: ignore[method-assign]
         with pytest.raises(ClusterError, match=error):
             await ask_brokers("127.0.0.1", broker.node_port, 2.0)
         client = await connect(proxy)
         await client.send_all(produce(1, 100))
         assert await read_frame(client) == produce_response(1)
+
+
+@pytest.mark.parametrize("versions", [(0, 1), (1, 3), (9, 13), (12, 20)])
+async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) -> None:
+    async with through(answer, offered={METADATA: versions}) as (proxy, broker, _):
+        await until(lambda: proxy.cluster_reached)
+        assert [node.port for node in (await ask_brokers("127.0.0.1", broker.node_port, 2.0)).brokers] == [
+            broker.node_port
+        ]
+        # As on another listener of the cluster: the client needs no login, although logins are expected.
+        proxy._identification.login_expected = True
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        assert await read_frame(client) == produce_response(1)
+        assert not proxy.counters.connections_closed["login_missing"]
+
+
+async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
+    async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
+        with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"):
+            await ask_brokers("127.0.0.1", broker.node_port, 2.0)
 
 
 async def test_names_bootstrap_port_in_use() -> None:

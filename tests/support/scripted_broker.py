@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.wire.throttle import UNSUPPORTED_VERSION
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
@@ -18,7 +19,8 @@ from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.lab.kafka.ports import free_ports
-from tests.support.session_tools import METADATA, encode, kio_message, produce_response, response
+from tests.support.session_tools import API_VERSIONS, METADATA, produce_response
+from tests.support.wire_tools import kafka_python_frame, kafka_python_messages
 
 LIMIT_S = 20
 
@@ -41,7 +43,7 @@ async def read_frame(stream: trio.abc.ReceiveStream) -> bytes | None:
 
 @dataclass
 class ScriptedBroker:
-    """Answers the sidecar's own Metadata v1 question; everything else goes to `handler(stream, frame)`."""
+    """Answers the sidecar's own questions, ApiVersions and Metadata; all else goes to `handler(stream, frame)`."""
 
     handler: Handler
     node_port: int = 0
@@ -52,6 +54,9 @@ class ScriptedBroker:
     """Connections made to it."""
     tls: ssl.SSLContext | None = None
     """It is spoken to by TLS."""
+    offered: dict[int, tuple[int, int]] = field(default_factory=lambda: {METADATA: (0, 13), API_VERSIONS: (0, 4)})
+    """API key -> (lowest, highest version) of the APIs that it offers."""
+    cluster_id: str = "scripted"
 
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
@@ -64,29 +69,46 @@ class ScriptedBroker:
 
     async def serve(self, stream: Any) -> None:
         async with stream:
-            if self.handler is flood_reader:
-                first = await read_frame(stream)
-                assert first is not None
-                if frame_api(first) == METADATA:
-                    await stream.send_all(self.metadata(first))
-                    return
-                self.streams.append(stream)
-                await trio.sleep_forever()
             while (frame := await read_frame(stream)) is not None:
-                if frame_api(frame) == METADATA and b"kquota" in frame[:30]:
+                if frame_api(frame) == API_VERSIONS and b"kquota" in frame[:30]:
+                    await stream.send_all(self.versions(frame))
+                elif frame_api(frame) == METADATA and b"kquota" in frame[:30]:
                     await stream.send_all(self.metadata(frame))
                     if not self.metadata(frame):
                         return
+                elif self.handler is flood_reader:
+                    self.streams.append(stream)
+                    await trio.sleep_forever()
                 else:
                     self.received.append(frame)
                     await self.handler(stream, frame)
 
+    def versions(self, frame: bytes) -> bytes:
+        """What it offers; in the layout of version 0 where the version that is asked for is not among it (KIP-511)."""
+        version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
+        known = self.offered[API_VERSIONS][0] <= version <= self.offered[API_VERSIONS][1]
+        keys = [
+            {"api_key": key, "min_version": low, "max_version": high}
+            for key, (low, high) in self.offered.items()
+            if known or key == API_VERSIONS
+        ]
+        error = 0 if known else UNSUPPORTED_VERSION
+        cls = _kafka_python("ApiVersionsResponse")
+        return kafka_python_frame(cls, version if known else 0, number, error_code=error, api_keys=keys)
+
     def metadata(self, frame: bytes) -> bytes:
-        """Metadata v1: this one broker, id 1."""
-        kio = kio_message("metadata", 1, "response")
-        broker = kio.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self.node_port, rack=None)
-        body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))
-        return response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body)
+        """This one broker, id 1; nothing in a version that it does not offer: the connection is closed."""
+        version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
+        if not self.offered[METADATA][0] <= version <= self.offered[METADATA][1]:
+            return b""
+        broker = {"node_id": 1, "host": "127.0.0.1", "port": self.node_port, "rack": None}
+        told = {"brokers": [broker], "controller_id": 1, "topics": []}
+        told |= {"cluster_id": self.cluster_id} if version >= 2 else {}
+        return kafka_python_frame(_kafka_python("MetadataResponse"), version, number, **told)
+
+
+def _kafka_python(name: str) -> Any:
+    return next(cls for cls in kafka_python_messages() if cls.name == name)
 
 
 def frame_api(frame: bytes) -> int:
@@ -132,10 +154,12 @@ async def through(
     ledger: Ledger | None = None,
     reachable: bool = True,
     broker_tls: ssl.SSLContext | None = None,
+    offered: dict[int, tuple[int, int]] | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker, trio.Nursery]]:
     """A proxy in this process before a scripted broker; drained at the end."""
     broker = ScriptedBroker(handler, tls=broker_tls)
+    broker.offered |= offered or {}
     entries = [Entry(client_id=DEFAULT, producer_byte_rate=quota)] if quota else []
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:

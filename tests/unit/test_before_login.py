@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.auth.sasl import NO_LOGIN
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.session.auth import FREE_VERSIONS
+from proxy.core.session.auth import FREE_VERSIONS, PROBE_VERSION
 from proxy.core.wire.messages import metadata_request
 from quota.entity import Kind
 from tests.support.sasl_tools import (
@@ -42,20 +42,28 @@ from tests.support.session_tools import (
     session,
 )
 
-BROKERS = struct.pack(">iih9sihi", 1, 1, 9, b"localhost", 9092, -1, 0)
-"""Body of a Metadata v1 response: one broker (without a rack), no controller, no topics."""
-NO_BROKERS = struct.pack(">iii", 0, -1, 0)
+BROKERS = {
+    1: struct.pack(">iih9sihii", 1, 1, 9, b"localhost", 9092, -1, -1, 0),
+    3: struct.pack(">iiih9sihhii", 0, 1, 1, 9, b"localhost", 9092, -1, -1, -1, 0),
+    9: struct.pack(">ibib9sibbbibib", 0, 2, 1, 10, b"localhost", 9092, 0, 0, 0, -1, 1, -1, 0),
+}
+"""Version of Metadata -> a response body: one broker (without a rack), no cluster id, no controller, no topics."""
+NO_BROKERS = {
+    1: struct.pack(">iii", 0, -1, 0),
+    3: struct.pack(">iihii", 0, 0, -1, -1, 0),
+    9: struct.pack(">ibbibib", 0, 1, 0, -1, 1, -1, 0),
+}
 """What a broker answers in the middle of a login, before it closes."""
 
 
-def question(correlation_id: int) -> bytes:
+def question(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
     """What the broker is asked in place of the client's request."""
-    return metadata_request(1, correlation_id, "kquota")
+    return metadata_request(version, correlation_id, "kquota")
 
 
-def takes_requests(correlation_id: int) -> bytes:
+def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
     """The answer of a broker that needs no login."""
-    return response(METADATA, 1, correlation_id, BROKERS)
+    return response(METADATA, version, correlation_id, BROKERS[version])
 
 
 # ---- no client is charged -------------------------------------------------------------------------------------------
@@ -126,18 +134,18 @@ def test_a_huge_request_does_not_pass() -> None:
 
 
 @pytest.mark.parametrize("cut", THREE_WAYS)
-@pytest.mark.parametrize("acks", [-1, 0, 1])
-def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, cut: Cut) -> None:
+@pytest.mark.parametrize(("acks", "version"), [(-1, 1), (0, 3), (1, 9)])
+def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, version: int, cut: Cut) -> None:
     of = ledger(produce_rate=1000, smooth=False)
-    one = identified(of, login_expected=True)
+    one = identified(of, login_expected=True, probe_version=version)
     told = []
     one.user_of = lambda login: (told.append(login), "FALLBACK")[1]
     sent = produce(7, 30_000, acks=acks)
     parts = list(cut(sent))
     while not one.must_wait:
-        assert from_client(one, parts.pop(0)) in (b"", question(7))
+        assert from_client(one, parts.pop(0)) in (b"", question(7, version))
     assert identities(of) == set()
-    assert from_broker(one, takes_requests(7), 10.0) == b"", "the client does not hear of the question"
+    assert from_broker(one, takes_requests(7, version), 10.0) == b"", "the client does not hear of the question"
     assert told == [NO_LOGIN]
     out = one.taken()
     for part in parts:
@@ -177,13 +185,16 @@ def test_a_limit_of_connections_may_end_it_then() -> None:
     assert caught.value.reason is CloseReason.USER_MAX_CONNECTIONS
 
 
-@pytest.mark.parametrize("body", [b"", b"\0\0", NO_BROKERS, struct.pack(">i", -1)])
-def test_an_answer_without_brokers_is_no_leave(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("version", "body"),
+    [*NO_BROKERS.items(), *((version, body) for version in BROKERS for body in (b"", b"\0\0", b"\xff" * 4))],
+)
+def test_an_answer_without_brokers_is_no_leave(version: int, body: bytes) -> None:
     of = ledger()
-    one = identified(of, login_expected=True)
+    one = identified(of, login_expected=True, probe_version=version)
     from_client(one, produce(1, 100))
     with pytest.raises(SessionError) as caught:
-        from_broker(one, response(METADATA, 1, 1, body))
+        from_broker(one, response(METADATA, version, 1, body))
     assert caught.value.reason is CloseReason.LOGIN_MISSING
     assert identities(of) == set()
 
@@ -244,7 +255,7 @@ def test_no_client_is_charged_before_a_login_is_accepted(
     so_far(one)
     assert from_client(one, produce(5, 100_000)) == question(5)
     with pytest.raises(SessionError) as caught:
-        from_broker(one, response(METADATA, 1, 5, NO_BROKERS))
+        from_broker(one, response(METADATA, PROBE_VERSION, 5, NO_BROKERS[PROBE_VERSION]))
     assert caught.value.reason is CloseReason.LOGIN_MISSING
     assert identities(of) == set()
 

@@ -367,7 +367,7 @@ def test_who_may_stay_without_a_further_request() -> None:
 
 def test_who_needs_no_login_although_others_do_is_told_as_such() -> None:
     of = ledger()
-    one = session(of, login_expected=True)
+    one = session(of, login_expected=True, probe_version=1)
     told = listen(one)
     from_client(one, request(API_VERSIONS, 0, 1, b""))
     assert told == []

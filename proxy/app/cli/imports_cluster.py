@@ -65,7 +65,7 @@ async def _connect(config: Config) -> dict[str, Any]:
     for host, port in config.upstream.bootstrap:
         found: dict[str, Any] = {"address": f"{host}:{port}", "brokers": None, "error": None}
         try:
-            brokers = await ask_brokers(host, port, timeout_s, security.upstream_tls, security.credentials)
+            brokers = (await ask_brokers(host, port, timeout_s, security.upstream_tls, security.credentials)).brokers
             known |= {one.node_id: one for one in brokers}
             found["brokers"] = len(brokers)
         except LoginWantedError as error:  # clients log in themselves, and brokers are learned from their responses

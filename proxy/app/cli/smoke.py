@@ -43,7 +43,7 @@ def check_brokers(bootstrap: str, ports: range) -> str:
 
 def _brokers(host: str, port: int) -> list[NodeAddress]:
     try:
-        return trio.run(ask_brokers, host, port, ATTEMPT_TIMEOUT_S)
+        return trio.run(ask_brokers, host, port, ATTEMPT_TIMEOUT_S).brokers
     except ClusterError as error:
         raise SmokeError(str(error)) from error
 

@@ -11,7 +11,7 @@ cdef class Auth:
     cdef ThrottleType _throttle
     cdef object _claim, _login
     cdef bint _begun, _refused
-    cdef int _kept_api_key, _versions
+    cdef int _kept_api_key, _probe_version, _versions
     cdef readonly object state, user
     cdef readonly bint blocks, expected, raw, secret
 

@@ -31,8 +31,9 @@ from proxy.core.wire import sasl as wire
 from proxy.core.wire.apis import API_VERSIONS, METADATA, api_name
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import metadata_request
-from proxy.core.wire.primitives import INT32, Buffer
+from proxy.core.wire.primitives import Buffer
 from proxy.core.wire.requests import RequestHeader
+from proxy.core.wire.responses import names_brokers
 from quota.entity import ANONYMOUS, Identity
 from quota.ledger import Account
 
@@ -45,8 +46,8 @@ FREE_VERSIONS: Final = 4
 """ApiVersions requests that are not charged. A broker answers one before the login and closes the connection on
 another, but a client may have to fall back to a version that both know. Brokers without a login answer any number;
 those beyond these are charged as other requests are."""
-PROBE_VERSION: Final = 1
-"""Metadata version: the first one that can ask for no topics; its response begins with the brokers."""
+PROBE_VERSION: Final = 9
+"""Metadata version where the broker's are not known: all brokers from 2.4 on have it."""
 PROBE_CLIENT_ID: Final = "kquota"
 _UNCHANGED: Final = Reply()
 
@@ -61,6 +62,7 @@ class Auth:
         "_exchange",
         "_kept_api_key",
         "_login",
+        "_probe_version",
         "_refused",
         "_throttle",
         "_versions",
@@ -80,7 +82,9 @@ class Auth:
         user: str = ANONYMOUS,
         expected: bool = False,
         claim: str = DEFAULT_CLAIM,
+        probe_version: int = PROBE_VERSION,
     ) -> None:
+        self._probe_version = probe_version
         self._effects, self._exchange, self._throttle = effects, exchange, throttle
         self._claim = claim
         """The claim of OAUTHBEARER tokens that is the principal's name."""
@@ -125,16 +129,17 @@ class Auth:
     def probe(self, header: RequestHeader, now_ms: float) -> None:
         """Ask the broker something in place of the client's request, which is kept."""
         self._kept_api_key = header.api_key
-        pending = new_in_flight(header.correlation_id, METADATA, PROBE_VERSION, UNAUTHENTICATED, now_ms)
+        version = self._probe_version
+        pending = new_in_flight(header.correlation_id, METADATA, version, UNAUTHENTICATED, now_ms)
         pending.hook = self._probed
         self._exchange.question = pending
         self._exchange.append(pending)
-        self._effects.to_broker.insert(metadata_request(PROBE_VERSION, header.correlation_id, PROBE_CLIENT_ID))
+        self._effects.to_broker.insert(metadata_request(version, header.correlation_id, PROBE_CLIENT_ID))
         self._step(Event.PROBED)
 
     def _probed(self, body: bytes, _now_ms: float) -> Forward:
         # In the middle of a login brokers answer with an error before they close: then there are no brokers.
-        if len(body) < INT32.size or INT32.unpack_from(body)[0] <= 0:
+        if not names_brokers(self._probe_version, body):
             raise self._missing()
         self._begun = False
         self._identify(NO_LOGIN)

@@ -23,7 +23,7 @@ from typing import Final
 from proxy.core.auth.sasl import DEFAULT_CLAIM
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome, Reserved
-from proxy.core.session.auth import wipe
+from proxy.core.session.auth import PROBE_VERSION, wipe
 from proxy.core.session.effects import Effects
 from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
 from proxy.core.session.request_handler import RequestHandler
@@ -82,6 +82,7 @@ class Session:
         reserved: Reserved | None = None,
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
+        probe_version: int = PROBE_VERSION,
         cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
         """`translate` says which addresses clients see instead of brokers'; None: rewrite nothing.
@@ -89,8 +90,8 @@ class Session:
         `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
         (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they
         come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged.
-        `claim` is the claim of OAUTHBEARER tokens that names the principal. `cpu_ms()` is the CPU time of the thread,
-        which answers that are made here are charged by.
+        `claim` is the claim of OAUTHBEARER tokens that names the principal. `probe_version` is a version of Metadata
+        that the broker has. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged by.
         """
         self._effects = Effects() if effects is None else effects
         self.client = Client.OPEN
@@ -109,6 +110,7 @@ class Session:
             user=user,
             login_expected=login_expected,
             claim=claim,
+            probe_version=probe_version,
         )
         self.state: Final = state
         self.auth: Final = state.auth

@@ -7,7 +7,7 @@ from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
-from proxy.core.session.auth import UNAUTHENTICATED, Auth
+from proxy.core.session.auth import PROBE_VERSION, UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest
 from proxy.core.session.request_time import MIN_MS, RequestTime
@@ -66,6 +66,7 @@ class SessionState:
         user: str = ANONYMOUS,
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
+        probe_version: int = PROBE_VERSION,
     ) -> None:
         self.ledger = ledger
         self.cpu_ms = cpu_ms
@@ -80,7 +81,7 @@ class SessionState:
         self.reserved = reserved
         self.exchange = Exchange(max_in_flight)
         self.throttle = Throttle(ledger, counters)
-        self.auth = Auth(effects, self.exchange, self.throttle, user, login_expected, claim)
+        self.auth = Auth(effects, self.exchange, self.throttle, user, login_expected, claim, probe_version)
         self.request_time = RequestTime()
         self.broker_mute_until_ms = 0.0
         """The broker does not read from us before this time, because of its own quota (KIP-219)."""

@@ -68,10 +68,13 @@ __all__ = [
     "empty_fetch_response",
     "fetch_version_upstream",
     "metadata_request",
+    "names_brokers",
     "needs_rewrite",
     "needs_whole_frame",
     "patch_throttle",
+    "read_api_versions",
     "read_brokers",
+    "read_cluster_id",
     "read_throttle",
     "rewrite",
     "rewriting",
@@ -374,17 +377,43 @@ def _grown(edits: list[_Edit], start: int, end: int) -> Generator[None, None, in
 
 def read_brokers(version: int, buf: Buffer, start: int, end: int) -> list[NodeAddress]:
     """The brokers in a Metadata response of `version`. Raises WireError when it is malformed or cut."""
+    return [_read(buf, at) for at in _walked(buf, start, end, version)[0].addresses]
+
+
+def names_brokers(version: int, body: Buffer) -> bool:
+    """Whether a Metadata response body begins with at least one broker; False for one that is cut."""
+    at = 4 if version >= 3 else 0  # after the throttle time
+    if version >= _METADATA_FIRST_FLEXIBLE:
+        return read_uvarint(body, at, len(body))[0] > 1
+    return len(body) >= at + 4 and bool(INT32.unpack_from(body, at)[0] > 0)
+
+
+def read_cluster_id(version: int, buf: Buffer, start: int, end: int) -> str | None:
+    """The cluster's id in a Metadata response; None before version 2, which lacks it. Raises WireError."""
+    walker, at = _walked(buf, start, end, version)
+    if version < 2:
+        return None
+    try:
+        if version >= _METADATA_FIRST_FLEXIBLE:
+            stop = walker.run(((VARLEN, 0),), at)
+            _, at = read_uvarint(buf, at, stop)
+        else:
+            stop = walker.run(((STRING, 0),), at)
+            at += 2
+    except Short as short:
+        raise WireError("response_malformed", f"the Metadata response is cut: {short}") from None
+    return bytes(buf[at:stop]).decode("utf-8", "replace") or None
+
+
+def _walked(buf: Buffer, start: int, end: int, version: int) -> tuple[Walker, int]:
+    """A Metadata response, walked over to behind its brokers, and where that is."""
     _check_known(METADATA, version)
-    return [_read(buf, at) for at in _walked(buf, start, end, METADATA, version).addresses]
-
-
-def _walked(buf: Buffer, start: int, end: int, api_key: int, version: int) -> Walker:
     walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
     try:
-        walker.run(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
+        at = walker.run(_ADDRESS_WALKS[METADATA << 16 | version], body_start(walker, start, METADATA, version))
     except Short as short:
-        raise WireError("response_malformed", f"the {api_name(api_key)} response is cut: {short}") from None
-    return walker
+        raise WireError("response_malformed", f"the Metadata response is cut: {short}") from None
+    return walker, at
 
 
 # ---- a topic that is hidden ------------------------------------------------------------------------------------------
@@ -477,6 +506,15 @@ def _too_high(frame: bytes, version: int) -> list[tuple[int, int]]:
             )
         edits.append((at, known[1]))
     return edits
+
+
+def read_api_versions(version: int, frame: Buffer) -> tuple[int, dict[int, tuple[int, int]]]:
+    """(error code, API key -> (lowest, highest version)) of a whole ApiVersions response. Raises WireError."""
+    try:
+        offered = _offered(frame, 0, len(frame), version)
+    except Short as short:
+        raise WireError("response_malformed", f"the ApiVersions response is cut: {short}") from None
+    return INT16.unpack_from(frame, 8)[0], {key: found[:2] for key, found in offered.items()}
 
 
 def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple[int, int, int]]:

@@ -10,11 +10,13 @@ import structlog
 import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
+from proxy.core.session.auth import PROBE_VERSION
+from proxy.core.wire.apis import METADATA
 from proxy.core.wire.responses import NodeAddress, Translate
 from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_brokers
+from proxy.net.upstream.cluster import ClusterError, LoginWantedError, Offered, ask_brokers
 from proxy.net.upstream.dial import Dialer
 
 log = structlog.get_logger("kquota.proxy")
@@ -64,6 +66,8 @@ class ClusterBrokers:
         """Whether the cluster answered the last Metadata request; true where there is no cluster to ask (transparent
         mode without bootstrap servers)."""
         self.last_error: str | None = None
+        self.metadata_version = PROBE_VERSION
+        """A version of Metadata that the broker which was asked last has, and with it all brokers of its age."""
 
     def all(self) -> list[tuple[int, str, int, int | None]]:
         """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""
@@ -187,17 +191,24 @@ class ClusterBrokers:
         errors = []
         for host, port in dict.fromkeys([*settings.bootstrap, *self.addresses()]):
             try:
-                brokers = await ask_brokers(
+                cluster = await ask_brokers(
                     host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
                 )
-            except LoginWantedError:
+            except LoginWantedError as error:
+                self._offered(error.offered)
                 self._login_wanted()  # brokers are learnt from the responses to clients
                 return
             except ClusterError as error:
                 errors.append(str(error))
                 continue
-            self._nodes = brokers
+            self._offered(cluster.offered)
+            self._nodes = cluster.brokers
             if not self._transparent:
-                self._learn(brokers, complete=True)
+                self._learn(cluster.brokers, complete=True)
             return
         raise ClusterError("; ".join(dict.fromkeys(errors)))
+
+    def _offered(self, offered: Offered) -> None:
+        lowest, highest = offered.get(METADATA, (0, 0))
+        if highest:
+            self.metadata_version = max(lowest, 1)  # the oldest: brokers of other releases have it as well

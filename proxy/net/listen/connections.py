@@ -197,6 +197,7 @@ class Connections:
             reserved=self._reserved,
             login_expected=self._identification.login_expected,
             claim=settings.oauthbearer_claim,
+            probe_version=self._brokers.metadata_version,
             cpu_ms=_cpu_ms,
         )
         arguments = (client, peer, name, dial, session, self._shared, source)

@@ -1,41 +1,49 @@
-"""Asking the cluster for its brokers, so that listeners exist before the first client comes, and for its quotas."""
+"""The sidecar's own questions: the brokers of a cluster, its quotas, and which APIs in which versions a broker offers.
+
+Each is asked on a connection of its own. The broker is asked first for what it offers, and then the question in the
+newest version that both have.
+"""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
 from proxy.core.interceptors import quota_admin
-from proxy.core.wire import responses
-from proxy.core.wire.apis import DESCRIBE_CLIENT_QUOTAS
+from proxy.core.wire import responses, schema
+from proxy.core.wire.apis import API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, METADATA, api_name
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.messages import api_versions_request, framed, request_header
+from proxy.core.wire.messages import api_versions_request, framed, metadata_request, request_header
 from proxy.core.wire.responses import NodeAddress
+from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from proxy.core.wire.throttle import UNSUPPORTED_VERSION, body_at
 from proxy.net.tls.contexts import ClientTls, explain
 from proxy.net.upstream import token_owners
-from proxy.net.upstream.credentials import Credentials, LoginError, login
+from proxy.net.upstream.credentials import (
+    AUTHENTICATE_VERSIONS,
+    HANDSHAKE_VERSIONS,
+    Credentials,
+    LoginError,
+    login,
+)
 from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
-METADATA_VERSION = 1
-"""Version 1: an empty array means no topics, and brokers have ids and addresses. 3.9 and 4.2 both answer it."""
-QUOTAS_VERSION = 0
-"""DescribeClientQuotas: the version that every broker with this API has (2.6 and later)."""
-_BODY_AT = 8
-"""After the size and a response header of version 0."""
 TLS_ALERT = b"\x15\x03"
 """How a TLS server answers anything but a ClientHello (RFC 8446, section 5.1: content type, major version)."""
-_VERSIONS: Final = Struct(">ihi")
-"""ApiVersions response of version 0 after its size: correlation id, error code, number of APIs."""
-_VERSION: Final = Struct(">hhh")
-"""One of its APIs: key, least and highest version."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+_METADATA_VERSIONS: Final = range(1, schema.APIS[METADATA][2] + 1)
+"""Version 0 cannot ask for no topics; the cluster's id is there from 2 on."""
+_QUOTAS_VERSIONS: Final = range(2)
 _SECRETS: Final = trio.CapacityLimiter(4)
 """Threads that read the secret's file: no more of them hang when its file system does not answer."""
+
+Offered: TypeAlias = Mapping[int, tuple[int, int]]
+"""API key -> (lowest, highest version) that a broker offers."""
 
 
 class ClusterError(Exception):
@@ -45,33 +53,58 @@ class ClusterError(Exception):
 class LoginWantedError(ClusterError):
     """The broker speaks Kafka's protocol, but answers nothing more before a SASL login."""
 
+    def __init__(self, text: str, offered: Offered) -> None:
+        super().__init__(text)
+        self.offered = offered
+
+
+class Cluster(NamedTuple):
+    """What a broker says about its cluster."""
+
+    brokers: list[NodeAddress]
+    cluster_id: str | None
+    """None: the broker has only versions of Metadata without it."""
+    offered: Offered
+
+
+class _Question(NamedTuple):
+    api_key: int
+    versions: range
+    """Those that the sidecar can ask in."""
+    frame: Callable[[int], bytes]
+    """Version -> request frame."""
+
+
+class _Answer(NamedTuple):
+    version: int
+    frame: bytes
+    offered: Offered
+
+    def body(self, api_key: int) -> bytes:
+        """Raises WireError."""
+        return self.frame[body_at(self.frame, 0, len(self.frame), api_key, self.version) :]
+
 
 async def ask_brokers(
     host: str, port: int, timeout_s: float, tls: ClientTls | None = None, credentials: Credentials | None = None
-) -> list[NodeAddress]:
-    """The brokers of the cluster that `host:port` belongs to. Raises ClusterError."""
-    question = responses.metadata_request(METADATA_VERSION, 1, CLIENT_ID)
+) -> Cluster:
+    """The cluster that `host:port` belongs to, with at least one broker. Raises ClusterError."""
+    question = _Question(METADATA, _METADATA_VERSIONS, lambda version: metadata_request(version, 1, CLIENT_ID))
+    answer = await _ask(host, port, timeout_s, question, tls, credentials)
+    read = partial(_read_cluster, answer)
     try:
-        frame = await _ask(host, port, timeout_s, question, tls, credentials)
-    except ClusterError as error:
-        if credentials is None and isinstance(error.__cause__, _ClosedError):
-            try:
-                await ask_versions(host, port, timeout_s, tls)
-            except ClusterError:
-                pass
-            else:
-                text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
-                raise LoginWantedError(text) from error
-        raise
-    try:
-        read = partial(responses.read_brokers, METADATA_VERSION, frame, 0, len(frame))
         # 500 brokers take a millisecond: in a thread, traffic goes on
-        brokers = read() if len(frame) < 32_768 else await trio.to_thread.run_sync(read)
+        cluster = read() if len(answer.frame) < 32_768 else await trio.to_thread.run_sync(read)
     except WireError as error:
         raise ClusterError(f"{host}:{port}: {error}") from error
-    if not brokers:
+    if not cluster.brokers:
         raise ClusterError(f"{host}:{port} knows of no brokers yet")
-    return brokers
+    return cluster
+
+
+def _read_cluster(answer: _Answer) -> Cluster:
+    place = (answer.version, answer.frame, 0, len(answer.frame))
+    return Cluster(responses.read_brokers(*place), responses.read_cluster_id(*place), answer.offered)
 
 
 async def ask_quotas(
@@ -81,12 +114,15 @@ async def ask_quotas(
 
     The cluster has to grant the sidecar's own user DescribeConfigs on the cluster.
     """
-    head = request_header(DESCRIBE_CLIENT_QUOTAS, QUOTAS_VERSION, 1, CLIENT_ID)
-    question = framed(head + quota_admin.describe_request(QUOTAS_VERSION))
-    frame = await _ask(host, port, timeout_s, question, tls, credentials)
+    key = DESCRIBE_CLIENT_QUOTAS
+    question = _Question(
+        key, _QUOTAS_VERSIONS,
+        lambda version: framed(request_header(key, version, 1, CLIENT_ID) + quota_admin.describe_request(version)),
+    )  # fmt: skip
+    answer = await _ask(host, port, timeout_s, question, tls, credentials)
     try:
         # parsing 10 000 quotas takes about 10 ms: in a thread, traffic goes on
-        return await trio.to_thread.run_sync(quota_admin.read_described, QUOTAS_VERSION, frame[_BODY_AT:])
+        return await trio.to_thread.run_sync(quota_admin.read_described, answer.version, answer.body(key))
     except WireError as error:
         raise ClusterError(f"{host}:{port}: {error}") from error
     except AdminError as error:
@@ -100,48 +136,79 @@ async def ask_token_owners(
 
     The cluster has to grant that user Describe on the tokens.
     """
-    frame = await _ask(host, port, timeout_s, token_owners.describe_request(1, CLIENT_ID), tls, credentials)
+    key = token_owners.DESCRIBE_DELEGATION_TOKEN
+    question = _Question(
+        key, token_owners.VERSIONS, lambda version: token_owners.describe_request(version, 1, CLIENT_ID)
+    )
+    answer = await _ask(host, port, timeout_s, question, tls, credentials)
     try:
-        return token_owners.read_owners(memoryview(frame)[_BODY_AT:])
+        return token_owners.read_owners(answer.version, memoryview(answer.body(key)))
     except WireError as error:
         raise ClusterError(f"{host}:{port}: {error}") from error
 
 
-async def ask_versions(
-    host: str, port: int, timeout_s: float, tls: ClientTls | None = None
-) -> dict[int, tuple[int, int]]:
-    """The least and the highest version of each API of a broker; it answers before a login. Raises ClusterError."""
-    frame = await _ask(host, port, timeout_s, api_versions_request(0, 1, CLIENT_ID), tls)
-    body = frame[4 + _VERSIONS.size :]
-    correlation_id, error_code, count = _VERSIONS.unpack_from(frame.ljust(4 + _VERSIONS.size, b"\0"), 4)
-    if correlation_id != 1 or error_code or not 0 < count == len(body) / _VERSION.size:
-        raise ClusterError(f"{host}:{port}: the answer to ApiVersions is malformed")
-    return {key: (least, highest) for key, least, highest in _VERSION.iter_unpack(body)}
+async def ask_versions(host: str, port: int, timeout_s: float, tls: ClientTls | None = None) -> Offered:
+    """What a broker offers; it answers before a login. Raises ClusterError."""
+    return (await _ask(host, port, timeout_s, None, tls)).offered
 
 
 async def _ask(
     host: str,
     port: int,
     timeout_s: float,
-    request: bytes,
+    question: _Question | None,
     tls: ClientTls | None,
     credentials: Credentials | None = None,
-) -> bytes:
-    """Send a request frame on a connection of its own and return the response frame. Raises ClusterError."""
+) -> _Answer:
+    """Ask on a connection of its own what the broker offers, and then the question. Raises ClusterError."""
+    offered: Offered | None = None
     try:
         with trio.fail_after(timeout_s):
             stream = await _open(host, port, tls)
             async with stream:
+                offered = await _converse(stream, offers())
+                if question is None:
+                    return _Answer(0, b"", offered)
+                version = common(offered, question.api_key, question.versions)
                 if credentials is not None:
-                    await _log_in(stream, credentials)
-                await stream.send_all(request)
-                return await _read_frame(stream)
+                    await _log_in(stream, credentials, offered)
+                await stream.send_all(question.frame(version))
+                return _Answer(version, await _read_frame(stream), offered)
     except trio.TooSlowError:
         raise ClusterError(f"{host}:{port} did not answer within {timeout_s:g} s") from None
-    except (OSError, trio.BrokenResourceError, ValueError, LoginError) as error:
+    except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
+        if offered is not None and credentials is None and isinstance(error, _ClosedError):
+            text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
+            raise LoginWantedError(text, offered) from error
         reason = error.__cause__ if tls is not None and isinstance(error.__cause__, OSError) else error
         text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
         raise ClusterError(f"{host}:{port}: {text}") from error
+
+
+def offers() -> Generator[bytes, bytes, Offered]:
+    """The question what a broker offers, in a version that it has: yields request frames and is sent response frames.
+
+    Raises ValueError and WireError.
+    """
+    version = schema.APIS[API_VERSIONS][2]
+    while True:
+        frame = yield api_versions_request(version, 1, CLIENT_ID)
+        error, offered = responses.read_api_versions(version, frame)
+        if not error:
+            return offered
+        if error != UNSUPPORTED_VERSION or version == 0:
+            raise ValueError(f"the broker answers ApiVersions version {version} with error {error}")
+        version = max(0, min(version - 1, offered.get(API_VERSIONS, (0, 0))[1]))  # brokers before 2.4 name none
+
+
+def common(offered: Offered, api_key: int, known: range) -> int:
+    """The newest version that both have. Raises ValueError."""
+    lowest, highest = offered.get(api_key, (0, -1))
+    version = min(highest, known[-1])
+    if version < max(lowest, known[0]):
+        has = f"has versions {lowest} to {highest} of" if highest >= 0 else "has no"
+        raise ValueError(f"the broker {has} {api_name(api_key)}, the sidecar asks in {known[0]} to {known[-1]}")
+    return version
 
 
 async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
@@ -159,16 +226,21 @@ async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
     return stream
 
 
-async def _log_in(stream: trio.abc.Stream, credentials: Credentials) -> None:
+async def _log_in(stream: trio.abc.Stream, credentials: Credentials, offered: Offered) -> None:
     secret = await trio.to_thread.run_sync(credentials.secret, abandon_on_cancel=True, limiter=_SECRETS)
-    conversation = login(credentials, CLIENT_ID, secret)
+    common(offered, SASL_HANDSHAKE, HANDSHAKE_VERSIONS)
+    version = common(offered, SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
+    await _converse(stream, login(credentials, CLIENT_ID, secret, version))
+
+
+async def _converse(stream: trio.abc.Stream, conversation: Generator[bytes, bytes, Offered | None]) -> Offered:
     request = next(conversation)
     while True:
         await stream.send_all(request)
         try:
             request = conversation.send(await _read_frame(stream))
-        except StopIteration:
-            return
+        except StopIteration as end:
+            return end.value or {}
 
 
 class _ClosedError(ValueError):

@@ -17,8 +17,9 @@ from typing import Final
 
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
-from proxy.core.wire.primitives import string
+from proxy.core.wire.primitives import INT32, string, uvarint
 from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslResponse, answer, error_code
+from proxy.core.wire.throttle import body_at
 from proxy.net.files import read_file
 
 MAX_SECRET_BYTES: Final = 65_536
@@ -28,8 +29,11 @@ MAX_ITERATIONS: Final = 65_536
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _BODY_AT: Final = 8
 """After the size and a response header of version 0."""
-_VERSION: Final = 1
-"""Of SaslHandshake and SaslAuthenticate: brokers from 2.2 on have both."""
+HANDSHAKE_VERSIONS: Final = range(1, 2)
+"""After version 0 messages have no headers."""
+AUTHENTICATE_VERSIONS: Final = range(3)
+_FLEXIBLE_VERSION: Final = 2
+"""SaslAuthenticate from this version on has compact fields (KIP-482)."""
 
 
 class LoginError(Exception):
@@ -60,14 +64,15 @@ class Credentials:
         return text
 
 
-def login(credentials: Credentials, client_id: str, secret: str) -> Generator[bytes, bytes, None]:
+def login(credentials: Credentials, client_id: str, secret: str, version: int = 1) -> Generator[bytes, bytes, None]:
     """A login's exchange: yields whole request frames, is sent the whole response frames, and then ends. `secret` is
-    the file's content (:meth:`Credentials.secret`, which may block on the file system).
+    the file's content (:meth:`Credentials.secret`, which may block on the file system), `version` that of
+    SaslAuthenticate.
 
     Raises LoginError when the broker refuses, or does not prove that it knows the password (SCRAM).
     """
     name = credentials.mechanism
-    head = request_header(SASL_HANDSHAKE, _VERSION, 1, client_id)
+    head = request_header(SASL_HANDSHAKE, HANDSHAKE_VERSIONS[0], 1, client_id)
     reply = yield framed(head + string(name))
     try:
         error = error_code(reply[_BODY_AT:])
@@ -76,22 +81,24 @@ def login(credentials: Credentials, client_id: str, secret: str) -> Generator[by
     if error:
         raise LoginError(f"the broker does not accept the SASL mechanism {name} (error code {error})")
     if name in _HASHES:
-        yield from _scram(credentials, client_id, secret)
+        yield from _scram(credentials, client_id, secret, version)
     elif name == "PLAIN":
         user = credentials.username or ""
-        yield from _message(client_id, f"\0{user}\0{secret}".encode())
+        yield from _message(client_id, version, f"\0{user}\0{secret}".encode())
     else:
-        last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % secret.encode())
+        last = yield from _message(client_id, version, b"n,,\1auth=Bearer %b\1\1" % secret.encode())
         if last.token:  # a challenge; only an answer makes the broker say why it rejects the token
-            yield from _message(client_id, b"\1")
+            yield from _message(client_id, version, b"\1")
             raise LoginError("the broker does not accept the token")
 
 
-def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, SaslResponse]:
-    head = request_header(SASL_AUTHENTICATE, _VERSION, 2, client_id)
-    reply = yield framed(head + len(token).to_bytes(4, "big") + token)
+def _message(client_id: str, version: int, token: bytes) -> Generator[bytes, bytes, SaslResponse]:
+    head = request_header(SASL_AUTHENTICATE, version, 2, client_id)
+    flexible = version >= _FLEXIBLE_VERSION
+    sized = uvarint(len(token) + 1) + token + b"\0" if flexible else INT32.pack(len(token)) + token
+    reply = yield framed(head + sized)
     try:
-        found = answer(_VERSION, reply[_BODY_AT:])
+        found = answer(version, reply[body_at(reply, 0, len(reply), SASL_AUTHENTICATE, version) :])
     except WireError as malformed:
         raise LoginError(str(malformed)) from None
     if found.error:
@@ -99,14 +106,14 @@ def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, SaslRespon
     return found
 
 
-def _scram(credentials: Credentials, client_id: str, secret: str) -> Generator[bytes, bytes, None]:
+def _scram(credentials: Credentials, client_id: str, secret: str, version: int) -> Generator[bytes, bytes, None]:
     """RFC 5802 without channel binding."""
     name = (credentials.username or "").replace("=", "=3D").replace(",", "=2C")
     nonce = secrets.token_urlsafe(24)
     first = f"n={name},r={nonce}"
-    server_first = (yield from _message(client_id, f"n,,{first}".encode())).token
+    server_first = (yield from _message(client_id, version, f"n,,{first}".encode())).token
     final, signature = scram_final(_HASHES[credentials.mechanism], secret, first, nonce, server_first)
-    server_final = (yield from _message(client_id, final)).token
+    server_final = (yield from _message(client_id, version, final)).token
     if not hmac.compare_digest(server_final, b"v=" + base64.b64encode(signature)):
         raise LoginError("the broker does not prove that it knows the password")
 

@@ -15,10 +15,24 @@ import trio
 
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.primitives import (
+    ARRAY,
+    BYTES,
+    SKIP,
+    STRING,
+    TAGS,
+    VARARRAY,
+    VARLEN,
+    Program,
+    read_uvarint,
+)
+from proxy.core.wire.walk import Short, Walker
 
 DESCRIBE_DELEGATION_TOKEN: Final = 41
-VERSION: Final = 1
-"""The version that 3.9 and 4.2 have in common, and the last without compact fields."""
+VERSIONS: Final = range(1, 4)
+_FLEXIBLE_VERSION: Final = 2
+_REQUESTER_VERSION: Final = 3
+"""From this version on a token has its requester besides its owner (KIP-373)."""
 MAX_OWNERS: Final = 100_000
 ASK_AGAIN_S: Final = 1.0
 """The cluster is asked at most this often, whatever token ids clients send."""
@@ -28,43 +42,48 @@ _TIMES_BYTES: Final = 24
 """issue, expiry and maximum timestamp"""
 
 
-def describe_request(correlation_id: int, client_id: str) -> bytes:
+def describe_request(version: int, correlation_id: int, client_id: str) -> bytes:
     """A whole request frame that asks for the tokens of all owners."""
-    return framed(request_header(DESCRIBE_DELEGATION_TOKEN, VERSION, correlation_id, client_id) + _INT32.pack(-1))
+    everyone = b"\0\0" if version >= _FLEXIBLE_VERSION else _INT32.pack(-1)  # null, and no tagged fields
+    return framed(request_header(DESCRIBE_DELEGATION_TOKEN, version, correlation_id, client_id) + everyone)
 
 
-def read_owners(body: memoryview) -> dict[str, str]:
+def read_owners(version: int, body: memoryview) -> dict[str, str]:
     """Owners by token id, from a response body. Raises WireError if it cannot be read or the broker refuses."""
+    flexible = version >= _FLEXIBLE_VERSION
+    array, text, secret = (VARARRAY, VARLEN, VARLEN) if flexible else (ARRAY, STRING, BYTES)
+    tags: Program = ((TAGS, ()),) if flexible else ()
+    requester: Program = ((text, 0), (text, 0)) if version >= _REQUESTER_VERSION else ()
+    behind: Program = ((secret, 0), (array, ((text, 0), (text, 0), *tags)), *tags)
     owners: dict[str, str] = {}
+    walker = Walker(body, len(body), len(body), 10 * MAX_OWNERS)
+    error = int.from_bytes(body[:2], "big")
+    if error and len(body) > 1:
+        raise WireError("broker_refuses", f"the broker does not describe delegation tokens (error {error})")
     try:
-        (error,) = _INT16.unpack_from(body)
-        if error:
-            raise WireError("broker_refuses", f"the broker does not describe delegation tokens (error {error})")
-        (count,) = _INT32.unpack_from(body, 2)
-        at = 6
+        if flexible:
+            count, at = read_uvarint(body, 2, len(body))
+            count -= 1
+            if at < 0:
+                raise Short(2)
+        else:
+            (count,), at = _INT32.unpack_from(body, 2), 6
         for _ in range(min(count, MAX_OWNERS)):
-            _, at = _text(body, at)  # principal type: User
-            owner, at = _text(body, at)
-            token_id, at = _text(body, at + _TIMES_BYTES)
-            (size,) = _INT32.unpack_from(body, at)  # the HMAC
-            at += _INT32.size + max(size, 0)
-            (renewers,) = _INT32.unpack_from(body, at)
-            at += _INT32.size
-            if renewers > len(body) - at:
-                raise ValueError("more renewers than bytes")
-            for _ in range(2 * renewers):
-                _, at = _text(body, at)
+            at = walker.run(((text, 0),), at)  # principal type: User
+            owner, at = _text(walker, text, body, at)
+            at = walker.run((*requester, (SKIP, _TIMES_BYTES)), at)
+            token_id, at = _text(walker, text, body, at)
+            at = walker.run(behind, at)
             owners[token_id] = owner
-    except (ValueError, struct_error):
+        walker.need(at)
+    except (Short, WireError, struct_error):
         raise WireError("broker_malformed", "a DescribeDelegationToken response that ends too early") from None
     return owners
 
 
-def _text(body: memoryview, at: int) -> tuple[str, int]:
-    (size,) = _INT16.unpack_from(body, at)
-    start, end = at + _INT16.size, at + _INT16.size + max(size, 0)
-    if end > len(body):
-        raise ValueError("it ends inside a string")
+def _text(walker: Walker, kind: int, body: memoryview, at: int) -> tuple[str, int]:
+    end = walker.run(((kind, 0),), at)
+    start = read_uvarint(body, at, end)[1] if kind == VARLEN else at + _INT16.size
     return bytes(body[start:end]).decode("utf-8", "replace"), end
 
 
