@@ -30,7 +30,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
+.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -234,6 +234,16 @@ peer-suites: $(VENV)/.dev ## franz-go's and librdkafka's own tests, at a broker 
 
 schema: $(VENV)/.dev ## Generate proxy/core/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m tests.lab.wire_schema
+
+# The newest release is recorded whole, the one before it then in part.
+kafka-release: $(VENV)/.dev ## Support a Kafka release: VERSION=4.5.0 is fetched, generated from, recorded and run; what is new is printed
+	@[ -n "$(VERSION)" ] || { echo "make kafka-release VERSION=4.5.0" >&2; exit 2; }
+	@$(BIN)/python -m tests.lab.kafka.lock $(VERSION)
+	@$(BIN)/python -m tests.lab.wire_schema
+	@$(BIN)/python -m tests.vectors.record $$($(BIN)/python -c 'from tests.lab.releases import RUN; print(*RUN[:2])')
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -k "$(VERSION) or wire_table or wire_vectors or wire_responses" tests/unit/test_wire_vectors.py \
+		tests/unit/test_wire_responses.py tests/system/test_wire_table.py tests/broker/test_wire_against_broker.py tests/broker/test_transparency.py
+	@git --no-pager diff --stat 2>/dev/null || true
 
 chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, its README, golden and plain renders
 	@$(BIN)/python -m tests.lab.chart

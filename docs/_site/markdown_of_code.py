@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import kafka_apis
 import trio
 import typer
 import yaml
@@ -31,6 +32,7 @@ def pages() -> dict[str, str]:
         "reference/cli.md": command_line(),
         "reference/metrics.md": metrics(),
         "reference/chart.md": chart(),
+        "reference/kafka-apis.md": kafka_apis.page(),
     }
 
 

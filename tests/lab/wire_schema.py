@@ -1,6 +1,6 @@
 """Writes schema.py from the message schemas that Apache Kafka publishes inside its kafka-clients jars.
 
-    python -m tests.lab.wire_schema           write proxy/core/wire/schema.py anew
+    python -m tests.lab.wire_schema           write proxy/core/wire/schema.py, and say what is new
     python -m tests.lab.wire_schema --check   exit 1 when the committed file differs from what would be written
 
 The releases that kquota supports are merged; those before 4.0 still have the oldest versions of most APIs. For each API
@@ -258,6 +258,17 @@ def find_jar(release: str) -> Path:
     raise SchemaError(f"jgo found no kafka-clients-{release}.jar in {environment.path}")
 
 
+def news(new: dict[tuple[int, str], Message], old: dict[tuple[int, str], Message]) -> list[str]:
+    """APIs and versions, such as `Produce 14`, that the older of two releases does not have."""
+    return [
+        f"{message.name.removesuffix('Request')} {version}"
+        for (key, kind), message in sorted(new.items())
+        if kind == "request"
+        for version in message.versions
+        if (key, kind) not in old or version not in old[key, kind].versions
+    ]
+
+
 class Layouts:
     """The union of the releases: for each API its versions, and for each version the newest layout."""
 
@@ -446,13 +457,15 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
-    text = render([load(find_jar(release)) for release in PROTOCOLS])
+    releases = [load(find_jar(release)) for release in PROTOCOLS]
+    text = render(releases)
     if arguments:
         if TARGET.read_text() != text:
             print(f"{TARGET.name} differs from what the published schemas give: run `make schema`", file=sys.stderr)
             return 1
         return 0
     TARGET.write_text(text)
+    print(f"new in Kafka {PROTOCOLS[0]} since {PROTOCOLS[1]}: {', '.join(news(*releases[:2])) or 'nothing'}")
     return 0
 
 

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 from proxy.core.wire import apis, requests, responses
 from proxy.core.wire.sharefetch import ShareFetchScrubber
 from tests.lab import wire_schema
+from tests.lab.releases import RUN
 from tests.support.wire_tools import every_way, kafka_python_messages, kio_read, rewritten, translated
 
 
@@ -64,6 +65,17 @@ def decoded(vector: Vector, frame: bytes) -> Any:
 
 def to_sidecar(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
     return f"sidecar-{kind}", 19_000 + node_id
+
+
+def test_recorded_brokers_offer_known_versions() -> None:
+    """Of every release that tests run: docs/_site/kafka_apis.py makes a page of these answers."""
+    offers = [v for v in VECTORS if v.api_key == apis.API_VERSIONS and v.what == "as asked"]
+    assert {vector.kafka for vector in offers} == set(RUN)
+    for vector in offers:
+        error, offered = responses.read_api_versions(vector.version, vector.response)
+        assert error == 0
+        for key, versions in offered.items():
+            assert all(apis.is_known(key, version) for version in versions), (vector.name, key)
 
 
 @every_vector
