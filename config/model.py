@@ -167,7 +167,9 @@ class QuotaEntry(Section):
         description="A client-id, or <default> for every client-id without an entry of its own.",
     )
     ip: Annotated[str, ADDRESS] | None = Field(
-        default=None, description="The address that clients connect from, or <default> for every other one."
+        default=None,
+        description="The address that clients connect from, a network (CIDR) for each of its addresses, or <default> "
+        "for every other one. The longest prefix wins.",
     )
     producer_byte_rate: _ProducerByteRate = None
     consumer_byte_rate: _ConsumerByteRate = None

@@ -13,7 +13,7 @@ from config.problems import value_text
 from config.scalars import number
 from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
 from config.visible import has_control
-from quota.connections import canonical_address
+from quota.connections import canonical_address, canonical_source
 
 DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""
@@ -149,14 +149,15 @@ def _address(value: Any) -> str:
     if value == DEFAULT_WORD:
         return DEFAULT_WORD
     try:
-        return canonical_address(value if isinstance(value, str) else "")
-    except ValueError:
-        expected = f"an IP address, such as 10.0.0.1 or 2001:db8::1, or {DEFAULT_WORD}; host names are not looked up"
-        raise wrong(expected) from None
+        return canonical_source(value if isinstance(value, str) else "")
+    except ValueError as error:
+        why = f"; {error}" if "/" in str(value) else ""
+        raise wrong(f"{_A_SOURCE}, or {DEFAULT_WORD}; host names are not looked up{why}") from None
 
 
+_A_SOURCE = "an IP address or a network, such as 10.0.0.1, 2001:db8::1 or 10.0.0.0/8"
 ADDRESS = Value(_address, {"type": "string", "minLength": 2})
-"""The peer of a connection, in the canonical spelling of addresses."""
+"""The peers of connections, in the canonical spelling of addresses and networks."""
 
 
 def choice(what: str, *values: str) -> Value:

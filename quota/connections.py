@@ -1,5 +1,8 @@
 """Connection limits: how fast they may be created (KIP-612) and how many may be open, per peer address and user.
 
+A network (CIDR) is a default for its addresses: its limits apply to each of them, not to their sum, as Kafka's default
+``ip`` entity does for all addresses. The longest prefix wins, for each of the two limits.
+
 The arithmetic is that of ``ConnectionQuotas`` in Kafka's ``SocketServer``: a connection records 1.0 in a sampled rate;
 a rate above the limit refuses it and takes the 1.0 back, and the refused socket is left unserved for the delay of
 KIP-13's formula, at most one sample long. A cap refuses at once. Kafka has rates and caps per address only; both per
@@ -8,11 +11,12 @@ user are our addition. ADR 0011 explains the differences.
 
 import ipaddress
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from quota.entity import DEFAULT, Default
@@ -62,9 +66,35 @@ def canonical_address(text: str) -> str:
     return str(address)
 
 
+def canonical_source(text: str) -> str:
+    """An address or a network (``10.0.0.0/8``) in the canonical spelling of limits. ValueError if it is neither.
+
+    A network of one address is that address, and one of IPv4-mapped addresses (``::ffff:10.0.0.0/104``) is IPv4.
+    """
+    address, slash, length = text.partition("/")
+    if not slash:
+        return canonical_address(text)
+    if not (length.isascii() and length.isdigit()):
+        raise ValueError(f"the prefix length of {text} is not a number")
+    address = address.partition("%")[0]
+    network = ipaddress.ip_network(f"{address}/{length}", strict=False)
+    if ipaddress.ip_address(address) != network.network_address:
+        raise ValueError(f"{text} has host bits set, the network is {network}")
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            network = ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED))
+    return canonical_address(str(network.network_address)) if network.num_addresses == 1 else str(network)
+
+
+_MAPPED: Final = 96
+"""The prefix length of all IPv4-mapped IPv6 addresses."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionEntry:
-    """The limits of one address or user, or of all those without limits of their own (``DEFAULT``).
+    """The limits of one address or user, of each address of a network, or of all those without limits of their own
+    (``DEFAULT``).
 
     0 refuses every connection: a cap of 0 may be configured, a rate of 0 may not (Kafka's AlterClientQuotas refuses it
     too). Raises ValueError for an invalid address, and for numbers that are negative or infinite.
@@ -82,7 +112,7 @@ class ConnectionEntry:
 
     def __post_init__(self) -> None:
         if self.entity_type is EntityType.IP and self.name is not DEFAULT:
-            object.__setattr__(self, "name", canonical_address(str(self.name)))
+            object.__setattr__(self, "name", canonical_source(str(self.name)))
         if self.name == "":
             raise ValueError("the user of a connection limit is not empty")
         rate, cap = self.connection_creation_rate, self.max_connections
@@ -99,7 +129,14 @@ class ConnectionEntry:
     @property
     def label(self) -> str:
         """The level as people write it."""
-        return f"<default {self.entity_type}>" if self.name is DEFAULT else str(self.entity_type)
+        if self.name is DEFAULT:
+            return f"<default {self.entity_type}>"
+        return f"{self.entity_type} {self.name}" if self.of_network else str(self.entity_type)
+
+    @property
+    def of_network(self) -> bool:
+        """Whether the limits are those of each address of a network."""
+        return self.entity_type is EntityType.IP and "/" in str(self.name)
 
 
 class ConnectionLimits:
@@ -113,6 +150,7 @@ class ConnectionLimits:
         self._by_entity: Final = {entry.entity: entry for entry in self.entries}
         if len(self._by_entity) < len(self.entries):
             raise ValueError("two connection limits for the same address or user")
+        self._networks: Final = _by_prefix(entry for entry in self.entries if entry.of_network)
 
     def get(self, entity_type: EntityType, name: str | Default) -> ConnectionEntry | None:
         """The entry of exactly this entity."""
@@ -120,19 +158,38 @@ class ConnectionLimits:
 
     def rate(self, entity_type: EntityType, name: str) -> ConnectionEntry | None:
         """The entry whose ``connection_creation_rate`` applies; None where there is no limit."""
-        for entity in ((entity_type, name), (entity_type, DEFAULT)):
-            entry = self._by_entity.get(entity)
-            if entry is not None and entry.connection_creation_rate is not None:
+        for entry in self._applicable(entity_type, name):
+            if entry.connection_creation_rate is not None:
                 return entry
         return None
 
     def cap(self, entity_type: EntityType, name: str) -> ConnectionEntry | None:
         """The entry whose ``max_connections`` applies; None where there is no limit."""
-        for entity in ((entity_type, name), (entity_type, DEFAULT)):
-            entry = self._by_entity.get(entity)
-            if entry is not None and entry.max_connections is not None:
+        for entry in self._applicable(entity_type, name):
+            if entry.max_connections is not None:
                 return entry
         return None
+
+    def _applicable(self, entity_type: EntityType, name: str) -> Iterator[ConnectionEntry]:
+        """Entries of a name (an address, a user; or a network, for each of its addresses), the most specific first."""
+        own, default = self._by_entity.get((entity_type, name)), self._by_entity.get((entity_type, DEFAULT))
+        if own is not None:
+            yield own
+        if self._networks and entity_type is EntityType.IP:
+            yield from self._containing(name)
+        if default is not None:
+            yield default
+
+    def _containing(self, name: str) -> Iterator[ConnectionEntry]:
+        try:
+            found = ipaddress.ip_network(name)
+        except ValueError:
+            return  # stands for all addresses without an entry
+        address, bits = int(found.network_address), found.max_prefixlen
+        for length, by_prefix in self._networks.get(found.version, ()):
+            entry = by_prefix.get(address >> (bits - length)) if length <= found.prefixlen else None
+            if entry is not None:
+                yield entry
 
     def with_entry(self, entry: ConnectionEntry) -> "ConnectionLimits":
         """Limits in which `entry` replaces any other of its entity."""
@@ -141,6 +198,17 @@ class ConnectionLimits:
     def without(self, entity_type: EntityType, name: str | Default) -> "ConnectionLimits":
         """Limits without this entity."""
         return ConnectionLimits(one for one in self.entries if one.entity != (entity_type, name))
+
+
+def _by_prefix(entries: Iterable[ConnectionEntry]) -> dict[int, list[tuple[int, dict[int, ConnectionEntry]]]]:
+    """IP version -> (prefix length, network's prefix -> entry), the longest prefix first."""
+    found: dict[int, dict[int, dict[int, ConnectionEntry]]] = {}
+    for entry in entries:
+        network = ipaddress.ip_network(str(entry.name))
+        length = network.prefixlen
+        prefix = int(network.network_address) >> (network.max_prefixlen - length)
+        found.setdefault(network.version, {}).setdefault(length, {})[prefix] = entry
+    return {version: sorted(lengths.items(), key=itemgetter(0), reverse=True) for version, lengths in found.items()}
 
 
 NO_CONNECTION_LIMITS: Final = ConnectionLimits()

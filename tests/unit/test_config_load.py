@@ -200,8 +200,12 @@ export: {directory: 7}
         ("quotas: [{ip: 10.0.0.1, connection_creation_rate: 0}]", "a whole number from 1 to 2147483647"),
         ("quotas: [{ip: 10.0.0.1, connection_creation_rate: 2147483648}]", "a whole number from 1 to 2147483647"),
         ("quotas: [{ip: 10.0.0.1, max_connections: -1}]", "expected connections, a whole number from 0"),
-        ("quotas: [{ip: kafka-0, max_connections: 1}]", "expected an IP address, such as 10.0.0.1 or 2001:db8::1"),
-        ("quotas: [{ip: 10.0.0.0/8, max_connections: 1}]", "expected an IP address"),
+        (
+            "quotas: [{ip: kafka-0, max_connections: 1}]",
+            "expected an IP address or a network, such as 10.0.0.1, 2001:db8::1 or",
+        ),
+        ("quotas: [{ip: 10.0.0.1/8, max_connections: 1}]", "10.0.0.1/8 has host bits set, the network is 10.0.0.0/8"),
+        ("max.connections.per.ip.overrides: '10.0.0.0/8:5'", '"10.0.0.0/8:5" is not one'),
         ("quotas: [{ip: '', max_connections: 1}]", "expected an IP address"),
         ("quotas: [{ip: 10, max_connections: 1}]", "got 10, expected an IP address"),
         ("quotas: [{ip: 10.0.0.1, user: u, max_connections: 1}]", "expected ip alone, without user and client-id"),
@@ -336,6 +340,7 @@ quotas:
   - {ip: "::FFFF:10.0.0.1", connection_creation_rate: 2147483647, max_connections: 0}
   - {user: <default>, max_connections: 5, mode: shadow}
   - {user: alice, producer_byte_rate: 1M, connection_creation_rate: 3}
+  - {ip: "2001:DB8:0::/32", max_connections: 7}
 """
     config = load_bytes("q.yaml", (MINIMAL + text).encode())
     table = to_table(config)
@@ -345,6 +350,7 @@ quotas:
         ConnectionEntry(EntityType.IP, "10.0.0.1", 2147483647.0, 0),
         ConnectionEntry(EntityType.USER, DEFAULT, None, 5, "shadow"),
         ConnectionEntry(EntityType.USER, "alice", 3.0),
+        ConnectionEntry(EntityType.IP, "2001:db8::/32", None, 7),
     )
     assert not any("no quotas at all" in str(warning) for warning in warnings_of(config))
     assert table.without("alice", None).connections is table.connections  # other changes leave them alone

@@ -196,9 +196,11 @@ def test_names_full_cap_before_it_refuses() -> None:
     assert "1 connection refused by user_max_connections, last at 14:08:19Z" in rest
 
 
-def test_a_rate_that_refuses_connections_names_its_limit() -> None:
+@pytest.mark.parametrize("entity", ["10.0.0.7", "10.0.0.0/8", "<default>"])
+def test_a_rate_that_refuses_connections_names_its_limit(entity: str) -> None:
+    name = DEFAULT if entity == "<default>" else entity
     ledger = Ledger(
-        QuotaTable(connections=ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.7", 2)])),
+        QuotaTable(connections=ConnectionLimits([ConnectionEntry(EntityType.IP, name, 2)])),
         smooth=False,
         num_samples=2,
     )
@@ -207,7 +209,7 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
     page = explained(ledger, "web", "etl")
     assert (
         "CONNECTIONS of ip 10.0.0.7 REFUSED, last at 14:13:20Z: 3/s made, limit 2/s\n"
-        "  to change it: connection_creation_rate of {ip: 10.0.0.7}, now 2\n"
+        f"  to change it: connection_creation_rate of {{ip: {entity}}}, now 2\n"
     ) in page
     assert "now 2.0/s, one more would be held 500 ms and closed" in page
 

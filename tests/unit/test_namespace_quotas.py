@@ -154,7 +154,7 @@ MANY = [*FEW, "any other", LONG, bounded_name(LONG)]
 WHO: list[Json] = [
     *({"user": user, "client-id": client} for user, client in product(FEW, FEW)),
     *({key: name} for key, name in product(("user", "client-id"), MANY)),
-    *({"ip": address} for address in ("<default>", "10.0.0.1")),
+    *({"ip": address} for address in ("<default>", "10.0.0.1", "10.0.0.0/30", "10.0.0.0/8")),
 ]
 CONNECTIONS = [{name: most} for name, most in product(("connection_creation_rate", "max_connections"), (1, 2, 3))]
 RATES = [{name: limit} for name, limit in product(RATE_FIELD.values(), (1, 2, 3))]
@@ -215,7 +215,7 @@ def test_after_lower_no_client_may_use_more(found: tuple[list[Json], list[Json]]
             assert after.of_fleet(new.entry) >= before.of_fleet(old.entry)
             assert {i for i in (0, 1) if new.key[i] is not None} <= {i for i in (0, 1) if old.key[i] is not None}
     for scope, limit in product(EntityType, ("connection_creation_rate", "max_connections")):
-        for name in names if scope is EntityType.USER else ("10.0.0.1", "10.0.0.9", "::1"):
+        for name in names if scope is EntityType.USER else ("10.0.0.1", "10.0.0.2", "10.0.0.9", "::1"):
             had, has = (
                 (one.connections.cap if limit == "max_connections" else one.connections.rate)(scope, name)
                 for one in (before, after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter as CountOf
+from ipaddress import ip_address, ip_network
 from typing import Literal
 
 import pytest
@@ -20,6 +21,7 @@ from quota.connections import (
     Refusal,
     Ticket,
     canonical_address,
+    canonical_source,
 )
 from quota.entity import DEFAULT
 from quota.rate import SampledRate, throttle_ms
@@ -211,9 +213,65 @@ def test_addresses_have_one_spelling() -> None:
     assert canonical_address("2001:DB8:0::1") == "2001:db8::1"
     assert canonical_address("fe80::1%eth0") == "fe80::1"
     assert ConnectionEntry(IP, "::FFFF:10.0.0.1", 1).name == "10.0.0.1"
-    for wrong in ("kafka-0", "10.0.0", "10.0.0.1/8", "", "010.0.0.1"):
+    for wrong in ("kafka-0", "10.0.0", "", "010.0.0.1", "10.0.0/8", "10.0.0.0/33"):
         with pytest.raises(ValueError, match="does not appear to be"):
             ConnectionEntry(IP, wrong, 1)
+
+
+NETWORKS = {
+    "10.0.0.0/8": "10.0.0.0/8",
+    "10.0.0.1/32": "10.0.0.1",
+    "2001:DB8:0::/32": "2001:db8::/32",
+    "::1/128": "::1",
+    "::ffff:10.0.0.0/104": "10.0.0.0/8",
+    "::ffff:10.0.0.1/128": "10.0.0.1",
+    "::/0": "::/0",
+    "fe80::%eth0/64": "fe80::/64",
+    "10.0.0.1/8": "has host bits set, the network is 10.0.0.0/8",
+    "10.0.0.0/255.0.0.0": "the prefix length",
+    "10.0.0.0/": "the prefix length",
+    "10.0.0.0/8/9": "the prefix length",
+}
+
+
+@pytest.mark.parametrize("text", NETWORKS)
+def test_networks_have_one_spelling(text: str) -> None:
+    said = NETWORKS[text]
+    if " " in said:
+        with pytest.raises(ValueError, match=said):
+            canonical_source(text)
+    else:
+        assert ConnectionEntry(IP, text, 1).name == said
+
+
+def test_a_network_limits_each_of_its_addresses() -> None:
+    gate = Gate(ConnectionEntry(IP, "10.0.0.0/8", 2), ConnectionEntry(IP, DEFAULT, None, 1))
+    for address in (A, B):
+        assert admitted(gate.attempts(5, 0, address)) == 1, "the cap is the default's: the network has none"
+        assert gate.gate.standing(IP, address, 0).rate.label == "ip 10.0.0.0/8"  # type: ignore[union-attr]
+    gate.limits = ConnectionLimits([ConnectionEntry(IP, "10.0.0.0/8", 2)])
+    assert admitted(gate.attempts(5, 5000, A)) == 2
+    assert admitted(gate.attempts(5, 5000, B)) == 2
+    assert admitted(gate.attempts(5, 5000, "11.0.0.1")) == 5
+
+
+FEW_ADDRESSES = [f"{first}.0.0.{last}" for first in (10, 11) for last in range(4)] + ["::1", "::2", "::a00:1"]
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.sets(st.tuples(st.sampled_from(FEW_ADDRESSES), st.sampled_from([0, 1, 7, 8, 29, 30, 31, 32, 126, 127, 128]))),
+    st.sampled_from(FEW_ADDRESSES),
+    st.booleans(),
+)
+def test_longest_prefix_wins(places: set[tuple[str, int]], address: str, default: bool) -> None:
+    networks = {ip_network((host, min(length, 32) if "." in host else length), strict=False) for host, length in places}
+    entries = {network: ConnectionEntry(IP, str(network), network.prefixlen) for network in networks}
+    limits = ConnectionLimits([*entries.values(), *([ConnectionEntry(IP, DEFAULT, 1000)] if default else [])])
+    containing = [network for network in networks if ip_address(address) in network]
+    best = max(containing, key=lambda network: network.prefixlen, default=None)
+    expected = limits.get(IP, DEFAULT) if best is None else entries[best]
+    assert limits.rate(IP, address) == expected
 
 
 def test_bad_limits_are_refused() -> None:

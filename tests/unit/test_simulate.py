@@ -264,9 +264,9 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
         {"t_ms": 0, "set": {"user": "u", "producer_byte_rate": 7, "max_connections": 1}},
         {"t_ms": 0, "set": {"user": "u", "max_connections": None, "connection_creation_rate": 3}},
         {"t_ms": 0, "set": {"user": "u", "producer_byte_rate": None}},
-        {"t_ms": 0, "set": {"ip": "::ffff:10.0.0.1", "max_connections": 0}},
+        {"t_ms": 0, "set": {"ip": "::ffff:10.0.0.0/104", "max_connections": 0}},
         connection(0),
-        {"t_ms": 0, "remove": {"ip": "10.0.0.1"}},
+        {"t_ms": 0, "remove": {"ip": "10.0.0.0/8"}},
         connection(0),
         {"t_ms": 0, "set": {"ip": "<default>", "max_connections": 0}},
         connection(0),
@@ -278,7 +278,7 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
         {"user": "u", "max_connections": 1, "mode": "enforce", "producer_byte_rate": 7},
         {"user": "u", "connection_creation_rate": 3, "mode": "enforce", "producer_byte_rate": 7},
         {"user": "u", "connection_creation_rate": 3, "mode": "enforce"},
-        {"ip": "10.0.0.1", "max_connections": 0, "mode": "enforce"},
+        {"ip": "10.0.0.0/8", "max_connections": 0, "mode": "enforce"},
         {"ip": "<default>", "max_connections": 0, "mode": "enforce"},
     ]
     assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None, "ip_max_connections"]

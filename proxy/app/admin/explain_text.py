@@ -166,7 +166,8 @@ def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
             setting, which = ("connection_creation_rate", "rate") if by_rate else ("max_connections", "cap")
             level = limit[f"{which}_level"]
             if level is not None:
-                entity = "<default>" if level.startswith("<default") else safe(limit["name"])
+                kind, _, network = level.partition(" ")
+                entity = "<default>" if kind == "<default" else network or safe(limit["name"])
                 where = f"{setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}"
                 lines.append(f"  to change it: {where}{_set_in(limit[f'{which}_set_in'])}")
     full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]

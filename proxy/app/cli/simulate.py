@@ -12,7 +12,7 @@ import math
 import sys
 import typing
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from config.load import load_limits
@@ -22,7 +22,7 @@ from config.settings import new_ledger
 from config.table import to_table
 from config.types import DEFAULT_WORD
 from proxy.app.cli.check import connection_entry_json, entry_json
-from quota.connections import EntityType, Refusal, Ticket, canonical_address
+from quota.connections import EntityType, Refusal, Ticket, canonical_address, canonical_source
 from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
 from quota.ledger import Account, Ledger
@@ -214,18 +214,18 @@ class Simulation:
 
 def _scoped(entity: dict[str, Any]) -> tuple[EntityType, str | Default] | None:
     """The entity in the terms of connection limits; None if it has none there."""
-    user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity)
+    user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity, canonical_source)
     if address:
         return EntityType.IP, DEFAULT if address == DEFAULT_WORD else address
     return None if user is None or client_id is not None else (EntityType.USER, user)
 
 
-def _address(value: dict[str, Any]) -> str:
+def _address(value: dict[str, Any], canonical: Callable[[str], str] = canonical_address) -> str:
     text = _text(value, "ip")
     if text in ("", DEFAULT_WORD):
         return text
     try:
-        return canonical_address(text)
+        return canonical(text)
     except ValueError:
         raise EventError(f"ip: got {value_text(text)}, expected an IP address") from None
 
