@@ -90,6 +90,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         + _find_quota_clashes(config, source)
         + _find_unasked(config, source)
         + _find_half_a_tls(config, source)
+        + _find_redirected_headers(config, source)
         + _find_no_fleet(config, source)
         + ([] if on_paper else _find_no_key(config, source))
     )
@@ -146,6 +147,14 @@ def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
         return []
     text = "expected upstream.tls beside it: in transparent mode what comes by TLS goes on by TLS"
     return [source.problem(("listen", "tls"), text, at_key=True)]
+
+
+def _find_redirected_headers(config: Config, source: Source) -> list[Problem]:
+    """A balancer connects to the sidecar itself, which is not redirected."""
+    if config.mode != "transparent" or not config.listen.proxy_protocol_from:
+        return []
+    text = "expected none with mode: transparent: redirected connections come from the clients themselves"
+    return [source.problem(("listen", "proxy_protocol_from"), text, at_key=True)]
 
 
 def _find_no_fleet(config: Config, source: Source) -> list[Problem]:

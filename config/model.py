@@ -29,7 +29,7 @@ from config.limits import Limits
 from config.sasl import UpstreamSasl
 from config.source import Source
 from config.tls import ListenTls, UpstreamTls
-from config.transparent import Transparent
+from config.transparent import NETWORK, Transparent
 from config.types import (
     ABSOLUTE_PATH,
     ADDRESS,
@@ -107,6 +107,11 @@ class Listen(Section):
     )
     advertised_host: Annotated[str, _HOST] | None = Field(
         default=None, description="Host that clients are told; null: the address that they connected to."
+    )
+    proxy_protocol_from: list[Annotated[str, NETWORK]] = Field(
+        default_factory=list,
+        description="Networks of balancers, as CIDRs: connections from there begin with a PROXY header (version 1 or "
+        "2), whose client address counts. Connections from elsewhere have none.",
     )
     tls: ListenTls | None = Field(default=None, description="TLS from clients; null: none.")
 

@@ -39,6 +39,7 @@ def proxy_settings(config: Config, **loaded: Any) -> ProxySettings:
         *sections,
         broker_ports=config.listen.broker_ports.all,
         bootstrap=tuple(config.upstream.bootstrap),
+        proxy_protocol_from=tuple(config.listen.proxy_protocol_from),
         sizes=settings_of(SizeLimits, config.limits),
         stalls=settings_of(StallLimits, config.limits),
         transparent=transparent,

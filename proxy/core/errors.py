@@ -16,6 +16,8 @@ class CloseReason(StrEnum):
     """What the client sent is not Kafka's protocol; `kquota_parse_errors_total` has the kind."""
     TLS_HANDSHAKE = "tls_handshake"
     """The client's TLS handshake failed or took too long; `kquota_tls_handshake_failures_total` has the reason."""
+    PROXY_HEADER = "proxy_header"
+    """A connection from `listen.proxy_protocol_from` did not begin with a valid PROXY header in time."""
     LOGIN_MISSING = "login_missing"
     """The client sent requests before a login on a listener that wants one, and the broker closed the connection."""
     BROKER_CLOSED = "broker_closed"

@@ -55,6 +55,8 @@ class ProxySettings:
     """How long a port stands for a broker that is not told with it any more."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
+    proxy_protocol_from: tuple[str, ...] = ()
+    """CIDRs of the balancers: connections from there begin with a PROXY header."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)
     """Which user a connection belongs to."""
     oauthbearer_claim: str = DEFAULT_CLAIM

@@ -205,6 +205,8 @@ export: {directory: 7}
             "expected an IP address or a network, such as 10.0.0.1, 2001:db8::1 or",
         ),
         ("quotas: [{ip: 10.0.0.1/8, max_connections: 1}]", "10.0.0.1/8 has host bits set, the network is 10.0.0.0/8"),
+        ("listen: {proxy_protocol_from: [10.0.0.1/8]}", 'such as "10.0.0.0/8", "10.1.2.3" or'),
+        ("mode: transparent\nlisten: {proxy_protocol_from: [10.0.0.0/8]}", "expected none with mode: transparent"),
         ("max.connections.per.ip.overrides: '10.0.0.0/8:5'", '"10.0.0.0/8:5" is not one'),
         ("quotas: [{ip: '', max_connections: 1}]", "expected an IP address"),
         ("quotas: [{ip: 10, max_connections: 1}]", "got 10, expected an IP address"),

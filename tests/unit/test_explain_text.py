@@ -62,6 +62,14 @@ def explained(ledger: Ledger, user: str, client_id: str) -> str:
     return explanation_text(explanation_json(ledger, user, client_id, identity=identity, at=AT, addresses=addresses))
 
 
+def test_addresses_of_peers_are_those_of_limits() -> None:
+    assert addresses_of(["[::1]:5", "10.0.0.7:6", "[2001:db8::1]:7", "10.0.0.7:8"]) == [
+        "::1",
+        "10.0.0.7",
+        "2001:db8::1",
+    ]
+
+
 def test_the_page_about_a_throttled_client(ledger: Ledger) -> None:
     # produce: 150 MB in 10 s are 15 MB/s: (15 - 10) / 10 * 10 s = 5 s from 1000 ms on; in 10.5 s 14.3 MB/s
     # request: 700 ms busy are 70 percent-seconds, 7 % in 10 s: 4 s, cut to one sample, 1 s

@@ -290,7 +290,7 @@ def identity_of_connections(
 
 def addresses_of(found: Iterable[str]) -> list[str]:
     """The addresses of some peers (`address:port`), each once, in the spelling of limits."""
-    return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MAX_ADDRESSES]
+    return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0].strip("[]")) for peer in found))[:MAX_ADDRESSES]
 
 
 def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origin | None = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from proxy.app.common.top_k import OTHER, label
 from proxy.app.metrics.families import by, counter, gauge
 from proxy.core.telemetry.observer import LATENCY_BUCKETS_S, Counters
 from proxy.core.wire.schema import API_NAMES
+from proxy.net.listen.balancers import OUTCOMES
 from quota.connections import Cause, ConnectionGate, EntityType
 
 _PLAIN: Final = {
@@ -47,6 +48,8 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     yield by(
         "kquota_parse_errors", "Connections closed over bytes that are not Kafka's.", "kind", counters.parse_errors
     )
+    headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
+    yield by("kquota_proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
     requests = counters.requests
     apis = {API_NAMES.get(key, "unknown"): 0 for key in requests}
     for key, count in requests.items():

@@ -69,6 +69,8 @@ class Counters:
         """Handshakes completed, by side: client, broker."""
         self.tls_handshake_failures: Counter[tuple[str, str]] = Counter()
         """Handshakes failed, by side and reason (`proxy.net.tls.contexts.explain`, and timeout, principal)."""
+        self.proxy_headers: Counter[str] = Counter()
+        """Connections from balancers, by outcome (`proxy.net.listen.balancers`)."""
         self.upstream_latency = Histogram()
         """From the forwarding of a request to the first byte of its response, except for requests whose wait the client
         chose (Fetch, JoinGroup, SyncGroup, ShareFetch)."""

@@ -47,7 +47,10 @@ def diagnose(first: Buffer) -> tuple[str, str] | None:
     if head == b"SSH-":
         return "ssh_on_kafka_port", "this looks like SSH, and the port speaks Kafka"
     if head == b"PROX" or head == b"\r\n\r\n":
-        return "proxy_protocol_on_kafka_port", "this looks like the PROXY protocol, which kquota does not accept"
+        return (
+            "proxy_protocol_on_kafka_port",
+            "this looks like the PROXY protocol: listen.proxy_protocol_from has to name the balancer",
+        )
     return None
 
 

@@ -16,6 +16,7 @@ from proxy.core.session.session import Session
 from proxy.net.io.connection import Connection
 from proxy.net.io.pair import Shared
 from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.listen.balancers import Balancers
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.identification import Identification
 from proxy.net.listen.passthrough import TransparentConnection, begins_with_tls
@@ -63,8 +64,11 @@ class Connections:
         self._handshakes = handshakes
         self._dialer = dialer
         self._brokers = brokers
-        self._securing = 0
-        """Connections whose TLS handshake is in progress: they count as well."""
+        self._balancers = Balancers(
+            settings.proxy_protocol_from, settings.stalls.pre_auth_timeout_s, shared.counters, shared.close_log
+        )
+        self._beginning = 0
+        """Connections whose PROXY header or TLS handshake is awaited: they count as well."""
         self._draining = False
         self._ended = trio.Event()
         self.nursery: trio.Nursery | None = None
@@ -73,10 +77,28 @@ class Connections:
 
     def count(self) -> int:
         """How many there are, those in a TLS handshake included."""
-        return len(self.open) + self._securing
+        return len(self.open) + self._beginning
 
     def start(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> None:
         """Take over a client that has been accepted: serve it, or close it."""
+        assert self.nursery is not None
+        client.setblocking(False)
+        if self._balancers.send(address[0]):
+            self._beginning += 1
+            self.nursery.start_soon(self._start_behind, client, address, name, dial)
+        else:
+            self._start(client, address, name, dial)
+
+    async def _start_behind(self, client: socket.socket, balancer: tuple[str, int], name: str, dial: Dial) -> None:
+        """The same for a connection from a balancer, which says whose it is."""
+        try:
+            address = await self._balancers.client_of(client, balancer)
+        finally:
+            self._beginning -= 1
+        if address is not None:
+            self._start(client, address, name, dial)
+
+    def _start(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> None:
         assert self.nursery is not None
         destination, plain = None, dial
         if self._interception is not None:
@@ -89,7 +111,6 @@ class Connections:
             plain = dial
             if self._settings.listen_tls is None:  # otherwise plaintext goes on as plaintext
                 dial = self._dialer.through(destination, self._interception.dial)
-        client.setblocking(False)
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         identity, tls = self._settings.identity, self._settings.listen_tls
@@ -104,7 +125,7 @@ class Connections:
             connection = self._new(client, peer, name, dial, ticket, plain=plain if unread else None)
             self.nursery.start_soon(self._run, connection, ticket)
         else:
-            self._securing += 1
+            self._beginning += 1
             self.nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides, destination)
 
     async def drain(self) -> None:
@@ -164,7 +185,7 @@ class Connections:
             secured.close()
             return
         finally:
-            self._securing -= 1
+            self._beginning -= 1
             if not admitted:
                 client.close()  # a no-op if a TlsSocket has taken over its descriptor
                 self._admission.leave(ticket)

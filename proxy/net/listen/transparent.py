@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ import trio
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.listeners import LOOPBACK_HOSTS
+from proxy.net.listen.networks import Networks
 from proxy.net.settings import TransparentSettings
 from quota.connections import canonical_address
 
@@ -115,19 +116,14 @@ class Destinations:
     """Which destinations are served: `networks` (CIDRs) and `ports`, each empty for all."""
 
     def __init__(self, networks: Sequence[str], ports: Sequence[range]) -> None:
-        self._networks = [ip_network(network) for network in networks]
+        self._networks = Networks(networks)
         self._ports = tuple(ports)
 
     def allow(self, destination: Destination) -> bool:
         """Whether connections to this destination are served."""
         if self._ports and not any(destination.port in ports for ports in self._ports):
             return False
-        address = ip_address(destination.host)
-        return not self._networks or any(
-            address in network
-            for network in self._networks
-            if isinstance(network, IPv6Network) is (address.version == 6)
-        )
+        return not self._networks or destination.host in self._networks
 
 
 class Interception:

@@ -1,0 +1,33 @@
+"""PROXY headers as balancers send them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from proxy.core.wire.proxy_header import V2
+
+CLIENT = ("203.0.113.7", 40_000)
+
+
+def v1(host: str = CLIENT[0], port: int = CLIENT[1]) -> bytes:
+    """Version 1, for a client over IPv4."""
+    return f"PROXY TCP4 {host} 192.0.2.1 {port} 9092\r\n".encode()
+
+
+def v2(
+    host: str = CLIENT[0],
+    port: int = CLIENT[1],
+    *,
+    command: int = 0x21,
+    family: int = 0x11,
+    addresses: bytes | None = None,
+    more: bytes = b"",
+) -> bytes:
+    """Version 2; `more` are TLVs."""
+    if addresses is None:
+        addresses = socket.inet_aton(host) + socket.inet_aton("192.0.2.1") + struct.pack("!HH", port, 9092)
+    return V2 + struct.pack("!BBH", command, family, len(addresses + more)) + addresses + more
+
+
+LOCAL = v2(command=0x20, family=0, addresses=b"")
