@@ -20,6 +20,7 @@ from setuptools.errors import CCompilerError, PlatformError
 
 try:
     from Cython.Build import cythonize
+    from Cython.Compiler import Options
 except ImportError:  # only without build isolation, which brings it
     cythonize = None
 
@@ -119,6 +120,7 @@ class BuildDataPath(build_ext):
         if shutil.which(compiler) is None:
             raise PlatformError(f"no C compiler ({compiler})")
         self.leave_out_openssl()
+        Options.warning_errors = REQUIRED  # a negative index, for one, is undefined in compiled code
         in_c = cythonize(
             self.extensions,
             build_dir=self.build_temp,

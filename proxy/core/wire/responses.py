@@ -339,7 +339,7 @@ def _no_leaders(walker: Walker, version: int, ids: Set[int]) -> Generator[None, 
     array = VARARRAY if flexible else ARRAY
     name, fixed, (_, partition), *rest = _topic(version)
     behind_leader: Program = ((SKIP, partition[0][1] - 10), *partition[1:])
-    topics, pos = walker.count(array, walker.run(_cluster(version), walker.lists[-1].end))
+    topics, pos = walker.count(array, walker.run(_cluster(version), walker.lists[len(walker.lists) - 1].end))
     for _ in range(topics):
         partitions, pos = walker.count(array, walker.run(((SKIP, 2), name, fixed), pos))
         for number in range(partitions):
