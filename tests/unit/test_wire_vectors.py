@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from proxy.core.wire import apis, requests, responses
+from proxy.core.wire.responses import NodeAddress
 from proxy.core.wire.sharefetch import ShareFetchScrubber
 from tests.lab import wire_schema
 from tests.lab.releases import RUN
@@ -63,8 +65,8 @@ def decoded(vector: Vector, frame: bytes) -> Any:
     return cls.decode(frame, version=version, header=True, framed=True).to_dict()
 
 
-def to_sidecar(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
-    return f"sidecar-{kind}", 19_000 + node_id
+def to_sidecar(nodes: Sequence[NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
+    return [("sidecar", 19_000 + node.node_id) for node in nodes]
 
 
 def test_recorded_brokers_offer_known_versions() -> None:
@@ -151,24 +153,25 @@ def test_no_broker_address_is_left(vector: Vector) -> None:
     assert not any(port in found for port in ports)
     before, after = decoded(vector, vector.response), decoded(vector, found)
     if isinstance(before, dict):
-        assert after == replaced(before, "broker", -1)
+        assert after == replaced(before, -1)
     else:
         assert after == translated(before, to_sidecar)
     # And back: with the old addresses the frame is what the broker sent.
     by_node = dict(addresses_in(before))
-    assert rewritten(vector.api_key, vector.version, found, lambda n, h, p, k: by_node[n]) == vector.response
+    back = rewritten(vector.api_key, vector.version, found, lambda nodes, _: [by_node[node.node_id] for node in nodes])
+    assert back == vector.response
 
 
-def replaced(value: Any, kind: str, node_id: int) -> Any:
+def replaced(value: Any, node_id: int) -> Any:
     if isinstance(value, list):
-        return [replaced(element, kind, node_id) for element in value]
+        return [replaced(element, node_id) for element in value]
     if not isinstance(value, dict):
         return value
     found: Any = value.get("node_id", value.get("broker_id", node_id))
     node_id = int(found)
-    out = {name: replaced(inner, kind, node_id) for name, inner in value.items()}
+    out = {name: replaced(inner, node_id) for name, inner in value.items()}
     if {"host", "port"} <= out.keys() and out["host"] and node_id >= 0:
-        out["host"], out["port"] = to_sidecar(node_id, out["host"], out["port"], kind)
+        out["host"], out["port"] = "sidecar", 19_000 + node_id
     return out
 
 
