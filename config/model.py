@@ -461,6 +461,11 @@ class Config(Section):
         default=600_000,
         description="Connections without traffic for so long are closed, as Kafka's connections.max.idle.ms.",
     )
+    connections_max_age_ms: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit="ms")] = Field(
+        default=0,
+        description="Connections are closed at 80 to 100 % of this age, between two requests, so that clients spread "
+        "over new replicas; 0: never.",
+    )
     admin: Admin | None = Field(default_factory=Admin, description="null: no admin port.")
     metrics: Metrics = Field(default_factory=Metrics)
     log: Log = Field(default_factory=Log)

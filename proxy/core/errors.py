@@ -62,6 +62,8 @@ class CloseReason(StrEnum):
     """The broker stalled, or nearly, in the middle of a response for `stall_timeout_ms`."""
     IDLE = "idle"
     """Nothing moved for `connections_max_idle_ms` (Kafka's connections.max.idle.ms)."""
+    MAX_AGE = "max_age"
+    """The connection was `connections_max_age_ms` old, less its jitter, and nothing was in flight."""
     DRAINED = "drained"
     """The sidecar is shutting down and this connection had nothing left in flight."""
     DRAIN_TIMEOUT = "drain_timeout"

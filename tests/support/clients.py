@@ -24,7 +24,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import linear_regression
 from typing import Any
@@ -305,7 +305,8 @@ def consume_aiokafka(load: Load) -> Timeline:
                     for each in records:
                         timeline.receive(each.value)
         finally:
-            await consumer.stop()
+            with suppress(asyncio.CancelledError):  # its own, of a fetch that waits after a connection has ended
+                await consumer.stop()
 
     with _timeline("aiokafka", load) as timeline:
         _run_asyncio(run(timeline))

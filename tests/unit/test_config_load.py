@@ -480,6 +480,8 @@ def test_data_path_settings_have_names_and_defaults() -> None:
     assert settings("limits: {stall_timeout_ms: 5500}").stalls.stall_timeout_s == 5.5
     assert settings("drain_timeout_s: 500ms").drain_timeout_s == 0.5
     assert settings("connections_max_idle_ms: 1m").connections_max_idle_s == 60
+    assert settings("").connections_max_age_s == 0
+    assert settings("connections_max_age_ms: 10m").connections_max_age_s == 600
 
 
 def test_partition_mutations_have_windows_of_their_own() -> None:

@@ -115,6 +115,7 @@ def test_refuses_invalid_numbers_with_place(written: str) -> None:
         "quota.window.num",
         "quota.producer.default",
         "connections_max_idle_ms",
+        "connections_max_age_ms",
     ):
         refused(lambda setting=setting: load_bytes("q.yaml", f"{HEAD}{setting}: {written}\n".encode()), setting)  # type: ignore[misc]
     overlay = f"quotas:\n- {{user: a, producer_byte_rate: {written}}}\n"

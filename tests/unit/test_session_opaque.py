@@ -40,6 +40,8 @@ def test_forwards_both_ways_and_counts_by_direction() -> None:
     counters = session.state.counters
     assert counters.passthrough_bytes == {"produce": HANDSHAKE_BYTES + 10, "fetch": HANDSHAKE_BYTES + 20}
     assert (session.client_ids, session.exchange.count, session.under_way) == ([""], 0, True)
+    assert session.quiet
+    assert not session.may_end(1e9), "what is in flight cannot be seen"
 
 
 @pytest.mark.parametrize(("limit", "up"), [("producer_byte_rate", True), ("consumer_byte_rate", False)])

@@ -1,6 +1,10 @@
 {{/* The configuration file. */}}
 {{- define "kquota.config" -}}
 {{- $defaults := dict "listen" (dict "host" (ternary "::" "127.0.0.1" (eq .Values.mode "gateway"))) -}}
+{{- if eq .Values.mode "gateway" -}}
+{{- /* Clients spread over new replicas. */ -}}
+{{- $_ := set $defaults "connections_max_age_ms" "10m" -}}
+{{- end -}}
 {{- $config := mergeOverwrite $defaults (deepCopy .Values.config) -}}
 {{- if and (ne ($config.mode | default "rewrite") "transparent") (not (default dict $config.upstream).bootstrap) -}}
 {{- $_ := required "config.upstream.bootstrap is missing: name some brokers of the cluster, such as --set 'config.upstream.bootstrap={kafka-0.kafka:9092}'" "" -}}

@@ -189,6 +189,10 @@ class OpaqueSession(Session):
         """Nothing is read ahead."""
         return NEVER
 
+    def may_end(self, now_ms: float) -> bool:
+        """What is in flight cannot be seen."""
+        return False
+
     def describe(self, now_ms: float) -> str:
         """As `Session.describe`."""
         return "muted" if self.mute_until_ms > now_ms else "open"

@@ -17,6 +17,7 @@ cdef object _FLOWING, _OPEN, _UP
 cdef class Session:
     cdef public object broker, client
     cdef bint _plain_up, _plain_down
+    cdef public bint retiring
     cdef public EffectsType _effects
     cdef public SessionStateType state
     cdef public AuthType auth

@@ -64,6 +64,7 @@ class Session:
         "exchange",
         "requests",
         "responses",
+        "retiring",
         "state",
         "throttle",
     )
@@ -98,6 +99,8 @@ class Session:
         self.broker = Broker.ABSENT
         self._plain_up = self._plain_down = False
         """`take_request` and `take_response` may be used: nothing else is going on in that direction."""
+        self.retiring = False
+        """The connection ends at its next quiet moment (`may_end`). No shorter door is used, so that none is missed."""
         state = SessionState(
             ledger,
             counters,
@@ -277,6 +280,11 @@ class Session:
         self.client = step(CLIENT, self.client, Event.DRAIN)
         return self._settle(now_ms)
 
+    def retire(self) -> None:
+        """Use no shorter door any more: the shell asks `may_end` after every one."""
+        self.retiring = True
+        self._plain_up = self._plain_down = False
+
     def close(self, now_ms: float) -> None:
         """The connection ends: refund what admitted fetches had reserved, and the part of a response that never
         came."""
@@ -379,6 +387,7 @@ class Session:
         """Whether the shorter doors may be used until another one is."""
         effects = self._effects
         plain = self.broker is _UP and self.client is _OPEN and effects.close is None and not self.auth.secret
+        plain = plain and not self.retiring
         up = plain and effects.read_client and not waits and self.state.reserved is None
         self._plain_up = up and self.requests.reader.is_idle()
         self._plain_down = plain and self.responses.reader.is_idle()
@@ -431,6 +440,19 @@ class Session:
         if throttle.place is not None:
             return 0 if throttle.missing_bytes else MIN_UNREAD_BYTES
         return MIN_UNREAD_BYTES if throttle.until_ms - now_ms >= MIN_MUTE_READ_AHEAD_MS else _NEVER
+
+    def may_end(self, now_ms: float) -> bool:
+        """Whether the client misses nothing if the connection ends: between two requests, nothing is owed, and it
+        neither waits nor logs in."""
+        return (
+            self.client is _OPEN
+            and self.broker is not Broker.DIALLING
+            and self.under_way
+            and self.quiet
+            and self.client_at_boundary
+            and not self.requests.reader.kept_bytes()
+            and not self.state.blocked(now_ms)
+        )
 
     def blocked(self, now_ms: float) -> bool:
         """Whether no further request is taken, for whatever reason."""

@@ -47,6 +47,8 @@ class Connection:
         self.broker_name = broker_name
         self._dial = dial
         self.user_source = user_source
+        self.expires_s = math.inf
+        """When it is old (`connections_max_age_s`)."""
         self._scope = trio.CancelScope()
         self.ended = False
         self._reason: CloseReason | None = None
@@ -66,6 +68,12 @@ class Connection:
         else:
             with suppress(OSError):  # wakes what waits for the first byte
                 self._client.shutdown(SHUT_RD)
+
+    def retire(self) -> None:
+        """End between two requests, as soon as nothing is in flight, muted or queued. Repeat it for a client that
+        sends nothing more."""
+        if self._pair is not None:
+            self._pair.retire()
 
     def abort(self, reason: CloseReason) -> None:
         """End the connection now."""

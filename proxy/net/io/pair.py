@@ -364,6 +364,12 @@ class ConnectionPair:
         if not self.closed:
             self.apply(self.session.on_drain(self._now_ms()))
 
+    def retire(self) -> None:
+        """End the connection, now or later, at a moment when the client misses nothing."""
+        if not self.closed:
+            self.session.retire()
+            self._end_between()
+
     def close(self, reason: CloseReason | BaseException | None) -> None:
         """End the connection for this reason, unless it has ended."""
         if self.closed:
@@ -547,6 +553,17 @@ class ConnectionPair:
             self.apply(self.session.on_identity(user, self._now_ms()))
         elif effects.ask is not None:
             effects.ask.start(self.decided)
+        elif self.session.retiring:
+            self._end_between()
+
+    def _end_between(self) -> None:
+        """End a connection that is to retire, unless a request is under way or has come and was not read."""
+        up, down = self.up, self.down
+        if self.reason is not None or up.source is None or up.unsent or down.unsent:
+            return
+        if self.session.may_end(self._now_ms()) and not unread_bytes(up.source.sock):
+            self.reason = CloseReason.MAX_AGE
+            self.drain()
 
     def _open_or_shut(self) -> None:
         """Whether the client is read: not while it leaves much unread itself."""

@@ -6,6 +6,8 @@ import socket
 import time
 from contextlib import suppress
 from functools import partial
+from random import random
+from typing import Final
 
 import structlog
 import trio
@@ -29,6 +31,9 @@ from quota.connections import Ticket
 from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.proxy")
+
+MAX_AGE_JITTER: Final = 0.2
+"""Connections that were made together do not end together."""
 
 
 def _cpu_ms() -> float:
@@ -224,6 +229,9 @@ class Connections:
         arguments = (client, peer, name, dial, session, self._shared, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
         self._identification.watch(connection, ticket, tls_user)
+        if settings.connections_max_age_s:
+            age_s = settings.connections_max_age_s * (1.0 - MAX_AGE_JITTER * random())
+            connection.expires_s = trio.current_time() + age_s
         return connection
 
     async def _run(self, connection: Connection, ticket: Ticket) -> None:

@@ -1,4 +1,4 @@
-"""One task that samples all connections periodically and ends those that are idle, abandoned or stalled.
+"""One task that samples all connections periodically and ends those that are idle, abandoned, stalled or old.
 
 Deadlines are checked here and nowhere else: no timer is set, cancelled or compared for a single request.
 """
@@ -6,6 +6,7 @@ Deadlines are checked here and nowhere else: no timer is set, cancelled or compa
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 from typing import Final
 
 import trio
@@ -42,9 +43,10 @@ class Sweeper:
         """Sweep periodically, until cancelled."""
         settings, limits = self._settings, self._settings.stalls
         shortest_s = min(limits.pre_auth_timeout_s, limits.stall_timeout_s) / LOOKS_PER_TIMEOUT
-        shortest_s = min(
-            shortest_s, min(settings.connections_max_idle_s, settings.drain_timeout_s) / IDLE_CHECKS_PER_LIMIT
+        longest_s = min(
+            settings.connections_max_idle_s, settings.drain_timeout_s, settings.connections_max_age_s or inf
         )
+        shortest_s = min(shortest_s, longest_s / IDLE_CHECKS_PER_LIMIT)
         pause_s = min(max(shortest_s, SHORTEST_CHECK_S), LONGEST_CHECK_S)
         before_s = trio.current_time()
         while True:
@@ -73,6 +75,8 @@ class Sweeper:
                     broker=connection.broker_name,
                     waited_s=round(stalls.waited_s, 1),
                 )
+            elif now_s >= connection.expires_s:
+                connection.retire()
             if number % PORTION == 0:
                 await give_way()
 

@@ -1,0 +1,46 @@
+"""`connections_max_age_ms` with a real broker and real clients: they reconnect again and again, and lose nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.lab.kafka import KafkaCluster
+from tests.support.clients import CONSUMERS, PRODUCERS, Client, Load, in_background
+from tests.support.sidecars import Sidecar, sidecar
+
+CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
+RATE = 500_000
+AGE_MS = 1_500
+RECORDS, RECORD_BYTES = 400, 10_000
+
+
+@pytest.fixture(scope="module")
+def aging(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    quotas = [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}]
+    settings = {"connections_max_age_ms": AGE_MS, "quota.window.num": 2}
+    with sidecar(kafka.bootstrap, quotas, **settings) as running:
+        yield running
+
+
+def run_all(running: Sidecar, clients: Mapping[str, Client], kind: str) -> None:
+    before = running.metric("kquota_connections_closed_total", reason="max_age")
+    loads = {
+        name: Load([running.bootstrap], f"max-age-{name}", f"{name}-{kind}", RECORDS, RECORD_BYTES) for name in CLIENTS
+    }
+    futures = {name: in_background(clients[name], load) for name, load in loads.items()}
+    for name, future in futures.items():
+        timeline = future.result(200)
+        # What librdkafka tells of a cluster of one broker whenever that closes a connection.
+        timeline.errors = [error for error in timeline.errors if "_ALL_BROKERS_DOWN" not in error]
+        timeline.assert_complete(loads[name])
+        assert timeline.duration_s > 3 * AGE_MS / 1000, name
+    aged = running.metric("kquota_connections_closed_total", reason="max_age") - before
+    assert aged >= 3 * len(CLIENTS), "each client's connections ended several times"
+
+
+def test_producers_and_consumers_outlive_their_connections(aging: Sidecar) -> None:
+    """Records come once and in order, and no client reports trouble."""
+    run_all(aging, PRODUCERS, "produce")
+    run_all(aging, CONSUMERS, "consume")
