@@ -11,8 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.bounds import MAX_FILE_BYTES
-from proxy.net.files import read_file
+from config.parts import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Fingerprint:
 def fingerprint(path: str | Path) -> Fingerprint:
     """Read a file now. Never raises for a missing or unreadable file: that is a state like any other."""
     try:
-        data = read_file(path, MAX_FILE_BYTES)
+        data = read_config(path)
     except OSError as error:
         return Fingerprint(None, error.strerror or str(error))
     return Fingerprint(hashlib.sha256(data).hexdigest(), None, data)

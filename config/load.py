@@ -13,15 +13,15 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
+from config.bounds import MAX_PROBLEMS, first_of
 from config.identity import SOURCES
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
+from config.parts import read_config
 from config.problems import MISSING, ConfigError, Place, Problem, unreadable
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
 from config.transparent import Transparent
 from config.types import DEFAULT_WORD
-from proxy.net.files import read_file
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.table import Entry
@@ -61,7 +61,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     fleet's key.
     """
     try:
-        data = read_file(path, MAX_FILE_BYTES)
+        data = read_config(path)
     except OSError as error:
         raise ConfigError([unreadable(str(path), error.strerror or str(error))]) from error
     return load_bytes(str(path), data, on_paper=on_paper)

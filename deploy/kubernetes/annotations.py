@@ -96,7 +96,8 @@ def customized(
             _expect(_NAME, name, value, "the name of a ConfigMap of the pod's namespace")
             for volume in volumes:
                 if volume["name"] == VOLUME:
-                    volume["configMap"] = {"name": value}
+                    volume.clear()
+                    volume |= {"name": VOLUME, "configMap": {"name": value}}
     _reconcile(container.get("resources") or {}, wishes)
     return container, volumes
 

@@ -7,6 +7,8 @@ ConfigMap, under the same name, with the namespace's ConfigMap NAME-quotas, if t
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ POLICY_LABEL: Final = "kquota.io/namespace-quotas"
 COPY_ANNOTATION: Final = "kquota.io/copy-of"
 """On copies: namespace and name of the original."""
 FILE: Final = "kquota.yaml"
+MOST_PLAIN: Final = 512 * 1024
+"""A longer configuration is compressed in copies (config/parts.py): a ConfigMap holds 1 MiB, with the namespace's
+quotas."""
 
 Json = dict[str, Any]
 log = structlog.get_logger("kquota.webhook")
@@ -209,7 +214,11 @@ def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: s
 
 
 def _copy(namespace: str, text: str, accepted: str | None, owner: Json, told: Distribution) -> Json:
-    data = {FILE: text} | ({} if accepted is None else {own_quotas.KEY: accepted})
+    data = {} if accepted is None else {own_quotas.KEY: accepted}
+    content: Json = {"data": {FILE: text} | data}
+    if len(text) > MOST_PLAIN:
+        packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+        content = {"data": data, "binaryData": {FILE: packed}}
     metadata = {
         "name": told.name,
         "namespace": namespace,
@@ -217,14 +226,15 @@ def _copy(namespace: str, text: str, accepted: str | None, owner: Json, told: Di
         "annotations": {COPY_ANNOTATION: told.original},
         "ownerReferences": [owner],
     }
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata} | content
 
 
 def _is_so(copy: Json, body: Json) -> bool:
     metadata, wanted = copy["metadata"], body["metadata"]
     owners = [one.get("uid") for one in metadata.get("ownerReferences") or []]
     return (
-        copy.get("data") == body["data"]
+        (copy.get("data") or {}) == body["data"]
+        and (copy.get("binaryData") or {}) == body.get("binaryData", {})
         and labels_of(copy).items() >= wanted["labels"].items()
         and wanted["ownerReferences"][0]["uid"] in owners
     )

@@ -6,12 +6,14 @@ was changed or deleted comes back.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
 import trio
 
+from config.parts import HEADER as PARTS
 from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster, owner_reference
 from deploy.kubernetes.distribution import (
     FILE,
@@ -110,9 +112,9 @@ class Distributor:
         told, ask = self.told, self.cluster.ask
         if namespace == told.namespace:
             return None
-        original = await ask("GET", _config_map(told.namespace, told.name))
+        base = await self._base()
         labels = labels_of(await ask("GET", f"/api/v1/namespaces/{namespace}"))
-        result = await trio.to_thread.run_sync(judged, original["data"][FILE], labels, quotas, told)
+        result = await trio.to_thread.run_sync(judged, base, labels, quotas, told)
         return result.refused
 
     def metrics(self) -> str:
@@ -128,7 +130,7 @@ class Distributor:
     async def look(self) -> Observed:
         """The observed state. Raises ApiServerError."""
         told, ask = self.told, self.cluster
-        original = await ask.ask("GET", _config_map(told.namespace, told.name))
+        base = await self._base()
         configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{told.configuration}")
         named = {"fieldSelector": f"metadata.name={told.name}"}, {"fieldSelector": f"metadata.name={told.quotas_name}"}
         spaces = await ask.list("/api/v1/namespaces", labelSelector=f"{INJECTION_LABEL}=enabled")
@@ -138,12 +140,27 @@ class Distributor:
         spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
         return Observed(
-            base=original["data"][FILE],
+            base=base,
             owner=owner_reference(configuration),
             namespaces={one["metadata"]["name"]: labels_of(one) for one in alive},
             copies={one["metadata"]["namespace"]: one for one in copies},
             quotas={one["metadata"]["namespace"]: one for one in quotas},
         )
+
+    async def _base(self) -> str:
+        """The configuration file that the chart renders. Raises ApiServerError."""
+        told, ask = self.told, self.cluster.ask
+        text = str((await ask("GET", _config_map(told.namespace, told.name)))["data"][FILE])
+        header = PARTS.match(text.encode())
+        if header is None:
+            return text
+        text = text[header.end() :]
+        for number in range(2, int(header[1]) + 1):
+            part = await ask("GET", _config_map(told.namespace, f"{told.name}-{number}"))
+            text += part["data"][f"{FILE}.{number}"]
+        if hashlib.sha256(text.encode()).hexdigest() != header[2].decode():
+            raise ApiServerError(f"ConfigMaps {told.name} to {told.name}-{header[1].decode()}", 0, "of two versions")
+        return text
 
     def _complain(self, namespace: str, what: str | None) -> bool:
         """Log it once; returns whether it is new."""

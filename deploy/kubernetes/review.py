@@ -9,10 +9,18 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from deploy.kubernetes.annotations import AnnotationError, added, asked, bootstrap_variables, customized, unknown
+from deploy.kubernetes.annotations import (
+    VOLUME,
+    AnnotationError,
+    added,
+    asked,
+    bootstrap_variables,
+    customized,
+    unknown,
+)
 from deploy.kubernetes.distribution import Distribution
 
 INJECT_LABEL: Final = "kquota.io/inject"
@@ -92,6 +100,14 @@ class Template:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
 
+    def in_namespace(self, namespace: str) -> Template:
+        """The same with the namespace's own copy of the configuration: one ConfigMap, however many parts the original
+        has."""
+        if namespace == self.distribution.namespace:
+            return self
+        copy = {"name": VOLUME, "configMap": {"name": self.distribution.name}}
+        return replace(self, volumes=[copy if one["name"] == VOLUME else one for one in self.volumes])
+
 
 @dataclass(frozen=True, slots=True)
 class ReviewResult:
@@ -146,7 +162,10 @@ def review(body: bytes, template: Template) -> ReviewResult:
         name = metadata.get("name") or metadata.get("generateName") or "?"
         skipped, refused, patch = reason_to_skip(pod, template), None, []
         try:
-            patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
+            if skipped:
+                patch = _label(pod, SKIPPED_LABEL, skipped)
+            else:
+                patch = injection(pod, template.in_namespace(str(request.get("namespace"))))
         except AnnotationError as error:
             refused = str(error)
         warnings = misunderstood(pod, skipped)

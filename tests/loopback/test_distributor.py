@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import structlog
 import trio
 
+from config.parts import read_config
 from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster
 from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
@@ -98,6 +100,27 @@ async def test_truncates_long_event_messages(api: ScriptedApi) -> None:
     (event,) = [one for path, one in api.objects.items() if "/events/" in path]
     assert len(event["message"]) < 1024
     assert event["message"].endswith("…")
+
+
+async def test_brings_many_quotas_compressed(api: ScriptedApi, tmp_path: Path) -> None:
+    """From the parts of the chart, when all are of one version, into one ConfigMap."""
+    entries = [f"- {{client-id: client-{n}, producer_byte_rate: 1M}}\n" for n in range(20_000)]
+    whole = BASE.partition("quotas:")[0] + "quotas:\n" + "".join(entries)
+    half = len(whole) // 2
+    place = "/api/v1/namespaces/platform/configmaps/kquota"
+    header = f"# kquota.io/parts: 2 sha256:{hashlib.sha256(whole.encode()).hexdigest()}\n"
+    api.put(place, data={"kquota.yaml": header + whole[:half]})
+    api.put(f"{place}-2", data={"kquota.yaml.2": "of the former version"})
+    with pytest.raises(ApiServerError, match="of two versions"):
+        await rounds(api)
+    assert COPY not in api.objects
+    api.put(f"{place}-2", data={"kquota.yaml.2": whole[half:]})
+    await rounds(api, 2)
+    assert [one for one in api.asked if one[1] == COPY] == [("PATCH", COPY)]
+    packed = base64.b64decode(api.objects[COPY]["binaryData"]["kquota.yaml"])
+    assert len(packed) < 200_000
+    (tmp_path / "kquota.yaml").write_bytes(packed)
+    assert read_config(tmp_path / "kquota.yaml") == whole.encode()
 
 
 async def test_replaces_an_immutable_copy(api: ScriptedApi) -> None:

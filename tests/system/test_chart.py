@@ -18,7 +18,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from config.load import load_bytes, warnings_of
+from config.load import load, load_bytes, warnings_of
+from config.parts import read_config
+from config.problems import ConfigError
 from config.table import has_limits, to_table
 from deploy.kubernetes.own_quotas import combined
 from tests.lab.chart import CHART, generated
@@ -204,6 +206,42 @@ def test_missing_cluster_address_is_named(release: HelmRelease) -> None:
     done = helm("template", RELEASE, CHART, release=release)
     assert done.returncode != 0
     assert "config.upstream.bootstrap is missing: name some brokers of the cluster" in done.stderr
+
+
+# --- more quotas than a ConfigMap holds
+
+MANY = [
+    {"user": f"team-{n}-with-a-name-of-forty-characters", "client-id": f"service-{n}", "producer_byte_rate": "1M",
+     "consumer_byte_rate": "2500k"}
+    for n in range(10_000)
+]  # fmt: skip
+FORMS: dict[str, Any] = {"list": MANY, "mapping": {"alter": "forward", "entries": MANY}, "entries": {"entries": MANY}}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ten_thousand_quotas_are_in_parts(form: str, tmp_path: Path, values: Callable[..., Path]) -> None:
+    """Each fits a ConfigMap; the volume has all of them, in one directory, and together they are one file."""
+    manifests = documents(render_text(values(mode="gateway", quotas=FORMS[form])))
+    for name in (f"{RELEASE}-kquota", f"{RELEASE}-kquota-check"):
+        maps = {one["metadata"]["name"]: one["data"] for one in of_kind(manifests, "ConfigMap")}
+        (pod,) = [
+            one for where, one in pod_specs(manifests).items() if where.endswith(name) or where == f"Deployment/{name}"
+        ]
+        (volume,) = [one for one in pod["volumes"] if one["name"] in ("kquota-config", "config")]
+        sources = [one["configMap"]["name"] for one in volume["projected"]["sources"]]
+        assert sources == [name, *(f"{name}-{n}" for n in (2, 3, 4))]
+        for source in sources:
+            ((key, text),) = maps[source].items()
+            assert len(text) < 700_000
+            (tmp_path / key).write_text(text)
+        config = load(tmp_path / "kquota.yaml")
+        assert [entry.user for entry in to_table(config).entries] == [entry["user"] for entry in MANY]
+        assert (b"alter: forward" in read_config(tmp_path / "kquota.yaml")) is (form == "mapping")
+    (tmp_path / "kquota.yaml.3").write_text((tmp_path / "kquota.yaml.3").read_text().replace("1M", "2M"))
+    with pytest.raises(ConfigError, match="its 4 parts are not of one version"):
+        load(tmp_path / "kquota.yaml")
+    few = documents(render_text(values(mode="gateway", quotas=MANY[:2500])))
+    assert "parts" not in configuration(few).splitlines()[0]
 
 
 # --- values of earlier charts, and null

@@ -339,6 +339,17 @@ def test_adds_its_volume_to_those_that_are_safe_to_evict() -> None:
         assert _decide(asked, storing)[0]["metadata"]["annotations"][name] == expected
 
 
+def test_injected_pods_have_one_configmap_of_many_parts(template: Template) -> None:
+    """The copy of their namespace; only the release's own has the original's parts."""
+    parts = {"name": "kquota-config", "projected": {"sources": [{"configMap": {"name": "shop-kquota"}}]}}
+    many = Template.parse(sidecar_template(volumes=[parts]))
+    asked = admission_review("bare")
+    copy = {"name": "kquota-config", "configMap": {"name": "shop-kquota"}}
+    assert _decide(asked, many)[0]["spec"]["volumes"] == [copy]
+    asked["request"]["namespace"] = NAMESPACE
+    assert _decide(asked, many)[0]["spec"]["volumes"] == [parts]
+
+
 def test_pod_brings_own_configuration_where_allowed() -> None:
     allowing = Template.parse(sidecar_template(GENERATED))
     pod, _ = _decide(_annotated(config_map="checkout-quotas"), allowing)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
 from pathlib import Path
 
+import pytest
+
+from config.bounds import MAX_FILE_BYTES
 from config.fingerprint import fingerprint
 
 
@@ -48,3 +53,40 @@ def test_a_missing_file_is_a_state_not_an_exception(tmp_path: Path) -> None:
     found = fingerprint(tmp_path / "none.yaml")
     assert (found.digest, found.data) == (None, None)
     assert found.error == "No such file or directory"
+
+
+WHOLE = b"a: 1\nb: 2\n"
+PARTS = {
+    "kquota.yaml": f"# kquota.io/parts: 2 sha256:{hashlib.sha256(WHOLE).hexdigest()}\na: 1\n",
+    "kquota.yaml.2": "b: 2\n",
+}
+
+
+def test_parts_are_one_file_when_they_are_of_one_version(tmp_path: Path) -> None:
+    path = tmp_path / "kquota.yaml"
+    publish(tmp_path, "1", PARTS)
+    assert fingerprint(path).data == WHOLE
+    publish(tmp_path, "2", PARTS | {"kquota.yaml.2": "b: 3\n"})
+    found = fingerprint(path)
+    assert found.digest is None
+    assert "its 2 parts are not of one version: expected SHA-256" in str(found.error)
+    publish(tmp_path, "3", {"kquota.yaml": PARTS["kquota.yaml"]})
+    assert fingerprint(path).error == "part 2 of 2, kquota.yaml.2: No such file or directory"
+    publish(tmp_path, "4", PARTS)
+    assert fingerprint(path).data == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (gzip.compress(WHOLE), None),
+        (gzip.compress(WHOLE)[:-3], "it is a gzip file without its end"),
+        (b"\x1f\x8b not gzip", "it begins as a gzip file and is none"),
+        (gzip.compress(bytes(MAX_FILE_BYTES + 1)), f"it expands to more than {MAX_FILE_BYTES} bytes"),
+    ],
+)
+def test_compressed_files_are_expanded_within_the_bound(data: bytes, error: str | None, tmp_path: Path) -> None:
+    (path := tmp_path / "kquota.yaml").write_bytes(data)
+    found = fingerprint(path)
+    assert found.data == (WHOLE if error is None else None)
+    assert (found.error is None) if error is None else str(found.error).startswith(error)

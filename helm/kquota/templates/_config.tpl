@@ -28,6 +28,32 @@
 {{- toYaml (set $config "quotas" (default list .Values.quotas)) -}}
 {{- end -}}
 
+{{/* The configuration file as {"parts": […]}, JSON: a ConfigMap holds 1 MiB. config/parts.py puts them together. */}}
+{{- define "kquota.configParts" -}}
+{{- $text := include "kquota.config" . -}}
+{{- $parts := list $text -}}
+{{- $entries := default list .Values.quotas -}}
+{{- if kindIs "map" .Values.quotas }}{{ $entries = default list .Values.quotas.entries }}{{ end -}}
+{{- $each := 2500 -}}
+{{- if gt (len $entries) $each -}}
+{{- $config := fromYaml $text -}}
+{{- $head := printf "%s\nquotas:" (omit $config "quotas" | toYaml) -}}
+{{- $indent := 0 -}}
+{{- if kindIs "map" .Values.quotas -}}
+{{- $head = printf "%s%s\n  entries:" $head (omit .Values.quotas "entries" | toYaml | nindent 2 | replace "\n  {}" "") -}}
+{{- $indent = 2 -}}
+{{- end -}}
+{{- $parts = list -}}
+{{- range $first := untilStep 0 (len $entries) $each -}}
+{{- $part := slice $entries $first (min (add $first $each) (len $entries) | int) | toYaml | indent $indent -}}
+{{- $parts = append $parts (ternary (printf "%s\n%s" $head $part) $part (eq $first 0)) -}}
+{{- end -}}
+{{- $whole := printf "%s\n" (join "\n" $parts) -}}
+{{- $parts = prepend (rest $parts) (printf "# kquota.io/parts: %d sha256:%s\n%s" (len $parts) (sha256sum $whole) (first $parts)) -}}
+{{- end -}}
+{{- dict "parts" $parts | toJson -}}
+{{- end -}}
+
 {{/* The Secret with the fleet's key; nothing without a fleet, or if config.fleet.key_file says where the key is. */}}
 {{- define "kquota.fleetSecret" -}}
 {{- $shared := and (eq .Values.mode "gateway") .Values.gateway.sharedLimits -}}

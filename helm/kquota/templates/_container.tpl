@@ -162,10 +162,24 @@ drained. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* The volume with the configuration file. Called with the name of its first ConfigMap and the number of parts. */}}
+{{- define "kquota.configSource" -}}
+{{- $name := index . 0 -}}
+{{- if eq (index . 1) 1 -}}
+configMap:
+  name: {{ $name }}
+{{- else -}}
+projected:
+  sources:
+    {{- range $index := until (index . 1) }}
+    - configMap: {name: {{ $name }}{{ if $index }}-{{ add $index 1 }}{{ end }}}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "kquota.podVolumes" -}}
 - name: kquota-config
-  configMap:
-    name: {{ include "kquota.fullname" . }}
+  {{- include "kquota.configSource" (list (include "kquota.fullname" .) (len (include "kquota.configParts" . | fromJson).parts)) | nindent 2 }}
 {{- with include "kquota.stateVolume" . }}
 - name: kquota-state
   {{- . | nindent 2 }}

@@ -1,0 +1,60 @@
+"""The bytes of a configuration file that may be more than a ConfigMap holds, which is 1 MiB.
+
+It may be compressed by gzip, as the webhook's copies are; or be in parts, as the chart's are: a first line gives their
+number and the SHA-256 of the whole, and the parts follow in files of its folder, `kquota.yaml.2` and so on. Kubernetes
+brings each ConfigMap by itself, so that for some time parts of two versions lie side by side: then there is no file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import zlib
+from pathlib import Path
+from typing import Final
+
+from config.bounds import MAX_FILE_BYTES
+from proxy.net.files import read_file
+
+_GZIP: Final = b"\x1f\x8b"
+HEADER: Final = re.compile(rb"# kquota\.io/parts: (\d{1,3}) sha256:([0-9a-f]{64})\n")
+"""The first line of a file in parts: their number, and the SHA-256 of the whole without this line."""
+
+
+def read_config(path: str | Path) -> bytes:
+    """The whole file. Raises OSError; its `strerror` is for people."""
+    data = read_file(path, MAX_FILE_BYTES)
+    if data.startswith(_GZIP):
+        data = _expanded(path, data)
+    header = HEADER.match(data)
+    return data if header is None else _joined(path, data[header.end() :], int(header[1]), header[2].decode())
+
+
+def _expanded(path: str | Path, data: bytes) -> bytes:
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        found = reader.decompress(data, MAX_FILE_BYTES + 1)
+    except zlib.error as error:
+        raise OSError(errno.EINVAL, f"it begins as a gzip file and is none: {error}", str(path)) from error
+    if len(found) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it expands to more than {MAX_FILE_BYTES} bytes, the most that is read", str(path))
+    if not reader.eof:
+        raise OSError(errno.EINVAL, "it is a gzip file without its end", str(path))
+    return found
+
+
+def _joined(path: str | Path, first: bytes, count: int, expected: str) -> bytes:
+    data = bytearray(first)
+    for number in range(2, count + 1):
+        part = Path(f"{path}.{number}")
+        try:
+            data += read_file(part, MAX_FILE_BYTES - len(data))
+        except OSError as error:
+            reason = f"part {number} of {count}, {part.name}: {error.strerror or error}"
+            raise OSError(error.errno, reason, str(path)) from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        reason = f"its {count} parts are not of one version: expected SHA-256 {expected}, got {found}"
+        raise OSError(errno.EAGAIN, reason, str(path))
+    return bytes(data)
