@@ -93,6 +93,13 @@ _OWN: Final[dict[str, Schema]] = {
         "description": "User of the containers; namespace: the namespace assigns user and groups.",
     },
     "commonLabels": {**_STRINGS, "description": "Labels of every object, beside the chart's own."},
+    "commonAnnotations": {**_STRINGS, "description": "Annotations of every object, beside the chart's own."},
+    "namespaceOverride": {**_TEXT, "description": "In place of the release's namespace."},
+    "extraObjects": {
+        "type": "array",
+        "items": {"type": ["object", "string"]},
+        "description": "Further objects of the release, as objects or as templates.",
+    },
     "imagePullSecrets": {**_OBJECTS, "description": "For the pods that this chart makes itself."},
     "sidecar": {
         **_closed(native={"enum": ["auto", True, False]}, preStopSleepSeconds=_SECONDS),
@@ -169,7 +176,10 @@ _OWN: Final[dict[str, Schema]] = {
         ),
         "description": "For the Prometheus operator. Sidecars have no Service, hence no ServiceMonitor.",
     },
-    "prometheusRule": {**_closed(enabled=_BOOLEAN, labels=_STRINGS), "description": "The rules in files/rules."},
+    "prometheusRule": {
+        **_closed(enabled=_BOOLEAN, labels=_STRINGS, runbookUrl=_TEXT),
+        "description": "The rules in files/rules.",
+    },
     "dashboards": {
         **_closed(enabled=_BOOLEAN, labels=_STRINGS, annotations=_STRINGS),
         "description": "ConfigMaps for Grafana's sidecar, of the files in files/dashboards.",

@@ -654,6 +654,59 @@ def test_network_policy_admits_only_known_peers() -> None:
     assert policy["spec"]["ingress"][1] == {"ports": [{"port": 8080, "protocol": "TCP"}]}
 
 
+CLUSTER_KINDS = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_object_has_what_is_common(name: str, values: Callable[..., Path]) -> None:
+    common = values(commonAnnotations={"example.com/owner": "platform"}, namespaceOverride="elsewhere")
+    given = yaml.safe_load(common.read_text()) | yaml.safe_load((CHART / f"ci/{name}-values.yaml").read_text())
+    common.write_text(yaml.safe_dump(given))
+    text = render_text(common)
+    before = render_text(CHART / f"ci/{name}-values.yaml")
+    manifests = documents(text)
+    assert len(manifests) == len(documents(before))
+    for one in manifests:
+        metadata = one["metadata"]
+        assert metadata["annotations"]["example.com/owner"] == "platform", (one["kind"], metadata["name"])
+        expected = None if one["kind"] in CLUSTER_KINDS else "elsewhere"
+        assert metadata.get("namespace") == expected, (one["kind"], metadata["name"])
+    assert NAMESPACE not in text
+
+
+def test_extra_objects_are_rendered(values: Callable[..., Path]) -> None:
+    template = "kind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-second}"
+    given = [{"kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-first"}}, template]
+    names = {one["metadata"]["name"] for one in documents(render_text(values(extraObjects=given)))}
+    assert {f"{RELEASE}-first", f"{RELEASE}-second"} <= names
+
+
+def test_alerts_name_the_page_of_their_runbook() -> None:
+    url = "https://wiki.example.com/kquota"
+    text = render_text(CHART / "ci/monitoring-values.yaml", "--set", f"prometheusRule.runbookUrl={url}")
+    (rule,) = of_kind(documents(text), "PrometheusRule")
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+    for one in alerts:
+        assert one["annotations"]["runbook_url"] == f"{url}#{one['alert'].lower()}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "not_said"),
+    [
+        ({"webhook": {"enabled": True}}, "leaves running sidecars at their version", "Include the sidecar"),
+        ({}, "Include the sidecar in your pods", "kubectl label namespace"),
+        ({"mode": "gateway"}, "All replicas share each limit", "127.0.0.1"),
+        ({"test": {"enabled": False}}, "Change limits", "helm test"),
+    ],
+)
+def test_notes_are_about_what_is_on(given: Any, said: str, not_said: str, values: Callable[..., Path]) -> None:
+    done = helm("install", RELEASE, CHART, "--dry-run=client", "--values", values(**given))
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert said in notes
+    assert not_said not in notes
+
+
 # --- included in another chart
 
 

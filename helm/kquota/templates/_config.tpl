@@ -13,13 +13,13 @@
 {{- /* The Service by its names, beside those that are listed: the admin port answers to no others. Not NAME.NAMESPACE,
        which may be for sale: dev and app are public domains. */ -}}
 {{- $name := include "kquota.fullname" . -}}
-{{- $full := printf "%s.%s.svc" $name .Release.Namespace -}}
+{{- $full := printf "%s.%s.svc" $name (include "kquota.namespace" $) -}}
 {{- $names := list $name $full (printf "%s.cluster.local" $full) -}}
 {{- $_ := set $config.admin "allowed_hosts" (concat $names (default list $config.admin.allowed_hosts) | uniq) -}}
 {{- end -}}
 {{- if and (eq .Values.mode "gateway") .Values.gateway.sharedLimits -}}
 {{- /* All replicas share one limit; what config.fleet says wins. */ -}}
-{{- $fleet := dict "id" (printf "%s/%s" .Release.Namespace (include "kquota.fullname" .)) "default_scope" "fleet" -}}
+{{- $fleet := dict "id" (printf "%s/%s" (include "kquota.namespace" $) (include "kquota.fullname" .)) "default_scope" "fleet" -}}
 {{- $_ := set $config "fleet" (mergeOverwrite $fleet (default dict $config.fleet)) -}}
 {{- end -}}
 {{- if include "kquota.fleetSecret" . -}}

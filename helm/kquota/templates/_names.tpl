@@ -11,6 +11,29 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "kquota.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{/* Lines of the metadata of an object: its namespace, if it is not the release's, and commonAnnotations. */}}
+{{- define "kquota.meta" -}}
+{{- include "kquota.namespaceOf" . -}}
+{{- include "kquota.clusterMeta" . -}}
+{{- end -}}
+
+{{- define "kquota.namespaceOf" -}}
+{{- with .Values.namespaceOverride }}
+  namespace: {{ . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kquota.clusterMeta" -}}
+{{- with .Values.commonAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
 {{/* The full name with a suffix, within so many characters. Called with (list root suffix characters). A name that is cut
 has a digest of the whole, so that those of two releases differ. */}}
 {{- define "kquota.shortName" -}}
