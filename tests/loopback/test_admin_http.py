@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import socket
 import time
@@ -80,10 +81,10 @@ class Admin:
                 answer += piece
             return answer
 
-    async def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    async def get(self, path: str, method: str = "GET", more: str = "") -> tuple[int, dict[str, str], bytes]:
         with trio.fail_after(20):
             raw = await self.request(
-                f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+                f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{more}\r\n".encode()
             )
         head, _, body = raw.partition(b"\r\n\r\n")
         status, *headers = head.decode().split("\r\n")
@@ -323,6 +324,33 @@ async def test_disconnects_only_misbehaving_scrapers(
         with trio.fail_after(5):
             while running.server.open:  # noqa: ASYNC110 - the server has no event for this
                 await trio.sleep(0.01)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("accepted", "zipped"),
+    [
+        ("", False),
+        ("Accept-Encoding: gzip\r\n", True),
+        ("Accept-Encoding: deflate, GZIP;q=0.5\r\n", True),
+        ("Accept-Encoding: gzip;q=0.0, br\r\n", False),
+    ],
+)
+async def test_metrics_are_compressed_where_asked(accepted: str, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.app.admin.app.LEAST_ZIPPED", 1000)
+    async with admin() as running:
+        _, _, plain = await running.get("/metrics")
+        _, headers, body = await running.get("/metrics", more=accepted)
+        assert (headers.get("content-encoding"), headers["vary"]) == ("gzip" if zipped else None, "accept-encoding")
+        found = gzip.decompress(body) if zipped else body
+        names = [
+            {line.split(b" ")[2] for line in text.splitlines() if line[:6] == b"# TYPE"} for text in (plain, found)
+        ]
+        assert names[0] == names[1]
+        assert len(names[0]) > 10
+        assert not zipped or len(body) < len(found) / 3
+        monkeypatch.setattr("proxy.app.admin.app.LEAST_ZIPPED", 10_000_000)
+        assert "content-encoding" not in (await running.get("/metrics", more=accepted))[1], "small ones are not"
 
 
 @pytest.mark.trio

@@ -6,6 +6,7 @@ small steps.
 
 from __future__ import annotations
 
+import gzip
 import heapq
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -46,6 +47,8 @@ from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.admin")
 
+LEAST_ZIPPED: Final = 16_384
+"""Bytes of metrics from which on they are compressed for a scraper that asks."""
 ROWS: Final = 1000
 MAX_ROWS: Final = 10_000
 STEP: Final = 100
@@ -55,6 +58,15 @@ ROW_STEP: Final = 20
 ROWS_IN_A_PIECE: Final = 100
 """Some 40 KB of an answer."""
 T = TypeVar("T")
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Whether the header Accept-Encoding names gzip, and not with weight 0."""
+    for one in accepted.lower().split(","):
+        name, _, weight = one.partition(";")
+        if name.strip() == "gzip":
+            return weight.replace(" ", "").rstrip("0.") != "q="
+    return False
 
 
 def not_ready(proxy: Proxy, quotas: QuotaSource) -> list[str]:
@@ -120,7 +132,12 @@ class AdminApp:
         return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
 
     async def _serve_metrics(self, request: Request) -> Response:
-        return Response(await self._metrics.text(self._now_ms()), headers={"content-type": CONTENT_TYPE})
+        text = await self._metrics.text(self._now_ms())
+        headers = {"content-type": CONTENT_TYPE, "vary": "accept-encoding"}
+        if len(text) >= LEAST_ZIPPED and _takes_gzip(request.headers.get("accept-encoding", "")):
+            headers["content-encoding"] = "gzip"
+            text = await trio.to_thread.run_sync(gzip.compress, text, 1)
+        return Response(text, headers=headers)
 
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
