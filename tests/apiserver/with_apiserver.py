@@ -195,7 +195,8 @@ def test_ten_thousand_quotas_are_installed(api: ApiServer, release: HelmRelease,
         if name.startswith("shop-kquota"):
             ((key, text),) = data.items()
             (tmp_path / key).write_text(text)
-    assert len(to_table(load(tmp_path / "kquota.yaml")).entries) == 10_000
+    found = {str(entry.user) for entry in to_table(load(tmp_path / "kquota.yaml")).entries}
+    assert found >= {entry["user"] for entry in quotas}
 
 
 @pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
