@@ -233,3 +233,17 @@ def test_addresses_that_cannot_be_are_refused(bad: NodeAddress) -> None:
     with pytest.raises(BadAddressError):
         machine.book.learn([node(3), bad], complete=True, now_s=0.0)
     assert machine.tell() == {1: FIRST + 1}
+
+
+@pytest.mark.parametrize(("size", "waits"), [(2, 0), (4, 1)])
+def test_brokers_at_each_others_ports_change_places(size: int, waits: int) -> None:
+    """As a file of another configuration may have it: by way of a spare port, or at once where there is none."""
+    machine = Machine(size)
+    machine.book.restore([KnownPort(FIRST, node(1), None), KnownPort(FIRST + 1, node(0), None)], 0.0)
+    assert machine.tell() == {0: FIRST + 1, 1: FIRST}
+    machine.see(0, 1)
+    found = machine.wait(1)
+    for _ in range(waits):
+        assert set(machine.open.items()) >= {(FIRST + 1, 0), (FIRST, 1)}, "what clients were told"
+        found = machine.wait(GRACE_S + 1)
+    assert found == {0: FIRST, 1: FIRST + 1}

@@ -182,10 +182,10 @@ class Proxy:
                     self._interception.prepare()
                     acceptor.listeners += bind_all(settings.host, settings.port)
                 self._port = int(acceptor.listeners[0].getsockname()[1])
-                self._cluster.restore(self._known_ports)
                 self.state = "serving"
                 for listener in acceptor.listeners:
                     nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self._cluster.dial_bootstrap)
+                self._cluster.restore(self._known_ports)
                 if not self._hosted:
                     nursery.start_soon(host.serve, self._shared.loop)
                 nursery.start_soon(self._admission.run)
