@@ -38,6 +38,8 @@ _CONSTANTS: Final[dict[Place, str]] = {
     ("fleet", "partitions"): "8",
 }
 """Settings of earlier versions, and what always holds instead."""
+_MOVED: Final[dict[Place, str]] = {("listen", "advertised_host"): "listen.advertised.host"}
+"""Keys of earlier versions, and their replacements."""
 _OF_KAFKA: Final = {
     "bootstrap.servers": "upstream.bootstrap",
     "security.protocol": "upstream.tls, for TLS to the brokers; logins of clients pass",
@@ -46,7 +48,7 @@ _OF_KAFKA: Final = {
     "sasl.mechanism": "upstream.sasl.mechanism, for the sidecar's own login; logins of clients pass",
     "sasl.jaas.config": "upstream.sasl, for the sidecar's own login; logins of clients pass",
     "listeners": "listen.host and listen.port",
-    "advertised.listeners": "listen.advertised_host",
+    "advertised.listeners": "listen.advertised",
     "client.id": "client-id",
     "topic": "client-id or user (Kafka has no topic quotas)",
 }
@@ -345,7 +347,7 @@ def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:
 def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:
     text = f"is not used: mode is {config.mode}"
     if config.mode == "transparent":
-        names = ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised_host")
+        names = ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised")
         unused: list[Place] = [("listen", name) for name in names]
         return [source.problem(place, text, at_key=True) for place in unused if source.has(place)]
     default = config.transparent == Transparent()
@@ -448,6 +450,8 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
 
 
 def _unknown_key(model: type[BaseModel], place: Place) -> str:
+    if place in _MOVED:
+        return f"no longer a key, it is {_MOVED[place]} now"
     if place in _CONSTANTS:
         return f"no longer a setting, it is a constant now ({_CONSTANTS[place]}): remove the key"
     if place[-1] in _OF_KAFKA:

@@ -68,6 +68,7 @@ _NO_CONNECTION_LIMITS = (None,) * len(CONNECTION_LIMIT_NAMES)
 
 _HOUR_MS = 3_600_000
 _PORT = whole(0, 65_535, "a port (0: any free one)")
+_MAPPED = whole(1, 65_535, "a port")
 _BYTE_RATE = size(1, LONG_MAX, "bytes per second")
 _ProducerByteRate = Annotated[Annotated[int, _BYTE_RATE] | None, Field(description="Bytes produced per second.")]
 _ConsumerByteRate = Annotated[Annotated[int, _BYTE_RATE] | None, Field(description="Bytes fetched per second.")]
@@ -80,6 +81,20 @@ _ControllerMutationRate = Annotated[
     Field(description="Partitions created or deleted per second (KIP-599)."),
 ]
 _HOST = text("a host name or address", most=253)
+
+
+class Advertised(Section):
+    """Where clients connect to, behind a Service, a balancer or a port mapping."""
+
+    host: Annotated[str, _HOST] | None = Field(
+        default=None, description="Host that clients are told; null: the address that they connected to."
+    )
+    port: Annotated[int, _MAPPED] | None = Field(
+        default=None, description="Port of clients' bootstrap.servers, which `kquota check` shows; null: listen.port."
+    )
+    first_broker_port: Annotated[int, _MAPPED] | None = Field(
+        default=None, description="Port that clients are told for the first of broker_ports; null: the same."
+    )
 
 
 class Listen(Section):
@@ -105,8 +120,8 @@ class Listen(Section):
         description="File that keeps the ports of brokers over a restart; null: brokers are asked for, or learnt from "
         "answers to clients.",
     )
-    advertised_host: Annotated[str, _HOST] | None = Field(
-        default=None, description="Host that clients are told; null: the address that they connected to."
+    advertised: Advertised = Field(
+        default_factory=Advertised, description="What clients are told, where they do not connect to these directly."
     )
     proxy_protocol_from: list[Annotated[str, NETWORK]] = Field(
         default_factory=list,
@@ -123,6 +138,21 @@ class Listen(Section):
             if ports is not None and port not in ports.all:
                 raise wrong(f"ports of broker_ports, {ports.first}-{ports.last}: {port} of broker {node_id} is not one")
         return value
+
+    @field_validator("advertised")
+    @classmethod
+    def _room_for_all(cls, value: Advertised, info: ValidationInfo) -> Advertised:
+        ports, first = info.data.get("broker_ports"), value.first_broker_port
+        if ports is not None and first is not None and first + ports.last - ports.first > 65_535:
+            count = len(ports.all)
+            raise wrong(f"a first_broker_port of at most {65_536 - count}, for the {count} ports of broker_ports")
+        return value
+
+    @property
+    def told(self) -> PortRange:
+        """The ports that clients are told for brokers."""
+        first = self.advertised.first_broker_port or self.broker_ports.first
+        return PortRange(first, first + self.broker_ports.last - self.broker_ports.first)
 
 
 class Upstream(Section):

@@ -38,6 +38,8 @@ def proxy_settings(config: Config, **loaded: Any) -> ProxySettings:
         ProxySettings,
         *sections,
         broker_ports=config.listen.broker_ports.all,
+        advertised_host=config.listen.advertised.host,
+        advertised_first_port=config.listen.advertised.first_broker_port,
         bootstrap=tuple(config.upstream.bootstrap),
         proxy_protocol_from=tuple(config.listen.proxy_protocol_from),
         sizes=settings_of(SizeLimits, config.limits),

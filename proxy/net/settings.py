@@ -55,6 +55,8 @@ class ProxySettings:
     """How long a port stands for a broker that is not told with it any more."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
+    advertised_first_port: int | None = None
+    """Port that clients are told for the first of `broker_ports`; None: the same."""
     proxy_protocol_from: tuple[str, ...] = ()
     """CIDRs of the balancers: connections from there begin with a PROXY header."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)

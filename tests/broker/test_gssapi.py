@@ -55,7 +55,7 @@ def kerberos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberos]:
             sidecar(
                 cluster.bootstrap_of("SASL_GSSAPI"),
                 [{"user": FALLBACK, "producer_byte_rate": 50_000_000}],
-                listen={"advertised_host": "localhost"},  # Kerberos' service is kafka/localhost
+                listen={"advertised": {"host": "localhost"}},  # Kerberos' service is kafka/localhost
                 identity={"sasl": {"unknown_user": FALLBACK}},
             ) as running,
         ):

@@ -59,7 +59,7 @@ def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator
                 list(quotas),
                 drain_timeout_s=2,
                 connections_max_idle_ms=IDLE_MS,
-                listen={"advertised_host": CLIENTS_HOST},
+                listen={"advertised": {"host": CLIENTS_HOST}},
                 **settings,
             )
         )

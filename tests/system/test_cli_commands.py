@@ -56,16 +56,18 @@ def test_check_explains_the_file(good: str) -> None:
         result.stdout
         == f"""{good}: ok
   mode              rewrite
-  listen            127.0.0.1:9092, brokers on ports 19092-19191
-  upstream          kafka-0.kafka:9092
-  user              web for every connection
-  window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 2 min
-  mutation window   11 samples of 1 s, token_bucket
-  limits are        of each sidecar: n of them can use up to n times a limit
-  largest request   100 MiB
-  quotas from       this file
-  altering quotas   refused
-  admin             http://127.0.0.1:9404
+  listen              127.0.0.1:9092, brokers on ports 19092-19191
+  bootstrap.servers   127.0.0.1:9092
+  clients are told    127.0.0.1, ports 19092-19191, broker N: 19092 + N mod 100
+  upstream            kafka-0.kafka:9092
+  user                web for every connection
+  window              11 samples of 1 s, pacing smooth, one throttle holds a client at most 2 min
+  mutation window     11 samples of 1 s, token_bucket
+  limits are          of each sidecar: n of them can use up to n times a limit
+  largest request     100 MiB
+  quotas from         this file
+  altering quotas     refused
+  admin               http://127.0.0.1:9404
 
 2 quotas, most specific level first:
   level            user        client-id   produce              fetch               partition mutations   mode
@@ -79,9 +81,32 @@ def test_check_explains_the_file(good: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("listen", "bootstrap", "brokers"),
+    [
+        (
+            "{host: 0.0.0.0, broker_ports: 1-30, advertised: {host: node-1, port: 30092, first_broker_port: 30100}}",
+            "node-1:30092",
+            "node-1, ports 30100-30129, broker N: 30100 + N mod 30",
+        ),
+        (
+            "{host: '::', port: 9000}",
+            "(this machine):9000",
+            "the address that they connected to, ports 19092-19191, broker N: 19092 + N mod 100",
+        ),
+    ],
+)
+def test_check_says_what_clients_are_told(good: str, listen: str, bootstrap: str, brokers: str) -> None:
+    Path(good).write_text(f"{GOOD}\nlisten: {listen}\n")
+    said = kquota("check", "--config", good).stdout
+    assert f"  bootstrap.servers   {bootstrap}\n  clients are told    {brokers}\n" in said
+    found = json.loads(kquota("check", "--config", good, "--json").stdout)["clients"]
+    assert found == {"bootstrap": bootstrap, "brokers": brokers}
+
+
 def test_check_tells_what_tls_is_done_by(good: str) -> None:
     Path(good).write_text(GOOD.replace("bootstrap:", "tls: {}, bootstrap:"))
-    assert f"  TLS               brokers, by {channel.DESCRIPTION}\n" in kquota("check", "--config", good).stdout
+    assert f"  TLS                 brokers, by {channel.DESCRIPTION}\n" in kquota("check", "--config", good).stdout
 
 
 def test_check_names_every_problem_on_stderr(bad: str) -> None:

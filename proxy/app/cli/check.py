@@ -21,6 +21,7 @@ from quota.entity import DEFAULT, Kind, Level, Name
 from quota.table import RATE_FIELD, Entry, QuotaTable, ladder
 
 MAX_ROWS = 60
+WILDCARDS = ("0.0.0.0", "::")
 
 
 def level_of(entry: Entry) -> Level:
@@ -68,15 +69,26 @@ def _listeners(config: Config) -> str:
     return f"{here}, redirected connections to {', '.join(allowed) or 'anywhere'}"
 
 
+def _clients(config: Config) -> tuple[str, str]:
+    """Where clients connect to, as `bootstrap.servers`, and what they are told for brokers."""
+    listen, ports = config.listen, config.listen.told
+    host = listen.advertised.host or (None if listen.host in WILDCARDS else listen.host)
+    bootstrap = HostPort(host or "(this machine)", listen.advertised.port or listen.port)
+    brokers = f"{ports.first}-{ports.last}, broker N: {ports.first} + N mod {len(ports.all)}"
+    return str(bootstrap), f"{host or 'the address that they connected to'}, ports {brokers}"
+
+
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     up = config.upstream
+    rewrites = config.mode == "rewrite"
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = f"at most {readable_span(config.max_mute)}" if capped else "without a cap"
     secured = [name for name, side in (("clients", config.listen.tls), ("brokers", up.tls)) if side is not None]
     rows = [
         ["mode", config.mode],
         ["listen", _listeners(config)],
+        *(zip(("bootstrap.servers", "clients are told"), _clients(config), strict=True) if rewrites else ()),
         ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
@@ -155,6 +167,7 @@ def connection_table(limits: list[ConnectionEntry]) -> str:
 
 def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]:
     """The same for programs."""
+    rewrites = config.mode == "rewrite"
     return {
         "file": file,
         "ok": True,
@@ -162,6 +175,7 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
         "source": config.quota_settings.source,
         "alter": config.quota_settings.alter,
         "overlay": config.quota_settings.overlay,
+        "clients": dict(zip(("bootstrap", "brokers"), _clients(config), strict=True)) if rewrites else None,
         "warnings": [warning.as_json() for warning in all_warnings(config)],
         "quotas": [
             entry_json(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import trio
@@ -9,12 +10,13 @@ import trio
 from config.load import load_limits
 from config.model import Config
 from config.problems import ConfigError
-from config.types import DEFAULT_WORD
+from config.types import DEFAULT_WORD, HostPort
 from proxy.app.common.text import columns
 from proxy.app.sources.security import load_security
 from proxy.core.wire.apis import FETCH, PRODUCE
 from proxy.core.wire.responses import NodeAddress
 from proxy.core.wire.schema import API_NAMES
+from proxy.net.listen.addresses import own_ports
 from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_brokers, ask_quotas, ask_versions
 from quota.admin import Quotas, entity_text
 
@@ -74,8 +76,9 @@ async def _connect(config: Config) -> dict[str, Any]:
             found["error"] = str(error)
         bootstrap.append(found)
     each: list[dict[str, Any]] = []
-    for number, broker in sorted(known.items()):
-        found = {"id": number, "address": f"{broker.host}:{broker.port}", "clients_get": _given(config, broker)}
+    nodes = [broker for _, broker in sorted(known.items())]
+    for broker, told in zip(nodes, _given(config, nodes), strict=True):
+        found = {"id": broker.node_id, "address": f"{broker.host}:{broker.port}", "clients_get": told}
         try:
             versions = await ask_versions(broker.host, broker.port, timeout_s, security.upstream_tls)
             found |= {API_NAMES[key].lower(): list(versions.get(key, ())) for key in (PRODUCE, FETCH)}
@@ -87,14 +90,19 @@ async def _connect(config: Config) -> dict[str, Any]:
     return {"ok": reached and not any(one["error"] for one in each), "bootstrap": bootstrap, "brokers": each}
 
 
-def _given(config: Config, broker: NodeAddress) -> str:
-    """The address that clients get for a broker."""
-    listen, ports = config.listen, config.listen.broker_ports
-    if config.mode == "transparent":
-        return f"{broker.host}:{broker.port}"
-    port = ports.first + broker.node_id
-    host = listen.advertised_host or listen.host
-    return f"{host}:{port}" if port <= ports.last else f"{host}:{ports.first}-{ports.last}"
+def _given(config: Config, brokers: Sequence[NodeAddress]) -> Iterator[str]:
+    """The address that clients get for each broker."""
+    listen = config.listen
+    own = own_ports((broker.node_id for broker in brokers), listen.broker_ports.all, listen.broker_port_map)
+    for broker in brokers:
+        port = own.get(broker.node_id)
+        if config.mode == "transparent":
+            yield f"{broker.host}:{broker.port}"
+        elif port is None:
+            yield "none: listen.broker_ports has fewer ports than the cluster has brokers"
+        else:
+            told = port - listen.broker_ports.first + listen.told.first
+            yield str(HostPort(listen.advertised.host or listen.host, told))
 
 
 def connection_text(found: dict[str, Any]) -> str:

@@ -89,6 +89,8 @@ class ClusterBrokers:
         advertised = settings.advertised_host or (
             local_address(client).host if settings.host in WILDCARDS else settings.host
         )
+        first = settings.broker_ports.start
+        mapped = (settings.advertised_first_port or first) - first
 
         def translate(nodes: Sequence[NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
             try:
@@ -96,7 +98,7 @@ class ClusterBrokers:
             except BadAddressError as error:
                 raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
             ports = [self._book.port(node.node_id) for node in nodes]
-            return [None if port is None else (advertised, port) for port in ports]
+            return [None if port is None else (advertised, port + mapped) for port in ports]
 
         return translate
 
