@@ -117,7 +117,7 @@ def test_readiness_and_explain_without_a_cluster(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "proxy.app.cli.main", "explain", "--admin", run.admin, "--client-id", "c"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
         assert "1 MB/s (1000000) <- in force" in shown
-        assert "not throttled: a request now would not wait" in shown
+        assert "not throttled: the next request does not wait" in shown
 
 
 def test_reload_of_a_configmap_and_by_signal(tmp_path: Path) -> None:

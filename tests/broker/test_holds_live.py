@@ -68,7 +68,7 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         assert row["waiting"] == 1
         assert 0 < row["next_ms"] <= 10_000
         shown = CliRunner().invoke(app, explain).stdout
-        assert "1 with a request that waits to be forwarded" in shown
+        assert "1 waiting for the group's debt" in shown
         assert re.search(r"1 connection waits; the next passes in \d.*s; the group owes \d", shown), shown
         shown = CliRunner().invoke(app, top).stdout
         assert "1 waiting)" in shown.splitlines()[0]
@@ -89,4 +89,4 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         # no request.
         assert begun_at + 9.7 - seen_at < held_s <= waited_s
         shown = CliRunner().invoke(app, explain).stdout
-        assert re.search(r"waited \d.*s before it was forwarded: the group still owed for earlier requests", shown)
+        assert re.search(r"waited \d.*s before it was forwarded: the group was in debt", shown)

@@ -222,7 +222,7 @@ def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> 
             driver.get(f"{running.admin}/ui")
             wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
             assert driver.execute_script(DIMMED) == "1"
-        wait_for("the end", lambda: "does not answer" in text(driver, "#status"))
+        wait_for("the end", lambda: "unreachable" in text(driver, "#status"))
         assert float(driver.execute_script(DIMMED)) < 1
 
 

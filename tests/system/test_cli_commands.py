@@ -194,12 +194,12 @@ def test_explain_shows_eight_levels_and_the_winner(good: str) -> None:
         "produce   10 MB/s (10000000) from user+client-id, shadow: measured, never applied; "
         "one counter for all connections of user web with client-id etl",
         "fetch     4 MiB/s (4194304) from <default user>; "
-        "one counter for all connections of user web, whatever their client-id",
+        "one counter for all connections of user web, with any client-id",
         "request   no limit",
         "mutation  5/s from user+client-id, shadow: measured, never applied; "
         "one counter for all connections of user web with client-id etl",
         "",
-        "user web: connections may be made at any rate; any number open",
+        "user web: no connection limits",
     ]
 
 

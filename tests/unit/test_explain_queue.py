@@ -56,16 +56,16 @@ def explained(ledger: Ledger) -> str:
 
 def test_explain_shows_waiting_requests(ledger: Ledger) -> None:
     text = explained(ledger)
-    assert "4 connections open, 1 of them not read now, 2 with a request that waits to be forwarded" in text
+    assert "4 open connections, 1 muted, 2 waiting for the group's debt" in text
     now = counter_status(next(ledger.groups(Kind.PRODUCE)), AT.now_ms)
     # 8.4 s less 4 s; 0.2 s may be owed when a request passes; the two that wait cost 2 s each
     assert now.line == (2, 4200, 8200, 4400)
     assert (now.owed_ms, now.wait_ms) == (4400, 8200)
     assert text.count("2 connections wait; the next passes in 4.2 s; the group owes 4.4 s") == 2
-    assert "THROTTLED by produce a request now would wait 8.2 s: " in text
-    assert "owes 4.4 s beyond the delays that were told; its next requests wait for that" in text
-    assert "delayed 2 requests so far, 5.2 s in all; 1 of them waited 4.2 s before they were forwarded" in text
-    assert "waited 4.2 s before it was forwarded: the group still owed for earlier requests" in text
+    assert "THROTTLED by produce (next request waits 8.2 s): " in text
+    assert "owes 4.4 s beyond the announced delays; the next requests wait for it" in text
+    assert "delayed 2 requests so far, 5.2 s in all; 1 waited 4.2 s before they were forwarded" in text
+    assert "waited 4.2 s before it was forwarded: the group was in debt" in text
 
 
 def test_the_next_passes_when_the_debt_is_paid() -> None:

@@ -79,14 +79,14 @@ def test_the_page_about_a_throttled_client(ledger: Ledger) -> None:
     assert page.split("\n\n")[:2] == [
         """user web, client-id etl, at 2026-09-21T14:13:20.000Z
   user: web (identity.static)
-  2 connections open, 1 of them not read now (from 10.0.0.7:5000, 10.0.0.7:5001, librdkafka 2.8)""",
-        """THROTTLED by mutation until 14:13:32Z, 12.9 s more: 64.5 partitions overdrawn, 5/s come back
+  2 open connections, 1 muted (from 10.0.0.7:5000, 10.0.0.7:5001, librdkafka 2.8)""",
+        """THROTTLED by mutation until 14:13:32Z (12.9 s left): 64.5 partitions overdrawn, refilled at 5/s
   to change it: controller_mutation_rate of {user: web, client-id: etl}, now 5/s
-THROTTLED by produce until 14:13:24Z, 4.5 s more: 14.3 MB/s used of 10 MB/s, 143 %
+THROTTLED by produce until 14:13:24Z (4.5 s left): 14.3 MB/s used of 10 MB/s, 143 %
   to change it: producer_byte_rate of {user: web, client-id: etl}, now 10 MB/s (10000000)
-THROTTLED by request until 14:13:20Z, 500 ms more: 6.67 % used of 5 %, 133 %
+THROTTLED by request until 14:13:20Z (500 ms left): 6.67 % used of 5 %, 133 %
   to change it: request_percentage of {user: web, client-id: etl}, now 5 %
-shadow, not applied: fetch would have delayed 1 request, held clients up for 110 s (consumer_byte_rate of {user: web})
+shadow, not applied: fetch would have delayed 1 request, 110 s in all (consumer_byte_rate of {user: web})
 CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open, limit 3
   to change it: max_connections of {user: <default>}, now 3""",
     ]
@@ -96,31 +96,32 @@ CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open, limit 3
         == """produce   10 MB/s (10000000) from user+client-id; one counter for all connections of user web with \
 client-id etl
           now 14.3 MB/s: 150 MB in the last 10.5 s, 143 % used
-          not read until 14:13:24Z (4.5 s more); a request now would wait 4.5 s; if none is sent, free in 10.5 s
+          muted until 14:13:24Z (4.5 s left); next request waits 4.5 s; free after 10.5 s without requests
           delayed 1 request so far, 5 s in all
 fetch     500 kB/s (500000) from user, shadow: measured, never applied; one counter for all connections of user web, \
-whatever their client-id
+with any client-id
           now 5.71 MB/s: 60 MB in the last 10.5 s, 1143 % used
           no client waits
-          would have delayed 1 request, held clients up for 110 s
+          would have delayed 1 request, 110 s in all
 request   5 % from user+client-id; one counter for all connections of user web with client-id etl
           now 6.67 %: 700 ms of broker time in the last 10.5 s, 133 % used
-          not read until 14:13:20Z (500 ms more); a request now would wait 1 s; if none is sent, free in 10.5 s
+          muted until 14:13:20Z (500 ms left); next request waits 1 s; free after 10.5 s without requests
           delayed 1 request so far, 1 s in all
 mutation  5/s from user+client-id; one counter for all connections of user web with client-id etl
           tokens left: -64.50 of 55, 217 % used
-          not read until 14:13:32Z (12.9 s more); a request now would wait 12.9 s; if none is sent, free in 12.9 s
+          muted until 14:13:32Z (12.9 s left); next request waits 12.9 s; free after 12.9 s without requests
           delayed 1 request so far, 13 s in all
 
-user web: connections made at most 10/s (<default user>), now 0.4/s; at most 3 open (<default user>), now 3
+user web: new connections at most 10/s (<default user>), now 0.4/s; at most 3 open (<default user>), now 3
   1 connection refused by user_max_connections, last at 14:13:19Z
-ip 10.0.0.7: connections made at most 20/s (<default ip>, shadow), now 0.4/s; any number open, now 3
+ip 10.0.0.7: new connections at most 20/s (<default ip>, shadow), now 0.4/s; 3 open
 
 last throttles, newest first:
   at          request        user   client-id   delay   quota      because
-  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, 5/s come back
-  14:13:19Z   Produce        web    etl         5 s     produce    150 MB made it 15 MB/s of 10 MB/s
-  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time made it 7 % of 5 %"""
+  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, refilled at 5/s
+  14:13:19Z   Produce        web    etl         5 s     produce    150 MB raised the rate to 15 MB/s (limit 10 MB/s)
+  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time raised the rate \
+to 7 % (limit 5 %)"""
     )
 
 
@@ -128,11 +129,11 @@ def test_the_page_about_an_unthrottled_client(ledger: Ledger) -> None:
     page = explained(ledger, "alice", "")
     assert page.split("\n\n")[:2] == [
         'user alice, client-id "", at 2026-09-21T14:13:20.000Z\n'
-        "  no connection of this client is open; connections have user web (identity.static)",
-        "not throttled: a request now would not wait",
+        "  no open connection of this client; connections have user web (identity.static)",
+        "not throttled: the next request does not wait",
     ]
     assert "produce   2 MB/s (2000000) from <default user>" in page
-    assert "nothing was used yet" in page
+    assert "no traffic yet" in page
     assert "last throttles" not in page
 
 
@@ -141,28 +142,29 @@ def test_the_page_about_all_clients(ledger: Ledger) -> None:
     # bob: 80 MB in 10 s are 8 MB/s: (8 - 2) / 2 * 10 s = 30 s
     assert throttled_text(throttled_json(groups, ledger, AT), "http://h:9404") == (
         """4 counters throttled at 2026-09-21T14:13:20.000Z, the longest first:
-  quota      user   client-id   limit                now              not read until       a request now waits   set by
-  produce    bob    -           2 MB/s (2000000)     7.84 MB/s        14:13:49Z (29.8 s)   29.8 s                \
+  quota      user   client-id   limit                now              muted until          next request waits   set by
+  produce    bob    -           2 MB/s (2000000)     7.84 MB/s        14:13:49Z (29.8 s)   29.8 s               \
 {user: <default>}
-  mutation   web    etl         5/s                  64.5 overdrawn   14:13:32Z (12.9 s)   12.9 s                \
+  mutation   web    etl         5/s                  64.5 overdrawn   14:13:32Z (12.9 s)   12.9 s               \
 {user: web, client-id: etl}
-  produce    web    etl         10 MB/s (10000000)   14.3 MB/s        14:13:24Z (4.5 s)    4.5 s                 \
+  produce    web    etl         10 MB/s (10000000)   14.3 MB/s        14:13:24Z (4.5 s)    4.5 s                \
 {user: web, client-id: etl}
-  request    web    etl         5 %                  6.67 %           14:13:20Z (500 ms)   1 s                   \
+  request    web    etl         5 %                  6.67 %           14:13:20Z (500 ms)   1 s                  \
 {user: web, client-id: etl}
 
 last throttles, newest first:
   at          request        user   client-id   delay   quota      because
-  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, 5/s come back
-  14:13:19Z   Produce        bob    "\\x1b[2J"   30 s    produce    80 MB made it 8 MB/s of 2 MB/s
-  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time made it 7 % of 5 %
-  14:13:19Z   Produce        web    etl         5 s     produce    150 MB made it 15 MB/s of 10 MB/s
+  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, refilled at 5/s
+  14:13:19Z   Produce        bob    "\\x1b[2J"   30 s    produce    80 MB raised the rate to 8 MB/s (limit 2 MB/s)
+  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time raised the rate \
+to 7 % (limit 5 %)
+  14:13:19Z   Produce        web    etl         5 s     produce    150 MB raised the rate to 15 MB/s (limit 10 MB/s)
 
 connections refused, newest first:
-  refused last at   by                     name   how often   because
-  14:13:19Z         user_max_connections   web    1           3 open, limit 3
+  last refused   reason                 name   count   because
+  14:13:19Z      user_max_connections   web    1       3 open, limit 3
 
-about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
+for one client: kquota explain --admin http://h:9404 --user U --client-id C"""
     )
 
 
@@ -178,16 +180,15 @@ def test_shows_client_near_its_limit() -> None:
 def test_shows_effect_of_a_candidate() -> None:
     entry = Entry(client_id="etl", producer_byte_rate=1e6, candidate=CandidateLimits(producer_byte_rate=500e3))
     ledger = Ledger(QuotaTable([entry]), smooth=False)
-    assert "nothing was used yet" in explained(ledger, "web", "etl")
+    assert "no traffic yet" in explained(ledger, "web", "etl")
     use(ledger, "web", "etl", Kind.PRODUCE, 6e6, 0, 1500)  # 600 kB/s: (600 - 500) / 500 * 10 s = 2 s
-    assert (
-        "candidate 500 kB/s (500000): 120 % used, would have delayed 1 request, held clients up for 2 s"
-        in explained(ledger, "web", "etl")
+    assert "candidate 500 kB/s (500000): 120 % used, would have delayed 1 request, 2 s in all" in explained(
+        ledger, "web", "etl"
     )
     on_paper = explanation_json(
         ledger, "web", "etl", identity={"source": "static", "given": "web"}, at=None, addresses=[]
     )
-    assert "candidate 500 kB/s (500000): measured beside it, never applied" in explanation_text(
+    assert "candidate 500 kB/s (500000): measured, never applied" in explanation_text(
         on_paper | {"identity": on_paper["identity"] | {"given_source": "static", "logins": [], "given_by": None}}
     )
 
@@ -216,10 +217,10 @@ def test_a_rate_that_refuses_connections_names_its_limit(entity: str) -> None:
         ledger.connections.admit("10.0.0.7", "web", 1500)
     page = explained(ledger, "web", "etl")
     assert (
-        "CONNECTIONS of ip 10.0.0.7 REFUSED, last at 14:13:20Z: 3/s made, limit 2/s\n"
+        "CONNECTIONS of ip 10.0.0.7 REFUSED, last at 14:13:20Z: 3/s, limit 2/s\n"
         f"  to change it: connection_creation_rate of {{ip: {entity}}}, now 2\n"
     ) in page
-    assert "now 2.0/s, one more would be held 500 ms and closed" in page
+    assert "now 2.0/s, the next is closed after 500 ms" in page
 
 
 def test_shows_share_of_a_fleet_connection_rate() -> None:
@@ -231,12 +232,9 @@ def test_shows_share_of_a_fleet_connection_rate() -> None:
     ledger.connections.admit("10.0.0.7", "web", 100.0)
     whole(shares.steps(1000.0))
     page = explained(ledger, "web", "etl")
-    assert "ip 10.0.0.7: connections made at most 2/s by the whole fleet (ip), now " in page
+    assert "ip 10.0.0.7: new connections at most 2/s of the whole fleet (ip), now " in page
     # Alone and just started, it has the floor, 1 % of 2/s; one connection per window of 10 s is always allowed.
-    assert (
-        "share here 1.0 % = 0.1/s (not used here lately: a small share to start with); 1 instance of 1 uses it, "
-        in page
-    )
+    assert "share here 1.0 % = 0.1/s (no recent usage here: the initial share); 1 instance of 1 uses it, " in page
 
 
 def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:
@@ -260,7 +258,7 @@ def test_shows_shared_overflow_counter() -> None:
     held = [ledger.account("web", name) for name in ("first", "etl")]
     for account in held:
         ledger.charge(account, Kind.PRODUCE, 20_000, AT.now_ms)
-    assert "an overflow counter, shared by all clients under this entry" in explained(ledger, "web", "etl")
+    assert "overflow counter, shared by new clients of this entry" in explained(ledger, "web", "etl")
     assert "one counter for all connections with client-id first" in explained(ledger, "web", "first")
 
 
@@ -279,15 +277,15 @@ def test_explaining_creates_no_counter() -> None:
 def test_shows_throttling_by_the_broker() -> None:
     ledger = Ledger(TABLE, smooth=False)
     ledger.note_broker_throttle(ledger.account("web", "etl"), 2500)
-    assert "the broker itself has delayed this client 1 times, by 2.5 s in all" in explained(ledger, "web", "etl")
+    assert "the broker's own quotas delayed this client 1 times, 2.5 s in all" in explained(ledger, "web", "etl")
 
 
 def test_shows_capped_and_paced_delays() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id="etl", producer_byte_rate=1000)]), max_throttle_ms=1000)
     use(ledger, "web", "etl", Kind.PRODUCE, 50_000, 0, 1500)  # 5000 B/s: (5 - 1) / 1 * 10 s = 40 s, 1 s imposed
     page = explained(ledger, "web", "etl")
-    assert "owes 40 s beyond the delays that were told; its next requests wait for that" in page
-    assert "paced: held to an even rate, possibly below the limit, since it was over it" in page
+    assert "owes 40 s beyond the announced delays; the next requests wait for it" in page
+    assert "paced: even rate after a violation, possibly below the limit" in page
 
 
 @pytest.mark.parametrize("limit", [5e-324, 1e-9, 1.0, 2.0**63, 1.7e308])
@@ -309,6 +307,6 @@ def test_explains_extreme_limits(limit: float, amount: int, smooth: bool) -> Non
 def test_the_page_about_no_client() -> None:
     assert throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404") == (
         "no client is throttled at 2026-09-21T14:13:20.000Z\n\n"
-        "about one client: kquota explain --admin http://h:9404 --user U --client-id C"
+        "for one client: kquota explain --admin http://h:9404 --user U --client-id C"
     )
     assert Moment(0.0, 0.0).iso(1e18) == "9999-12-31T23:59:59.999Z"

@@ -100,8 +100,8 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
     at = answer["at"]
     if rows:
         waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MAX_ROWS]) else []
-        head = ["quota", "user", "client-id", "limit", "now", "not read until"]
-        table = [[*head, *waits, "a request now waits", "set by"]]
+        head = ["quota", "user", "client-id", "limit", "now", "muted until"]
+        table = [[*head, *waits, "next request waits", "set by"]]
         for row in rows[:MAX_ROWS]:
             kind, now = Kind(row["kind"]), row["now"]
             until = "-" if not now["muted_ms"] else f"{_clock(now['muted_until'], at)} ({_span(now['muted_ms'])})"
@@ -127,12 +127,12 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
     if answer["decisions"]:
         parts.append(decisions_text(answer["decisions"], at))
     if answer["refused"]:
-        table = [["refused last at", "by", "name", "how often", "because"]]
+        table = [["last refused", "reason", "name", "count", "because"]]
         for one in answer["refused"][:MAX_ROWS]:
             because = _refused_because(one)
             table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
         parts.append(f"connections refused, newest first:\n{columns(table)}")
-    parts.append(f"about one client: kquota explain --admin {admin_url} --user U --client-id C")
+    parts.append(f"for one client: kquota explain --admin {admin_url} --user U --client-id C")
     return visible("\n\n".join(parts), lines=True)
 
 
@@ -184,25 +184,27 @@ def _set_in(origin: str | None) -> str:
 
 def _refused_because(one: dict[str, Any]) -> str:
     if one["reason"].endswith("_rate"):
-        return f"{three_digits(one['observed']):g}/s made, limit {one['limit']:g}/s"
+        return f"{three_digits(one['observed']):g}/s, limit {one['limit']:g}/s"
     return f"{one['observed']:g} open, limit {one['limit']:g}"
 
 
 def _because(one: dict[str, Any]) -> str:
     kind = Kind(one["kind"])
     if one["limit"] is None:
-        return "of a limit that is gone"
+        return "limit no longer exists"
     if one["why"] == "owed":
-        return "the rest of an earlier delay that max_mute had cut"
+        return "rest of an earlier delay that max_mute cut"
     if one["why"] == "held":
-        return f"waited {_span(one['delay_ms'])} before it was forwarded: the group still owed for earlier requests"
+        return f"waited {_span(one['delay_ms'])} before it was forwarded: the group was in debt"
     if kind is Kind.MUTATION:
         over = max(-one["observed"], 0.0)
-        return f"{over:.1f} partitions overdrawn, {readable_limit(kind, one['limit'])} come back"
-    rate = f"{_short(kind, one['observed'])} of {_short(kind, one['limit'])}"
+        return f"{over:.1f} partitions overdrawn, refilled at {readable_limit(kind, one['limit'])}"
+    observed, limit = _short(kind, one["observed"]), _short(kind, one["limit"])
     if one["why"] == "paced":
-        return f"held to its pace: {rate}"
-    return rate if one["amount"] is None else f"{_amount(kind, one['amount'])} made it {rate}"
+        return f"paced to avoid a long pause ({observed} of {limit})"
+    if one["amount"] is None:
+        return f"{observed} (limit {limit})"
+    return f"{_amount(kind, one['amount'])} raised the rate to {observed} (limit {limit})"
 
 
 def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
@@ -210,19 +212,19 @@ def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
     others = f"{given} ({_source(identity['given_source'])})"
     if not live:
         if source is None and not identity["logins"]:
-            return [f"no connection has this user: with this file every connection's is {others}"]
+            return [f"no connection has this user: with this file all have {others}"]
         return [f"user: {user_text(identity)}"]
     count = identity["connections"]
     if count == 0:
         hint = "" if source is not None else f"; connections have user {others}"
-        return [f"no connection of this client is open{hint}"]
-    muted = f", {identity['muted']} of them not read now" if identity["muted"] else ""
+        return [f"no open connection of this client{hint}"]
+    muted = f", {identity['muted']} muted" if identity["muted"] else ""
     if identity["waiting"]:
-        muted += f", {identity['waiting']} with a request that waits to be forwarded"
+        muted += f", {identity['waiting']} waiting for the group's debt"
     software = f", {', '.join(map(safe, identity['software']))}" if identity["software"] else ""
     peers = ", ".join(identity["peers"][:3]) + (" …" if count > 3 else "")
     named = ", ".join(_source(one) for one in source.split(", "))
-    return [f"user: {safe(user)} ({named})", f"{_count(count, 'connection')} open{muted} (from {peers}{software})"]
+    return [f"user: {safe(user)} ({named})", f"{_count(count, 'open connection')}{muted} (from {peers}{software})"]
 
 
 def user_text(identity: dict[str, Any]) -> str:
@@ -248,9 +250,9 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
             if now["shadow"] is not None and now["shadow"]["throttled"]:
                 lines.append(f"shadow, not applied: {kind} {_would_have(now['shadow'])} ({where})")
         elif now["muted_ms"] or now["wait_ms"] or now["waiting"]:
-            until = f"a request now would wait {_span(now['wait_ms'])}"
+            until = f"(next request waits {_span(now['wait_ms'])})"
             if now["muted_ms"]:
-                until = f"until {_clock(now['muted_until'], at)}, {_span(now['muted_ms'])} more"
+                until = f"until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} left)"
             lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
             if now["waiting"]:
                 lines.append(f"  {_line(now)}")
@@ -262,9 +264,9 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
     told = answer.get("broker_throttles", {"count": 0})
     if told["count"]:
         lines.append(
-            f"the broker itself has delayed this client {told['count']} times, by {_span(told['sum_ms'])} in all"
+            f"the broker's own quotas delayed this client {told['count']} times, {_span(told['sum_ms'])} in all"
         )
-    return lines or ["not throttled: a request now would not wait"]
+    return lines or ["not throttled: the next request does not wait"]
 
 
 def _used(kind: Kind, one: dict[str, Any]) -> str:
@@ -272,7 +274,7 @@ def _used(kind: Kind, one: dict[str, Any]) -> str:
     if kind is Kind.MUTATION:
         left = now["tokens"]
         state = f"{-left:.1f} partitions overdrawn" if left < 0 else f"{left:.1f} of {now['burst']:g} tokens left"
-        return f"{state}, {readable_limit(kind, one['limit'])} come back"
+        return f"{state}, refilled at {readable_limit(kind, one['limit'])}"
     return f"{_short(kind, one['observed'])} used of {_short(kind, one['limit'])}, {100 * (now['share'] or 0.0):.0f} %"
 
 
@@ -284,10 +286,10 @@ def _kind_lines(one: dict[str, Any], at: str | None) -> list[str]:
     whose = " of the whole fleet" if one.get("scope") == "fleet" else ""
     lines = [f"{readable_limit(kind, one['limit'])}{whose} from {one['level']}{shadow}; {_sharers(one)}"]
     if at is None and one["candidate_limit"] is not None:
-        lines.append(f"candidate {readable_limit(kind, one['candidate_limit'])}: measured beside it, never applied")
+        lines.append(f"candidate {readable_limit(kind, one['candidate_limit'])}: measured, never applied")
     if at is not None:
         now = one["now"]
-        lines += ["nothing was used yet"] if now is None else _now_lines(kind, one, now, at)
+        lines += ["no traffic yet"] if now is None else _now_lines(kind, one, now, at)
     return lines
 
 
@@ -302,26 +304,22 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         lines.append(fleet_text(kind, now["fleet"]))
     waits = []
     if now["muted_ms"]:
-        waits.append(f"not read until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} more)")
+        waits.append(f"muted until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} left)")
     if now["wait_ms"]:
-        waits.append(
-            f"a request now would wait {_span(now['wait_ms'])}; if none is sent, free in {_span(now['free_ms'])}"
-        )
+        waits.append(f"next request waits {_span(now['wait_ms'])}; free after {_span(now['free_ms'])} without requests")
     if now["waiting"]:
         waits.append(_line(now))
     lines.append("; ".join(waits) if waits else "no client waits")
     extra = []
     if now["owed_ms"]:
-        extra.append(f"owes {_span(now['owed_ms'])} beyond the delays that were told; its next requests wait for that")
+        extra.append(f"owes {_span(now['owed_ms'])} beyond the announced delays; the next requests wait for it")
     if now["paced"]:
-        extra.append("paced: held to an even rate, possibly below the limit, since it was over it")
+        extra.append("paced: even rate after a violation, possibly below the limit")
     if now["throttled"]:
-        held = (
-            f"; {now['held']} of them waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
-        )
+        held = f"; {now['held']} waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
         extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
     if now["shadow"] is not None:
-        applied = "" if one["mode"] == "shadow" else "while it was in shadow mode it "
+        applied = "" if one["mode"] == "shadow" else "in shadow mode it "
         extra.append(applied + _would_have(now["shadow"]))
     candidate = now["candidate"]
     if candidate is not None and candidate["limit"] is not None:
@@ -332,7 +330,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
 
 _WHY: Final = {
     "split": "the fleet's split",
-    "floor": "not used here lately: a small share to start with",
+    "floor": "no recent usage here: the initial share",
     "last": "no contact with the fleet: the last share stays",
     "alone": "no contact with the fleet: limit / known instances",
 }
@@ -361,28 +359,29 @@ def _line(now: dict[str, Any]) -> str:
 def _would_have(trial: dict[str, Any]) -> str:
     if not trial["throttled"]:
         return "would have delayed no request"
-    return (
-        f"would have delayed {_count(trial['throttled'], 'request')}, held clients up for {_span(trial['throttle_ms'])}"
-    )
+    return f"would have delayed {_count(trial['throttled'], 'request')}, {_span(trial['throttle_ms'])} in all"
 
 
 def _connection_lines(one: dict[str, Any], at: str | None) -> list[str]:
     name = f"{one['scope']} {safe(one['name'])}"
     rate, cap = one["connection_creation_rate"], one["max_connections"]
     live = "open" in one
-    made = "connections may be made at any rate"
+    parts = []
     if rate is not None:
-        whose = " by the whole fleet" if one.get("rate_scope") == "fleet" else ""
-        made = f"connections made at most {rate:g}/s{whose} ({one['rate_level']}{_shadow(one['rate_mode'])})"
+        whose = " of the whole fleet" if one.get("rate_scope") == "fleet" else ""
+        made = f"new connections at most {rate:g}/s{whose} ({one['rate_level']}{_shadow(one['rate_mode'])})"
         if live:
             made += f", now {one['observed']:.1f}/s"
-            made += f", one more would be held {_span(one['wait_ms'])} and closed" if one["wait_ms"] else ""
-    many = "any number open"
+            made += f", the next is closed after {_span(one['wait_ms'])}" if one["wait_ms"] else ""
+        parts.append(made)
     if cap is not None:
         many = f"at most {cap} open ({one['cap_level']}{_shadow(one['cap_mode'])})"
-    if live:
-        many += f", now {one['open']}"
-    lines = [f"{name}: {made}; {many}"]
+        parts.append(f"{many}, now {one['open']}" if live else many)
+    elif live:
+        parts.append(f"{one['open']} open")
+    if rate is None and cap is None:
+        parts.append("no connection limits")
+    lines = [f"{name}: {'; '.join(parts)}"]
     if (fleet := one.get("fleet")) is not None:
         lines.append("  " + _share_text(fleet, f"{fleet['limit_here']:.3g}/s", f"{fleet['usage']:.3g}/s"))
     if live and at is not None:
@@ -401,13 +400,13 @@ def _shadow(mode: str) -> str:
 def _sharers(one: dict[str, Any]) -> str:
     user, client_id = one["group"]["user"], one["group"]["client_id"]
     if OVERFLOW in (user, client_id):
-        return "an overflow counter, shared by all clients under this entry that came when there was no room for more"
+        return "overflow counter, shared by new clients of this entry beyond limits.max_clients"
     by_user = "user" in (one["level"] or "")
     if not by_user:
-        return f"one counter for all connections with client-id {safe(client_id)}, of every user"
+        return f"one counter for all connections with client-id {safe(client_id)}, of all users"
     if "client-id" in one["level"]:
         return f"one counter for all connections of user {safe(user)} with client-id {safe(client_id)}"
-    return f"one counter for all connections of user {safe(user)}, whatever their client-id"
+    return f"one counter for all connections of user {safe(user)}, with any client-id"
 
 
 def _entity(entity: dict[str, str] | None) -> str:

@@ -57,7 +57,7 @@ function cell(value) { const made = element("td"); made.append(value); return ma
 function named(text) { const made = element("td", name(text), "name"); made.title = text === null ? "shared by all" : text; return made; }
 const number = (text) => element("td", text, "n");
 
-const fleet = (one) => one ? `, ${(100 * one.share).toFixed(1)} % of the fleet's ${one.why === "last" || one.why === "alone" ? "(not heard)" : ""}`.trimEnd() : "";
+const fleet = (one) => one ? `, ${(100 * one.share).toFixed(1)} % of the fleet's ${one.why === "last" || one.why === "alone" ? "(no contact)" : ""}`.trimEnd() : "";
 
 function standing(one) {
   if (one.mode === "shadow") return ["shadow", "trial"];
@@ -124,21 +124,21 @@ $("groups").addEventListener("click", (event) => {
   const [, user, clientId] = JSON.parse(row.dataset.key);
   explain(user ?? "", clientId ?? "");
 });
-// What is chosen is in the address, to be sent to others.
+// The address keeps the selection, so that it can be shared.
 function mark() {
   const form = new FormData($("explain"));
   const chosen = { filter: $("filter").value, counter: state.chosen, user: form.get("user"), client_id: $("explanation").hidden ? "" : form.get("client_id") };
   const kept = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value));
   window.history.replaceState(null, "", kept.size ? `#${kept}` : location.pathname);
 }
-// In words where the one word could be taken for something else.
-const because = { paced: "held to an even rate after it was over its limit; that can be below the limit", held: "waited before it was forwarded: the group still owed for earlier requests", owed: "the rest of an earlier delay" };
+// Words for reasons whose name is ambiguous.
+const because = { paced: "paced to avoid a long pause", held: "waited before it was forwarded: the group was in debt", owed: "rest of an earlier delay" };
 function line(now) {
   if (!now.waiting) return "";
   const first = now.next_ms > 0 ? `in ${span(now.next_ms)}` : "now", owes = now.debt_ms > 0 ? `; the group owes ${span(now.debt_ms)}` : "";
   return `; ${now.waiting} connection${now.waiting === 1 ? " waits" : "s wait"}, the next passes ${first}${owes}`;
 }
-// A throttle comes and goes many times a second: since when, and how much of the last minute, from the history.
+// Throttles start and end many times a second: their start and share of the last minute, from the history.
 function memory(one) {
   const history = state.history, series = history?.counters.find((each) => key(each) === key(one));
   const held = series?.held ?? [];
@@ -156,7 +156,7 @@ function showThrottled(answer) {
   replace($("held"), answer.throttled.map((one) => {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
     const where = one.set_in ? `, set ${one.set_in}` : "";
-    item.append(element("strong", title(one)), element("span", ` ${memory(one) ?? `${left} more`} `, "bad"),
+    item.append(element("strong", title(one)), element("span", ` ${memory(one) ?? `${left} left`} `, "bad"),
       element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}${fleet(one.now?.fleet)}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
     return item;
   }));
@@ -171,17 +171,17 @@ function held(one) {
   return one.muted_for_ms > 0 ? `muted ${span(one.muted_for_ms)}` : "-";
 }
 function showConnections(answer) {
-  $("connections-shown").textContent = `${answer.shown} of ${answer.total}, those that are muted or wait first`;
+  $("connections-shown").textContent = `${answer.shown} of ${answer.total}, muted and waiting first`;
   fill("connections", answer.connections.map((one) => cells(element("tr"), [named(one.client_ids.join(", ")), number(held(one)),
     number(String(one.in_flight)), named(one.user), one.peer, one.broker, one.software ?? "-",
     number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000))])));
 }
 function showLibraries(answer) {
-  $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, those that wait least first` : "No throttle long enough to see which clients wait (200 ms).";
+  $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, most ignored time first` : "No mute of 200 ms or more yet.";
   fill("libraries", answer.libraries.map((one) => {
     // As the report on obedience has it: a single one may have been sent before the client had read what it was told.
     const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
-    const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "not always"}: went on sending in ${span(one.ignored_ms)} of ${span(one.mute_ms)}`;
+    const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "partly"} (ignored ${span(one.ignored_ms)} of ${span(one.mute_ms)})`;
     return cells(element("tr"), [named(one.library), one.version || "-", element("td", waits, waits === "yes" ? "good" : "bad"),
       number(String(one.mutes)), number(String(one.ignored))]);
   }));
@@ -213,8 +213,8 @@ function draw() {
   const blank = times.map(() => null);
   const last = (values) => { const known = (values ?? []).filter((each) => each !== null); return known.length ? known[known.length - 1] : null; };
   const say = (id, text) => { $(id).setAttribute("role", "img"); $(id).setAttribute("aria-label", text); };
-  say("chart-use", one && last(one.use) !== null ? `${title(one)}: ${Math.round(last(one.use) * 100)} % of its limit used now` : "nothing used yet");
-  say("chart-held", one && last(one.held) !== null ? `${title(one)}: held ${steady(last(one.held))} seconds per second now` : "nothing held yet");
+  say("chart-use", one && last(one.use) !== null ? `${title(one)}: ${Math.round(last(one.use) * 100)} % of its limit used now` : "no traffic yet");
+  say("chart-held", one && last(one.held) !== null ? `${title(one)}: held ${steady(last(one.held))} seconds per second now` : "no delay yet");
   say("chart-connections", ["open", "muted", "waiting"].map((each) => `${last(history.connections[each]) ?? 0} ${each}`).join(", "));
   chart("chart-use", ["use"], ["--bar"], [times, one ? one.use.map((each) => each === null ? null : each * 100) : blank]);
   chart("chart-held", ["held"], ["--bad"], [times, one ? one.held : blank]);
@@ -249,7 +249,7 @@ async function look() {
   } catch (error) {
     document.body.classList.add("gone");
     $("status").className = "bad";
-    $("status").textContent = `the sidecar does not answer (${error.message}); asking again`;
+    $("status").textContent = `sidecar unreachable (${error.message}), retrying`;
   }
   setTimeout(look, every.look);
 }
@@ -259,7 +259,7 @@ async function remember() {
 }
 $("filter").addEventListener("input", () => { showGroups(state.groups.length); mark(); });
 $("counter").addEventListener("change", () => { state.chosen = $("counter").value; draw(); mark(); });
-// What is said is the sidecar's own words (`kquota explain` says the same); here is only where each belongs.
+// The sentences are the sidecar's (`kquota explain` prints the same); this places them.
 const lines = (texts, name) => { const made = element("ul", undefined, name); made.append(...texts.map((one) => element("li", one.trim()))); return made; };
 function table(label, heads, rows) {
   const made = element("table"), head = made.createTHead().insertRow(), place = element("div", undefined, "scroll");
