@@ -23,6 +23,8 @@ INJECTION_LABEL: Final = "kquota.io/injection"
 """On namespaces, `enabled`: pods get sidecars, and the namespace the configuration."""
 POLICY_LABEL: Final = "kquota.io/namespace-quotas"
 """On namespaces: what their own quotas may do, in place of the chart's `webhook.namespaceQuotas`."""
+FAILURE_LABEL: Final = "kquota.io/failure-policy"
+"""On namespaces, for the API server alone: in place of the chart's `webhook.failurePolicy`."""
 COPY_ANNOTATION: Final = "kquota.io/copy-of"
 """On copies: namespace and name of the original."""
 FILE: Final = "kquota.yaml"
@@ -163,6 +165,21 @@ def fault(error: Exception) -> str:
 def _own(seen: Observed, namespace: str) -> str | None:
     """The text of a namespace's own quotas, None without any."""
     return (seen.quotas.get(namespace, {}).get("data") or {}).get(own_quotas.KEY)
+
+
+def misunderstood(namespace: str, labels: dict[str, str], told: Distribution) -> Iterator[str]:
+    """A sentence about each label of a namespace that does not do what it seems to say."""
+    known = {
+        INJECTION_LABEL: (("enabled", "disabled"), "pods get no sidecar"),
+        FAILURE_LABEL: (("Fail", "Ignore"), "the chart's webhook.failurePolicy applies, or Fail"),
+        POLICY_LABEL: (POLICIES, "quotas of the namespace are refused"),
+    }
+    for label, (values, means) in known.items():
+        if (value := labels.get(label)) is not None and value not in values:
+            expected = " or ".join(f'"{one}"' for one in values)
+            yield f'label {label}: expected {expected}, got "{value}": {means}'
+    if labels.get(INJECTION_LABEL) == "enabled" and told.only and namespace not in told.only:
+        yield f"label {INJECTION_LABEL}: pods get no sidecar, webhook.namespaces of the chart does not name {namespace}"
 
 
 def judged(base: str, labels: dict[str, str], given: str | None, told: Distribution) -> QuotasResult:

@@ -29,6 +29,7 @@ from starlette.routing import Route
 
 from deploy.kubernetes import own_quotas
 from deploy.kubernetes.cluster import ApiServerError, Cluster
+from deploy.kubernetes.distribution import labels_of, misunderstood
 from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, answered, request_of, review
@@ -115,7 +116,7 @@ class _Https(HypercornConfig):
 
 
 class WebhookApp:
-    """/mutate and /validate for the API server, /healthz for the kubelet, /metrics for Prometheus."""
+    """/mutate, /validate and /namespaces for the API server, /healthz for the kubelet, /metrics for Prometheus."""
 
     def __init__(self, template: Path, distributor: Distributor) -> None:
         self._template = template
@@ -125,6 +126,7 @@ class WebhookApp:
             routes=[
                 Route("/mutate", self._mutate, methods=["POST"]),
                 Route("/validate", self._validate, methods=["POST"]),
+                Route("/namespaces", self._namespaces, methods=["POST"]),
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._metrics),
             ]
@@ -171,6 +173,17 @@ class WebhookApp:
         if refused is not None:
             log.info("quotas refused", namespace=namespace, refused=refused)
         return JSONResponse(answered(asked, refused))
+
+    async def _namespaces(self, request: Request) -> Response:
+        """Labels of a namespace: warned of where they do nothing; a namespace is never refused."""
+        try:
+            asked = request_of(await _body(request), "Namespace")
+            before, after = (labels_of(asked.get(key) or {}) for key in ("oldObject", "object"))
+            name = str(asked["object"]["metadata"]["name"])
+        except (ReviewError, AttributeError, KeyError, TypeError) as error:
+            return _invalid(error)
+        said = [] if before == after else list(misunderstood(name, after, self._distributor.told))
+        return JSONResponse(answered(asked, None, said))
 
 
 class _TooLargeError(ReviewError):

@@ -480,6 +480,10 @@ def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, t
         return list(api.get("/api/v1/namespaces/fresh/events")["items"])
 
     with served(api, tmp_path):
+        api.namespace("mistaken")
+        change = {"metadata": {"labels": {"kquota.io/injection": "true"}}}
+        answer = api.ask("PATCH", "/api/v1/namespaces/mistaken", change, patch="merge-patch+json")
+        assert 'kquota: label kquota.io/injection: expected \\"enabled\\"' in answer.headers["warning"]
         api.namespace("fresh", {"kquota.io/injection": "enabled"})
         stored = api.create(path("Pod", "fresh"), pods.bare_pod())  # at once, which has the webhook look at once
         assert {"name": "shop-kquota", "defaultMode": 420} in [

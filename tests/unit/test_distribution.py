@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, plans
+from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, misunderstood, plans
 from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, FORMER, bundled, renewed
 from tests.support.webhook_tools import TOLD
 
@@ -35,6 +35,27 @@ def only(found: Observed, told: Distribution = TOLD) -> NamespacePlan:
 
 def own(text: str) -> dict[str, dict[str, Any]]:
     return {"orders": {"metadata": {"name": "kquota-quotas"}, "data": {"quotas.yaml": text}}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "said"),
+    [
+        ({}, TOLD, None),
+        (ENABLED | {"kquota.io/failure-policy": "Ignore", "kquota.io/namespace-quotas": "any"}, TOLD, None),
+        (
+            {"kquota.io/injection": "true"},
+            TOLD,
+            'kquota.io/injection: expected "enabled" or "disabled", got "true": pods get no sidecar',
+        ),
+        (ENABLED | {"kquota.io/failure-policy": "ignore"}, TOLD, 'expected "Fail" or "Ignore", got "ignore"'),
+        (ENABLED | {"kquota.io/namespace-quotas": "all"}, TOLD, 'got "all": quotas of the namespace are refused'),
+        (ENABLED, dataclasses.replace(TOLD, only=frozenset({"web"})), "webhook.namespaces of the chart does not name"),
+    ],
+)
+def test_labels_of_namespaces_that_do_nothing(labels: dict[str, str], told: Distribution, said: str | None) -> None:
+    found = list(misunderstood("orders", labels, told))
+    assert len(found) == (said is not None)
+    assert all((said or "") in one for one in found)
 
 
 def test_labelled_namespace_gets_copy_owned_by_webhook() -> None:
