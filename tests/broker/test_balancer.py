@@ -22,7 +22,7 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("issuer"))
 
 
-BEHIND = {"proxy_protocol_from": [f"{ADDRESS}/32"], "advertised_host": ADDRESS}
+BEHIND = {"proxy_protocol_from": [f"{ADDRESS}/32"], "advertised": {"host": ADDRESS}}
 
 
 @pytest.mark.parametrize("header", ["send-proxy", "send-proxy-v2"])
