@@ -17,7 +17,8 @@ from proxy.net.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka.ports import free_ports
-from tests.support.scripted_broker import answer, produce, produce_response, read_frame, through, until
+from tests.support.scripted_broker import answer, read_frame, through, until
+from tests.support.session_tools import produce, produce_response
 
 
 async def test_former_ports_are_open_before_the_cluster_answers() -> None:

@@ -56,18 +56,18 @@ def test_check_explains_the_file(good: str) -> None:
         result.stdout
         == f"""{good}: ok
   mode              rewrite
-  listen              127.0.0.1:9092, brokers on ports 19092-19191
-  bootstrap.servers   127.0.0.1:9092
-  clients are told    127.0.0.1, ports 19092-19191, broker N: 19092 + N mod 100
-  upstream            kafka-0.kafka:9092
-  user                web for every connection
-  window              11 samples of 1 s, pacing smooth, one throttle holds a client at most 2 min
-  mutation window     11 samples of 1 s, token_bucket
-  limits are          of each sidecar: n of them can use up to n times a limit
-  largest request     100 MiB
-  quotas from         this file
-  altering quotas     refused
-  admin               http://127.0.0.1:9404
+  listen            127.0.0.1:9092, brokers on ports 19092-19191
+  clients use       bootstrap.servers 127.0.0.1:9092
+  clients get       127.0.0.1, ports 19092-19191, broker N: 19092 + N mod 100
+  upstream          kafka-0.kafka:9092
+  user              web for every connection
+  window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 2 min
+  mutation window   11 samples of 1 s, token_bucket
+  limits are        of each sidecar: n of them can use up to n times a limit
+  largest request   100 MiB
+  quotas from       this file
+  altering quotas   refused
+  admin             http://127.0.0.1:9404
 
 2 quotas, most specific level first:
   level            user        client-id   produce              fetch               partition mutations   mode
@@ -99,14 +99,14 @@ def test_check_explains_the_file(good: str) -> None:
 def test_check_says_what_clients_are_told(good: str, listen: str, bootstrap: str, brokers: str) -> None:
     Path(good).write_text(f"{GOOD}\nlisten: {listen}\n")
     said = kquota("check", "--config", good).stdout
-    assert f"  bootstrap.servers   {bootstrap}\n  clients are told    {brokers}\n" in said
+    assert f"  clients use       bootstrap.servers {bootstrap}\n  clients get       {brokers}\n" in said
     found = json.loads(kquota("check", "--config", good, "--json").stdout)["clients"]
     assert found == {"bootstrap": bootstrap, "brokers": brokers}
 
 
 def test_check_tells_what_tls_is_done_by(good: str) -> None:
     Path(good).write_text(GOOD.replace("bootstrap:", "tls: {}, bootstrap:"))
-    assert f"  TLS                 brokers, by {channel.DESCRIPTION}\n" in kquota("check", "--config", good).stdout
+    assert f"  TLS               brokers, by {channel.DESCRIPTION}\n" in kquota("check", "--config", good).stdout
 
 
 def test_check_names_every_problem_on_stderr(bad: str) -> None:

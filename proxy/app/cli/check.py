@@ -80,7 +80,7 @@ def _clients(config: Config) -> tuple[str, str]:
 
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
-    up = config.upstream
+    up, told = config.upstream, _clients(config)
     rewrites = config.mode == "rewrite"
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = f"at most {readable_span(config.max_mute)}" if capped else "without a cap"
@@ -88,7 +88,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     rows = [
         ["mode", config.mode],
         ["listen", _listeners(config)],
-        *(zip(("bootstrap.servers", "clients are told"), _clients(config), strict=True) if rewrites else ()),
+        *([["clients use", f"bootstrap.servers {told[0]}"], ["clients get", told[1]]] if rewrites else []),
         ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
