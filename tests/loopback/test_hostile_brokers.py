@@ -136,6 +136,7 @@ async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
     broker = kio.MetadataResponseBroker(node_id=2, host="x" * 100 + ".example", port=9092, rack=None)
     body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))
     async with through(evil(response(METADATA, 1, 7, body), api_key=METADATA)) as (proxy, _, _):
+        await until(lambda: proxy.cluster_reached)  # what it learns itself does not come in between
         client = await connect(proxy)
         await client.send_all(request(METADATA, 1, 7, b"\0\0\0\0"))
         # The sidecar's own question is answered with another broker: this one has left, and its port is held.

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
-from proxy.core.wire.throttle import UNSUPPORTED_VERSION
+from proxy.core.wire.throttle import REBOOTSTRAP_REQUIRED, UNSUPPORTED_VERSION
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
@@ -57,6 +57,11 @@ class ScriptedBroker:
     offered: dict[int, tuple[int, int]] = field(default_factory=lambda: {METADATA: (0, 13), API_VERSIONS: (0, 4)})
     """API key -> (lowest, highest version) of the APIs that it offers."""
     cluster_id: str = "scripted"
+    node_id: int = 1
+    others: list[tuple[int, int]] = field(default_factory=list)
+    """Node ids and ports of the cluster's other brokers."""
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    """(cluster id, node id) that it was asked to be (ApiVersions 5)."""
 
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
@@ -93,16 +98,26 @@ class ScriptedBroker:
             if known or key == API_VERSIONS
         ]
         error = 0 if known else UNSUPPORTED_VERSION
+        if version == 5 and known:
+            wanted, node_id = frame[frame.rindex(b"\x020") + 2 : -5], int.from_bytes(frame[-5:-1], "big", signed=True)
+            if wanted != b"\0":  # a compact string; null: whichever broker it is
+                self.asked.append((wanted[1:].decode(), node_id))
+                error = 0 if self.asked[-1] == (self.cluster_id, self.node_id) else REBOOTSTRAP_REQUIRED
+                keys = keys if error == 0 else []
+            version = 4  # kafka-python ends with 4, whose response is the same
         cls = _kafka_python("ApiVersionsResponse")
         return kafka_python_frame(cls, version if known else 0, number, error_code=error, api_keys=keys)
 
     def metadata(self, frame: bytes) -> bytes:
-        """This one broker, id 1; nothing in a version that it does not offer: the connection is closed."""
+        """This broker and the others; nothing in a version that it does not offer: the connection is closed."""
         version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
         if not self.offered[METADATA][0] <= version <= self.offered[METADATA][1]:
             return b""
-        broker = {"node_id": 1, "host": "127.0.0.1", "port": self.node_port, "rack": None}
-        told = {"brokers": [broker], "controller_id": 1, "topics": []}
+        brokers = [
+            {"node_id": number, "host": "127.0.0.1", "port": port, "rack": None}
+            for number, port in [(self.node_id, self.node_port), *self.others]
+        ]
+        told = {"brokers": brokers, "controller_id": 1, "topics": []}
         told |= {"cluster_id": self.cluster_id} if version >= 2 else {}
         return kafka_python_frame(_kafka_python("MetadataResponse"), version, number, **told)
 

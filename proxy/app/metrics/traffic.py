@@ -50,6 +50,8 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     )
     headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
     yield by("kquota_proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
+    checks = {outcome: counters.node_checks[outcome] for outcome in ("same", "other", "unknown", "unanswered")}
+    yield by("kquota_upstream_node_checks", "Brokers asked whether they are the ones dialled.", "outcome", checks)
     requests = counters.requests
     apis = {API_NAMES.get(key, "unknown"): 0 for key in requests}
     for key, count in requests.items():

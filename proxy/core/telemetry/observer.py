@@ -65,6 +65,9 @@ class Counters:
         """Requests. Unknown API keys are counted as -1 (bounded whatever clients send)."""
         self.upstream_connects = 0
         self.upstream_connect_failures = 0
+        self.node_checks: Counter[str] = Counter()
+        """Brokers asked, as they are dialled, whether they are the ones meant, by outcome: same, other, unknown (before
+        Kafka 4.4), unanswered."""
         self.tls_handshakes: Counter[str] = Counter()
         """Handshakes completed, by side: client, broker."""
         self.tls_handshake_failures: Counter[tuple[str, str]] = Counter()

@@ -16,6 +16,8 @@ from proxy.core.wire.walk import Short, Walker
 
 UNSUPPORTED_VERSION: Final = 35
 """Kafka's error code for an API version that the broker does not have."""
+REBOOTSTRAP_REQUIRED: Final = 129
+"""That of a broker, asked by ApiVersions 5, which is another one than the client wants (KIP-1242)."""
 
 WritableBuffer: TypeAlias = bytearray | memoryview
 

@@ -11,13 +11,15 @@ import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.session.auth import PROBE_VERSION
+from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import METADATA
 from proxy.core.wire.responses import NodeAddress, Translate
 from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import ClusterError, LoginWantedError, Offered, ask_brokers
+from proxy.net.upstream.cluster import Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
 from proxy.net.upstream.dial import Dialer
+from proxy.net.upstream.node_checks import NodeChecks, OtherBrokerError
 
 log = structlog.get_logger("kquota.proxy")
 
@@ -40,6 +42,7 @@ class ClusterBrokers:
         bind_broker: Callable[[int, int], bool],
         close_broker: Callable[[int], None],
         login_wanted: Callable[[], None],
+        counters: Counters,
     ) -> None:
         """`bind_broker` and `close_broker`: as of `AddressBook`. `login_wanted()` is called when the cluster refuses a
         question for want of a login."""
@@ -60,6 +63,9 @@ class ClusterBrokers:
         """Brokers as last reported in transparent mode, where none has a listener."""
         self._bootstrap_first: tuple[str, int] | None = None
         self._look_again = trio.Event()
+        self._asked = trio.Event()
+        """Set, and replaced, when the cluster has been asked."""
+        self._checks = NodeChecks(settings.upstream_tls, settings.credentials, counters)
         self.changed = trio.Event()
         """Set, and replaced, when a port may stand for another broker."""
         self.reached = not settings.bootstrap
@@ -134,14 +140,30 @@ class ClusterBrokers:
     # ---- connections to them ----------------------------------------------------------------------------------------
 
     async def dial(self, node_id: int) -> socket.socket:
-        """Dial a broker at its last known address; if that fails, ask the cluster again soon. Raises UpstreamError."""
+        """Dial a broker at its last known address; if that fails, ask the cluster again soon. If another broker is
+        there, once more at the address that the cluster then says. Raises UpstreamError."""
         try:
-            return await self._dialer.dial(*self._book.upstream(node_id))
+            try:
+                return await self._reach(node_id, *self._book.upstream(node_id))
+            except OtherBrokerError:
+                asked = self._asked
+                self._look_again.set()
+                with trio.move_on_after(self._settings.connect_timeout_s):
+                    await asked.wait()
+                return await self._reach(node_id, *self._book.upstream(node_id))
         except LeftError as error:
             raise UpstreamError(str(error)) from error
         except UpstreamError:
             self._look_again.set()
             raise
+
+    async def _reach(self, node_id: int, host: str, port: int) -> socket.socket:
+        others = [number for number, *_ in self.all() if number != node_id]
+        return await self._checks.dial(self._dialer, node_id, host, port, others)
+
+    def broker_ended(self) -> None:
+        """A broker has ended a connection: another one may be at its address soon."""
+        self._checks.suspect()
 
     async def dial_bootstrap(self) -> socket.socket:
         """Dial the first server that accepts: the last good one, then the configured ones, then known brokers. Raises
@@ -150,9 +172,13 @@ class ClusterBrokers:
         if self._bootstrap_first in servers:
             servers = dict.fromkeys([self._bootstrap_first, *servers])
         errors = []
+        nodes = self._nodes_by_address()
         for server in servers:
             try:
-                broker = await self._dialer.dial(*server)
+                if server in nodes:
+                    broker = await self._reach(nodes[server], *server)
+                else:
+                    broker = await self._dialer.dial(*server)
             except UpstreamError as error:
                 errors.append(str(error))
                 continue
@@ -169,7 +195,11 @@ class ClusterBrokers:
             self._book.settle(trio.current_time())
             self._change()
             try:
-                await self._ask()
+                try:
+                    await self._ask()
+                finally:
+                    self._asked.set()
+                    self._asked = trio.Event()
             except (ClusterError, BadAddressError) as error:
                 if self.last_error != str(error):
                     log.warning("cluster not reached", error=str(error))
@@ -189,12 +219,16 @@ class ClusterBrokers:
                 self._look_again = trio.Event()
 
     async def _ask(self) -> None:
-        settings = self._settings
+        settings, known = self._settings, self._checks.cluster_id
         errors = []
+        others: list[Cluster] = []
+        nodes = self._nodes_by_address()
         for host, port in dict.fromkeys([*settings.bootstrap, *self.addresses()]):
+            number = nodes.get((host, port))
+            node = Node(known, number) if known is not None and number is not None else None
             try:
                 cluster = await ask_brokers(
-                    host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
+                    host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials, node
                 )
             except LoginWantedError as error:
                 self._offered(error.offered)
@@ -203,12 +237,30 @@ class ClusterBrokers:
             except ClusterError as error:
                 errors.append(str(error))
                 continue
-            self._offered(cluster.offered)
-            self._nodes = cluster.brokers
-            if not self._transparent:
-                self._learn(cluster.brokers, complete=True)
+            if cluster.cluster_id is not None and known not in (None, cluster.cluster_id):
+                errors.append(f"{host}:{port} is of cluster {cluster.cluster_id}, not of {known}")
+                others.append(cluster)
+                continue
+            self._answered(cluster)
+            return
+        if others:
+            # Nothing answers for the known cluster: it has been made again, under the same addresses.
+            log.warning("the cluster has another id", cluster_id=others[0].cluster_id, before=known)
+            self._answered(others[0])
             return
         raise ClusterError("; ".join(dict.fromkeys(errors)))
+
+    def _nodes_by_address(self) -> dict[tuple[str, int], int]:
+        """Node ids of the brokers seen. Bootstrap servers are left out: whichever broker answers there is right."""
+        bootstrap = self._settings.bootstrap
+        return {(host, port): number for number, host, port, _ in self.all() if (host, port) not in bootstrap}
+
+    def _answered(self, cluster: Cluster) -> None:
+        self._checks.cluster_id = cluster.cluster_id or self._checks.cluster_id
+        self._offered(cluster.offered)
+        self._nodes = cluster.brokers
+        if not self._transparent:
+            self._learn(cluster.brokers, complete=True)
 
     def _offered(self, offered: Offered) -> None:
         lowest, highest = offered.get(METADATA, (0, 0))

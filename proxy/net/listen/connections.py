@@ -250,4 +250,6 @@ class Connections:
             self._ended.set()
             self._ended = trio.Event()
             counters.connections_closed[str(reason)] += 1
+            if reason in (CloseReason.BROKER_CLOSED, CloseReason.BROKER_RESET):
+                self._brokers.broker_ended()
             log.debug("connection closed", reason=str(reason), peer=connection.peer, broker=connection.broker_name)

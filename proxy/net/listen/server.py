@@ -72,7 +72,9 @@ class Proxy:
         handshakes = Handshakes(counters)
         dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, counters, handshakes)
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
-        self._cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker, self._login_wanted)
+        self._cluster = ClusterBrokers(
+            settings, dialer, self._bind_broker, self._close_broker, self._login_wanted, self.counters
+        )
         self._identification = Identification(settings, self._admission, self._cluster.addresses)
         self._connections = Connections(
             settings,

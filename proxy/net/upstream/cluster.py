@@ -7,9 +7,11 @@ newest version that both have.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import trio
 
@@ -20,7 +22,7 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import api_versions_request, framed, metadata_request, request_header
 from proxy.core.wire.responses import NodeAddress
 from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from proxy.core.wire.throttle import UNSUPPORTED_VERSION, body_at
+from proxy.core.wire.throttle import REBOOTSTRAP_REQUIRED, UNSUPPORTED_VERSION, body_at
 from proxy.net.tls.contexts import ClientTls, explain
 from proxy.net.upstream import token_owners
 from proxy.net.upstream.credentials import (
@@ -39,9 +41,13 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _METADATA_VERSIONS: Final = range(1, schema.APIS[METADATA][2] + 1)
 """Version 0 cannot ask for no topics; the cluster's id is there from 2 on."""
 _QUOTAS_VERSIONS: Final = range(2)
+_CHECKED_VERSION: Final = 5
+"""The first version of ApiVersions that names the cluster and the node (KIP-1242)."""
+_MAX_OTHERS: Final = 16
 _SECRETS: Final = trio.CapacityLimiter(4)
 """Threads that read the secret's file: no more of them hang when its file system does not answer."""
 
+_Said = TypeVar("_Said")
 Offered: TypeAlias = Mapping[int, tuple[int, int]]
 """API key -> (lowest, highest version) that a broker offers."""
 
@@ -56,6 +62,23 @@ class LoginWantedError(ClusterError):
     def __init__(self, text: str, offered: Offered) -> None:
         super().__init__(text)
         self.offered = offered
+
+
+class Node(NamedTuple):
+    """A broker of a cluster."""
+
+    cluster_id: str
+    node_id: int
+
+
+class OtherNodeError(ClusterError):
+    """A broker is not the one that it should be."""
+
+    def __init__(self, address: str, node: Node, found: int | None) -> None:
+        """`found`: its node id, if it is of the same cluster and known."""
+        text = "another one" if found is None else f"broker {found}"
+        super().__init__(f"{address} is not broker {node.node_id} of cluster {node.cluster_id}, but {text}")
+        self.found = found
 
 
 class Cluster(NamedTuple):
@@ -86,11 +109,16 @@ class _Answer(NamedTuple):
 
 
 async def ask_brokers(
-    host: str, port: int, timeout_s: float, tls: ClientTls | None = None, credentials: Credentials | None = None
+    host: str,
+    port: int,
+    timeout_s: float,
+    tls: ClientTls | None = None,
+    credentials: Credentials | None = None,
+    node: Node | None = None,
 ) -> Cluster:
-    """The cluster that `host:port` belongs to, with at least one broker. Raises ClusterError."""
+    """The cluster of the broker at `host:port`, which should be `node`; at least one broker. Raises ClusterError."""
     question = _Question(METADATA, _METADATA_VERSIONS, lambda version: metadata_request(version, 1, CLIENT_ID))
-    answer = await _ask(host, port, timeout_s, question, tls, credentials)
+    answer = await _ask(host, port, timeout_s, question, tls, credentials, node)
     read = partial(_read_cluster, answer)
     try:
         # 500 brokers take a millisecond: in a thread, traffic goes on
@@ -152,6 +180,44 @@ async def ask_versions(host: str, port: int, timeout_s: float, tls: ClientTls | 
     return (await _ask(host, port, timeout_s, None, tls)).offered
 
 
+async def check_node(
+    host: str,
+    port: int,
+    timeout_s: float,
+    tls: ClientTls | None,
+    credentials: Credentials | None,
+    node: Node,
+    others: Iterable[int] = (),
+) -> bool:
+    """Ask a broker whether it is `node` (KIP-1242). False: it cannot tell, as brokers before 4.4.
+
+    Raises OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError.
+    """
+
+    async def ask(stream: trio.abc.Stream, wanted: Node) -> int:
+        await stream.send_all(api_versions_request(_CHECKED_VERSION, 1, CLIENT_ID, **wanted._asdict()))
+        return responses.read_api_versions(_CHECKED_VERSION, await _read_frame(stream))[0]
+
+    async def talk(stream: trio.abc.Stream) -> bool:
+        if credentials is not None:  # before a login it looks at neither id, and answers as if they were right
+            offered = await _converse(stream, offers(f"{host}:{port}"))
+            if offered.get(API_VERSIONS, (0, 0))[1] < _CHECKED_VERSION:
+                return False
+            await _log_in(stream, credentials, offered)
+        error = await ask(stream, node)
+        if error != REBOOTSTRAP_REQUIRED:
+            return error == 0
+        found = None
+        with suppress(OSError, trio.BrokenResourceError, ValueError, WireError):
+            for number in islice(others, _MAX_OTHERS):
+                if await ask(stream, node._replace(node_id=number)) == 0:
+                    found = number
+                    break
+        raise OtherNodeError(f"{host}:{port}", node, found)
+
+    return await _talk(host, port, timeout_s, tls, talk)
+
+
 async def _ask(
     host: str,
     port: int,
@@ -159,43 +225,66 @@ async def _ask(
     question: _Question | None,
     tls: ClientTls | None,
     credentials: Credentials | None = None,
+    node: Node | None = None,
 ) -> _Answer:
     """Ask on a connection of its own what the broker offers, and then the question. Raises ClusterError."""
     offered: Offered | None = None
+
+    async def talk(stream: trio.abc.Stream) -> _Answer:
+        nonlocal offered
+        offered = await _converse(stream, offers(f"{host}:{port}", node))
+        if question is None:
+            return _Answer(0, b"", offered)
+        version = common(offered, question.api_key, question.versions)
+        if credentials is not None:
+            await _log_in(stream, credentials, offered)
+        await stream.send_all(question.frame(version))
+        return _Answer(version, await _read_frame(stream), offered)
+
+    try:
+        return await _talk(host, port, timeout_s, tls, talk)
+    except ClusterError as error:
+        if offered is not None and credentials is None and isinstance(error.__cause__, _ClosedError):
+            text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
+            raise LoginWantedError(text, offered) from error
+        raise
+
+
+async def _talk(
+    host: str,
+    port: int,
+    timeout_s: float,
+    tls: ClientTls | None,
+    talk: Callable[[trio.abc.Stream], Awaitable[_Said]],
+) -> _Said:
+    """`talk` on a connection of its own. Raises ClusterError."""
     try:
         with trio.fail_after(timeout_s):
             stream = await _open(host, port, tls)
             async with stream:
-                offered = await _converse(stream, offers())
-                if question is None:
-                    return _Answer(0, b"", offered)
-                version = common(offered, question.api_key, question.versions)
-                if credentials is not None:
-                    await _log_in(stream, credentials, offered)
-                await stream.send_all(question.frame(version))
-                return _Answer(version, await _read_frame(stream), offered)
+                return await talk(stream)
     except trio.TooSlowError:
         raise ClusterError(f"{host}:{port} did not answer within {timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
-        if offered is not None and credentials is None and isinstance(error, _ClosedError):
-            text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
-            raise LoginWantedError(text, offered) from error
         reason = error.__cause__ if tls is not None and isinstance(error.__cause__, OSError) else error
         text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
         raise ClusterError(f"{host}:{port}: {text}") from error
 
 
-def offers() -> Generator[bytes, bytes, Offered]:
+def offers(address: str, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
     """The question what a broker offers, in a version that it has: yields request frames and is sent response frames.
+    `node`: the one that it should be, which brokers from 4.4 on check.
 
-    Raises ValueError and WireError.
+    Raises OtherNodeError, ValueError and WireError.
     """
     version = schema.APIS[API_VERSIONS][2]
     while True:
-        frame = yield api_versions_request(version, 1, CLIENT_ID)
+        frame = yield api_versions_request(version, 1, CLIENT_ID, **({} if node is None else node._asdict()))
         error, offered = responses.read_api_versions(version, frame)
         if not error:
             return offered
+        if error == REBOOTSTRAP_REQUIRED and node is not None:
+            raise OtherNodeError(address, node, None)
         if error != UNSUPPORTED_VERSION or version == 0:
             raise ValueError(f"the broker answers ApiVersions version {version} with error {error}")
         version = max(0, min(version - 1, offered.get(API_VERSIONS, (0, 0))[1]))  # brokers before 2.4 name none

@@ -1,0 +1,160 @@
+"""Whether the broker at an address is the one that is dialled there (KIP-1242).
+
+Metadata is as old as its last answer. Where addresses are used again (pods, a name that is pointed elsewhere), a
+connection to broker 1 may reach another broker, or another cluster, which takes the records. Brokers from 4.4 on say
+which one they are not, when they are asked by ApiVersions 5; older ones have no answer that names the broker itself.
+
+The question has a connection of its own, made while the client's is. A broker with SASL answers one ApiVersions before
+a login, which is the client's, and looks at the ids only after one (seen with 4.4.0): the sidecar has to log in itself.
+Where it may not, it does not know the cluster's id either, and nothing is asked.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.core.errors import UpstreamError
+from proxy.core.telemetry.observer import Counters
+from proxy.net.tls.contexts import ClientTls
+from proxy.net.upstream.cluster import ClusterError, Node, OtherNodeError, check_node
+from proxy.net.upstream.credentials import Credentials
+from proxy.net.upstream.dial import Dialer
+
+log = structlog.get_logger("kquota.proxy")
+
+FRESH_S: Final = 5.0
+"""How long an answer holds, unless a broker ends a connection: another one at its address needs longer to start."""
+ASK_AGAIN_S: Final = 600.0
+"""How long a broker that cannot tell is not asked again: it may be upgraded. Also once it could not be reached."""
+LIMIT_S: Final = 2.0
+"""How long an answer is waited for; then the connection is used without one."""
+
+
+class OtherBrokerError(UpstreamError):
+    """The broker at the address is not the one that was dialled."""
+
+
+class NodeChecks:
+    """One for each sidecar."""
+
+    def __init__(self, tls: ClientTls | None, credentials: Credentials | None, counters: Counters) -> None:
+        self._tls = tls
+        self._credentials = credentials
+        self._counters = counters
+        self.cluster_id: str | None = None
+        """The cluster's id, once it is known; before, nothing is asked."""
+        self._until: dict[int, tuple[str, int, float]] = {}
+        """Node id -> its address, which need not be asked before this time."""
+        self._same: set[int] = set()
+        """Those of them that have confirmed which ones they are."""
+        self._under_way: dict[tuple[Node, str, int], _Check] = {}
+        self._logged: dict[int, tuple[str, int, int | None]] = {}
+
+    async def dial(self, dialer: Dialer, node_id: int, host: str, port: int, others: list[int]) -> socket.socket:
+        """Dial this broker's address, and ask who is there at the same time, unless that is known. `others`: the other
+        node ids that are known, one of which may be found. Raises UpstreamError."""
+        if not self._due(node_id, host, port):
+            try:
+                return await dialer.dial(host, port)
+            except UpstreamError:
+                self._until.pop(node_id, None)  # what is known of it is out of date
+                raise
+        errors: list[UpstreamError] = []
+        broker: socket.socket | None = None
+
+        async def confirm() -> None:
+            try:
+                await self._confirm(node_id, host, port, others)
+            except OtherBrokerError as error:
+                errors.append(error)
+
+        confirmed = False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(confirm)
+                try:
+                    broker = await dialer.dial(host, port)
+                except UpstreamError as error:
+                    errors.append(error)
+                    nursery.cancel_scope.cancel()
+            if errors:
+                raise errors[0]
+            confirmed = True
+        finally:
+            if broker is not None and not confirmed:
+                broker.close()
+        assert broker is not None
+        return broker
+
+    def suspect(self) -> None:
+        """A broker has ended a connection: what brokers have confirmed may hold no longer."""
+        for node_id in self._same:
+            self._until.pop(node_id, None)
+        self._same.clear()
+
+    def _due(self, node_id: int, host: str, port: int) -> bool:
+        known = self._until.get(node_id)
+        fresh = known is not None and known[:2] == (host, port) and trio.current_time() < known[2]
+        return self.cluster_id is not None and not fresh
+
+    async def _confirm(self, node_id: int, host: str, port: int, others: list[int]) -> None:
+        """Ask, once for all that wait for it. Raises OtherBrokerError.
+
+        Nothing is raised if there is no answer: that the broker is another one is not shown.
+        """
+        assert self.cluster_id is not None
+        key = (Node(self.cluster_id, node_id), host, port)
+        check = self._under_way.get(key)
+        if check is None:
+            check = self._under_way[key] = _Check()
+            trio.lowlevel.spawn_system_task(self._run, key, others, check)  # no client that leaves ends it
+        await check.done.wait()
+        if check.error is not None:
+            raise OtherBrokerError(str(check.error))
+
+    async def _run(self, key: tuple[Node, str, int], others: list[int], check: _Check) -> None:
+        node, host, port = key
+        result, holds_s = "unanswered", 0.0
+        try:
+            if await check_node(host, port, LIMIT_S, self._tls, self._credentials, node, others):
+                result, holds_s = "same", FRESH_S
+                self._same.add(node.node_id)
+                self._logged.pop(node.node_id, None)
+            else:
+                result, holds_s = "unknown", ASK_AGAIN_S
+        except OtherNodeError as error:
+            result, check.error = "other", error
+            self._log(node, host, port, error)
+        except ClusterError as error:
+            log.debug("a broker does not say which one it is", broker=node.node_id, error=str(error))
+        except Exception:  # a bug of ours must not end the traffic
+            log.exception("a broker cannot be asked which one it is")
+        finally:
+            self._counters.node_checks[result] += 1
+            self._until[node.node_id] = (host, port, trio.current_time() + holds_s)
+            del self._under_way[key]
+            check.done.set()
+
+    def _log(self, node: Node, host: str, port: int, error: OtherNodeError) -> None:
+        seen = (host, port, error.found)
+        if self._logged.get(node.node_id) != seen:
+            self._logged[node.node_id] = seen
+            log.warning(
+                "another broker is at a broker's address; the connection is refused, and the cluster asked again",
+                broker=node.node_id,
+                found="unknown, or of another cluster" if error.found is None else error.found,
+                address=f"{host}:{port}",
+                cluster_id=node.cluster_id,
+            )
+
+
+class _Check:
+    """A question under way."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: OtherNodeError | None = None

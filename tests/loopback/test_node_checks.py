@@ -1,0 +1,152 @@
+"""Another broker at a broker's address, as after a pod's address is used again; scripted: just as it is dialled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import structlog
+import trio
+
+from proxy.net.listen.server import Proxy
+from proxy.net.upstream import node_checks
+from tests.support.scripted_broker import (
+    LIMIT_S,
+    ScriptedBroker,
+    answer,
+    closed_reason,
+    proxy_before,
+    read_frame,
+    until,
+)
+from tests.support.session_tools import API_VERSIONS, produce, produce_response
+
+NEW, OLD = {API_VERSIONS: (0, 5)}, {API_VERSIONS: (0, 4)}
+"""Brokers from 4.4 on say which ones they are not."""
+
+
+@asynccontextmanager
+async def cluster(
+    versions: dict[int, tuple[int, int]], count: int = 2
+) -> AsyncIterator[tuple[Proxy, list[ScriptedBroker]]]:
+    """Brokers 1, 2, ... of one cluster, all bootstrap servers, and a proxy that has learnt of them."""
+    brokers = [ScriptedBroker(answer, node_id=number + 1) for number in range(count)]
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            for broker in brokers:
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                broker.node_port = listeners[0].socket.getsockname()[1]
+                broker.offered |= versions
+                nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
+            introduce(brokers)
+            proxy = proxy_before(*(("127.0.0.1", broker.node_port) for broker in brokers), connect_timeout_s=2.0)
+            await nursery.start(proxy.serve)
+            await until(lambda: proxy.cluster_reached)
+            yield proxy, brokers
+            proxy.drain()
+            await until(lambda: proxy.state == "stopped")
+            nursery.cancel_scope.cancel()
+
+
+def introduce(brokers: list[ScriptedBroker]) -> None:
+    """Each names all of them in Metadata."""
+    for one in brokers:
+        one.others = [(other.node_id, other.node_port) for other in brokers if other is not one]
+
+
+async def hang_up(stream: trio.SocketStream, _frame: bytes) -> None:
+    await stream.send_eof()
+
+
+async def ask(proxy: Proxy, node_id: int) -> bytes | None:
+    """A small Produce to a broker's port, and its answer; None: the connection was closed."""
+    port = next(local for number, _, _, local in proxy.brokers() if number == node_id)
+    async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+        await client.send_all(produce(1, 100))
+        return await read_frame(client)
+
+
+async def test_many_connections_are_confirmed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(NEW) as (proxy, (one, two)):
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(ask, proxy, 1)
+        assert len(one.received) == 10
+        assert (one.asked, two.asked) == ([("scripted", 1)], [])
+        monkeypatch.setattr(node_checks, "FRESH_S", 0.0)
+        proxy._cluster._checks._until.clear()  # as when it is no longer fresh
+        for _ in range(2):
+            assert await ask(proxy, 1) == produce_response(1)
+        assert len(one.asked) == 3
+        assert proxy.counters.node_checks == {"same": 3}
+
+
+async def test_a_connection_that_a_broker_ends_makes_it_ask_again() -> None:
+    async with cluster(NEW) as (proxy, (one, _)):
+        one.handler = hang_up
+        for _ in range(2):
+            assert await ask(proxy, 1) is None
+        await until(lambda: proxy.counters.connections_closed["broker_closed"] == 2)
+        assert proxy.counters.node_checks == {"same": 2}
+
+
+async def test_a_broker_that_cannot_tell_is_asked_once() -> None:
+    async with cluster(OLD) as (proxy, (one, _)):
+        before = one.accepted
+        for _ in range(3):
+            assert await ask(proxy, 1) == produce_response(1)
+        assert proxy.counters.node_checks == {"unknown": 1}
+        assert one.accepted == before + 4
+
+
+async def test_without_an_answer_the_connection_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_checks, "LIMIT_S", 0.1)
+    async with cluster(NEW) as (proxy, (one, _)):
+        monkeypatch.setattr(one, "versions", lambda _frame: b"")
+        assert await ask(proxy, 1) == produce_response(1)
+        assert proxy.counters.node_checks == {"unanswered": 1}
+
+
+async def test_a_broker_that_moved_is_reached_at_its_new_address() -> None:
+    """Brokers 1 and 2 have each other's address; metadata that says so comes when the first connection is refused."""
+    async with cluster(NEW) as (proxy, (one, two)):
+        one.node_id, two.node_id = 2, 1
+        introduce([one, two])
+        with structlog.testing.capture_logs() as logs:
+            assert await ask(proxy, 1) == produce_response(1)
+        assert (len(one.received), len(two.received)) == (0, 1)
+        assert proxy.counters.node_checks == {"other": 1, "same": 1}
+        (line,) = [entry for entry in logs if entry["event"].startswith("another broker is at")]
+        assert (line["broker"], line["found"], line["cluster_id"]) == (1, 2, "scripted")
+        assert line["address"] == f"127.0.0.1:{one.node_port}"
+
+
+async def test_a_broker_of_another_cluster_gets_no_request() -> None:
+    async with cluster(NEW) as (proxy, (one, _)):
+        one.cluster_id = "other"
+        with structlog.testing.capture_logs() as logs:
+            assert await ask(proxy, 1) is None
+            assert await ask(proxy, 1) is None
+        await closed_reason(proxy, "upstream_unreachable")
+        assert one.received == []
+        assert proxy.counters.node_checks["other"] == 4
+        lines = [entry for entry in logs if entry["event"].startswith("another broker is at")]
+        assert [line["found"] for line in lines] == ["unknown, or of another cluster"], "once"
+        # Its word about the brokers is not taken, and the connections of others go on.
+        assert await ask(proxy, 2) == produce_response(1)
+        assert [number for number, *_ in proxy.brokers()] == [1, 2]
+        one.cluster_id = "scripted"
+        assert await ask(proxy, 1) == produce_response(1)
+
+
+async def test_a_cluster_that_was_made_again_is_taken() -> None:
+    """Under the same addresses, with another id: no bootstrap server answers for the known one."""
+    async with cluster(NEW) as (proxy, brokers):
+        for broker in brokers:
+            broker.cluster_id = "new"
+        with structlog.testing.capture_logs() as logs:
+            assert await ask(proxy, 1) == produce_response(1)
+        changed = [entry for entry in logs if entry["event"] == "the cluster has another id"]
+        assert [(entry["cluster_id"], entry["before"]) for entry in changed] == [("new", "scripted")]
+        assert brokers[0].asked[-1] == ("new", 1)
