@@ -36,6 +36,7 @@ pytestmark = pytest.mark.timeout(900)
 
 # Newest version of the APIs that some item needs; absent: not offered. Held against the brokers by a test below.
 OFFERED_BY_4 = {
+    "ApiVersions": 4,
     "InitProducerId": 5,
     "ConsumerGroupHeartbeat": 1,
     "ShareGroupHeartbeat": 1,
@@ -43,11 +44,12 @@ OFFERED_BY_4 = {
     "ShareAcknowledge": 2,
 }
 OFFERED = {
-    **dict.fromkeys((NEW, *BETWEEN), OFFERED_BY_4),
+    **{version: OFFERED_BY_4 | ({"ApiVersions": 5} if version >= "4.4" else {}) for version in (NEW, *BETWEEN)},
     # Share groups were a preview in 4.0, and librdkafka speaks only the second version of ConsumerGroupHeartbeat.
-    OLD: {"InitProducerId": 5, "ConsumerGroupHeartbeat": 0},
+    OLD: {"ApiVersions": 4, "InitProducerId": 5, "ConsumerGroupHeartbeat": 0},
 }
 API_KEYS = {
+    "ApiVersions": 18,
     "InitProducerId": 22,
     "ConsumerGroupHeartbeat": 68,
     "ShareGroupHeartbeat": 76,
@@ -55,8 +57,9 @@ API_KEYS = {
     "ShareAcknowledge": 79,
 }
 LEFT_OUT = {
-    **{version: set[str]() for version in (NEW, *BETWEEN)},
+    **{version: set[str]() if version >= "4.4" else {"wire.another_broker"} for version in (NEW, *BETWEEN)},
     OLD: {
+        "wire.another_broker",
         "groups.consumer_protocol_confluent",
         "java.share_consumer",
         "share.acknowledgements",

@@ -76,6 +76,22 @@ def api_versions(job: Job) -> Any:
     return result
 
 
+@item(ApiVersions=5)
+def another_broker(job: Job) -> Any:
+    """A broker says that it is not the one that the client wants (KIP-1242): error 129, to all ids but its own."""
+    from kafka.protocol.metadata import MetadataRequest
+
+    from proxy.core.wire.messages import api_versions_request
+
+    with _client(job) as client:
+        cluster = client.ask(MetadataRequest(version=9, topics=[])).message
+        errors = []
+        for node_id in (*(broker.node_id for broker in cluster.brokers), 99):
+            client.send(api_versions_request(5, 1, "corpus", cluster_id=cluster.cluster_id, node_id=node_id))
+            errors.append(int.from_bytes(client.read_frame().payload[4:6], "big"))
+    return sorted(errors)
+
+
 @item()
 def metadata(job: Job) -> Any:
     from kafka.protocol.metadata import MetadataRequest

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.lab.releases import NEW
 from tests.peers.outcomes import Ended, of_go, of_librdkafka
 from tests.support import go_tools
 from tests.support.kept_builds import kept, key_of
@@ -99,7 +100,7 @@ def librdkafka(_records: int = RECORDS) -> Suite:
             settings = {
                 "TESTS": ",".join(numbers),
                 "TEST_REPORT": str(folder / "report.json"),
-                "TEST_KAFKA_VERSION": "4.2.0",
+                "TEST_KAFKA_VERSION": NEW,
                 "LD_LIBRARY_PATH": f"{built / 'src'}:{built / 'src-cpp'}",
             }
             # Quick, two at a time, none that needs no broker, none that breaks its connections or is known to fail.
