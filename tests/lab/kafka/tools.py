@@ -17,12 +17,17 @@ from tests.lab.kafka.process import GuardedProcess
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 TOOL_HEAP = ("-Xmx256m",)
 KILL_LIMIT_S = 5.0
+MOVED = {"kafka.admin.ConfigCommand": ((4, 4), "org.apache.kafka.tools.ConfigCommand")}
+"""Programs by their former names: from which release on they have another."""
 
 
 def java_command(main_class: str, args: Sequence[str], version: str, jvm: Sequence[str]) -> list[str]:
     """The command line that runs a class of Kafka's jars."""
     java, jars = find_java(), resolve(version).classpath
     classpath = ":".join(str(path) for path in jars)
+    since, moved = MOVED.get(main_class, ((), main_class))
+    if tuple(map(int, version.split("."))) >= since:
+        main_class = moved
     return [str(java), *archive_arguments(version, java, jars), *jvm, "-cp", classpath, main_class, *args]
 
 
