@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,18 @@ import pytest
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import SENDERS, Record
 from tests.corpus.tools import create_topic_on, leaders, wait_until_known
+from tests.corpus.traffic import Traffic
 from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka.ports import free_port_run, free_ports
 from tests.lab.kafka.probe import brokers_seen_by
 from tests.support.fault_tools import Consuming, Producing, check_promises, stored
+from tests.support.faults import FaultyNetwork
 from tests.support.raw_client import RawClient
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
 
 FIRST_ID = 1001
+GRACE = {"broker_port_grace_s": 5}
 
 
 def told(proxy: Sidecar) -> dict[int, int]:
@@ -116,7 +121,7 @@ def test_ids_that_go_up_for_ever_are_not_noticed() -> None:
         job = Job(cluster.bootstrap[0], f"ever-{uuid.uuid4().hex[:6]}", cluster.version, 2)
         topic = create_topic_on(job, "moves", {0: [1002]})
         with (
-            sidecar(cluster.bootstrap[:1], broker_ports=3) as proxy,
+            sidecar(cluster.bootstrap[:1], broker_ports=3, listen=GRACE) as proxy,
             Producing(proxy.bootstrap, topic) as producing,
             Consuming(proxy.bootstrap, topic) as consuming,
         ):
@@ -128,8 +133,9 @@ def test_ids_that_go_up_for_ever_are_not_noticed() -> None:
                 wait_for("the sidecar to know", lambda alive=newest: set(told(proxy)) == {1001, alive})
                 producing.wait_for_progress()
                 consuming.wait_for_progress()
-            with sidecar(cluster.bootstrap[:1], broker_ports=3) as later:
-                assert told(later) == told(proxy) == shown(proxy) == shown(later), "an instance that starts now"
+            with sidecar(cluster.bootstrap[:1], broker_ports=3, listen=GRACE) as later:
+                wait_for("the same map in an instance that starts now", lambda: told(later) == told(proxy))
+                assert shown(proxy) == shown(later) == told(later)
             producing.finish()
             found = stored(job.bootstrap, topic)
             consuming.finish(until=max(found) + 1)
@@ -167,3 +173,44 @@ def test_clients_that_know_only_a_broker_port_come_back(
                 with pytest.raises(ConnectionRefusedError):
                     RawClient(f"127.0.0.1:{port}")
                 proxy.kill()
+
+
+@pytest.mark.long
+def test_clients_go_on_with_another_replica_of_a_gateway(from_1001: KafkaCluster) -> None:
+    """Two replicas behind one address, as a Service has it: one is rolled, then the other one killed. Java 3.9.1 with
+    its defaults never bootstraps again: the address of each broker has to lead to the other replica."""
+    (port,), first = free_ports(1), free_port_run(10)
+    ports = (port, *range(first, first + 10))
+    listen = {"port": port, "broker_ports": f"{first}-{first + 9}", "advertised": {"host": "127.0.0.1"}}
+    direct = Job(",".join(from_1001.bootstrap), f"gateway-{uuid.uuid4().hex[:6]}", "3.9.1", 3)
+    topics = [create_topic_on(direct, f"on-{node.node_id}", {0: [node.node_id]}) for node in from_1001.nodes]
+    command = [sys.executable, "-m", "tests.corpus.traffic", f"--bootstrap=127.0.0.1:{port}", "--prefix=gateway"]
+    command += ["--version=3.9.1", "--brokers=3", *(f"--topic={topic}" for topic in topics)]
+    with (
+        FaultyNetwork() as service,
+        sidecar(from_1001.bootstrap, listen=listen | {"host": "127.0.0.2"}) as one,
+        sidecar(from_1001.bootstrap, listen=listen | {"host": "127.0.0.3"}) as other,
+    ):
+        links = [service.link(("127.0.0.1", each), ("127.0.0.2", each)) for each in ports]
+
+        def lead_to(host: str) -> None:
+            for link in links:
+                link.target = host, link.target[1]
+
+        clients = Traffic(command, cwd=Path(__file__).parents[2])
+        try:
+            clients.wait_for_progress()
+            lead_to("127.0.0.3")
+            one.stop()
+            clients.wait_for_progress()
+            assert other.metric("kquota_connections_opened_total") >= 3
+            one.start_again()
+            lead_to("127.0.0.2")
+            other.kill()
+            clients.wait_for_progress()
+            found = clients.finish()
+        finally:
+            clients.close()
+    assert found["failures"] == {}
+    for name, count in found["sent"].items():
+        assert found["read"][name] == [f"{number:06d}" for number in range(count)], name

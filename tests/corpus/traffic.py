@@ -70,12 +70,14 @@ def produce_java(job: Job, topic: str, stop: threading.Event, acknowledged: Ackn
     options = ["--bootstrap-server", job.bootstrap, "--topic", topic]
     # The console tool's own defaults are three attempts of 1.5 s each, and a second of lingering.
     options += ["--message-send-max-retries", "1000", "--request-timeout-ms", "30000"]
-    option = "--producer-property" if job.version.startswith("3.") else "--command-property"
+    old = job.version.startswith("3.")
+    option = "--producer-property" if old else "--command-property"
     for setting in ("enable.idempotence=true", "linger.ms=5"):
         options += [option, setting]
     watcher = Consumer({"bootstrap.servers": job.bootstrap, "group.id": job.name("watcher")})
     number = acknowledgements = 0
-    with start_tool("org.apache.kafka.tools.ConsoleProducer", options, job.version, stdin=subprocess.PIPE) as process:
+    tool = "kafka.tools.ConsoleProducer" if old else "org.apache.kafka.tools.ConsoleProducer"
+    with start_tool(tool, options, job.version, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         while not stop.wait(PAUSE_S):
             process.stdin.write(f"{number:06d}\n")

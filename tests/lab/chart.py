@@ -51,6 +51,7 @@ _HOOK: Final[dict[str, Schema]] = {
     "tolerations": _OBJECTS,
 }
 _NAMES: Final[Schema] = {"type": "array", "items": _NAME}
+_NODE_PORT: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 65_535}
 _PORTS: Final[Schema] = {
     "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]
 }
@@ -147,6 +148,7 @@ _OWN: Final[dict[str, Schema]] = {
             preStopSleepSeconds=_SECONDS,
             service=_closed(
                 type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+                nodePorts=_closed(bootstrap=_NODE_PORT, firstBroker=_NODE_PORT),
                 annotations=_STRINGS,
                 labels=_STRINGS,
             ),

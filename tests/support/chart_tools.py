@@ -308,7 +308,8 @@ def plain() -> dict[Path, str]:
     what = {
         "sidecar.yaml": ("A Job with a native sidecar (Kubernetes 1.29 and later): the pod completes.", demo),
         "gateway.yaml": (
-            "A gateway of its own: clients connect to the Service kquota:9092. Its replicas need a common key first:\n"
+            "A gateway of its own: clients in its namespace connect to the Service kquota:9092; for others write\n"
+            "# kquota.NAMESPACE.svc for advertised.host. Its replicas need a common key first:\n"
             "# kubectl create secret generic kquota-fleet --from-literal=key=$(openssl rand -base64 32)",
             gateway,
         ),

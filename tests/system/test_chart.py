@@ -185,6 +185,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "nothing would be redirected",
     ),
     "a transparent gateway": ({"config": {"mode": "transparent"}, "mode": "gateway"}, "it needs mode sidecar"),
+    "a balancer without a name": (
+        {"mode": "gateway", "gateway": {"service": {"type": "LoadBalancer"}}},
+        "config.listen.advertised.host is missing",
+    ),
+    "node ports that are not chosen": (
+        {
+            "mode": "gateway",
+            "gateway": {"service": {"type": "NodePort"}},
+            "config": {"listen": {"advertised": {"host": "node"}}},
+        },
+        "gateway.service.nodePorts is missing",
+    ),
     "a fleet's key of the chart": (
         {"config": {"fleet": {"id": "shop"}}, "webhook": {"enabled": True}},
         "fleetKey.secret is missing: with webhook.enabled and config.fleet",
@@ -462,6 +474,7 @@ STATE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "records elsewhere": ({"config": {"export": {"directory": "/mnt/usage"}}}, None),
     "records": ({"config": {"export": {"directory": "/var/lib/kquota/usage"}}}, {"emptyDir": {}}),
     "overlay": ({"quotas": {"alter": "apply", "overlay": "/var/lib/kquota/overlay.yaml"}}, {"emptyDir": {}}),
+    "ports": ({"config": {"listen": {"state_file": "/var/lib/kquota/ports.json"}}}, {"emptyDir": {}}),
     "in memory": ({"state": {"volume": {"emptyDir": {"medium": "Memory"}}}}, {"emptyDir": {"medium": "Memory"}}),
     "a claim": (
         {"state": {"volume": {"persistentVolumeClaim": {"claimName": "a"}}}},
@@ -631,6 +644,44 @@ def test_gateway_admin_port_answers_to_service_names() -> None:
     assert hosts("gateway") == [f"{RELEASE}-kquota{more}" for more in names]
     assert hosts("gateway-full") == [*(f"kafka-gateway{more}" for more in names), "kquota.example.com"]
     assert hosts("sidecar") == []  # no Service leads to it
+
+
+@pytest.mark.parametrize(
+    ("listen", "service", "host", "told"),
+    [
+        ({}, {}, f"{RELEASE}-kquota.{NAMESPACE}.svc", (9092, 19_092, 19_191)),
+        (
+            {"port": 9000, "broker_ports": "20000-20002"},
+            {},
+            f"{RELEASE}-kquota.{NAMESPACE}.svc",
+            (9000, 20_000, 20_002),
+        ),
+        ({"broker_ports": "20000"}, {"type": "LoadBalancer"}, "kafka.example", (9092, 20_000, 20_000)),
+        (
+            {"broker_ports": "20000-20002"},
+            {"type": "NodePort", "nodePorts": {"bootstrap": 30_092, "firstBroker": 30_100}},
+            "kafka.example",
+            (30_092, 30_100, 30_102),
+        ),
+    ],
+)
+def test_every_replica_tells_the_ports_of_the_service(
+    listen: dict[str, Any], service: dict[str, Any], host: str, told: tuple[int, int, int], values: Any
+) -> None:
+    advertised = {"advertised": {"host": host}} if service else {}
+    path = values(mode="gateway", config={"listen": listen | advertised}, gateway={"service": service})
+    manifests = documents(render_text(path))
+    config = load_bytes("kquota.yaml", configuration(manifests).encode()).listen
+    assert config.advertised.host == host
+    assert (config.advertised.port or config.port, *config.told) == told
+    (spec,) = (one["spec"] for one in of_kind(manifests, "Service"))
+    bootstrap, *brokers = spec["ports"]
+    kind = "nodePort" if service.get("type") == "NodePort" else "port"
+    assert [one[kind] for one in (bootstrap, *brokers)] == [told[0], *range(told[1], told[2] + 1)]
+    assert bootstrap["port"] == config.port
+    assert [one["port"] for one in brokers] == list(config.broker_ports.all), "targetPort is the same by default"
+    (test,) = [one for one in of_kind(manifests, "Pod") if one["metadata"]["name"].endswith("-test")]
+    assert f"--broker-ports={told[1]}-{told[2]}" in test["spec"]["containers"][0]["args"]
 
 
 def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:

@@ -17,6 +17,22 @@
 {{- $names := list $name $full (printf "%s.cluster.local" $full) -}}
 {{- $_ := set $config.admin "allowed_hosts" (concat $names (default list $config.admin.allowed_hosts) | uniq) -}}
 {{- end -}}
+{{- if eq .Values.mode "gateway" -}}
+{{- /* Clients are told the Service for every broker, by each replica; what config.listen.advertised says wins. */ -}}
+{{- $told := dict -}}
+{{- $ports := .Values.gateway.service.nodePorts -}}
+{{- if eq .Values.gateway.service.type "ClusterIP" -}}
+{{- $_ := set $told "host" (printf "%s.%s.svc" (include "kquota.fullname" .) (include "kquota.namespace" .)) -}}
+{{- else if not (dig "advertised" "host" "" $config.listen) -}}
+{{- fail (printf "config.listen.advertised.host is missing: the host that clients connect to, with gateway.service.type %s" .Values.gateway.service.type) -}}
+{{- end -}}
+{{- if eq .Values.gateway.service.type "NodePort" -}}
+{{- if not (and $ports.bootstrap $ports.firstBroker) }}{{ fail "gateway.service.nodePorts is missing: bootstrap and firstBroker, with gateway.service.type NodePort" }}{{ end -}}
+{{- $_ := set $told "port" (int $ports.bootstrap) -}}
+{{- $_ := set $told "first_broker_port" (int $ports.firstBroker) -}}
+{{- end -}}
+{{- $_ := set $config.listen "advertised" (mergeOverwrite $told (default dict $config.listen.advertised)) -}}
+{{- end -}}
 {{- if and (eq .Values.mode "gateway") .Values.gateway.sharedLimits -}}
 {{- /* All replicas share one limit; what config.fleet says wins. */ -}}
 {{- $fleet := dict "id" (printf "%s/%s" (include "kquota.namespace" $) (include "kquota.fullname" .)) "default_scope" "fleet" -}}
@@ -98,9 +114,15 @@
 {{- $drain -}}
 {{- end -}}
 
-{{/* Port ranges as FIRST-LAST. */}}
+{{/* The ports of brokers, which are FIRST-LAST or one. */}}
 {{- define "kquota.brokerPorts" -}}
 {{- (default dict .Values.config.listen).broker_ports | default "19092-19191" -}}
+{{- end -}}
+{{- define "kquota.firstBrokerPort" -}}
+{{- include "kquota.brokerPorts" . | splitList "-" | first | trim | int -}}
+{{- end -}}
+{{- define "kquota.lastBrokerPort" -}}
+{{- include "kquota.brokerPorts" . | splitList "-" | last | trim | int -}}
 {{- end -}}
 
 {{- define "kquota.port" -}}

@@ -156,7 +156,8 @@ drained. */}}
 {{- $overlay := "" -}}
 {{- if kindIs "map" .Values.quotas }}{{ $overlay = .Values.quotas.overlay | toString }}{{ end -}}
 {{- $directory := (default dict .Values.config.export).directory | toString -}}
-{{- if or (hasPrefix "/var/lib/kquota" $overlay) (hasPrefix "/var/lib/kquota" $directory) (ne (toJson $volume) `{"emptyDir":{}}`) -}}
+{{- $ports := (default dict .Values.config.listen).state_file | toString -}}
+{{- if or (hasPrefix "/var/lib/kquota" $overlay) (hasPrefix "/var/lib/kquota" $directory) (hasPrefix "/var/lib/kquota" $ports) (ne (toJson $volume) `{"emptyDir":{}}`) -}}
 {{- /* Helm merges another kind of volume with the default emptyDir; a volume has one kind. */}}
 {{- toYaml (ternary (omit $volume "emptyDir") $volume (gt (len $volume) 1)) -}}
 {{- end -}}
