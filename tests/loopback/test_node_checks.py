@@ -9,6 +9,7 @@ import pytest
 import structlog
 import trio
 
+from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from proxy.net.upstream import node_checks
 from tests.support.scripted_broker import (
@@ -89,6 +90,13 @@ async def test_a_connection_that_a_broker_ends_makes_it_ask_again() -> None:
             assert await ask(proxy, 1) is None
         await until(lambda: proxy.counters.connections_closed["broker_closed"] == 2)
         assert proxy.counters.node_checks == {"same": 2}
+
+
+async def test_what_is_kept_of_brokers_that_left_is_bounded() -> None:
+    checks = node_checks.NodeChecks(None, None, Counters())
+    for node_id in range(10 * node_checks.MAX_NODES):
+        checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S)
+    assert 0 < len(checks._until) <= node_checks.MAX_NODES
 
 
 async def test_a_broker_that_cannot_tell_is_asked_once() -> None:

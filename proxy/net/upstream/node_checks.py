@@ -32,6 +32,8 @@ ASK_AGAIN_S: Final = 600.0
 """How long a broker that cannot tell is not asked again: it may be upgraded. Also once it could not be reached."""
 LIMIT_S: Final = 2.0
 """How long an answer is waited for; then the connection is used without one."""
+MAX_NODES: Final = 1000
+"""Brokers whose answers are kept; with one more, all are asked again."""
 
 
 class OtherBrokerError(UpstreamError):
@@ -135,9 +137,16 @@ class NodeChecks:
             log.exception("a broker cannot be asked which one it is")
         finally:
             self._counters.node_checks[result] += 1
-            self._until[node.node_id] = (host, port, trio.current_time() + holds_s)
+            self._note(node.node_id, host, port, holds_s)
             del self._under_way[key]
             check.done.set()
+
+    def _note(self, node_id: int, host: str, port: int, holds_s: float) -> None:
+        if len(self._until) >= MAX_NODES:  # ids may go up for ever
+            self._until.clear()
+            self._same.clear()
+            self._logged.clear()
+        self._until[node_id] = (host, port, trio.current_time() + holds_s)
 
     def _log(self, node: Node, host: str, port: int, error: OtherNodeError) -> None:
         seen = (host, port, error.found)
