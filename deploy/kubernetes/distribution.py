@@ -55,6 +55,8 @@ class Distribution:
     """The Secret with the webhook's own certificate; None: another program creates it."""
     host: str
     """The name of the webhook's Service, which the certificate is for."""
+    secrets: tuple[str, ...] = ()
+    """Secrets that pods with a sidecar need in their namespaces."""
 
     @classmethod
     def parse(cls, given: Json) -> Distribution:
@@ -71,6 +73,7 @@ class Distribution:
             labels=dict(given["labels"]),
             secret=given["certificateSecret"],
             host=str(given["host"]),
+            secrets=tuple(given.get("secrets") or ()),
         )
 
     @property
@@ -107,6 +110,8 @@ class NamespacePlan:
     namespace: str
     body: Json | None = None
     """The copy as it should be; None: it already is."""
+    new: bool = False
+    """There is no copy yet."""
     immutable: bool = False
     """The copy was made immutable: it has to be deleted first."""
     refused: str | None = None
@@ -213,7 +218,9 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
     body = _copy(namespace, text, accepted, seen.owner, told)
     if copy is not None and _is_so(copy, body):
         return NamespacePlan(namespace, refused=refused)
-    return NamespacePlan(namespace, body, immutable=bool((copy or {}).get("immutable")), refused=refused)
+    return NamespacePlan(
+        namespace, body, new=copy is None, immutable=bool((copy or {}).get("immutable")), refused=refused
+    )
 
 
 def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> QuotasResult:

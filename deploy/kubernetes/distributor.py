@@ -91,6 +91,11 @@ class Distributor:
                     await self.cluster.ask("DELETE", where)
                 await self.cluster.apply(where, plan.body)
                 log.info("configuration copied to namespace", namespace=namespace)
+                if plan.new and self.told.secrets:
+                    needed = (
+                        f"Pods of this namespace get sidecars. They need the Secrets {', '.join(self.told.secrets)}"
+                    )
+                    await self._event(namespace, self.told.name, "SecretsNeeded", f"{needed} here.", kind="Normal")
         except ApiServerError as error:
             plan.problem = str(error)
         except Exception as error:
@@ -174,7 +179,7 @@ class Distributor:
         log.warning("namespace configuration is not up to date", namespace=namespace or None, error=what)
         return True
 
-    async def _event(self, namespace: str, name: str, reason: str, message: str) -> None:
+    async def _event(self, namespace: str, name: str, reason: str, message: str, kind: str = "Warning") -> None:
         """Where users of the namespace look: `kubectl describe configmap`, `kubectl get events`."""
         if len(message) > MAX_MESSAGE:
             message = message[: MAX_MESSAGE - 1] + "…"
@@ -183,7 +188,7 @@ class Distributor:
             "kind": "Event",
             "metadata": {"generateName": f"{name}.", "namespace": namespace},
             "involvedObject": {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "namespace": namespace},
-            "type": "Warning",
+            "type": kind,
             "reason": reason,
             "message": message,
             "source": {"component": "kquota-webhook"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import importlib
 from collections.abc import Iterator
@@ -53,6 +54,16 @@ async def test_copies_are_made_and_then_left_alone(api: ScriptedApi) -> None:
     assert api.objects[COPY]["metadata"]["ownerReferences"][0]["uid"] == "uid of kquota-webhook.platform"
     assert [one for one in api.asked if one[0] != "GET"] == [("PATCH", COPY)]
     assert not [path for path in api.objects if path.startswith("/api/v1/namespaces/web/")]
+
+
+async def test_a_new_namespace_is_told_which_secrets_it_needs(api: ScriptedApi) -> None:
+    async with Cluster(api.url, api.account) as cluster:
+        distributor = Distributor(cluster, dataclasses.replace(TOLD, secrets=("regcred", "kquota-fleet")))
+        for _ in range(3):
+            await distributor.round()
+    (event,) = [one for path, one in api.objects.items() if "/events/" in path]
+    assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Normal", "SecretsNeeded", "orders")
+    assert event["message"].endswith("They need the Secrets regcred, kquota-fleet here.")
 
 
 async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:

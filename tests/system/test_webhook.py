@@ -251,6 +251,22 @@ def test_resources_of_the_whole_pod_grow_by_the_sidecars(template: Template) -> 
     }
 
 
+def test_the_secrets_that_namespaces_need_are_named(tmp_path: Path) -> None:
+    values = yaml.safe_load(VALUES.read_text()) | {
+        "imagePullSecrets": [{"name": "regcred"}],
+        "fleetKey": {"secret": "fleet"},
+        "extraVolumes": [
+            {"name": "tls", "secret": {"secretName": "kafka-client"}},
+            {"name": "more", "secret": {"secretName": "more", "optional": True}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    values["config"]["fleet"] = {"id": "shop"}
+    (path := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    assert Template.parse(sidecar_template(path)).distribution.secrets == ("regcred", "fleet", "kafka-client")
+    assert Template.parse(sidecar_template()).distribution.secrets == ()
+
+
 def test_pods_get_the_pull_secrets_of_the_image(template: Template) -> None:
     needing = Template.parse(sidecar_template(imagePullSecrets=[{"name": "regcred"}, {"name": "own"}]))
     pod, _ = _decide(admission_review("bare"), needing)

@@ -81,6 +81,15 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Secrets that pods with a sidecar need in their namespaces, as a list in JSON. */}}
+{{- define "kquota.neededSecrets" -}}
+{{- $names := list -}}
+{{- range .Values.imagePullSecrets }}{{ $names = append $names .name }}{{ end -}}
+{{- with include "kquota.fleetSecret" . }}{{ $names = append $names . }}{{ end -}}
+{{- range .Values.extraVolumes }}{{ with .secret }}{{ if not .optional }}{{ $names = append $names .secretName }}{{ end }}{{ end }}{{ end -}}
+{{- uniq $names | toJson -}}
+{{- end -}}
+
 {{/* What a running sidecar cannot take over from a changed file: a checksum of everything but the live settings. */}}
 {{- define "kquota.restartChecksum" -}}
 {{- $config := include "kquota.config" . | fromYaml -}}
