@@ -26,16 +26,16 @@ class StreamMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"kquota_stream_{name}", text, LABEL, registry=self.registry)
 
-        self._batches = counter("batches", "Batches that were completed.")
-        self._rows = counter("input_rows", "Rows that were read.")
-        self._late = counter("late_rows", "Rows that came later than --delay allows and were dropped.")
-        self._last = gauge("last_batch_timestamp_seconds", "When the last batch was started.")
-        self._duration = gauge("batch_seconds", "How long the last batch took.")
-        self._input = gauge("input_rows_per_second", "At which rate rows came, as of the last batch.")
-        self._processed = gauge("processed_rows_per_second", "At which rate rows were processed in the last batch.")
-        self._lag = gauge("lag_messages", "Messages of the topic that were not read yet when the last batch was done.")
-        self._state_rows = gauge("state_rows", "Ids and open minutes that are kept.")
-        self._state_bytes = gauge("state_bytes", "Memory that they take.")
+        self._batches = counter("batches", "Completed batches.")
+        self._rows = counter("input_rows", "Rows read.")
+        self._late = counter("late_rows", "Rows dropped because they came later than --delay.")
+        self._last = gauge("last_batch_timestamp_seconds", "Start of the last batch.")
+        self._duration = gauge("batch_seconds", "Duration of the last batch.")
+        self._input = gauge("input_rows_per_second", "Arrival rate of rows in the last batch.")
+        self._processed = gauge("processed_rows_per_second", "Processing rate of rows in the last batch.")
+        self._lag = gauge("lag_messages", "Messages of the topic not read by the last batch.")
+        self._state_rows = gauge("state_rows", "Ids and open minutes kept.")
+        self._state_bytes = gauge("state_bytes", "Memory of these rows.")
         self._watermark = gauge("watermark_timestamp_seconds", "Minutes before this time are written.")
 
     def seen(self, query: str, progress: Mapping[str, Any]) -> None:

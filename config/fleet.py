@@ -19,35 +19,34 @@ class FleetSection(Section):
 
     id: Annotated[str, text("a name", most=255)] = Field(
         default="default",
-        description="Instances with the same id on the same topic are one fleet; others do not mix with it.",
+        description="Instances with the same id and topic are one fleet.",
     )
     key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
         default=None,
-        description="File with the secret that authenticates the instances' records; required. One key a line, of at "
-        "least 32 characters: the first signs, all are accepted. Followed while the sidecar runs.",
+        description="File with the secret that authenticates records; required. One key a line, at least 32 "
+        "characters: the first signs, all are accepted. Re-read when it changes.",
     )
     default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = Field(
         default="instance",
-        description="What a limit applies to if its entry has no scope: each instance, or the fleet.",
+        description="Scope of entries without scope: each instance, or the whole fleet.",
     )
     topic: Annotated[str, text("a topic name", most=249)] = Field(
-        default="kquota-fleet", description="Topic of the cluster on which the instances tell what they use."
+        default="kquota-fleet", description="The fleet's topic."
     )
     create_topic: Annotated[bool, BOOLEAN] = Field(
         default=True,
-        description="Make the topic where it is missing; false: an error in the log says the command that does.",
+        description="Create the topic if missing; false: the log has the command.",
     )
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
-        default=None, description="Replication factor to create the topic with; null: the brokers' default."
+        default=None, description="Replication factor of a created topic; null: the brokers' default."
     )
     interval_s: Annotated[float, duration_s(500, 60_000)] = Field(
         default=1,
-        description="How often an instance tells what it uses; less often where very many share a partition.",
+        description="How often an instance publishes its usage; less often with many instances per partition.",
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = Field(
         default=1,
-        description="The least number of instances to assume: until an instance has heard from others, it may use the "
-        "limit divided by this number.",
+        description="Number of instances assumed until others are known: the limit is divided by it.",
     )
 
     @field_validator("topic")

@@ -46,16 +46,16 @@ class StaticIdentity(Section):
 
     user: Annotated[str, _USER] | None = Field(default=None, description="The user.")
     file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="A file whose only line is the user; read again when it has changed."
+        default=None, description="A file whose only line is the user; re-read when it changes."
     )
     template: Annotated[str, Value(_template, {"type": "string", "pattern": r"\{.+\}"})] | None = Field(
         default=None,
-        description="The user, with {namespace}, {service_account}, {pod} and {label:KEY} taken from `directory`.",
+        description="The user, with {namespace}, {service_account}, {pod} and {label:KEY} from `directory`.",
     )
     directory: Annotated[str, ABSOLUTE_PATH] | None = Field(
         default=None,
         description="With template: a volume of the downward API with the files namespace, service_account, pod, "
-        "labels or token; read again when they have changed.",
+        "labels or token; re-read when they change.",
     )
 
     @model_validator(mode="before")
@@ -86,18 +86,16 @@ class SaslIdentity(Section):
 
     oauthbearer_claim: Annotated[str, text("the name of a claim")] = Field(
         default="sub",
-        description="The claim of OAUTHBEARER's tokens that is the user, as the brokers' "
-        "sasl.oauthbearer.sub.claim.name.",
+        description="Claim of OAUTHBEARER tokens that is the user, as the brokers' sasl.oauthbearer.sub.claim.name.",
     )
     unknown_user: Annotated[str, text("a user name")] | None = Field(
         default=None,
-        description="The user of logins that do not show their name: GSSAPI, opaque tokens, delegation tokens of "
-        "unknown owners. null: the next source is asked.",
+        description="User of logins without a visible name (GSSAPI, opaque tokens, unknown delegation tokens); null: "
+        "the next source.",
     )
     token_owners: dict[Annotated[str, text("a token id")], Annotated[str, text("a user name")]] = Field(
         default_factory=dict,
-        description="Owners of delegation tokens, by token id. Others are asked of the cluster, where upstream.sasl "
-        "is set.",
+        description="Owners of delegation tokens by token id. With upstream.sasl the cluster is asked for others.",
     )
 
 
@@ -106,14 +104,15 @@ class IdentitySection(Section):
 
     sources: list[Annotated[str, choice("a source of identity", *SOURCES)]] = Field(
         default_factory=lambda: list(SOURCES),
-        description="In this order: the client's certificate, its SASL login, the static user.",
+        description="Sources of a connection's user, in this order: certificate, SASL login, static user.",
     )
     static: Annotated[StaticIdentity, _TextOrMapping()] | None = Field(
         default=None,
-        description="The user of every connection that no earlier source identifies: the name, or where to read it.",
+        description="User name of connections without another source, or a mapping to read it from files; null: "
+        "ANONYMOUS.",
     )
 
-    sasl: SaslIdentity = Field(default_factory=SaslIdentity, description="How logins by SASL are read.")
+    sasl: SaslIdentity = Field(default_factory=SaslIdentity, description="How names are read from SASL logins.")
 
     @field_validator("sources")
     @classmethod

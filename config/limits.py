@@ -19,33 +19,30 @@ class Limits(Section):
         default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
     )
     max_response_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
-        default=_INT_MAX, description="Largest response of a broker; by default any that Kafka's protocol can have."
+        default=_INT_MAX, description="Largest response of a broker."
     )
     max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
-        default=1024, description="Requests of one connection without an answer; above it the client is not read."
+        default=1024, description="Unanswered requests of a connection; above it the client is not read."
     )
     max_connections: Annotated[int, whole(1, _INT_MAX, "connections")] = Field(
         default=_INT_MAX,
-        description="Connections open at once, of all clients together, as Kafka's max.connections; further ones are "
-        "closed at once. Never more than file descriptors allow, two for each.",
+        description="Open client connections, as Kafka's max.connections; others are closed at once. At most half of "
+        "the file descriptors.",
     )
     pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
         default=30_000,
-        description="How long a client may take until its login is accepted, or where none is wanted, until its first "
-        "request; what the broker takes to answer and mutes do not count.",
+        description="Time until a client's login, or its first request. The broker's time and mutes do not count.",
     )
     stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
         default=60_000,
-        description="How long a peer may keep the sidecar waiting inside a request or a response, or leave responses "
-        "unread, while less than 512 bytes a second move.",
+        description="Time that a peer may stop inside a request or response, or not read, below 512 bytes per second.",
     )
     max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = Field(
         default=20_000,
-        description="Clients remembered while they have no connection, and counters of each kind of quota. When there "
-        "are more, newcomers share a counter per quota entry.",
+        description="Clients and counters remembered per kind of quota. Beyond it new clients share a counter.",
     )
     max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = Field(
         default=1000,
-        description="Connections over a connection_creation_rate that are held open, unserved, until their delay is "
-        "over, as Kafka does; further ones are closed at once.",
+        description="Connections over a connection_creation_rate that stay open for their delay; others are closed at "
+        "once.",
     )

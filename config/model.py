@@ -104,7 +104,7 @@ class Listen(Section):
     port: Annotated[int, _PORT] = Field(default=9092, description="Bootstrap port; 0: any free one.")
     broker_ports: Annotated[PortRange, PORT_RANGE] = Field(
         default_factory=lambda: PortRange(19_092, 19_191),
-        description="Local ports for brokers, first-last. One port per broker of the cluster is needed.",
+        description="Local ports for brokers, first-last: at least one per broker of the cluster.",
         json_schema_extra={"default": "19092-19191"},
     )
     broker_port_map: Annotated[dict[int, int], PORT_MAP] = Field(
@@ -128,7 +128,7 @@ class Listen(Section):
         description="Networks of balancers, as CIDRs: connections from there begin with a PROXY header (version 1 or "
         "2), whose client address counts. Connections from elsewhere have none.",
     )
-    tls: ListenTls | None = Field(default=None, description="TLS from clients; null: none.")
+    tls: ListenTls | None = Field(default=None, description="TLS from clients; null: plain.")
 
     @field_validator("broker_port_map")
     @classmethod
@@ -162,12 +162,10 @@ class Upstream(Section):
         default_factory=list,
         description="host:port of some brokers, tried in turn. Required unless mode is transparent.",
     )
-    tls: UpstreamTls | None = Field(default=None, description="TLS to the brokers; null: none.")
-    sasl: UpstreamSasl | None = Field(
-        default=None, description="The sidecar's own login by SASL, for its own questions to the cluster."
-    )
+    tls: UpstreamTls | None = Field(default=None, description="TLS to the brokers; null: plain.")
+    sasl: UpstreamSasl | None = Field(default=None, description="SASL login of the sidecar's own connections.")
     connect_timeout_ms: Annotated[int, duration_ms(10, _HOUR_MS, bare_unit="ms")] = Field(
-        default=10_000, description="How long a broker may take to accept a connection, TLS included."
+        default=10_000, description="Longest time for a connection to a broker, TLS included."
     )
 
 
@@ -194,12 +192,12 @@ class QuotaEntry(Section):
     """
 
     user: Annotated[str, text("a user name or <default>")] | None = Field(
-        default=None, description="A user (principal name), or <default> for every user without an entry of its own."
+        default=None, description="A user (principal name), or <default>: every user without an entry."
     )
     client_id: Annotated[str, text("a client-id or <default>")] | None = Field(
         default=None,
         alias="client-id",
-        description="A client-id, or <default> for every client-id without an entry of its own.",
+        description="A client-id, or <default>: every client-id without an entry.",
     )
     ip: Annotated[str, ADDRESS] | None = Field(
         default=None,
@@ -211,21 +209,20 @@ class QuotaEntry(Section):
     request_percentage: _RequestPercentage = None
     controller_mutation_rate: _ControllerMutationRate = None
     connection_creation_rate: Annotated[int, whole(1, INT_MAX, "connections per second")] | None = Field(
-        default=None, description="Connections made per second, by an address (KIP-612) or a user."
+        default=None, description="New connections per second, of an address (KIP-612) or a user."
     )
     max_connections: Annotated[int, whole(0, INT_MAX, "connections")] | None = Field(
-        default=None, description="Connections open at once, of an address or a user; 0: none at all."
+        default=None, description="Open connections of an address or a user; 0: none."
     )
     mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
-        default="enforce", description="shadow: measured and reported, never applied."
+        default="enforce", description="shadow: measured, never applied."
     )
     scope: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
         default=None,
-        description="What the limits apply to: each instance of the sidecar by itself, or all instances of a fleet "
-        "together; null: fleet.default_scope.",
+        description="Scope of the limits: each instance, or the whole fleet; null: fleet.default_scope.",
     )
     candidate: QuotaCandidate | None = Field(
-        default=None, description="Other limits on trial beside these: measured and reported, never applied."
+        default=None, description="Other values of these limits: measured, never applied."
     )
 
     @field_validator("candidate")
@@ -318,26 +315,26 @@ class QuotaSettings(Section):
 
     source: Annotated[Literal["file", "cluster"], choice("a source", "file", "cluster")] = Field(
         default="file",
-        description="file: the entries below; cluster: the cluster's own client quotas, asked for again and again.",
+        description="file: the entries below; cluster: the cluster's client quotas, polled.",
     )
     entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
         default_factory=list, description="The limits, in any order."
     )
     poll_interval_s: Annotated[float, duration_s(100, _HOUR_MS)] = Field(
         default=10,
-        description="With source: cluster, how often it is asked.",
+        description="With source: cluster, the polling interval.",
     )
     alter: Annotated[Literal["deny", "forward", "apply"], choice("a rule", "deny", "forward", "apply")] = Field(
         default="deny",
-        description="AlterClientQuotas (kafka-configs) through the sidecar: deny: refused, saying where quotas are "
-        "managed; forward: passed to the broker; apply: checked as Kafka does, kept in the overlay, in force at once.",
+        description="AlterClientQuotas (kafka-configs) through the sidecar: deny; forward to the broker; apply to the "
+        "overlay.",
     )
     alter_principals: list[Annotated[str, text("a user name")]] = Field(
-        default_factory=list, description="With alter: apply, the users who may alter quotas. Names alone, no User:."
+        default_factory=list, description="With alter: apply, the users who may alter quotas, without User:."
     )
     overlay: Annotated[str, ABSOLUTE_PATH] | None = Field(
         default=None,
-        description="With source: file, the file of limits set by AlterClientQuotas. It wins over entries.",
+        description="The file that alter: apply writes. It wins over entries.",
     )
 
     @model_validator(mode="before")
@@ -375,8 +372,7 @@ class Admin(Section):
     port: Annotated[int, _PORT] = Field(default=9404, description="Port; 0: any free one.")
     allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
         default_factory=list,
-        description="Host names that requests may be for (Host), beside addresses, localhost and the pod's own: names, "
-        "*.suffix, or * for any.",
+        description="Other host names that the port answers to: names, *.suffix, or * for any.",
     )
 
 
@@ -384,7 +380,7 @@ class Metrics(Section):
     """What /metrics shows."""
 
     max_groups: Annotated[int, whole(0, 100_000, "groups")] = Field(
-        default=200, description="Clients and groups that get series of their own; the rest is added up as `other`."
+        default=200, description="Clients and counters with their own series; the rest is added up as `other`."
     )
 
 
@@ -392,7 +388,7 @@ class Log(Section):
     """What is logged. KQUOTA_LOG_LEVEL in the environment wins over `level`."""
 
     level: Annotated[str, choice("a level", "debug", "info", "warning", "error")] = Field(
-        default="info", description="The least level that is written."
+        default="info", description="Lowest level that is logged."
     )
     format: Annotated[str, choice("a format", "auto", "json", "console")] = Field(
         default="auto", description="auto: console on a terminal, else JSON lines."
@@ -413,8 +409,7 @@ class Config(Section):
 
     mode: Annotated[str, choice("a mode", "rewrite", "transparent")] = Field(
         default="rewrite",
-        description="How clients reach the brokers. rewrite: one local port per broker; transparent: their connections "
-        "are redirected to the sidecar, which goes on to where they were going.",
+        description="rewrite: one local port per broker; transparent: connections are redirected to the sidecar.",
     )
     listen: Listen = Field(default_factory=Listen)
     upstream: Upstream = Field(default_factory=Upstream)
@@ -423,19 +418,19 @@ class Config(Section):
     quota_settings: Annotated[QuotaSettings, _ListOrMapping()] = Field(
         default_factory=QuotaSettings,
         alias="quotas",
-        description="The limits: a list of entries, or a mapping that also says where they come from.",
+        description="The limits: a list of entries, or a mapping with source, entries, alter.",
     )
     producer_default: Annotated[int, _BYTE_RATE] | None = Field(
         default=None, alias="quota.producer.default", description="KIP-13: producer_byte_rate of client-id <default>."
     )
     producer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
-        default=(), alias="quota.producer.override", description='KIP-13: of single client ids, "a:4M,b:10M".'
+        default=(), alias="quota.producer.override", description='KIP-13: by client-id, "a:4M,b:10M".'
     )
     consumer_default: Annotated[int, _BYTE_RATE] | None = Field(
         default=None, alias="quota.consumer.default", description="KIP-13: consumer_byte_rate of client-id <default>."
     )
     consumer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
-        default=(), alias="quota.consumer.override", description='KIP-13: of single client ids, "a:4M,b:10M".'
+        default=(), alias="quota.consumer.override", description='KIP-13: by client-id, "a:4M,b:10M".'
     )
     max_connections_per_ip: Annotated[int, whole(0, INT_MAX, "connections")] | None = Field(
         default=None, alias="max.connections.per.ip", description="Kafka's name for max_connections of ip <default>."
@@ -448,7 +443,7 @@ class Config(Section):
     window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
         default=11,
         alias="quota.window.num",
-        description="Samples kept: the whole windows plus the current one, as in Kafka.",
+        description="Samples kept, the current one included, as in Kafka.",
     )
     window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
         default=1, alias="quota.window.size.seconds", description="Length of one sample, as in Kafka."
@@ -456,7 +451,7 @@ class Config(Section):
     controller_window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
         default=11,
         alias="controller.quota.window.num",
-        description="Samples of partition mutations: with their length and the rate they make the burst, as in Kafka.",
+        description="Samples of partition mutations, as in Kafka; samples x seconds x rate is the burst.",
     )
     controller_window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
         default=1,
@@ -467,29 +462,28 @@ class Config(Section):
         Literal["token_bucket", "windowed_burst"], choice("an algorithm", "token_bucket", "windowed_burst")
     ] = Field(
         default="token_bucket",
-        description="How partition mutations are counted. token_bucket: as Kafka does (KIP-599); windowed_burst: the "
-        "windowed rate that Kafka had planned before, whose bursts are spread over the windows.",
+        description="token_bucket: as Kafka (KIP-599); windowed_burst: a windowed rate, with bursts spread over the "
+        "windows.",
     )
     max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit=None)] = Field(
         default=120_000,
-        description="The longest throttle time that one response carries and its connection is muted for. Whatever is "
-        "owed beyond it must still be paid before more is forwarded. 0: no cap; pacing: kafka has none either.",
+        description="Max throttle time of a response and its mute. A larger debt delays the group's next requests. 0, "
+        "and pacing: kafka: no cap.",
         json_schema_extra={"default": "2m"},
     )
     pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = Field(
         default="smooth",
-        description="smooth: a client over its quota gets its rate evenly, and what its group owes is paid before more "
-        "is forwarded; kafka: exactly as a broker, whose mutes hold single connections only.",
+        description="smooth: even rate; a group's debt delays all its connections. kafka: exactly a broker's formula "
+        "and mutes, which a new connection evades.",
     )
     limits: Limits = Field(default_factory=Limits)
     drain_timeout_s: Annotated[float, duration_s(0, _HOUR_MS)] = Field(
         default=30,
-        description="On SIGTERM, how long requests in flight may take to finish. It need not be longer than "
-        "`max_mute`: connections that are throttled end at once.",
+        description="On SIGTERM, time for requests in flight. Throttled connections close at once.",
     )
     connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * _HOUR_MS, bare_unit="ms")] = Field(
         default=600_000,
-        description="Connections without traffic for so long are closed, as Kafka's connections.max.idle.ms.",
+        description="Connections without traffic for this long are closed, as connections.max.idle.ms.",
     )
     connections_max_age_ms: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit="ms")] = Field(
         default=0,
@@ -501,7 +495,7 @@ class Config(Section):
     log: Log = Field(default_factory=Log)
     export: Export | None = Field(default=None, description="Usage records; null: none.")
     fleet: FleetSection | None = Field(
-        default=None, description="Limits that several instances share; null: each instance has its own."
+        default=None, description="Limits shared by instances; null: each instance has its own."
     )
 
     _source: Source | None = PrivateAttr(default=None)

@@ -14,15 +14,15 @@ _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 class UpstreamSasl(Section):
     """The sidecar's own login, for its own questions: clients' logins pass through as they are."""
 
-    mechanism: Annotated[str, choice("a mechanism", *_MECHANISMS)] = Field(description="How the sidecar logs in.")
+    mechanism: Annotated[str, choice("a mechanism", *_MECHANISMS)] = Field(description="SASL mechanism.")
     username: Annotated[str, text("a user name")] | None = Field(
-        default=None, description="The user; not with OAUTHBEARER, whose token says who it is for."
+        default=None, description="The user; not with OAUTHBEARER."
     )
     password_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="File with the password. Read at every login, so it may be replaced at any time."
+        default=None, description="File with the password, re-read at every login."
     )
     token_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="With OAUTHBEARER, the file with the token; read at every login."
+        default=None, description="With OAUTHBEARER, the file with the token, re-read at every login."
     )
 
     @model_validator(mode="after")

@@ -28,23 +28,25 @@ _RULES = Value(_rules, {"anyOf": [{"type": "string"}, {"type": "array", "items":
 class ListenTls(Section):
     """TLS from clients. All files are PEM, and read again when they have changed."""
 
-    certificate_file: Annotated[str, ABSOLUTE_PATH] = Field(
-        description="The sidecar's certificate, and the chain to its authority behind it."
+    certificate_file: Annotated[str, ABSOLUTE_PATH] = Field(description="The sidecar's certificate chain, PEM.")
+    key_file: Annotated[str, ABSOLUTE_PATH] = Field(
+        description="The certificate's private key, PEM, without a password."
     )
-    key_file: Annotated[str, ABSOLUTE_PATH] = Field(description="The certificate's private key, without a password.")
     client_auth: Annotated[str, choice("a rule", "none", "requested", "required")] = Field(
-        default="none", alias="ssl.client.auth", description="Whether clients show certificates, as in Kafka."
+        default="none",
+        alias="ssl.client.auth",
+        description="Client certificates: none, requested or required, as in Kafka.",
     )
     client_ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="Certificates of the authorities that clients' certificates come from."
+        default=None, description="PEM file with the authorities of clients' certificates."
     )
     principal_mapping_rules: Annotated[str, _RULES] = Field(
         default=DEFAULT_RULES,
         alias="ssl.principal.mapping.rules",
-        description="From the subject of a client's certificate to its user, as in Kafka.",
+        description="Maps a client certificate's subject to its user, as in Kafka.",
     )
     handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, bare_unit="ms")] = Field(
-        default=10_000, description="How long a client's handshake may take."
+        default=10_000, description="Longest handshake of a client."
     )
 
     @model_validator(mode="after")
@@ -60,21 +62,21 @@ class UpstreamTls(Section):
     """TLS to the brokers; `{}` is enough where the system trusts their authority and they ask for no certificate."""
 
     ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="Certificates of the brokers' authorities, PEM; null: those the system trusts."
+        default=None, description="PEM file with the brokers' authorities; null: the system's."
     )
     certificate_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="The certificate that brokers are shown, PEM; null: none."
+        default=None, description="Certificate chain shown to brokers, PEM; null: none."
     )
     key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
         default=None, description="Its private key, PEM, without a password."
     )
     server_name: Annotated[str, text("a host name or address", most=253)] | None = Field(
         default=None,
-        description="Name sent to every broker (SNI), which its certificate must match; null: the host connected to.",
+        description="Name sent to every broker (SNI) that its certificate must match; null: the host connected to.",
     )
     verify_hostname: Annotated[bool, BOOLEAN] = Field(
         default=True,
-        description="false: any certificate of a trusted authority will do, whomever it names. A warning tells of it.",
+        description="false: accept any certificate of a trusted authority. Logs a warning at each start.",
     )
 
     @model_validator(mode="after")

@@ -51,16 +51,16 @@ class Transparent(Section):
 
     mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = Field(
         default=None,
-        description="SO_MARK of every connection that the sidecar opens, so that redirect rules can exempt it by mark "
-        "instead of by user; needs the capability NET_ADMIN. null: no mark.",
+        description="Socket mark (SO_MARK) of the sidecar's own connections, for rules that exempt it by mark. Needs "
+        "NET_ADMIN. null: none.",
     )
     networks: list[Annotated[str, NETWORK]] = Field(
-        default_factory=list, description="Where redirected connections may go, as CIDRs; empty: anywhere."
+        default_factory=list, description="Allowed destinations of redirected connections, as CIDRs; empty: all."
     )
     ports: list[Annotated[PortRange, PORTS]] = Field(
-        default_factory=list, description="Ports that redirected connections may go to; empty: any."
+        default_factory=list, description="Allowed destination ports; empty: all."
     )
     tls_passthrough: Annotated[bool, BOOLEAN] = Field(
         default=True,
-        description="TLS that the sidecar has no key for is passed on, with byte quotas alone; false: refused.",
+        description="Pass TLS without a key through, with byte quotas; false: refuse it.",
     )

@@ -126,7 +126,7 @@ class Distributor:
         """The state of the distribution for Prometheus."""
         lines = [
             "# HELP kquota_webhook_namespace_problem 1: a namespace's configuration (no name: all) is not up to date; "
-            "its events say why.",
+            "see its events.",
             "# TYPE kquota_webhook_namespace_problem gauge",
             *(f'kquota_webhook_namespace_problem{{namespace="{name}"}} 1' for name in sorted(self._said)),
         ]

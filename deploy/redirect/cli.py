@@ -15,11 +15,11 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-With = Annotated[Literal["auto", "nft", "iptables"], typer.Option("--with", help="auto: nft if it is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+With = Annotated[Literal["auto", "nft", "iptables"], typer.Option("--with", help="auto: nft if installed.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the rules without installing them.")]
 
 
-@app.command(short_help="Put rules in force.")
+@app.command(short_help="Install rules.")
 def install(
     config: Annotated[
         Path | None,
@@ -29,7 +29,7 @@ def install(
     ] = None,
     to_port: Annotated[
         int | None,
-        typer.Option("--to-port", min=1, max=65_535, metavar="PORT", help="Where the sidecar listens (9092)."),
+        typer.Option("--to-port", min=1, max=65_535, metavar="PORT", help="Port of the sidecar (9092)."),
     ] = None,
     ports: Annotated[
         list[str] | None, typer.Option("--port", metavar="P", help="Destination port or range; repeatable.")
@@ -69,12 +69,12 @@ def install(
     ipv6: Annotated[bool, typer.Option("--ipv6/--no-ipv6", help="Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[
         Literal["closed", "open"],
-        typer.Option("--when-down", help="While no sidecar runs, new connections are refused, or go directly."),
+        typer.Option("--when-down", help="While no sidecar runs: refuse new connections, or let them go directly."),
     ] = "closed",
     tool: With = "auto",
     dry_run: DryRun = False,
 ) -> None:
-    """Redirect what applications in this network namespace connect to; earlier rules of ours are replaced."""
+    """Redirect outgoing connections of this network namespace. Replaces earlier rules of kquota."""
     from deploy.redirect import run as redirect_run
 
     if config is not None:
@@ -107,9 +107,9 @@ def install(
     typer.echo(f"redirecting to port {rules.to_port}, by {chosen}")
 
 
-@app.command(short_help="Take the rules out again.")
+@app.command(short_help="Remove rules.")
 def remove(dry_run: DryRun = False) -> None:
-    """Remove what `install` put in force, with either tool; connections that were redirected stay so until they end."""
+    """Remove the rules of `install`, of either tool. Redirected connections stay redirected until they end."""
     from deploy.redirect import run as redirect_run
 
     try:
@@ -123,11 +123,11 @@ def remove(dry_run: DryRun = False) -> None:
     typer.echo(f"removed the rules of {' and '.join(tools)}" if tools else "no rules of kquota")
 
 
-@app.command(short_help="Print the rules in force.")
+@app.command(short_help="Show installed rules.")
 def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Print our rules as the kernel has them. Exit 1 when there are none."""
+    """Print kquota's rules from the kernel. Exits with 1 if there are none."""
     from deploy.redirect import run as redirect_run
 
     try:

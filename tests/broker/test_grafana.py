@@ -18,13 +18,13 @@ from tests.support.sidecars import get, sidecar
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/grafana"
 EMPTY_HERE = {
-    "Brokers that throttle on their own",  # this cluster has no quotas of its own
+    "Throttles of the brokers' own quotas",  # this cluster has no quotas of its own
     "by the brokers themselves",
     "mutations",  # no client creates topics
     "tokens {{pod}}",
     "Connections refused, by limit",  # no limit is reached
     "Limits on trial",  # one event: of a series that begins with it, rate() sees nothing
-    "What limits on trial would have done",
+    "Effect of limits on trial",
 }
 """Panels or legends that may have nothing to show in this test."""
 

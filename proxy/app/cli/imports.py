@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from config.source import Source
 
 app = typer.Typer(
-    help="Take quotas over from elsewhere: entries for the file, or for the chart's values (the words are the same).",
+    help="Import quotas from a cluster or from Strimzi KafkaUsers, as entries of the file or of the chart's values.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -106,12 +106,16 @@ def _group() -> None:
     pass
 
 
-@app.command(short_help="Quotas that a cluster has.")
+@app.command(short_help="Import a cluster's client quotas.")
 def kafka(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="A kquota file: its upstream is asked."
+            "--config",
+            "-c",
+            metavar="FILE",
+            envvar="KQUOTA_CONFIG",
+            help="A kquota file with `upstream`.",
         ),
     ] = None,
     bootstrap: Annotated[
@@ -120,15 +124,15 @@ def kafka(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Ask a cluster for its client quotas (what kafka-configs --describe shows) and print them as quota entries.
+    """Print a cluster's client quotas, as kafka-configs --describe shows them, as quota entries.
 
-    The file says where the cluster is, and how to log in; it needs no quotas of its own.
+    The file has the cluster's address and login; it needs no quotas.
     """
     from config.load import load, load_bytes
     from proxy.app.cli.imports_cluster import entries_of_cluster  # trio and TLS: not needed by the other commands
 
     if config is None and not bootstrap:
-        raise typer.BadParameter("which cluster? --config FILE or --bootstrap HOST:PORT")
+        raise typer.BadParameter("expected --config FILE or --bootstrap HOST:PORT")
     with errors_said():
         if bootstrap:
             asked = load_bytes("--bootstrap", json_text({"upstream": {"bootstrap": bootstrap}}).encode())
@@ -138,18 +142,18 @@ def kafka(
         found, left = entries_of_cluster(asked)
     for reason in left:
         say(f"warning: left out: {reason}", err=True)
-    _print(found, as_json, "the cluster has no client quotas that an entry can say")
+    _print(found, as_json, "the cluster has no client quotas that kquota can express")
 
 
-@app.command(short_help="Quotas of Strimzi's KafkaUser resources.")
+@app.command(short_help="Import quotas of Strimzi's KafkaUser resources.")
 def strimzi(
     # Hidden in the list of options, because typer writes <list[Path]> there; the usage and the text below have it.
     files: Annotated[list[Path], typer.Argument(metavar="FILE", hidden=True)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Turn KafkaUser spec.quotas into quota entries. Users that log in by certificate are CN=NAME, all others NAME.
+    """Convert KafkaUser spec.quotas to quota entries. Users with a certificate are CN=NAME, all others NAME.
 
-    Each FILE has manifests, or what kubectl get kafkausers -o yaml prints.
+    Each FILE has manifests, or the output of kubectl get kafkausers -o yaml.
     """
     from config.bounds import MAX_FILE_BYTES
 

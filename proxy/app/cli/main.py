@@ -33,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
-app.add_typer(imports.app, name="import", short_help="Take quotas over from elsewhere.")
+app.add_typer(imports.app, name="import", short_help="Import quotas from a cluster or from Strimzi KafkaUsers.")
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
 ]
@@ -53,7 +53,7 @@ AdminUrl = Annotated[
         help="Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
 
 
 class Form(StrEnum):
@@ -66,12 +66,12 @@ class Form(StrEnum):
 
 
 OutputForm = Annotated[
-    Form, typer.Option("--output", "-o", metavar="FORM", help="table, wide (nothing is cut), json or yaml.")
+    Form, typer.Option("--output", "-o", metavar="FORM", help="table, wide (no truncation), json or yaml.")
 ]
 
 
 def _load_on_paper(path: Path) -> Config:
-    """Load a configuration, or say what is wrong on stderr and exit with 2."""
+    """Load a configuration, or print its errors to stderr and exit with 2."""
     from config.load import load
 
     with errors_said():
@@ -129,9 +129,7 @@ def _print_version(wanted: bool) -> None:
 def _any(
     wanted: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it is compiled."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and build."),
     ] = False,
 ) -> None:
     pass
@@ -148,7 +146,7 @@ def run(config: ConfigFile) -> None:
     raise typer.Exit(code)
 
 
-@app.command(short_help="Check a configuration file.")
+@app.command(short_help="Validate and explain a configuration file.")
 def check(
     # Hidden in the list of arguments, because typer writes <path> there; the usage and the text below have it.
     file: Annotated[Path | None, typer.Argument(metavar="FILE", hidden=True)] = None,
@@ -165,14 +163,14 @@ def check(
     form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
     on_paper: Annotated[
-        bool, typer.Option("--on-paper", help="The file may leave out upstream, such as values with quotas only.")
+        bool, typer.Option("--on-paper", help="Allow a file without upstream, such as values with quotas only.")
     ] = False,
     connect: Annotated[
         bool,
-        typer.Option("--connect", help="Also ask the cluster: each bootstrap address and each broker, as a sidecar."),
+        typer.Option("--connect", help="Also connect to each bootstrap address and each broker, as a sidecar does."),
     ] = False,
 ) -> None:
-    """Check a configuration, FILE or that of --config, and print what it means; every problem has its place."""
+    """Validate and explain a configuration, FILE or that of --config. Every error has its place."""
     from config.load import load
     from config.overlay import table_in_force
     from proxy.app.cli.check import all_warnings, summary_json, summary_text
@@ -213,18 +211,20 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@app.command(short_help="Say which limits a client has, how it stands, and why it waits.")
+@app.command(short_help="Show a client's effective quotas, current usage and why it is throttled.")
 def explain(
     context: typer.Context,
     user: Annotated[
         str | None,
-        typer.Option("--user", metavar="U", help="User (principal name); left out: the one that connections get."),
+        typer.Option(
+            "--user", metavar="U", help="User (principal name); default: that of connections without a login."
+        ),
     ] = None,
     client_id: Annotated[
-        str | None, typer.Option("--client-id", metavar="C", help="Client-id; left out or empty: none.")
+        str | None, typer.Option("--client-id", metavar="C", help="Client-id; default: the empty one.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option("--ip", metavar="A", help="Limits of connections from this address, too.")
+        str | None, typer.Option("--ip", metavar="A", help="Also show connection limits of this address.")
     ] = None,
     config: Annotated[
         Path | None,
@@ -235,10 +235,10 @@ def explain(
     form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Say which limits a client has and why: all eight levels, the one in force, which clients share the counter.
+    """Show a client's quotas: all eight levels, the effective one, the clients that share the counter.
 
-    From a running sidecar also how the counters stand, what a request would wait now, and the last throttles; without
-    a user, client-id and address: which clients are throttled now.
+    With a running sidecar also usage, the delay of the next request and the last throttles. Without user, client-id
+    and address: the clients that are throttled now.
     """
     from proxy.app.admin.explain_text import explanation_text, throttled_text
 
@@ -282,15 +282,15 @@ def _explain_on_paper(config: Path, user: str | None, client_id: str, address: s
     return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
 
 
-@app.command(short_help="Try quotas on paper.")
+@app.command(short_help="Simulate quotas against a list of requests.")
 def simulate(
     config: ConfigFile,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Beside each mutation, what either controller_mutation_algorithm decides."),
+        typer.Option("--compare", help="Show the decision of each controller_mutation_algorithm."),
     ] = False,
 ) -> None:
-    """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
+    """Charge events (JSON lines on stdin) on a simulated clock, and print a JSON line per event."""
     from proxy.app.cli.simulate import run as run_simulation
 
     failed = False
@@ -303,7 +303,7 @@ def simulate(
         raise typer.Exit(WRONG_USE)
 
 
-@app.command(short_help="Watch how much of which quota each client uses.")
+@app.command(short_help="Show the usage of each quota, live.")
 def top(
     context: typer.Context,
     admin: AdminUrl = None,
@@ -315,15 +315,16 @@ def top(
         bool, typer.Option("--once", help="Print one table and exit; the default if stdout is not a terminal.")
     ] = False,
     text: Annotated[
-        str, typer.Option("--filter", metavar="TEXT", help="Show only rows whose user, client-id or kind contains it.")
+        str,
+        typer.Option("--filter", metavar="TEXT", help="Show only rows whose user, client-id or kind has TEXT."),
     ] = "",
     sort: Annotated[
         str, typer.Option("--sort", metavar="ORDER", help="Order of the rows: use, throttled, rate or name.")
     ] = "use",
     form: OutputForm = Form.TABLE,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json: one snapshot.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as -o json: one snapshot.")] = False,
 ) -> None:
-    """Show the counters of a running sidecar: the limit, how much of it is used, and how long it is throttled."""
+    """Show the counters of a running sidecar: limit, usage and throttle time."""
     from proxy.app.cli.top import SORTS, look_json, watch
 
     if sort not in SORTS:
@@ -337,7 +338,7 @@ def top(
     raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE))
 
 
-@app.command(short_help="Write a configuration file to begin with.")
+@app.command(short_help="Write a small configuration file.")
 def init(
     bootstrap: Annotated[
         list[str], typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker of the cluster; repeatable.")
@@ -349,14 +350,12 @@ def init(
         str | None, typer.Option("--fetch", metavar="BYTES", help="The same for consumers, such as 4M.")
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="The user where no login says one.")
+        str | None, typer.Option("--user", metavar="NAME", help="User name for unauthenticated connections.")
     ] = None,
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Where clients connect.")
-    ] = 9092,
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port for clients.")] = 9092,
     shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, delay no client.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; left out: standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; default: standard output.")
     ] = None,
 ) -> None:
     """Write a small configuration file with comments. An existing file is never overwritten."""
@@ -376,7 +375,7 @@ def init(
         reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
         say(f"error: {output}: {reason}", err=True)
         raise typer.Exit(FAILED) from None
-    say(f"{output} is written; next: kquota check --config {output}")
+    say(f"{output} written; next: kquota check --config {output}")
 
 
 @app.command(short_help="Print the configuration's JSON schema.")
@@ -387,18 +386,18 @@ def schema() -> None:
     _print_data(json_schema())
 
 
-@app.command(short_help="Print the version, and whether it is compiled.")
+@app.command(short_help="Show version and build.")
 def version() -> None:
-    """Print the version of kquota and of Python, and whether the data path is compiled."""
+    """Show the versions of kquota and Python, and whether the data path is compiled."""
     from proxy.app.common.version import kquota_version
     from quota import compiled
 
     say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {compiled.description()}")
 
 
-@app.command(short_help="Put sidecars into pods (Kubernetes).")
+@app.command(short_help="Inject sidecars into pods (Kubernetes).")
 def webhook(
-    template: Annotated[Path, typer.Option("--template", metavar="FILE", help="What the Helm chart renders for it.")],
+    template: Annotated[Path, typer.Option("--template", metavar="FILE", help="The Helm chart renders it.")],
     cert: Annotated[
         Path | None,
         typer.Option(
@@ -417,10 +416,10 @@ def webhook(
         typer.Option("--service-account", metavar="DIRECTORY", help="Where its token and ca.crt are mounted."),
     ] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
 ) -> None:
-    """Serve a mutating admission webhook until SIGTERM, and bring the configuration to the namespaces that take part;
-    the Helm chart sets it up (docs/kubernetes.md)."""
+    """Serve a mutating admission webhook until SIGTERM, and copy the configuration to the labelled namespaces. The Helm
+    chart sets it up (docs/injection.md)."""
     if (cert is None) != (key is None):
-        say("error: --cert and --key belong together: give both or neither", err=True)
+        say("error: --cert and --key: expected both or neither", err=True)
         raise typer.Exit(WRONG_USE)
     try:
         from deploy.kubernetes.webhook import main as webhook_main
@@ -434,12 +433,10 @@ def webhook(
 
 @app.command(short_help="Watch quotas at work on a real broker.")
 def demo(
-    seconds: Annotated[
-        int, typer.Option("--seconds", min=1, metavar="SECONDS", help="How long the clients work.")
-    ] = 30,
+    seconds: Annotated[int, typer.Option("--seconds", min=1, metavar="SECONDS", help="Duration of the demo.")] = 30,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
     usage: Annotated[
-        Path | None, typer.Option("--usage", metavar="DIRECTORY", help="Directory that gets usage records.")
+        Path | None, typer.Option("--usage", metavar="DIRECTORY", help="Directory for usage records.")
     ] = None,
 ) -> None:
     """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""

@@ -71,18 +71,18 @@ class ClientSeries:
         seconds = _counter("throttle_seconds", "Delay imposed, by the quota that caused it.", "cause")
         held = _counter(
             "held_requests",
-            "Of the delayed requests, those that waited before they were forwarded, by the quota that caused it.",
+            "Delayed requests that waited before they were forwarded, by the quota that caused it.",
             "cause",
         )
         held_seconds = _counter(
             "held_seconds",
-            "Of the delay, what requests waited before they were forwarded, by the quota that caused it.",
+            "Delay of requests before they were forwarded, by the quota that caused it.",
             "cause",
         )
-        busy = _counter("request_seconds", "Broker time used.")
+        busy = _counter("request_seconds", "Broker time of requests, estimated.")
         mutations = _counter("mutations", "Partitions created or deleted.")
-        told = _counter("broker_throttled_requests", "Responses in which the broker itself said to wait.")
-        waits = _counter("broker_throttle_seconds", "Delay that brokers imposed by quotas of their own.")
+        told = _counter("broker_throttled_requests", "Responses with a throttle time of the broker's own quotas.")
+        waits = _counter("broker_throttle_seconds", "Delay imposed by the brokers' own quotas.")
         for number, (labels, totals) in enumerate(list(self._clients.series()), 1):
             if number % SERIES_STEP == 0:
                 yield None
@@ -112,17 +112,15 @@ class ClientSeries:
             "The limit: bytes/s (produce, fetch), percent of a thread (request), partitions/s (mutation).",
             "mode",
         )
-        observed = _gauge("quota_observed", "What the limit is compared with, in the same unit.", "mode")
-        tokens = _gauge("quota_tokens", "Mutation tokens left.", "mode")
-        used = _gauge("quota_utilisation_ratio", "Used share of the limit; above 1: over it.", "mode")
-        left = _gauge("throttle_remaining_seconds", "Until the latest delay of the group ends.")
+        observed = _gauge("quota_observed", "The rate in the window, in the unit of the limit.", "mode")
+        tokens = _gauge("quota_tokens", "Mutation tokens left, negative when overdrawn.", "mode")
+        used = _gauge("quota_utilisation_ratio", "Used share of the limit; above 1: over the limit.", "mode")
+        left = _gauge("throttle_remaining_seconds", "Time until the group's latest delay ends.")
         owed = _gauge(
             "throttle_owed_seconds",
-            "What a group owes beyond the throttles that were told; its next requests wait for it.",
+            "Debt of a group beyond the announced delays; its next requests wait for it.",
         )
-        waiting = _gauge(
-            "quota_waiting_connections", "Connections whose next request waits until the group has paid what it owes."
-        )
+        waiting = _gauge("quota_waiting_connections", "Connections whose next request waits for the group's debt.")
         limited = list(self._limited_groups())
         yield None
         for number, (kind, labels, group) in enumerate(limited, 1):
@@ -144,7 +142,7 @@ class ClientSeries:
         yield from self._trial_families()
         yield by(
             "kquota_throttle_capped",
-            "Delays cut to max_mute; for the rest the group's next requests wait before they are forwarded.",
+            "Delays cut to max_mute.",
             "cause",
             {kind.value: self._capped[kind] for kind in KINDS},
         )
@@ -155,7 +153,7 @@ class ClientSeries:
             "would_throttle_requests", "Requests that a limit on trial would have delayed or refused.", "kind", "limit"
         )
         seconds = _counter(
-            "would_throttle_seconds", "Time that a limit on trial would have held the group up.", "kind", "limit"
+            "would_throttle_seconds", "Time that a limit on trial would have delayed the group.", "kind", "limit"
         )
         for kind, fold in self._groups.items():
             yield None

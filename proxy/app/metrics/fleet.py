@@ -18,7 +18,7 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
     if reserved is not None:
         yield by(
             "kquota_fleet_refused_requests",
-            "Clients' requests that would have used or changed the fleet's topic, by API; refused.",
+            "Refused requests of clients for the fleet's topic, by API.",
             "api",
             reserved.refused,
         )
@@ -26,13 +26,13 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
         return
     fleet, state, shares = member.fleet, member.exchange.state, member.shares
     ignored = fleet.ignored
-    yield gauge("kquota_fleet_instances", "Instances of the fleet that are known, this one included.", fleet.known)
+    yield gauge("kquota_fleet_instances", "Known instances of the fleet, this one included.", fleet.known)
     yield gauge(
         "kquota_fleet_lost",
-        "1 while own records do not come back and fleet limits are divided by the known instances.",
+        "1 while the instance has lost contact with its fleet.",
         fleet.lost,
     )
-    yield gauge("kquota_fleet_groups", "Counters here whose limit is one of the fleet.", shares.count)
+    yield gauge("kquota_fleet_groups", "Counters of this instance with a fleet limit.", shares.count)
     records = {
         "sent": state.sent,
         "received": state.received,
@@ -45,17 +45,17 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
         "repeated": fleet.view.repeated,
         "refused": fleet.view.refused,
     }
-    yield by("kquota_fleet_records", "Records of the fleet's topic, by what became of them.", "outcome", records)
+    yield by("kquota_fleet_records", "Records of the fleet's topic, by outcome.", "outcome", records)
     yield counter("kquota_fleet_sent_bytes", "Bytes of records published to the fleet's topic.", state.sent_bytes)
-    yield counter("kquota_fleet_received_bytes", "Bytes of records read of the fleet's topic.", state.received_bytes)
+    yield counter("kquota_fleet_received_bytes", "Bytes of records read from the fleet's topic.", state.received_bytes)
     labels = ["kind", "user", "client_id"]
-    share = GaugeMetricFamily("kquota_fleet_share", "The part of a fleet's limit that may be used here.", labels=labels)
+    share = GaugeMetricFamily("kquota_fleet_share", "This instance's share of a fleet limit.", labels=labels)
     usage = GaugeMetricFamily(
         "kquota_fleet_usage",
-        "What the whole fleet uses of a limit, in the limit's unit (bytes/s, percent, partitions/s).",
+        "The fleet's usage of a limit, in the limit's unit (bytes/s, percent, partitions/s).",
         labels=labels,
     )
-    sharing = GaugeMetricFamily("kquota_fleet_sharing", "Instances that use a fleet's limit.", labels=labels)
+    sharing = GaugeMetricFamily("kquota_fleet_sharing", "Instances that use a fleet limit.", labels=labels)
     for group in islice(shares.active(), most):
         standing = shares.standing(group)
         if standing is not None:
@@ -70,10 +70,10 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
 def _connection_families(shares: Shares, most: int) -> Iterator[Metric]:
     labels = ["scope", "entity"]
     share = GaugeMetricFamily(
-        "kquota_fleet_connection_share", "The part of a fleet's connection rate that may be used here.", labels=labels
+        "kquota_fleet_connection_share", "This instance's share of a fleet connection rate.", labels=labels
     )
     usage = GaugeMetricFamily(
-        "kquota_fleet_connection_usage", "Connections per second that the whole fleet accepts.", labels=labels
+        "kquota_fleet_connection_usage", "Connections per second accepted by the fleet.", labels=labels
     )
     for scope, name, standing in islice(shares.rates(), most):
         share.add_metric([scope.value, name], standing.share)

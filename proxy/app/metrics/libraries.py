@@ -29,9 +29,9 @@ class LibrarySeries:
         """The totals as of the last refresh."""
         names = ["library", "version"]
         told = (
-            ("mutes", "Mutes long enough to see whether the client waits, by what its library calls itself.", 1.0),
+            ("mutes", "Observed mutes (200 ms or more), by the library's own name.", 1.0),
             ("mute_seconds", "Total length of the mutes counted in kquota_library_mutes_total.", 1000.0),
-            ("mutes_ignored", "Mutes in whose second half the client still went on sending.", 1.0),
+            ("mutes_ignored", "Mutes in whose second half the client kept sending.", 1.0),
             ("ignored_seconds", "Total length of the mutes counted in kquota_library_mutes_ignored_total.", 1000.0),
         )
         series = list(self._fold.series())

@@ -36,8 +36,8 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
     yield gauge("kquota_ready", "1 when /readyz says ready.", status.ready)
     yield gauge("kquota_cluster_reached", "1 when a broker answered the last time.", status.cluster_reached)
     yield gauge("kquota_draining", "1 while shutting down.", status.draining)
-    yield counter("kquota_config_reloads", "Configurations put in force after the first.", reloads.reloads)
-    yield counter("kquota_config_reload_failures", "Changed configurations that were refused.", reloads.failures)
+    yield counter("kquota_config_reloads", "Configurations loaded after the first.", reloads.reloads)
+    yield counter("kquota_config_reload_failures", "Changed configurations refused.", reloads.failures)
     yield gauge(
         "kquota_config_last_reload_successful", "0 while a refused configuration is on disk.", reloads.successful
     )
@@ -59,11 +59,11 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
     )
     quotas = len(table.entries) + sum(1 for _ in alone)
     yield gauge("kquota_config_quotas", "Quota entries in force.", quotas)
-    yield gauge("kquota_clients_known", "Clients that the ledger remembers.", ledger.clients)
-    counters = GaugeMetricFamily("kquota_counters", "Counters kept, by kind of quota.", labels=["kind"])
+    yield gauge("kquota_clients_known", "Clients in memory.", ledger.clients)
+    counters = GaugeMetricFamily("kquota_counters", "Counters in memory, by kind of quota.", labels=["kind"])
     overflowed = CounterMetricFamily(
         "kquota_clients_overflowed",
-        "Clients led to a shared counter because there was no room for one of their own.",
+        "Clients that share an overflow counter, for lack of room.",
         labels=["kind"],
     )
     for kind in Kind:
@@ -80,8 +80,8 @@ def held_families(proxy: Proxy, ledger: Ledger) -> Iterator[Metric]:
     """What is held for clients now, gauges that return to their former values when the clients are gone; must be called
     inside the event loop."""
     yield gauge("kquota_tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
-    yield gauge("kquota_pipes_open", "Kernel pipes for moving bytes.", proxy.pipes_open)
-    yield gauge("kquota_fetch_reservations", "Fetches at brokers with bytes reserved.", ledger.reservations)
+    yield gauge("kquota_pipes_open", "Kernel pipes for large bodies.", proxy.pipes_open)
+    yield gauge("kquota_fetch_reservations", "Fetches at brokers with reserved bytes.", ledger.reservations)
 
 
 def broker_families(proxy: Proxy) -> Iterator[Metric]:
@@ -104,15 +104,15 @@ def source_families(state: SourceState, alterations: Mapping[str, int]) -> Itera
         "0 while a refused overlay file is on disk.",
         state.overlay_successful,
     )
-    yield counter("kquota_quota_source_polls", "Times that the cluster was asked for its quotas.", state.polls)
+    yield counter("kquota_quota_source_polls", "Polls of the cluster's quotas.", state.polls)
     yield counter(
         "kquota_quota_source_poll_failures",
-        "Failed attempts to read the cluster's quotas.",
+        "Failed polls of the cluster's quotas.",
         state.poll_failures,
     )
     yield counter(
         "kquota_quota_source_changes",
-        "Times that the cluster's quotas had changed when they were read.",
+        "Polls that found changed quotas.",
         state.changes,
     )
     yield gauge(
@@ -128,10 +128,10 @@ def export_families(state: ExportState) -> Iterator[Metric]:
     told = [
         (CounterMetricFamily, "records", "Usage records delivered."),
         (CounterMetricFamily, "errors", "Failed attempts to deliver usage records."),
-        (CounterMetricFamily, "dropped", "Usage records lost because the buffer was full."),
-        (GaugeMetricFamily, "pending_bytes", "Size of the usage records that are waiting to be delivered."),
+        (CounterMetricFamily, "dropped", "Usage records lost: buffer full, or shutdown."),
+        (GaugeMetricFamily, "pending_bytes", "Size of waiting usage records."),
         (GaugeMetricFamily, "last_success_timestamp_seconds", "When usage records were last delivered; 0: never."),
-        (GaugeMetricFamily, "lag_seconds", "Age of the oldest usage record that is waiting to be delivered."),
+        (GaugeMetricFamily, "lag_seconds", "Age of the oldest waiting usage record."),
     ]
     for family, name, text in told:
         metric = family(f"kquota_export_{name}", text, labels=["sink"])
@@ -141,7 +141,7 @@ def export_families(state: ExportState) -> Iterator[Metric]:
     yield counter("kquota_export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
     yield counter(
         "kquota_export_folded_clients",
-        "Clients whose usage of an interval was added up under other, over all intervals.",
+        "Clients in a record of `other`, summed over intervals.",
         state.folded,
     )
-    yield counter("kquota_export_failures", "Failures to put an interval together.", state.failures)
+    yield counter("kquota_export_failures", "Intervals lost by an internal error.", state.failures)

@@ -21,13 +21,13 @@ def security_families(security: Security, counters: Counters) -> Iterator[Metric
         failed.add_metric([peer, reason], count)
     expiry = GaugeMetricFamily(
         "kquota_tls_certificate_expiry_timestamp_seconds",
-        "When the first certificate of the sidecar's own chain ceases to be good.",
+        "Expiry of the first certificate of the sidecar's chain.",
         labels=["setting"],
     )
     for side in security.sides:
         if side.expires_at_s is not None:
             expiry.add_metric([side.setting], side.expires_at_s)
-    reloads = CounterMetricFamily("kquota_files_reloads", "Changed files put in force.", labels=["setting"])
+    reloads = CounterMetricFamily("kquota_files_reloads", "Changed files loaded.", labels=["setting"])
     refused = CounterMetricFamily("kquota_files_reload_failures", "Changed files refused.", labels=["setting"])
     good = GaugeMetricFamily(
         "kquota_files_last_reload_successful", "0 while refused files are on disk.", labels=["setting"]

@@ -19,21 +19,21 @@ from proxy.net.listen.balancers import OUTCOMES
 from quota.connections import Cause, ConnectionGate, EntityType
 
 _PLAIN: Final = {
-    "connections_open": (gauge, "Client connections open now."),
-    "connections_muted": (gauge, "Client connections not read now because of a throttle."),
+    "connections_open": (gauge, "Open client connections."),
+    "connections_muted": (gauge, "Muted client connections."),
     "connections_waiting": (
         gauge,
-        "Client connections not read now because the next request waits until its group has paid what it owes.",
+        "Client connections whose next request waits for its group's debt.",
     ),
-    "connections_held": (gauge, "Refused connections held until their delay is over."),
-    "connections_not_held": (counter, "Refused connections closed at once because too many were held."),
+    "connections_held": (gauge, "Refused connections that stay open for their delay."),
+    "connections_not_held": (counter, "Refused connections closed at once (limits.max_held_connections)."),
     "connections_opened": (counter, "Client connections accepted."),
     "accept_failures": (counter, "Connections the system could not accept."),
-    "upstream_connects": (counter, "Connections made to brokers."),
-    "upstream_connect_failures": (counter, "Connections to brokers that failed."),
+    "upstream_connects": (counter, "Connections to brokers."),
+    "upstream_connect_failures": (counter, "Failed connections to brokers."),
     "throttles_told": (counter, "Responses that carry a throttle time of the sidecar's."),
-    "fetches_answered": (counter, "Fetches over quota, answered empty by the sidecar."),
-    "fetches_shaped": (counter, "Fetches forwarded with a lowered max_bytes."),
+    "fetches_answered": (counter, "Fetches over quota answered with an empty response."),
+    "fetches_shaped": (counter, "Fetches forwarded with a lower max_bytes."),
     "addresses_rewritten": (counter, "Broker addresses replaced in responses."),
 }
 """Attributes of :class:`Counters`, and the metrics of the same names."""
@@ -46,7 +46,10 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     yield from _connection_limits(gate, most)
     yield by("kquota_connections_closed", "Client connections closed.", "reason", counters.connections_closed)
     yield by(
-        "kquota_parse_errors", "Connections closed over bytes that are not Kafka's.", "kind", counters.parse_errors
+        "kquota_parse_errors",
+        "Connections closed for malformed input.",
+        "kind",
+        counters.parse_errors,
     )
     headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
     yield by("kquota_proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
@@ -61,28 +64,29 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     sums = list(accumulate(latency.counts))
     bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
     histogram = HistogramMetricFamily(
-        "kquota_upstream_latency_seconds", "Request forwarded until its response began; waiting requests left out."
+        "kquota_upstream_latency_seconds",
+        "Time from forwarding a request to the start of its response, without requests that wait.",
     )
     histogram.add_metric([], list(zip(bounds, sums, strict=True)), latency.sum_s)
     yield histogram
     yield gauge(
-        "kquota_passthrough_connections", "Connections with TLS passed through unread.", counters.passthrough_open
+        "kquota_passthrough_connections", "Open connections with TLS passed through.", counters.passthrough_open
     )
     yield counter(
         "kquota_passthrough_connections_opened",
-        "Connections with TLS passed through unread, all so far.",
+        "Connections with TLS passed through.",
         counters.passthrough_opened,
     )
     passed = {kind: counters.passthrough_bytes[kind] for kind in ("produce", "fetch")}
-    yield by("kquota_passthrough_bytes", "Bytes of TLS passed through unread.", "kind", passed)
+    yield by("kquota_passthrough_bytes", "Bytes of TLS passed through.", "kind", passed)
     turns = counters.long_turns
-    yield by("kquota_long_turns", "Turns of the event loop that used the CPU for more than 5 ms.", "what", turns.counts)
+    yield by("kquota_long_turns", "Turns of the event loop above 5 ms of CPU.", "what", turns.counts)
     yield gauge("kquota_longest_turn_seconds", "CPU time of the longest of these.", turns.longest_cpu_s)
 
 
 def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
     refused = CounterMetricFamily(
-        "kquota_connections_refused", "Connections over a limit of connections.", labels=["reason", "mode"]
+        "kquota_connections_refused", "Connections over a connection limit.", labels=["reason", "mode"]
     )
     for mode, counts in (("enforce", gate.refused), ("shadow", gate.shadow_refused)):
         for cause in Cause:
@@ -90,13 +94,13 @@ def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
     yield refused
     for scope, text in ((EntityType.USER, "user"), (EntityType.IP, "address")):
         family = GaugeMetricFamily(
-            f"kquota_{scope}_connections", f"Client connections open now, by {text}.", labels=[scope.value]
+            f"kquota_{scope}_connections", f"Open client connections, by {text}.", labels=[scope.value]
         )
         for name, count in _most_open(gate.open(scope), most):
             family.add_metric([name], count)
         yield family
     rates = GaugeMetricFamily(
-        "kquota_connection_rates_tracked", "Addresses and users whose creation rate is kept.", labels=["scope"]
+        "kquota_connection_rates_tracked", "Addresses and users with a creation rate in memory.", labels=["scope"]
     )
     for scope in EntityType:
         rates.add_metric([scope.value], gate.tracked(scope))
