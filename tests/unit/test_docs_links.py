@@ -13,6 +13,23 @@ BESIDE = ("tests/README.md", "examples/README.md", "helm/kquota/README.md", "doc
 PAGES = sorted([*ROOT.glob("*.md"), *map(ROOT.joinpath, BESIDE), *ROOT.glob("docs/**/*.md")])
 
 
+QUESTIONS = [
+    ("Does it work with EKS and MSK?", "docs/providers.md#amazon-msk"),
+    ("How do I set a quota per team, by principal?", "docs/which-quota.md#by-user-or-by-client-id"),
+    ("Why is my consumer or producer slow?", "docs/runbook.md#kquotaclientthrottledforlong"),
+    ("How do 20 pods share one limit?", "docs/fleet.md#the-split"),
+    ("What if the sidecar dies?", "docs/testing.md#faults"),
+    ("How do I upgrade, roll back or uninstall?", "docs/operations.md#upgrade"),
+    ("How do I upgrade, roll back or uninstall?", "docs/operations.md#uninstall"),
+    ("Which alerts do I need?", "docs/runbook.md#kquotanotready"),
+    ("What does it cost in CPU and latency?", "docs/performance.md#what-it-costs"),
+    ("Is it secure? Which credentials does it need?", "SECURITY.md#trust"),
+]
+"""Headings of the FAQ, so that the site's search finds each, and the section that has the details."""
+ANSWER_WORDS = 150
+DOC_WORDS = 45_000
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -56,3 +73,20 @@ def test_image_has_one_name_and_version() -> None:
                     f"{page}: {image}"
                 )
                 assert tag in ("", version), f"{page}: {image}:{tag}"
+
+
+@pytest.mark.parametrize(("question", "details"), QUESTIONS)
+def test_questions_are_answered_within_two_clicks(question: str, details: str) -> None:
+    """README, the FAQ, the section: the answer itself is short, and its links resolve (above)."""
+    faq = ROOT / "docs/faq.md"
+    assert "(docs/faq.md)" in (ROOT / "README.md").read_text()
+    (answer,) = re.findall(rf"^## {re.escape(question)}\n(.*?)(?=^## |\Z)", faq.read_text(), re.MULTILINE | re.DOTALL)
+    links = {(faq.parent / target).resolve() for target in re.findall(r"\]\(([^)]+)\)", answer)}
+    assert ROOT / details in links
+    assert len(answer.split()) <= ANSWER_WORDS
+
+
+def test_docs_stay_short() -> None:
+    outside = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "SUPPORT.md", "tests/README.md", "helm/kquota/README.md")
+    pages = [*map(ROOT.joinpath, outside), *ROOT.glob("docs/**/*.md")]
+    assert sum(len(page.read_text().split()) for page in pages) <= DOC_WORDS
