@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -116,6 +115,8 @@ class AddressBook:
         self._listeners: dict[int, _Listener] = {}
         self._due_s = math.inf
         """When the next port is free."""
+        self.no_room: str | None = None
+        """Why a broker has no port although one is free, in the words of NoRoomError."""
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
 
@@ -171,8 +172,11 @@ class AddressBook:
                 self._hold(broker, now_s)
         for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
             self._free(port)
-        with suppress(NoRoomError):  # those without a port have none for now
+        self.no_room = None
+        try:
             self._move(own, now_s)
+        except NoRoomError as error:  # those without a port have none for now
+            self.no_room = str(error)
         held = {listener.node_id for listener in self._listeners.values()}
         for node_id in [one for one, broker in self._brokers.items() if not broker.live and one not in held]:
             del self._brokers[node_id]

@@ -81,6 +81,11 @@ class ClusterBrokers:
             return [(node.node_id, node.host, node.port, node.port) for node in self._nodes]
         return [(*node, local_port) for node, local_port in self._book.brokers()]
 
+    @property
+    def no_room(self) -> str | None:
+        """Why a broker has no listener although a port is free: the process has no file descriptor for it."""
+        return self._book.no_room
+
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) of the brokers seen."""
         return [(host, port) for _, host, port, _ in self.all()]

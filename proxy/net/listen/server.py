@@ -117,8 +117,8 @@ class Proxy:
 
     @property
     def full(self) -> str | None:
-        """Why the process's limit of open files allows no further connection; None when it does."""
-        return self._acceptor.full
+        """Why the process's limit of open files allows no further connection or listener; None when it does."""
+        return self._acceptor.full or self._cluster.no_room
 
     @property
     def port(self) -> int:
@@ -240,7 +240,7 @@ class Proxy:
             self._refused.add(port)
             if room:
                 return False
-            raise NoRoomError from error
+            raise NoRoomError(error.strerror) from error
         self._refused.discard(port)
         self._broker_listeners[port] = listener
         self._acceptor.listeners.append(listener)
