@@ -58,7 +58,7 @@ def test_client_behind_haproxy_keeps_its_address(
             assert running.metric("kquota_proxy_headers_total", outcome="refused") == 0
         finally:
             producer.close()
-        assert not said(running, "connection closed by a bug of ours")
+        assert not said(running, "connection closed: internal error")
 
 
 def test_ip_limits_hold_behind_haproxy(kafka: KafkaCluster) -> None:

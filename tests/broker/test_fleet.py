@@ -364,7 +364,7 @@ def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -
     with _fleet(kafka, 2, topic=name) as fleet:
 
         def has_partitions_back() -> bool:
-            return any("partitions back" in one.log.read_text() for one in fleet)
+            return any("topic restored" in one.log.read_text() for one in fleet)
 
         load = Load(fleet[0].bootstrap, topic)
         load.on = True
