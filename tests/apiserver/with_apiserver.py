@@ -218,6 +218,26 @@ def test_an_earlier_release_is_upgraded_with_its_values(api: ApiServer, release:
     assert deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]["failureThreshold"] == 60
 
 
+def test_a_resource_quota_admits_the_check(api: ApiServer) -> None:
+    """One on limits refuses every container without them; its status is what a controller would write."""
+    api.namespace("limited")
+    where = "/api/v1/namespaces/limited/resourcequotas"
+    hard = {"limits.cpu": "4", "limits.memory": "4Gi"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}, "spec": {"hard": hard}}
+    api.create(where, quota)
+    status = {"status": {"hard": hard, "used": {"limits.cpu": "0", "limits.memory": "0"}}}
+    api.ask("PATCH", f"{where}/limits/status", status, patch="merge-patch+json").raise_for_status()
+    bare = pods.bare_pod()
+    refused = api.ask("POST", path("Pod", "limited"), bare)
+    assert (refused.status_code, "must specify limits.cpu" in refused.text) == (403, True)
+    (check,) = [
+        one
+        for one in of_kind(documents(render_text(CHART / "ci/gateway-values.yaml")), "Pod")
+        if one["metadata"]["name"].endswith("-check")
+    ]
+    api.create(path("Pod", "limited"), check)
+
+
 @pytest.mark.parametrize("name", ["gateway-full", "monitoring", "sidecar"])
 def test_rendered_manifests_are_applied_twice(api: ApiServer, name: str, tmp_path: Path) -> None:
     """As docs/kubernetes.md says, with other settings the second time; and nothing drifts when they are the same."""
