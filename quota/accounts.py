@@ -30,7 +30,7 @@ class Meter(Usage):
 
 
 class Account(Activity):
-    """A client, (user, client-id), as its connections refer to it: cheap to charge, valid for ever, even over a reload.
+    """A client, (user, client-id), as its connections refer to it: cheap to charge, valid across reloads.
 
     The totals in :attr:`meters` are for metrics. Only the ledger changes them.
     """

@@ -1,6 +1,6 @@
 """Which code the data path runs as: the pure Python modules, or those compiled from the same source (ADR 0023).
 
-Compiled modules are kept in a folder of their own, each package's `_compiled`, because beside their sources they would
+Compiled modules are kept in a folder of their own, each package's `_compiled`, because next to their sources they would
 take precedence at import. They are used only while each source is still the compiled one, by its SHA-256, so that an
 edited module takes effect. It is all of them or none: compiled modules rely on each other's layout. An installed kquota
 uses them if it has them, unless KQUOTA_PURE is set; a checkout, only where KQUOTA_PURE is 0.

@@ -56,7 +56,7 @@ class KindExplanation:
     """The counter itself, read-only; None until it is first used."""
     key: CounterKey
     candidate_limit: float | None
-    """The limit on trial beside the one in force."""
+    """The limit on trial next to the one in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Ledger:
             self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount, queued)
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
-        """Count a throttle that a broker itself told the client, beside ours. For metrics only."""
+        """Count a throttle in a broker's response, besides ours. For metrics only."""
         self.wake(account)
         account.broker_throttled += 1
         account.broker_throttle_ms += throttle_ms

@@ -142,7 +142,7 @@ class BucketCounter(QuotaCounter):
         return super().owes(now) or (self.limit is not None and self.observed(now) < 0)
 
     def forgettable(self, now: int) -> bool:
-        """See :meth:`QuotaCounter.forgettable`: a full bucket. (Windows with spread bursts begin anew when charged.)"""
+        """See :meth:`QuotaCounter.forgettable`: a full bucket. (Windows with spread bursts restart when charged.)"""
         limit = self.limit
         full = limit is None or self.observed(now) >= self.bucket.burst(limit)
         return full and not self.owes(now)

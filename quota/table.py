@@ -26,7 +26,7 @@ _rates = attrgetter(*RATE_FIELD.values())
 
 @dataclass(frozen=True, slots=True)
 class CandidateLimits:
-    """Limits on trial beside an entry's live ones: measured on the same traffic, never applied (:mod:`quota.trial`)."""
+    """Limits on trial next to an entry's live ones: measured on its traffic, never applied (:mod:`quota.trial`)."""
 
     producer_byte_rate: float | None = None
     consumer_byte_rate: float | None = None

@@ -1,4 +1,4 @@
-"""Limits on trial: measured on the real traffic, never applied. Shadow entries, and candidates beside a live limit."""
+"""Limits on trial: measured on the real traffic, never applied. Shadow entries, and candidates next to a live limit."""
 
 
 class Trial:

@@ -30,7 +30,7 @@ class CloseLogLimiter:
             log.warning("connection closed", reason=reason, kind=kind, **details)
 
     def failed(self, **details: Any) -> None:
-        """Log the exception that is being handled, a bug of ours: one connection ends because of it."""
+        """Log the exception that is being handled, an internal error: one connection ends because of it."""
         if self._may_log(str(CloseReason.INTERNAL_ERROR), None):
             log.exception("connection closed: internal error", **details)
 

@@ -148,7 +148,7 @@ def whole(steps: Steps[Result]) -> Result:
 
 
 class Fleet:
-    """See the module. `member` is a random 64-bit number, drawn anew by each process."""
+    """See the module. `member` is a random 64-bit number, drawn by each process."""
 
     def __init__(
         self,

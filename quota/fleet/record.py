@@ -173,7 +173,7 @@ def decode(seal: Seal, partition: int, data: bytes, wanted: Container[int] | Non
 
 def next_member(member: int, mac: bytes) -> int:
     """Another member number in place of one that another instance uses too, as its record with this MAC shows. Both
-    draw anew, and differ because they saw each other's record."""
+    draw again, and differ because they saw each other's record."""
     return _hash(b"member", member.to_bytes(8, "big"), mac)
 
 

@@ -35,7 +35,7 @@ def water_level(demands: Collection[float], capacity: float = CAPACITY) -> float
 
 
 def grant_of(mine: float, others: Collection[float], capacity: float = CAPACITY) -> float:
-    """The grant of the instance with demand `mine` beside `others`: its demand up to the level, and an equal part of
+    """The grant of the instance with demand `mine` next to `others`: its demand up to the level, and an equal part of
     what no instance asks for. The grants add up to exactly the capacity, whatever the demands are."""
     demands = [mine, *others]
     level = water_level(demands, capacity)

@@ -21,7 +21,7 @@ class Timing:
     the limit / known instances."""
     start: int = 15
     """An instance that has not found the topic since it started waits this many intervals, at its floor, before it does
-    the same: it knows no others, and a fleet that starts anew would use the limit several times."""
+    the same: it knows no others, and a fleet that restarts would use the limit several times."""
     forget: int = 10
     """An instance whose records stop is forgotten after this many of its intervals; more than `hold`."""
     presence: int = 10

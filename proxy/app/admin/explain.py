@@ -310,7 +310,7 @@ def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origi
 
 
 def throttled_json(ledger: Ledger, at: Moment) -> dict[str, Any]:
-    """The answer of `/throttled` beside its rows: the last decisions."""
+    """The answer of `/throttled` besides its rows: the last decisions."""
     return {
         "at": at.iso(),
         "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MAX_DECISIONS)],

@@ -11,7 +11,7 @@ _FILE = """\
 # Configuration of kquota; `kquota check --config FILE` says what it means. docs/configuration.md has every setting.
 
 upstream:
-  # Some brokers of the cluster, host:port; the others are found by themselves.
+  # Some brokers of the cluster, host:port; other brokers are discovered.
   bootstrap: {bootstrap}
   # tls: {{}}                      # TLS to the brokers, trusted as the system trusts
 

@@ -114,7 +114,7 @@ class Simulation:
         return {key: result[key] for key in _RESULT_KEYS}
 
     def _with_rate(self, decision: dict[str, Any], limit: float | None) -> dict[str, Any]:
-        """With R beside the tokens: tokens = (limit - R) * S * W."""
+        """With R next to the tokens: tokens = (limit - R) * S * W."""
         if limit is None:
             return decision | {"rate": None}
         seconds = self._config.controller_window_num * self._config.controller_window_size_seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a temporary file beside it, flush to the disk, rename over it, flush the directory. Raises OSError: `path`
+    """Write a temporary file next to it, flush to the disk, rename over it, flush the directory. Raises OSError: `path`
     is unchanged.
 
     Blocks for as long as the disk takes. One writer at a time: the name of the temporary file is always the same, so

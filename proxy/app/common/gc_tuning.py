@@ -1,4 +1,4 @@
-"""Python's garbage collector and the threads beside the event loop: what delays the traffic, and for how long."""
+"""Python's garbage collector and the threads next to the event loop: what delays the traffic, and for how long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 
 SWITCH_INTERVAL_S: Final = 0.0001
 """How long a computing thread keeps the GIL while another one wants it. Python's default is 5 ms, and a file of quotas
-is read beside the traffic: each packet would wait that long meanwhile, and again after a system call that released the
+is read off the event loop: each packet would wait that long meanwhile, and again after a system call that released the
 GIL."""
 _YOUNG: Final = 1000
 _NEVER: Final = 1_000_000
@@ -55,7 +55,7 @@ def uncollected() -> Iterator[None]:
 
 
 class _Steps:
-    """While any thread makes many objects beside the traffic, the collector runs on new objects alone, a few at a time.
+    """While any thread makes many objects off the event loop, the collector runs on new objects alone, a few at a time.
     With the collector disabled, its next run would visit all of them at once; enabled as usual, it visits older ones
     again and again."""
 

@@ -23,7 +23,7 @@ IDLE_MS = 15 * 60 * 1000
 STEP = 25
 """Objects visited before other tasks of the event loop run: each takes 20 to 50 µs."""
 SLACK = 1000
-"""Objects that may wait for a series beside those that can get one, before the least important are added up."""
+"""Objects that may wait for a series next to those that have one, before the least important are added up."""
 LONGEST_LABEL = 120
 
 Labels = tuple[str, str]

@@ -57,7 +57,7 @@ class ExportState:
     folded: int
     """Clients, over all intervals, that had no record of their own."""
     failures: int
-    """Intervals that could not be assembled: a bug of ours."""
+    """Intervals that could not be assembled: an internal error."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Exporter:
                 if self._stop.is_set() or self._clocks.monotonic_s() >= ending_s:
                     await self._work(self._close)
                     ending_s = self._end_of_interval()
-        except Exception:  # a bug of ours ends the export, never the traffic
+        except Exception:  # an internal error ends the export, never the traffic
             self._failures += 1
             log.exception("usage records stopped")
         finally:

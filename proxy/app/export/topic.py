@@ -91,7 +91,7 @@ class TopicSink:
             raise ExportError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
 
     def tick(self) -> None:
-        """Nothing to do: the producer works by itself."""
+        """Nothing to do: the producer sends on its own."""
 
     def close(self) -> None:
         """Everything written has been confirmed: close the connection."""

@@ -154,7 +154,7 @@ class Worker:
                 self._rest(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
             self._try(self._sink.close)
-        except Exception:  # a bug of ours ends the export, never the traffic
+        except Exception:  # an internal error ends the export, never the traffic
             log.exception("the writer of usage records stopped", sink=self.name)
             with self._changed:
                 self._errors += 1

@@ -29,7 +29,7 @@ POLL_INTERVAL_S: Final = 0.2
 """Records are sent and read this often, so there are at most five fetches per second from each broker."""
 STALE_S: Final = 2.0
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Queued for the event loop, a kilobyte beside each record included; while there is more, nothing is read."""
+"""Queued for the event loop, a kilobyte for each record included; while there is more, nothing is read."""
 _RECORD_BYTES: Final = 1024
 MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
 """Of one broker's answer."""

@@ -74,7 +74,7 @@ class Member:
         while True:
             try:
                 await self._step()
-            except Exception:  # a bug of ours must not end the traffic
+            except Exception:  # an internal error must not end the traffic
                 log.exception("the fleet's split cannot be computed")
             await trio.sleep(self.settings.interval_s / TICKS)
 

@@ -1,4 +1,4 @@
-"""Metrics of TLS handshakes, certificates, and the files that are followed beside the configuration."""
+"""Metrics of TLS handshakes, certificates, and the files that are followed next to the configuration."""
 
 from __future__ import annotations
 

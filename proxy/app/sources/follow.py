@@ -1,6 +1,6 @@
-"""Follows the files beside the configuration: certificates, keys, the static user.
+"""Follows the files next to the configuration: certificates, keys, the static user.
 
-Each is loaded beside the traffic when its content has changed. An invalid one changes nothing and is reported: in the
+Each is loaded off the event loop when its content has changed. An invalid one changes nothing and is reported: in the
 log, with the place and the reason, and by a metric.
 """
 
@@ -85,7 +85,7 @@ class Follower:
             raise
         except OSError as error:
             failure = str(error)
-        except Exception as error:  # a bug of ours must not end the traffic
+        except Exception as error:  # an internal error must not end the traffic
             log.exception("files cannot be loaded")
             failure = f"{one.setting}: {error!r}"
         if found != await aside.run(_looks, one.paths):

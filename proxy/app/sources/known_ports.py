@@ -1,4 +1,4 @@
-"""Keeps which port stands for which broker in a file, beside the traffic (`listen.state_file`)."""
+"""Keeps which port stands for which broker in a file, off the event loop (`listen.state_file`)."""
 
 from __future__ import annotations
 

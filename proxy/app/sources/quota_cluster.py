@@ -65,7 +65,7 @@ class ClusterSource(QuotaSource):
             self._wanted = trio.Event()
             try:
                 await self._poll()
-            except Exception:  # a bug of ours must not end the traffic
+            except Exception:  # an internal error must not end the traffic
                 log.exception("the cluster's quotas cannot be read")
                 self._failed("internal error of the sidecar, see its log")
             pause_s = self._interval_s

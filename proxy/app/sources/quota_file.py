@@ -79,7 +79,7 @@ class FileSource(QuotaSource):
                 try:
                     async with self._changing:
                         reason = await self._alter(reader, job)
-                except Exception:  # a bug of ours must not end the traffic
+                except Exception:  # an internal error must not end the traffic
                     log.exception("quotas cannot be altered")
                 finally:
                     job.done(reason)

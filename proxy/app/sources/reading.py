@@ -1,4 +1,4 @@
-"""Reads files beside the traffic, in a thread that neither a reload nor the end of the process waits for.
+"""Reads files off the event loop, in a thread that neither a reload nor the end of the process waits for.
 
 `proxy.net.files` makes sure that no FIFO and no device blocks a reader. What remains is a file system that does not
 answer, such as a network one: then a thread hangs in the kernel, and only an answer ends it.
@@ -49,7 +49,7 @@ class Aside:
 
 
 class FileReader:
-    """Reads one file beside the traffic."""
+    """Reads one file off the event loop."""
 
     def __init__(self, path: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.path = path

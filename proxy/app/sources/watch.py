@@ -1,4 +1,4 @@
-"""Hot reload: a changed file is loaded beside the traffic; an invalid one changes nothing, and is reported."""
+"""Hot reload: a changed file is loaded off the event loop; an invalid one changes nothing, and is reported."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Watcher:
         except ConfigError as error:
             self._refused([str(problem) for problem in error.problems])
             return
-        except Exception as error:  # a bug of ours must not end the traffic either
+        except Exception as error:  # an internal error must not end the traffic either
             log.exception("configuration cannot be loaded")
             self._refused([f"{self._path}: cannot be loaded: {error!r}"])
             return
@@ -138,7 +138,7 @@ class Watcher:
 
 
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
-    """A file's configuration, its limits, and warnings. In a thread beside the traffic: all work that grows with the
+    """A file's configuration, its limits, and warnings. In a thread off the event loop: all work that grows with the
     number of entries is done here."""
     config = load_bytes(file, data)
     table = to_table(config)

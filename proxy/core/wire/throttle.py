@@ -100,7 +100,7 @@ def read_throttle(frame: Buffer, start: int, end: int, api_key: int, version: in
     """The throttle_time_ms in a response; 0 where there is no such field, or none within reach."""
     if api_key == _PRODUCE and start + 4 + integers.int32(frame, start) == end and end - start >= 13:
         # Nearly always 0, and then the last bytes show it. (They could also be those of a node's rack, after the field:
-        # then a broker's throttle goes unnoticed, beside an error, which matters little.)
+        # then a broker's throttle goes unnoticed, next to an error, which matters little.)
         last = end - 1 if version >= _PRODUCE_FIRST_FLEXIBLE else end
         if integers.int32(frame, last - 4) == 0:
             return 0

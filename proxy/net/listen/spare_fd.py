@@ -44,7 +44,7 @@ def descriptors() -> int:
 
 
 def most_connections(wanted: int, listeners: int) -> int:
-    """`wanted`, or as many connections as there are descriptors for beside this many listeners; 0: there are none."""
+    """`wanted`, or as many connections as there are descriptors for, besides this many listeners; 0: there are none."""
     return max(min(wanted, (descriptors() - listeners - KEPT_FREE) // PER_CONNECTION), 0)
 
 

@@ -3,7 +3,7 @@
 `listen.sweeper` samples the connections. A peer in the middle of something (half a request sent, half a response,
 responses unread) earns time by moving bytes, as in a token bucket: each sample adds the time since the last one if we
 waited for the peer, and subtracts `bytes moved / min_bytes_per_s`. So a large request over a slow line gets all the
-time it needs, and one byte a second does not keep a connection open for ever. Nothing is earned in advance: after a
+time it needs, and one byte a second does not keep a connection open indefinitely. Nothing is earned in advance: after a
 gigabyte read at once a peer may still not stall.
 """
 

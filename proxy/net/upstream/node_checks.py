@@ -133,7 +133,7 @@ class NodeChecks:
             self._log(node, host, port, error)
         except ClusterError as error:
             log.debug("a broker does not say which one it is", broker=node.node_id, error=str(error))
-        except Exception:  # a bug of ours must not end the traffic
+        except Exception:  # an internal error must not end the traffic
             log.exception("a broker cannot be asked which one it is")
         finally:
             self._counters.node_checks[result] += 1
