@@ -258,28 +258,8 @@ def _replace(
     walker: Walker, start: int, body: int, api_key: int, version: int, translate: Translate
 ) -> Generator[None, None, Rewritten | None]:
     """The head of the frame with translated addresses, or None when none changes."""
-    buf, frame_end = walker.buf, walker.frame_end
-    found: list[tuple[int, Address, NodeAddress]] = []
-    for number, at in enumerate(walker.addresses):
-        if number % _ADDRESSES_IN_A_SLICE == 0 and number:
-            yield
-        node = _read(buf, at)
-        if node.node_id >= 0 and node.host:
-            found.append((number, at, node))
-    brokers = [node for _, at, node in found if not at.controller]
-    told = iter(translate(brokers, api_key == METADATA) if brokers else ())
-    edits: list[_Edit] = []
-    hidden: dict[int, Address] = {}
-    for number, at, node in found:
-        if number % _ADDRESSES_IN_A_SLICE == 0 and number:
-            yield
-        instead = None if at.controller else next(told)
-        if instead is None:
-            hidden[number] = at
-        elif instead != node[1:]:
-            host, port = instead
-            edits.append((at.host_at, at.host_end, compact_string(host) if at.compact else string(host)))
-            edits.append((at.port_at, at.port_at + at.port_bytes, port.to_bytes(at.port_bytes, "big")))
+    frame_end = walker.frame_end
+    edits, hidden = yield from _translated(walker, api_key, translate)
     if hidden:
         edits += _left_out(walker, hidden)
         if api_key == FIND_COORDINATOR:
@@ -298,7 +278,7 @@ def _replace(
     grown = yield from _grown(edits, start, frame_end)
     head = bytearray(INT32.pack(frame_end - start - 4 + grown))
     done = start + 4
-    view = memoryview(buf)
+    view = memoryview(walker.buf)
     for number, (first, to, new) in enumerate(edits, 1):
         if number % SLICE == 0:
             yield
@@ -306,6 +286,34 @@ def _replace(
         head += new
         done = to
     return Rewritten(bytes(head), done - start)
+
+
+def _translated(
+    walker: Walker, api_key: int, translate: Translate
+) -> Generator[None, None, tuple[list[_Edit], dict[int, Address]]]:
+    """The edits for addresses that change, and the addresses that clients do not get, by their number."""
+    found: list[tuple[int, Address, NodeAddress]] = []
+    for number, at in enumerate(walker.addresses):
+        if number % _ADDRESSES_IN_A_SLICE == 0 and number:
+            yield
+        node = _read(walker.buf, at)
+        if node.node_id >= 0 and node.host:
+            found.append((number, at, node))
+    brokers = [node for _, at, node in found if not at.controller]
+    told = iter(translate(brokers, api_key == METADATA) if brokers else ())
+    edits: list[_Edit] = []
+    hidden: dict[int, Address] = {}
+    for number, at, node in found:
+        if number % _ADDRESSES_IN_A_SLICE == 0 and number:
+            yield
+        instead = None if at.controller else next(told)
+        if instead is None:
+            hidden[number] = at
+        elif instead != node[1:]:
+            host, port = instead
+            edits.append((at.host_at, at.host_end, compact_string(host) if at.compact else string(host)))
+            edits.append((at.port_at, at.port_at + at.port_bytes, port.to_bytes(at.port_bytes, "big")))
+    return edits, hidden
 
 
 def _left_out(walker: Walker, hidden: Mapping[int, Address]) -> Iterator[_Edit]:
