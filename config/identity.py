@@ -37,7 +37,7 @@ def _template(value: Any) -> str:
     if "}{" in value:
         raise wrong("something between two braces, such as /: without it two pods could make one and the same name")
     if "{" in _FIELD.sub("", value) or "}" in _FIELD.sub("", value):
-        raise wrong(f"{expected}; each brace has to have its other one")
+        raise wrong(f"{expected}; unbalanced braces")
     return value
 
 
@@ -68,7 +68,7 @@ class StaticIdentity(Section):
     @model_validator(mode="after")
     def _one_of_them(self) -> StaticIdentity:
         if sum(one is not None for one in (self.user, self.file, self.template)) != 1:
-            raise wrong("just one of user, file and template")
+            raise wrong("exactly one of user, file and template")
         if (self.template is None) != (self.directory is None):
             raise wrong("template and directory, both or neither")
         return self

@@ -147,7 +147,7 @@ def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
     """Redirected TLS that is accepted from clients has to go on as TLS: its destination speaks nothing else."""
     if config.mode != "transparent" or config.listen.tls is None or config.upstream.tls is not None:
         return []
-    text = "expected upstream.tls beside it: in transparent mode what comes by TLS goes on by TLS"
+    text = "expected upstream.tls too: in transparent mode TLS from clients needs TLS to brokers"
     return [source.problem(("listen", "tls"), text, at_key=True)]
 
 
@@ -166,7 +166,7 @@ def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
     scopes = list(map(_scope_of, config.quotas))  # there may be many thousands
     if "fleet" not in scopes:
         return []
-    text = "expected a section fleet: without one no instance knows of another"
+    text = "expected a section fleet"
     return [source.problem(("quotas", scopes.index("fleet"), "scope"), text, "fleet")]
 
 
@@ -174,7 +174,7 @@ def _find_no_key(config: Config, source: Source) -> list[Problem]:
     """A fleet whose records anybody could write."""
     if config.fleet is None or config.fleet.key_file is not None:
         return []
-    text = "expected key_file in it: the file with the secret that all instances of the fleet have"
+    text = "expected key_file: the file with the fleet's secret"
     return [source.problem(("fleet",), text, at_key=True)]
 
 
@@ -183,7 +183,7 @@ def _find_unasked(config: Config, source: Source) -> list[Problem]:
     if config.upstream.bootstrap:
         return []
     found: list[Problem] = []
-    text = "expected upstream.bootstrap beside it: the sidecar connects to the cluster for this"
+    text = "expected upstream.bootstrap: the sidecar connects to the cluster for this"
     if config.quota_settings.source == "cluster":
         found.append(source.problem(("quotas", "source"), text, "cluster"))
     if config.export is not None and config.export.kafka_topic is not None:

@@ -232,8 +232,8 @@ class QuotaEntry(Section):
             # An invalid limit is not in info.data, and has been reported.
             if value is not None and getattr(value, name) is not None and info.data.get(name, 0) is None:
                 raise wrong(
-                    f"{name} in the entry itself as well: a candidate is measured beside the entry's own limit; to try "
-                    "a limit where there is none, use an entry with mode: shadow"
+                    f"{name} in the entry as well: a candidate needs a limit to compare with; to try a new one, use an "
+                    "entry with mode: shadow"
                 )
         return value
 
@@ -243,7 +243,7 @@ class QuotaEntry(Section):
         if named and self.limits_requests and not self.limits_connections:
             return self  # nearly all of perhaps many thousands
         if self.scope == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
-            raise wrong("a limit that a fleet can share: max_connections is always one of each instance")
+            raise wrong("a limit that a fleet can share: max_connections applies to each instance")
         used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
         connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]
         if self.ip is not None:

@@ -125,7 +125,7 @@ def parse_overlay(file: str, data: bytes) -> Overlay:
             problems.append(source.problem(place, error.message))
             continue
         if entity in overlay:
-            problems.append(source.problem(place, f"expected each entity once, {entity_text(entity)} is there already"))
+            problems.append(source.problem(place, f"expected each entity once, {entity_text(entity)} already exists"))
         for name, value in limits.items():
             try:
                 check_value(entity, name, 1.0 if value is None else value)

@@ -54,7 +54,7 @@ class ListenTls(Section):
         if self.client_auth != "none" and self.client_ca_file is None:
             raise wrong(f"client_ca_file too, because ssl.client.auth is {self.client_auth}")
         if self.client_auth == "none" and self.client_ca_file is not None:
-            raise wrong("ssl.client.auth: requested or required beside client_ca_file; with none no client is asked")
+            raise wrong("ssl.client.auth: requested or required with client_ca_file")
         return self
 
 
@@ -82,5 +82,5 @@ class UpstreamTls(Section):
     @model_validator(mode="after")
     def _both_or_neither(self) -> UpstreamTls:
         if (self.certificate_file is None) != (self.key_file is None):
-            raise wrong("certificate_file and key_file, both or neither")
+            raise wrong("both certificate_file and key_file, or neither")
         return self

@@ -234,7 +234,7 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
                 if one["name"] in names and "value" in one and not one["value"].startswith(("localhost", address)):
                     yield (
                         f"container {container['name']} sets {one['name']} to {one['value']}: "
-                        f"it goes past the sidecar, which is {address}"
+                        f"this bypasses the sidecar at {address}"
                     )
     if own := _scraped(pod) & template.annotations.keys():
         port = template.annotations["prometheus.io/port"]

@@ -236,7 +236,7 @@ class _Certificates:
         try:
             changed = await tell(self.cluster, self.configuration, pair.authority)
         except ApiServerError as error:
-            self._complain("cannot update the CA bundle of the webhook configuration, trying again", error)
+            self._complain("cannot update the CA bundle of the webhook configuration, retrying", error)
             return
         self._said = ""
         if changed:
@@ -249,7 +249,7 @@ class _Certificates:
             try:
                 return await self.look()
             except ApiServerError as error:
-                self._complain("API server request for the certificate failed, trying again", error)
+                self._complain("API server request for the certificate failed, retrying", error)
             await trio.sleep(RETRY_S)
 
     def _complain(self, what: str, error: Exception) -> None:

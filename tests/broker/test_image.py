@@ -332,7 +332,7 @@ def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys:
 
     (bootstrap,) = kafka.bootstrap
     assert smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 1
-    assert f"clients are sent around the sidecar: to {bootstrap}, expected ports 1-2" in capsys.readouterr().err
+    assert f"clients bypass the sidecar: they get {bootstrap}, expected ports 1-2" in capsys.readouterr().err
 
 
 def test_smoke_names_the_fault(capsys: pytest.CaptureFixture[str]) -> None:

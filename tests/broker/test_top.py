@@ -159,7 +159,7 @@ def test_a_throttled_client_of_a_real_cluster_is_seen(kafka: KafkaCluster, topic
     quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
     with sidecar(kafka.bootstrap, quotas) as running, RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
         empty = run("--admin", running.admin)
-        assert "No counter with a limit has been used yet." in empty.stdout
+        assert "No traffic on a quota yet." in empty.stdout
         # 1 200 000 B in 10 s are 120 000 B/s, (120 000 - 20 000) / 20 000 * 10 s = 50 s, less what has passed
         client.ask(produce_message(9, client.topic(topic), [b"x" * 1_200_000]))
         shown = run("--admin", running.admin)  # no terminal: once

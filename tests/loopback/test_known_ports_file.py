@@ -64,7 +64,7 @@ async def test_a_directory_that_cannot_be_written_is_said_once(
         await trio.sleep(0.3)
         path.parent.mkdir()
         await until(path.exists)
-    assert capsys.readouterr().out.count("the ports of brokers cannot be kept") == 1
+    assert capsys.readouterr().out.count("the ports of brokers cannot be stored") == 1
 
 
 def test_a_bad_file_is_one_warning_and_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

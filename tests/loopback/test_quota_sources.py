@@ -212,7 +212,7 @@ async def test_an_edited_overlay_is_read_and_a_broken_one_is_not(path: Path) -> 
         assert source.quotas() == {ALICE: {PRODUCE: 12.0}}
         reason = await apply(source, {BOB: {PRODUCE: 1.0}})
         assert reason is not None
-        assert reason.startswith(f"{path} was edited and is broken: ")
+        assert reason.startswith(f"{path} is invalid after an edit: ")
         path.write_text("quotas: [{user: alice, producer_byte_rate: 13}]")
         await until(lambda: source.state.overlay_successful)
         assert await apply(source, {BOB: {PRODUCE: 1.0}}) is None
@@ -291,10 +291,10 @@ class View:
 async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers(monkeypatch, a="a: refused")
     source = cluster_source("a")
-    assert not_ready(View(), source) == ["the cluster's quotas are not known: no answer yet"]
+    assert not_ready(View(), source) == ["cannot read the cluster's quotas: no answer yet"]
     async with running(source) as swapped:
         await until(lambda: source.state.poll_failures > 1)
-        assert not_ready(View(), source) == ["the cluster's quotas are not known: a: refused"]
+        assert not_ready(View(), source) == ["cannot read the cluster's quotas: a: refused"]
         brokers.answers["a"] = {ALICE: {PRODUCE: 10.0}}
         await until(lambda: bool(swapped))
         assert not_ready(View(), source) == []

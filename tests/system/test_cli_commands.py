@@ -61,9 +61,9 @@ def test_check_explains_the_file(good: str) -> None:
   clients get       127.0.0.1, ports 19092-19191, broker N: 19092 + N mod 100
   upstream          kafka-0.kafka:9092
   user              web for every connection
-  window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 2 min
+  window            11 samples of 1 s, pacing smooth, max throttle 2 min
   mutation window   11 samples of 1 s, token_bucket
-  limits are        of each sidecar: n of them can use up to n times a limit
+  limits are        per sidecar (n sidecars: up to n times the limit)
   largest request   100 MiB
   quotas from       this file
   altering quotas   refused
@@ -225,8 +225,8 @@ def test_user_line(settings: str, user: str, tmp_path: Path) -> None:
 
 def test_explain_reports_unreachable_sidecar() -> None:
     for url, expected in (
-        ("http://127.0.0.1:1", "nothing listens there"),
-        ("127.0.0.1:1", "http://127.0.0.1:1: nothing listens there"),
+        ("http://127.0.0.1:1", "cannot connect"),
+        ("127.0.0.1:1", "http://127.0.0.1:1: cannot connect"),
         ("ftp://x", "is not a URL"),
         ("x", "is not a URL"),
     ):
@@ -351,7 +351,7 @@ def test_check_and_explain_name_the_cluster_as_source(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text('upstream: {bootstrap: ["kafka-0.kafka:9092"]}\nquotas: {source: cluster, alter: forward}\n')
     checked = kquota("check", "--config", str(path))
-    assert "quotas from       the cluster's own, asked for every 10 s\n" in checked.stdout
+    assert "quotas from       the cluster's own, polled every 10 s\n" in checked.stdout
     assert "altering quotas   passed to the broker\n" in checked.stdout
     assert checked.stdout.endswith("quotas are the cluster's own\n")
     explained = kquota("explain", "--config", str(path))

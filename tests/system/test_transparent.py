@@ -297,7 +297,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
     assert proxy_settings(config, **load_security(config).settings).transparent == allowed
     summary = summary_text("q.yaml", config, QuotaTable())
     assert "redirected connections to 10.0.0.0/8, fd00::/8, 192.0.2.7/32, ports 9092, 9094-9096" in summary
-    assert "where connections were going" in summary
+    assert "the original destination" in summary
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
         ("mode: transparent\ntransparent: {ports: [9094-9092]}", "expected a port or a range of ports"),
         ("mode: transparent\ntransparent: {ports: [true]}", "expected a port or a range of ports"),
         ("mode: transparent\ntransparent: {mark: 0}", "expected a socket mark"),
-        ("mode: transparent\nquotas: {source: cluster}", "expected upstream.bootstrap beside it"),
-        ("mode: transparent\nexport: {kafka_topic: usage}", "expected upstream.bootstrap beside it"),
+        ("mode: transparent\nquotas: {source: cluster}", "expected upstream.bootstrap"),
+        ("mode: transparent\nexport: {kafka_topic: usage}", "expected upstream.bootstrap"),
         ("transparent: {mark: 1}", "upstream: expected a section with bootstrap"),
     ],
 )

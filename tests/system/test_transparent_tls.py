@@ -308,5 +308,5 @@ async def test_upstream_tls_alone_encrypts_plain_connections(machine: Namespace,
 
 def test_terminated_tls_requires_upstream_tls() -> None:
     text = b"mode: transparent\nlisten: {tls: {certificate_file: /a/b, key_file: /a/c}}\n"
-    with pytest.raises(ConfigError, match=r"expected upstream\.tls beside it"):
+    with pytest.raises(ConfigError, match=r"expected upstream\.tls too"):
         load_bytes("q.yaml", text)

@@ -317,7 +317,7 @@ CLASHES: dict[str, tuple[dict[str, Any], str | None]] = {
     "a broker's": (_with(ports=[{"containerPort": 19191}]), "listens on 19092-19191 (config.listen.broker_ports)"),
     "past the sidecar": (
         _with(env=[DIRECT]),
-        "container app sets KAFKA_BOOTSTRAP_SERVERS to kafka:9092: it goes past the sidecar, which is 127.0.0.1:9092",
+        "container app sets KAFKA_BOOTSTRAP_SERVERS to kafka:9092: this bypasses the sidecar at 127.0.0.1:9092",
     ),
     "to the sidecar": (_with(env=[ADDRESS]), None),
 }
@@ -407,11 +407,11 @@ MISUNDERSTOOD: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": (_annotated(restart_checksum="0"), None),
     "annotation": (
         _annotated(memory_limits="1Gi"),
-        "annotation kquota.io/memory-limits means nothing to kquota; did you mean kquota.io/memory-limit?",
+        "annotation kquota.io/memory-limitsis unknown to kquota; did you mean kquota.io/memory-limit?",
     ),
     "a label as annotation": (
         _annotated(inject="false"),
-        "annotation kquota.io/inject means nothing to kquota: it is a label of the pod",
+        "annotation kquota.io/injectis unknown to kquota: it is a label of the pod",
     ),
     **{
         value: (

@@ -295,8 +295,8 @@ export: {directory: 7}
             "listen: {tls: {certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}}",
             "not 'RULE:x'",
         ),
-        ("identity: {static: {}}", "expected just one of user, file and template"),
-        ("identity: {static: {user: a, file: /f}}", "expected just one of user, file and template"),
+        ("identity: {static: {}}", "expected exactly one of user, file and template"),
+        ("identity: {static: {user: a, file: /f}}", "expected exactly one of user, file and template"),
         ('identity: {static: {template: "{namespace}"}}', "expected template and directory, both or neither"),
         (
             'identity: {static: {template: "{namespace}{pod}", directory: /d}}',
@@ -304,7 +304,7 @@ export: {directory: 7}
         ),
         ('identity: {static: {template: "{node}", directory: /d}}', "not {node}"),
         ('identity: {static: {template: "web", directory: /d}}', "expected text with {namespace}"),
-        ('identity: {static: {template: "{pod}}", directory: /d}}', "each brace has to have its other one"),
+        ('identity: {static: {template: "{pod}}", directory: /d}}', "unbalanced braces"),
         ("identity: {static: [a]}", "expected a user name"),
         (
             "quotas:\n  - {user: a, producer_byte_rate: 1M, scope: fleet}\n",
@@ -312,9 +312,9 @@ export: {directory: 7}
         ),
         (
             "fleet: {id: x}\nquotas:\n  - {user: a, max_connections: 5, scope: fleet}\n",
-            "expected a limit that a fleet can share: max_connections is always one of each instance",
+            "expected a limit that a fleet can share: max_connections applies to each instance",
         ),
-        ("fleet: {id: x}", "q.yaml:2:1: fleet: expected key_file in it: the file with the secret"),
+        ("fleet: {id: x}", "q.yaml:2:1: fleet: expected key_file: the file with the fleet's secret"),
         ("fleet: {key_file: key}", 'fleet.key_file: got "key", expected the absolute path of a file'),
         ("fleet: {topic: a b}", 'fleet.topic: got "a b", expected a topic name: letters, digits, . _ -'),
         ("fleet: {interval_s: 100ms}", "fleet.interval_s"),

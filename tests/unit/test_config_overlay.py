@@ -87,7 +87,7 @@ def test_overlay_file_is_readable_and_names_its_author() -> None:
         ("quotas: [{user: a, producer_rate: 1}]", "quotas[0].producer_rate: unknown key, did you mean"),
         (
             "quotas:\n- {user: a, producer_byte_rate: 1}\n- {user: a, producer_byte_rate: 2}",
-            "o.yaml:3:3: quotas[1]: expected each entity once, user=a is there already",
+            "o.yaml:3:3: quotas[1]: expected each entity once, user=a already exists",
         ),
         ("quotas: [{user: a, ip: 1.1.1.1, producer_byte_rate: 1}]", "quotas[0]: an ip cannot be combined with a user"),
         ("quotas: [{ip: host, connection_creation_rate: 1}]", "quotas[0]: expected an IPv4 or IPv6 address"),

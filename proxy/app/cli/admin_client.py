@@ -44,8 +44,8 @@ def get_json(admin_url: str, path: str, query: Mapping[str, str], expected: Coll
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             raise OSError(
-                f"{admin_url}: nothing listens there; name the admin port of a running sidecar by --admin URL or "
-                "KQUOTA_ADMIN, or a pod by --pod NAMESPACE/NAME"
+                f"{admin_url}: cannot connect; is the sidecar running? Set --admin URL, "
+                "KQUOTA_ADMIN or --pod NAMESPACE/NAME"
             ) from error
         raise OSError(f"{url}: {error.reason}") from error
     except ValueError as error:

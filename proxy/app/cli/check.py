@@ -49,7 +49,7 @@ def all_warnings(config: Config) -> list[Problem]:
 def _administration(config: Config) -> list[list[str]]:
     quotas = config.quota_settings
     if quotas.source == "cluster":
-        source = f"the cluster's own, asked for every {readable_span(quotas.poll_interval_s * 1000)}"
+        source = f"the cluster's own, polled every {readable_span(quotas.poll_interval_s * 1000)}"
     else:
         source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
     names = ", ".join(safe(name) for name in quotas.alter_principals)
@@ -83,19 +83,19 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     up, told = config.upstream, _clients(config)
     rewrites = config.mode == "rewrite"
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
-    cap = f"at most {readable_span(config.max_mute)}" if capped else "without a cap"
+    cap = readable_span(config.max_mute) if capped else "unlimited"
     secured = [name for name, side in (("clients", config.listen.tls), ("brokers", up.tls)) if side is not None]
     rows = [
         ["mode", config.mode],
         ["listen", _listeners(config)],
         *([["clients use", f"bootstrap.servers {told[0]}"], ["clients get", told[1]]] if rewrites else []),
-        ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
+        ["upstream", ", ".join(str(address) for address in up.bootstrap) or "the original destination"],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
         [
             "window",
             f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
-            f"one throttle holds a client {cap}",
+            f"max throttle {cap}",
         ],
         [
             "mutation window",
@@ -119,7 +119,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
 
 def _scope(config: Config, table: QuotaTable) -> str:
     """Whose the limits are: each instance's or the fleet's."""
-    own = "of each sidecar: n of them can use up to n times a limit"
+    own = "per sidecar (n sidecars: up to n times the limit)"
     rates = [one for one in table.connections.entries if one.connection_creation_rate is not None]
     shared = [*map(table.of_fleet, table.entries), *map(table.of_fleet, rates)]
     if config.fleet is None:

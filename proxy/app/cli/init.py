@@ -40,7 +40,9 @@ def config_text(
         parts.append("mode: shadow")
     quotas = f"  - {{{', '.join(parts)}}}" + ("   # measured, never applied, until mode is removed" if shadow else "")
     identity = (
-        "" if user is None else f"\nidentity:\n  static: {json.dumps(user)}   # where nothing else says the user\n"
+        ""
+        if user is None
+        else f"\nidentity:\n  static: {json.dumps(user)}   # user name for unauthenticated connections\n"
     )
     text = _FILE.format(bootstrap=json.dumps(list(bootstrap)), port=port, identity=identity, quotas=quotas + "\n")
     load_bytes("(the new file)", text.encode())

@@ -100,7 +100,7 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
 
     if pod is not None:
         if explicit is not None:
-            raise typer.BadParameter("--admin and --pod say both which sidecar to ask: give one of them")
+            raise typer.BadParameter("expected --admin or --pod, not both")
         from proxy.app.cli.port_forward import forwarded
 
         with errors_said():
@@ -178,7 +178,7 @@ def check(
     form = Form.JSON if as_json else form
     config = file or config
     if config is None:
-        raise typer.BadParameter("which file to check? kquota check FILE")
+        raise typer.BadParameter("expected a file: kquota check FILE")
     try:
         loaded = load(config, on_paper=on_paper)
         table = table_in_force(loaded)
@@ -372,7 +372,7 @@ def init(
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
+        reason = "already exists" if isinstance(error, FileExistsError) else error.strerror
         say(f"error: {output}: {reason}", err=True)
         raise typer.Exit(FAILED) from None
     say(f"{output} written; next: kquota check --config {output}")

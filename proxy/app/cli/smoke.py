@@ -35,7 +35,7 @@ def check_brokers(bootstrap: str, ports: range) -> str:
     strangers = [broker for broker in brokers if broker.port not in ports]
     if strangers:
         shown = ", ".join(f"{broker.host}:{broker.port}" for broker in strangers)
-        raise SmokeError(f"clients are sent around the sidecar: to {shown}, expected ports {ports[0]}-{ports[-1]}")
+        raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports[0]}-{ports[-1]}")
     for broker in brokers:
         _brokers(broker.host, broker.port)
     return f"{len(brokers)} brokers, each behind a port of the sidecar"

@@ -33,7 +33,7 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
     ]
     for place, path in _files(config):
         if not Path(path).exists():
-            found.append(source.problem(place, "there is no such file on this machine", path))
+            found.append(source.problem(place, "no such file on this machine", path))
     return found
 
 
@@ -52,7 +52,7 @@ def _patience(config: Config, source: Source) -> list[Problem]:
     if config.pacing != "smooth" or 0 < config.max_mute <= PATIENCE_MS:
         return []
     told = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
-    text = f"{told} is beyond what clients wait: Java producers give records up after {readable_span(PATIENCE_MS)}"
+    text = f"{told} exceeds clients' timeouts: Java producers drop records after {readable_span(PATIENCE_MS)}"
     return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
 
 
@@ -85,7 +85,7 @@ def _rates(config: Config, source: Source) -> Iterator[Problem]:
 def _directory(config: Config, source: Source) -> list[Problem]:
     if config.export is None or config.export.directory is None or config.export.directory.startswith("/"):
         return []
-    text = "is relative to wherever the sidecar is started; write the whole path"
+    text = "is relative to the sidecar's working directory; expected an absolute path"
     return [source.problem(("export", "directory"), text, config.export.directory)]
 
 

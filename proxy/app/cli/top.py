@@ -124,7 +124,7 @@ def _of_fleet(fleet: dict[str, Any] | None) -> str:
     """This instance's share of a fleet's limit, after the limit's origin."""
     if fleet is None:
         return ""
-    unheard = ", fleet not heard" if fleet["why"] in ("last", "alone") else ""
+    unheard = ", no contact with the fleet" if fleet["why"] in ("last", "alone") else ""
     return f", {100 * fleet['share']:.0f} % of the fleet's{unheard}"
 
 
@@ -215,7 +215,7 @@ def page(
     )
     parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
     if not found:
-        text = "No counter with a limit has been used yet." if not quotas["total"] else "Nothing here has a limit."
+        text = "No traffic on a quota yet." if not quotas["total"] else "No quotas."
         return Group(*parts, Text(text, style="dim"))
     most = max(height - 4, 1)
     parts.append(table(found, most, width))
@@ -286,7 +286,7 @@ def watch(
                 try:
                     shown = look.page(console.height, console.width)
                 except OSError as error:
-                    again = f"Asking again every {interval_s:g} s; Ctrl-C ends this."
+                    again = f"Retrying every {interval_s:g} s; Ctrl-C ends."
                     shown = Text(f"{visible(str(error))}\n{again}", style="red")
                 live.update(shown, refresh=True)
                 time.sleep(interval_s)

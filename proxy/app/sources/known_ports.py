@@ -28,7 +28,7 @@ def ports_before(path: str | None) -> list[KnownPort]:
     try:
         return load_ports(path)
     except BadStateError as error:
-        log.warning("the ports of brokers before the restart are not known", error=str(error))
+        log.warning("the ports of brokers before the restart are unknown", error=str(error))
         return []
 
 
@@ -46,7 +46,7 @@ async def keep_ports(path: Path, proxy: Proxy, timeout_s: float = ANSWER_TIMEOUT
                 await aside.run(replace_file, path, ports_bytes(ports, time.time()))
             except OSError as error:
                 if not failed:
-                    log.warning("the ports of brokers cannot be kept", file=str(path), error=str(error))
+                    log.warning("the ports of brokers cannot be stored", file=str(path), error=str(error))
                 failed = True
             else:
                 written, failed = content, False

@@ -81,7 +81,7 @@ class ClusterSource(QuotaSource):
         """Until the first answer no client would be limited."""
         if self._quotas is not None:
             return None
-        return f"the cluster's quotas are not known: {self._error or 'no answer yet'}"
+        return f"cannot read the cluster's quotas: {self._error or 'no answer yet'}"
 
     async def _reload(self, table: QuotaTable) -> None:
         async with self._changing:

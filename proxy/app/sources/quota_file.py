@@ -122,7 +122,7 @@ class FileSource(QuotaSource):
         path = reader.path
         mistakes = await self._look(reader)
         if mistakes is not None:
-            return f"{path} was edited and is broken: {mistakes}"
+            return f"{path} is invalid after an edit: {mistakes}"
         overlay = altered(self._overlay, self._in_file, job.changes)
         if overlay != self._overlay:
             data = await trio.to_thread.run_sync(overlay_bytes, overlay)
