@@ -144,13 +144,13 @@ def run(
             }
             if name in LIBRARIES:
                 work["library"] = name
-            children[name] = _start(command, work)
+            children[name] = start(command, work)
         time.sleep(seconds)
         meter.end()
         until = time.monotonic()
         acknowledged: dict[str, list[int]] = {}
         for name, client in children.items():
-            acknowledged[name] = _finish(results[name], client)
+            acknowledged[name] = finish(results[name], client)
             results[name].achieved = compute_achieved(meter.seen[name], limit, WINDOW_NUM, until).achieved
     for name in commands:
         numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
@@ -163,7 +163,8 @@ def run(
     return list(results.values())
 
 
-def _start(command: list[str], work: dict[str, Any]) -> subprocess.Popen[str]:
+def start(command: list[str], work: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start a client with this work."""
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
@@ -173,7 +174,7 @@ def _start(command: list[str], work: dict[str, Any]) -> subprocess.Popen[str]:
     return child
 
 
-def _finish(result: Honest, child: subprocess.Popen[str]) -> list[int]:
+def finish(result: Honest, child: subprocess.Popen[str]) -> list[int]:
     """The numbers that were acknowledged."""
     try:
         out, _ = child.communicate(timeout=END_LIMIT_S)

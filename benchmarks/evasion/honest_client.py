@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 
@@ -142,18 +143,21 @@ def confluent(work: Work, result: Result) -> None:
         result.errors.append(f"{left} records were not delivered within two minutes of the last one")
 
 
-def java(work: Work, result: Result) -> None:
+def java(work: Work, result: Result, version: str = "") -> None:
     """Kafka's Java producer, in its ConsoleProducer: records are lines. It tells of failures only, so all others count
     as acknowledged. Its own settings are those of the producer, save for the size of its memory; the tool's own limit
     of 1.5 s for a request is not the producer's."""
     import subprocess
 
-    from tests.lab.kafka import start_tool
+    from tests.lab.kafka import DEFAULT_VERSION, start_tool
 
+    version = version or DEFAULT_VERSION
+    old = version.startswith("3.")
     arguments = ["--bootstrap-server", ",".join(work.bootstrap), "--topic", work.topic]
     arguments += ["--request-timeout-ms", "30000", "--max-memory-bytes", str(work.buffer_bytes)]
-    arguments += ["--command-property", f"client.id={work.client_id}"]
-    with start_tool("org.apache.kafka.tools.ConsoleProducer", arguments, stdin=subprocess.PIPE) as process:
+    arguments += ["--producer-property" if old else "--command-property", f"client.id={work.client_id}"]
+    main_class = "kafka.tools.ConsoleProducer" if old else "org.apache.kafka.tools.ConsoleProducer"
+    with start_tool(main_class, arguments, version, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         for number, wait_s in Pace(work, result).numbers():
             time.sleep(wait_s)
@@ -168,12 +172,13 @@ def java(work: Work, result: Result) -> None:
 
 
 LIBRARIES = {"kafka-python": kafka_python, "aiokafka": aiokafka, "confluent-kafka": confluent, "java": java}
+OLDER = {"java-3.9.1": partial(java, version="3.9.1")}
 
 
 def main() -> int:
     """The command."""
     work, result = Work(**json.loads(sys.stdin.readline())), Result()
-    LIBRARIES[work.library](work, result)
+    (LIBRARIES | OLDER)[work.library](work, result)
     print(json.dumps(vars(result)), flush=True)
     return 0
 
