@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.suites.replicas import EVENTS, run
 from tests.broker.test_connection_limits import API_VERSIONS_0, said
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
@@ -59,6 +60,21 @@ def test_client_behind_haproxy_keeps_its_address(
         finally:
             producer.close()
         assert not said(running, "connection closed: internal error")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("event", EVENTS)
+def test_clients_go_on_without_their_replica(kafka: KafkaCluster, event: str) -> None:
+    """One address before two replicas: producers and group members miss and repeat nothing, and hear of nothing."""
+    outcomes = run(kafka, event, ["kafka-python", "aiokafka"], ["kafka-python", "aiokafka"], 8)
+    assert len(outcomes) == 4
+    for one in outcomes:
+        assert one.gap_s is not None, one
+        assert one.gap_s < 5, one
+        assert one.lost == 0, one
+        assert not one.errors, one
+        assert not one.repeated or event == "killed", one
 
 
 def test_ip_limits_hold_behind_haproxy(kafka: KafkaCluster) -> None:
