@@ -13,6 +13,7 @@ from pathlib import Path
 from config.bounds import MAX_DEPTH
 from config.fingerprint import fingerprint
 from config.identity import StaticIdentity
+from config.known_ports import BadStateError, parse_ports, ports_bytes
 from config.load import load, load_bytes
 from config.overlay import load_overlay, parse_overlay
 from config.problems import ConfigError
@@ -111,3 +112,20 @@ def hostile_files(data: bytes) -> None:
             read()
             assert kind is None
     assert time.monotonic() - began_s < MAX_S
+
+
+def _known_ports() -> list[bytes]:
+    one = b'{"port":19093,"broker":1,"host":"kafka-1.kafka","broker_port":9092,"until":'
+    return [b'{"version":1,"ports":[%bnull},%b9e9}]}' % (one, one), b"[" * 200, b'{"version":1,"ports":[]}']
+
+
+@target("known_ports", _known_ports, ("config.known_ports",), max_bytes=1024)
+def known_ports(data: bytes) -> None:
+    """The file that keeps the ports of brokers: refused, or read as it is written again."""
+    with suppress(BadStateError):
+        found = parse_ports(data, 0.0)
+        again = parse_ports(ports_bytes(found, 0.0), 0.0)
+        assert [one.port for one in again] == [
+            one.port for one in found if one.held_s is None or round(one.held_s, 3) > 0
+        ]
+        assert {one.broker for one in again} <= {one.broker for one in found}

@@ -42,6 +42,7 @@ from proxy.core.wire import apis, requests, responses, schema
 from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.proxy_header import ProxyHeader, ProxyHeaderError
 from proxy.core.wire.software import client_software
 from proxy.core.wire.walk import Short
 from quota.admin import AdminError, Changes, Quotas
@@ -215,6 +216,35 @@ def header(data: bytes) -> None:
 def _client_streams() -> list[bytes]:
     pairs = [b"\x07" + first + second for first, second in zip(_requests()[::2], _requests()[1::2], strict=False)]
     return pairs + [b"\x21" + stream.from_client[:1000] for stream in recorded.streams()]
+
+
+def _proxy_headers() -> Iterator[bytes]:
+    yield b"PROXY TCP4 10.0.0.7 10.0.8.1 50000 9092\r\n\0\0\0\x11"
+    yield b"PROXY TCP6 2001:db8::7 ::1 50000 9092\r\n"
+    yield b"PROXY UNKNOWN\r\n"
+    begin = b"\r\n\r\n\0\r\nQUIT\n"
+    yield begin + b"\x21\x11\0\x0f" + bytes((10, 0, 0, 7, 10, 0, 8, 1, 195, 80, 35, 132)) + b"\4\0\0" + b"\0\0\0\x11"
+    yield begin + b"\x21\x21\0\x24" + bytes(36)
+    yield begin + b"\x20\0\0\0"
+
+
+def _proxy_header_in_pieces(data: bytes, size: int) -> object:
+    found, taken = ProxyHeader(), 0
+    try:
+        while taken < len(data) and not found.done:
+            count = found.feed(data[taken : taken + size])
+            assert 1 <= count <= size
+            taken += count
+    except ProxyHeaderError as error:
+        return str(error)
+    return taken, found.done, found.client
+
+
+@target("proxy_header", _proxy_headers, ("proxy.core.wire.proxy_header",), max_bytes=256)
+def proxy_header(data: bytes) -> None:
+    """The header of a balancer, whole and in pieces: the same client, and not a byte behind it is taken."""
+    sizes = (1, 5, max(len(data), 1))
+    assert len({_proxy_header_in_pieces(data, size) for size in sizes}) == 1
 
 
 @target(
