@@ -163,8 +163,10 @@ class ClusterBrokers:
             raise
 
     async def _reach(self, node_id: int, host: str, port: int) -> socket.socket:
-        others = [number for number, *_ in self.all() if number != node_id]
-        return await self._checks.dial(self._dialer, node_id, host, port, others)
+        return await self._checks.dial(self._dialer, node_id, host, port, self._ids)
+
+    def _ids(self) -> list[int]:
+        return [number for number, *_ in self.all()]
 
     def broker_ended(self) -> None:
         """A broker has ended a connection: another one may be at its address soon."""

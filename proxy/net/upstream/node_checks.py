@@ -12,6 +12,7 @@ Where it may not, it does not know the cluster's id either, and nothing is asked
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -56,9 +57,11 @@ class NodeChecks:
         self._under_way: dict[tuple[Node, str, int], _Check] = {}
         self._logged: dict[int, tuple[str, int, int | None]] = {}
 
-    async def dial(self, dialer: Dialer, node_id: int, host: str, port: int, others: list[int]) -> socket.socket:
-        """Dial this broker's address, and ask who is there at the same time, unless that is known. `others`: the other
-        node ids that are known, one of which may be found. Raises UpstreamError."""
+    async def dial(
+        self, dialer: Dialer, node_id: int, host: str, port: int, known: Callable[[], list[int]]
+    ) -> socket.socket:
+        """Dial this broker's address, and ask who is there at the same time, unless it was asked recently. `known()`:
+        all node ids, one of which may be found there. Raises UpstreamError."""
         if not self._due(node_id, host, port):
             try:
                 return await dialer.dial(host, port)
@@ -70,7 +73,7 @@ class NodeChecks:
 
         async def confirm() -> None:
             try:
-                await self._confirm(node_id, host, port, others)
+                await self._confirm(node_id, host, port, known)
             except OtherBrokerError as error:
                 errors.append(error)
 
@@ -103,7 +106,7 @@ class NodeChecks:
         fresh = known is not None and known[:2] == (host, port) and trio.current_time() < known[2]
         return self.cluster_id is not None and not fresh
 
-    async def _confirm(self, node_id: int, host: str, port: int, others: list[int]) -> None:
+    async def _confirm(self, node_id: int, host: str, port: int, known: Callable[[], list[int]]) -> None:
         """Ask, once for all that wait for it. Raises OtherBrokerError.
 
         Nothing is raised if there is no answer: that the broker is another one is not shown.
@@ -113,6 +116,7 @@ class NodeChecks:
         check = self._under_way.get(key)
         if check is None:
             check = self._under_way[key] = _Check()
+            others = [number for number in known() if number != node_id]
             trio.lowlevel.spawn_system_task(self._run, key, others, check)  # no client that leaves ends it
         await check.done.wait()
         if check.error is not None:
@@ -132,9 +136,9 @@ class NodeChecks:
             result, check.error = "other", error
             self._log(node, host, port, error)
         except ClusterError as error:
-            log.debug("a broker does not say which one it is", broker=node.node_id, error=str(error))
+            log.debug("no answer to the check of a broker", broker=node.node_id, error=str(error))
         except Exception:  # an internal error must not end the traffic
-            log.exception("a broker cannot be asked which one it is")
+            log.exception("check of a broker failed: internal error")
         finally:
             self._counters.node_checks[result] += 1
             self._note(node.node_id, host, port, holds_s)
