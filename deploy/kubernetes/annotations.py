@@ -1,4 +1,4 @@
-"""What a pod may request for its sidecar by annotations: resources, another image, a configuration of its own."""
+"""What a pod may request for its sidecar by annotations: resources, another image or port, its own configuration."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ CONFIG_MAP: Final = f"{PREFIX}config-map"
 """The name of a ConfigMap of the pod's namespace whose `kquota.yaml` is this pod's configuration file."""
 BOOTSTRAP: Final = f"{PREFIX}bootstrap-variable"
 """Names of environment variables with the sidecar's address; empty: none."""
+ADMIN_PORT: Final = f"{PREFIX}admin-port"
+"""The sidecar's admin port, where the chart's is the application's own."""
 OURS: Final = (f"{PREFIX}restart-checksum",)
 """Annotations that the chart sets; they request nothing."""
 GROUPS: Final = {
@@ -29,9 +31,12 @@ GROUPS: Final = {
     "image": (IMAGE,),
     "environment": (BOOTSTRAP,),
     "config": (CONFIG_MAP,),
+    "ports": (ADMIN_PORT,),
 }
 """The groups in the chart's `webhook.podsMaySet`."""
 VOLUME: Final = "kquota-config"
+PORT_NAME: Final = "kquota-metrics"
+"""Of the admin port in the sidecar's container."""
 
 _QUANTITY: Final = re.compile(r"(\d+\.?\d*|\.\d+)(n|u|m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?")
 _CPU: Final = re.compile(r"(\d+\.?\d*|\.\d+)([mk]|[eE][+-]?\d{1,2})?")
@@ -41,6 +46,7 @@ _SUFFIXES: Final = (
     | {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
     | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 )
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 _IMAGE_NAME: Final = re.compile(r"[\w.:/-]+(@sha256:[0-9a-f]{64})?")
 _VARIABLE: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -64,10 +70,10 @@ def unknown(names: Iterable[str]) -> list[str]:
     said = []
     for name in sorted(set(names) - set(known)):
         if name == f"{PREFIX}inject":
-            said.append(f"annotation {name}is unknown to kquota: it is a label of the pod")
+            said.append(f"annotation {name} is unknown to kquota: it is a label of the pod")
             continue
         near = difflib.get_close_matches(name, known, n=1)
-        said.append(f"annotation {name}is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))
+        said.append(f"annotation {name} is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))
     return said
 
 
@@ -92,6 +98,12 @@ def customized(
         elif name == IMAGE:
             _expect(_IMAGE_NAME, name, value, "an image, such as registry.example/kquota:1.2.3")
             container["image"] = value
+        elif name == ADMIN_PORT:
+            port = admin_port(wishes, 0)
+            container.setdefault("env", []).append({"name": "KQUOTA_ADMIN_PORT", "value": str(port)})
+            for one in container["ports"]:
+                if one["name"] == PORT_NAME:
+                    one["containerPort"] = port
         elif name == CONFIG_MAP:
             _expect(_NAME, name, value, "the name of a ConfigMap of the pod's namespace")
             for volume in volumes:
@@ -136,6 +148,14 @@ def _reconcile(resources: Json, wishes: dict[str, str]) -> None:
             resources["requests"][resource] = limit
         else:
             resources["limits"][resource] = request
+
+
+def admin_port(wishes: dict[str, str], usual: int) -> int:
+    """The sidecar's admin port: `usual`, unless the pod says another. Raises AnnotationError."""
+    if ADMIN_PORT not in wishes:
+        return usual
+    _expect(_PORT, ADMIN_PORT, wishes[ADMIN_PORT], "a port, such as 9405")
+    return int(wishes[ADMIN_PORT])
 
 
 def bootstrap_variables(wishes: dict[str, str], usual: str) -> list[str]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from deploy.kubernetes.annotations import (
+    ADMIN_PORT,
     VOLUME,
     AnnotationError,
     added,
+    admin_port,
     asked,
     bootstrap_variables,
     customized,
@@ -34,6 +36,7 @@ MIRROR: Final = "kubernetes.io/config.mirror"
 OS: Final = "kubernetes.io/os"
 EVICTED: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """Annotation with the names of local volumes that do not keep the cluster autoscaler from removing the node."""
+_ADMIN: Final = "config.admin.port"
 DEFAULT_GRACE_S: Final = 30
 """Kubernetes' default for pods."""
 
@@ -216,15 +219,17 @@ def misunderstood(pod: Json, skipped: str | None) -> list[str]:
 
 def clashes(pod: Json, template: Template) -> Iterator[str]:
     """A sentence about each thing of the pod's own that does not go together with the sidecar."""
+    listened = template.ports | {_ADMIN: str(admin_port(asked(pod), int(template.ports[_ADMIN])))}
     for _, _, container in _containers(pod["spec"]):
         for declared in container.get("ports") or []:
             port = declared["containerPort"]
-            for setting, ports in template.ports.items():
+            for setting, ports in listened.items():
                 first, _, last = ports.partition("-")
                 if int(first) <= port <= int(last or first):
+                    other = f"; annotation {ADMIN_PORT} selects another" if setting == _ADMIN else ""
                     yield (
                         f"container {container['name']} declares port {port}, and the sidecar listens on {ports} "
-                        f"({setting}): only one of them can"
+                        f"({setting}): only one of them can{other}"
                     )
     if template.bootstrap is not None:
         _, address = template.bootstrap
@@ -311,6 +316,8 @@ def injection(pod: Json, template: Template) -> list[Json]:
     labels = template.labels | {INJECTED_LABEL: "true"}
     patch += _merge(metadata, "labels", labels, remove=SKIPPED_LABEL)
     annotations, own = dict(template.annotations), metadata.get("annotations") or {}
+    if ADMIN_PORT in own and "prometheus.io/port" in annotations:
+        annotations["prometheus.io/port"] = own[ADMIN_PORT]
     if _scraped(pod):
         annotations = {name: value for name, value in annotations.items() if not name.startswith("prometheus.io/")}
     if EVICTED in annotations and own.get(EVICTED):

@@ -183,7 +183,7 @@ class Sidecar:
         with scope as signals:
             async with trio.open_nursery() as nursery:
                 if config.admin is not None:
-                    listener = bind(config.admin.host, config.admin.port, " (admin)")
+                    listener = bind(config.admin.host, self.admin_port or config.admin.port, " (admin)")
                     self.admin_port = int(listener.getsockname()[1])
                     own = (socket.gethostname(), os.environ.get("KQUOTA_POD_NAME", ""), config.admin.host)
                     hosts = Hosts(config.admin.allowed_hosts, own)
@@ -299,6 +299,7 @@ async def run_sidecar(
     handle_signals: bool = False,
     loaded: tuple[Config, Fingerprint] | None = None,
     loop: EventLoop | None = None,
+    admin_port: int | None = None,
     task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
 ) -> Sidecar:
     """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is the result of
@@ -309,6 +310,7 @@ async def run_sidecar(
     """
     config, found = loaded or read(Path(config_path))
     sidecar = Sidecar(Path(config_path), config, found, loop)
+    sidecar.admin_port = admin_port
     for warning in warnings_of(config):
         log.warning("configuration", warning=str(warning))
     config.forget_source()
@@ -324,8 +326,9 @@ class _SettleWhenUp:
         settle()
 
 
-def main(path: Path) -> int:
-    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run. Raises ConfigError."""
+def main(path: Path, admin_port: int | None = None) -> int:
+    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run; `admin_port` is in place of the file's.
+    Raises ConfigError."""
     share_fairly()
     with uncollected():
         loaded = read(path)
@@ -336,7 +339,10 @@ def main(path: Path) -> int:
     loop = EventLoop()
 
     async def go() -> Sidecar:
-        return await run_sidecar(path, handle_signals=True, loaded=loaded, loop=loop, task_status=_SettleWhenUp())
+        up = _SettleWhenUp()
+        return await run_sidecar(
+            path, handle_signals=True, loaded=loaded, loop=loop, admin_port=admin_port, task_status=up
+        )
 
     try:
         sidecar = host.run(go, loop)

@@ -303,15 +303,23 @@ def test_containers_get_the_sidecars_address(case: str, template: Template) -> N
     assert _decide(asked, without)[0]["spec"]["containers"] == asked["request"]["object"]["spec"]["containers"]
 
 
-def _with(**container: Any) -> dict[str, Any]:
-    return admission_review("bare", containers=[{"name": "app", "image": "own"} | container])
+def _with(admin_port: str | None = None, **container: Any) -> dict[str, Any]:
+    asked = admission_review("bare", containers=[{"name": "app", "image": "own"} | container])
+    if admin_port is not None:
+        asked["request"]["object"]["metadata"]["annotations"] = {"kquota.io/admin-port": admin_port}
+    return asked
 
 
 CLASHES: dict[str, tuple[dict[str, Any], str | None]] = {
     "another port": (_with(ports=[{"containerPort": 8080}, {"containerPort": 19192}]), None),
     "the admin port": (
         _with(ports=[{"containerPort": 9404}]),
-        "container app declares port 9404, and the sidecar listens on 9404 (config.admin.port): only one of them can",
+        "container app declares port 9404, and the sidecar listens on 9404 (config.admin.port): only one of them can; "
+        "annotation kquota.io/admin-port selects another",
+    ),
+    "another admin port": (
+        _with("9405", ports=[{"containerPort": 9404}, {"containerPort": 9405}]),
+        "container app declares port 9405, and the sidecar listens on 9405 (config.admin.port)",
     ),
     "Kafka's": (_with(ports=[{"containerPort": 9092}]), "listens on 9092 (config.listen.port): only one of them can"),
     "a broker's": (_with(ports=[{"containerPort": 19191}]), "listens on 19092-19191 (config.listen.broker_ports)"),
@@ -344,6 +352,15 @@ def test_keeps_a_pods_own_prometheus_annotations() -> None:
     assert _decide(asked, asking)[0]["metadata"]["annotations"] == own | {"other": "1"}
     (warning,) = review(json.dumps(asked).encode(), asking).answer["response"]["warnings"]
     assert warning.startswith("kquota: the pod's own prometheus.io/port stay")
+
+
+def test_a_pod_selects_another_admin_port() -> None:
+    found = Template.parse(sidecar_template(annotations={"prometheus.io/port": "9404"}))
+    pod, _ = _decide(_with("9405", ports=[{"containerPort": 9404}]), found)
+    sidecar = pod["spec"]["initContainers"][0]
+    assert sidecar["ports"] == [{"name": "kquota-metrics", "containerPort": 9405, "protocol": "TCP"}]
+    assert {"name": "KQUOTA_ADMIN_PORT", "value": "9405"} in sidecar["env"]
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == "9405"
 
 
 def test_adds_its_volume_to_those_that_are_safe_to_evict() -> None:
@@ -382,6 +399,7 @@ WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "cpu": ({"cpu_request": "half"}, "such as 250m or 1, got 'half'"),
     "image": ({"image": "kquota latest"}, "expected an image"),
+    "port": ({"admin_port": "metrics"}, "annotation kquota.io/admin-port: expected a port, such as 9405"),
     "variable": ({"bootstrap_variable": "A,=B"}, "names of environment variables, separated by commas, got '=B'"),
     "config": ({"config_map": "mine"}, "webhook.podsMaySet of the chart has no config"),
 }  # fmt: skip
@@ -407,11 +425,11 @@ MISUNDERSTOOD: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": (_annotated(restart_checksum="0"), None),
     "annotation": (
         _annotated(memory_limits="1Gi"),
-        "annotation kquota.io/memory-limitsis unknown to kquota; did you mean kquota.io/memory-limit?",
+        "annotation kquota.io/memory-limits is unknown to kquota; did you mean kquota.io/memory-limit?",
     ),
     "a label as annotation": (
         _annotated(inject="false"),
-        "annotation kquota.io/injectis unknown to kquota: it is a label of the pod",
+        "annotation kquota.io/inject is unknown to kquota: it is a label of the pod",
     ),
     **{
         value: (
@@ -629,6 +647,13 @@ def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tm
     programs = {
         "https://{}:8443/healthz": [*command, "webhook", f"--template={tmp_path}/sidecar.json", *tls, account],
         "http://{}:9404/healthz": [*command, "run", f"--config={tmp_path}/kquota.yaml"],
+        "http://{}:9405/healthz": [
+            "env",
+            "KQUOTA_ADMIN_PORT=9405",
+            *command,
+            "run",
+            f"--config={tmp_path}/kquota.yaml",
+        ],
     }
     api_server = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
     with network.inside():

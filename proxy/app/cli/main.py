@@ -136,13 +136,21 @@ def _any(
 
 
 @app.command(short_help="Run the sidecar.")
-def run(config: ConfigFile) -> None:
+def run(
+    config: ConfigFile,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=1, max=65_535, envvar="KQUOTA_ADMIN_PORT", help="Admin port, in place of admin.port."
+        ),
+    ] = None,
+) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
     with blocked_imports(*UNUSED):
         from proxy.app.run import main as run_main  # trio and starlette: not needed by the other commands
 
     with errors_said():
-        code = run_main(config)
+        code = run_main(config, admin_port)
     raise typer.Exit(code)
 
 
