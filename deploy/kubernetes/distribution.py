@@ -57,6 +57,8 @@ class Distribution:
     """The name of the webhook's Service, which the certificate is for."""
     secrets: tuple[str, ...] = ()
     """Secrets that pods with a sidecar need in their namespaces."""
+    network_policy: Json | None = None
+    """The spec of the NetworkPolicy for the admin port, for namespaces without policies for ingress."""
 
     @classmethod
     def parse(cls, given: Json) -> Distribution:
@@ -74,6 +76,7 @@ class Distribution:
             secret=given["certificateSecret"],
             host=str(given["host"]),
             secrets=tuple(given.get("secrets") or ()),
+            network_policy=given.get("networkPolicy"),
         )
 
     @property
@@ -101,6 +104,8 @@ class Observed:
     """ConfigMaps with the name of copies, by namespace."""
     quotas: dict[str, Json]
     """ConfigMaps with quotas of namespaces, by namespace."""
+    policies: list[Json]
+    """NetworkPolicies of all namespaces, if they matter."""
 
 
 @dataclass(slots=True)
@@ -139,7 +144,7 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
     Each is worked out when asked for, those with the least quotas first, so that nobody waits for one with many; an
     exception of one is its own problem.
     """
-    ours = {where for where, one in seen.copies.items() if _annotations(one).get(COPY_ANNOTATION) == told.original}
+    ours = {where for where, one in seen.copies.items() if is_copy(one, told)}
     for namespace in sorted(seen.namespaces, key=lambda one: (len(_own(seen, one) or ""), one)):
         chosen = seen.namespaces[namespace].get(INJECTION_LABEL) == "enabled" and (
             not told.only or namespace in told.only
@@ -156,6 +161,29 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
             log.exception("namespace configuration failed: internal error", namespace=namespace)
             plan = NamespacePlan(namespace, problem=fault(error))
         yield plan
+
+
+def network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple[Json | None, list[str]]:
+    """The NetworkPolicy that a namespace should have, and names of its own policies for ingress.
+
+    With one of those it gets none: policies add up, so ours would open ports that the namespace's own close.
+    """
+    others = [
+        one["metadata"]["name"]
+        for one in seen.policies
+        if one["metadata"]["namespace"] == namespace
+        and "Ingress" in one["spec"].get("policyTypes", ["Ingress"])
+        and not is_copy(one, told)
+    ]
+    if others or told.network_policy is None:
+        return None, others
+    head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    return head | {"metadata": _metadata(namespace, seen.owner, told), "spec": told.network_policy}, []
+
+
+def is_copy(one: Json, told: Distribution) -> bool:
+    """Whether an object of a namespace is from this release."""
+    return _annotations(one).get(COPY_ANNOTATION) == told.original
 
 
 def _in_the_way(name: str) -> str:
@@ -243,14 +271,17 @@ def _copy(namespace: str, text: str, accepted: str | None, owner: Json, told: Di
     if len(text) > MOST_PLAIN:
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         content = {"data": data, "binaryData": {FILE: packed}}
-    metadata = {
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(namespace, owner, told)} | content
+
+
+def _metadata(namespace: str, owner: Json, told: Distribution) -> Json:
+    return {
         "name": told.name,
         "namespace": namespace,
         "labels": told.labels,
         "annotations": {COPY_ANNOTATION: told.original},
         "ownerReferences": [owner],
     }
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata} | content
 
 
 def _is_so(copy: Json, body: Json) -> bool:

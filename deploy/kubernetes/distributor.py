@@ -23,8 +23,10 @@ from deploy.kubernetes.distribution import (
     NamespacePlan,
     Observed,
     fault,
+    is_copy,
     judged,
     labels_of,
+    network_policy,
     plans,
 )
 
@@ -77,11 +79,11 @@ class Distributor:
             del self._known[key]
         found = plans(seen, self.told, self._known)
         while (plan := await trio.to_thread.run_sync(next, found, None)) is not None:
-            await self._carry_out(plan)
+            await self._carry_out(plan, seen)
         for namespace in self._said.keys() - seen.namespaces.keys() - {""}:
             del self._said[namespace]
 
-    async def _carry_out(self, plan: NamespacePlan) -> None:
+    async def _carry_out(self, plan: NamespacePlan, seen: Observed) -> None:
         """Write one namespace's copy, and say there what is wrong. No exception of one reaches another."""
         namespace = plan.namespace
         try:
@@ -96,6 +98,8 @@ class Distributor:
                         f"Pods of this namespace get sidecars. They need the Secrets {', '.join(self.told.secrets)}"
                     )
                     await self._event(namespace, self.told.name, "SecretsNeeded", f"{needed} here.", kind="Normal")
+            if plan.problem is None:
+                await self._limit_admin_port(namespace, seen)
         except ApiServerError as error:
             plan.problem = str(error)
         except Exception as error:
@@ -110,6 +114,23 @@ class Distributor:
                 (self.told.name, "NotDistributed") if plan.problem else (self.told.quotas_name, "QuotasRefused")
             )
             await self._event(namespace, name, reason, self._said[namespace])
+
+    async def _limit_admin_port(self, namespace: str, seen: Observed) -> None:
+        """Create the namespace's NetworkPolicy, or delete it because the namespace has its own."""
+        wanted, others = network_policy(namespace, seen, self.told)
+        where = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{self.told.name}"
+        mine = [one for one in seen.policies if one["metadata"]["namespace"] == namespace and is_copy(one, self.told)]
+        if wanted is None:
+            for _ in mine:
+                await self.cluster.ask("DELETE", where)
+                named = ", ".join(others)
+                text = f"NetworkPolicy {self.told.name} is deleted: the namespace has its own ({named}). Allow the"
+                await self._event(
+                    namespace, self.told.name, "NetworkPolicyDeleted", f"{text} admin port there.", "Normal"
+                )
+        elif [one["spec"] for one in mine] != [wanted["spec"]]:
+            await self.cluster.apply(where, wanted)
+            log.info("NetworkPolicy applied to namespace", namespace=namespace)
 
     async def judge(self, namespace: str, quotas: str | None) -> str | None:
         """Why quotas that a namespace is about to have would be refused, None if they would not.
@@ -143,6 +164,7 @@ class Distributor:
         listed = {one["metadata"]["name"] for one in spaces}
         others = {one["metadata"]["namespace"] for one in copies} - listed  # pods created earlier may run there
         spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
+        policies = [] if told.network_policy is None else await ask.list("/apis/networking.k8s.io/v1/networkpolicies")
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
         return Observed(
             base=base,
@@ -150,6 +172,7 @@ class Distributor:
             namespaces={one["metadata"]["name"]: labels_of(one) for one in alive},
             copies={one["metadata"]["namespace"]: one for one in copies},
             quotas={one["metadata"]["namespace"]: one for one in quotas},
+            policies=policies,
         )
 
     async def _base(self) -> str:

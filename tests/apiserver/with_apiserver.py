@@ -537,6 +537,21 @@ def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, t
         api.label("fresh", {"kquota.io/namespace-quotas": "any"})
         wait_for("what the label allows", lambda: "producer_byte_rate: 3M" in text())
 
+        policies = path("NetworkPolicy", "fresh")
+
+        def policy() -> dict[str, Any] | None:
+            answer = api.ask("GET", f"{policies}/shop-kquota")
+            return answer.json() if answer.status_code == 200 else None
+
+        wait_for("the admin port's policy", policy)
+        before = policy()
+        own = {"metadata": {"name": "own"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
+        api.create(policies, own)
+        assert policy() == before, "applied once, and not again in each round"
+        wait_for("no policy next to the namespace's own", lambda: policy() is None)
+        (event,) = [one for one in events() if one["reason"] == "NetworkPolicyDeleted"]
+        assert "the namespace has its own (own)" in event["message"]
+
         where = f"{path('ConfigMap', 'fresh')}/shop-kquota"
         api.ask("DELETE", where).raise_for_status()
         wait_for("the copy again", lambda: "producer_byte_rate: 3M" in text())

@@ -209,6 +209,7 @@ _OWN: Final[dict[str, Schema]] = {
                 "description": "The former name of podsMaySet.",
             },
             bootstrapVariable=_TEXT,
+            networkPolicy=_BOOLEAN,
             timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
             replicas=_COUNT,
             certificates={"enum": ["own", "cert-manager", "generated"]},

@@ -104,6 +104,31 @@ async def test_judges_quotas_before_they_are_stored(api: ScriptedApi, case: str)
     assert (refused is None) if said is None else (said in (refused or ""))
 
 
+async def test_limits_the_admin_port_where_no_other_policy_is(api: ScriptedApi) -> None:
+    """Policies add up: ours would open what the namespace's own close."""
+    spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"ports": [{"protocol": "UDP", "port": 1}]}]}
+    told = dataclasses.replace(TOLD, network_policy=spec)
+    folder = "/apis/networking.k8s.io/v1/namespaces/orders/networkpolicies"
+    api.put(f"{folder}/egress", spec={"podSelector": {}, "policyTypes": ["Egress"]})
+
+    async def changes() -> list[tuple[str, str]]:
+        del api.asked[:]
+        async with Cluster(api.url, api.account) as cluster:
+            await Distributor(cluster, told).round()
+        return [one for one in api.asked if one[0] != "GET"]
+
+    assert ("PATCH", f"{folder}/kquota") in await changes()
+    assert api.objects[f"{folder}/kquota"]["spec"] == spec
+    assert await changes() == []
+    api.put(f"{folder}/closed", spec={"podSelector": {}})
+    assert await changes() == [("DELETE", f"{folder}/kquota"), ("POST", "/api/v1/namespaces/orders/events")]
+    (event,) = [one for path, one in api.objects.items() if "/events/" in path]
+    assert event["message"].startswith("NetworkPolicy kquota is deleted: the namespace has its own (closed).")
+    assert await changes() == []
+    del api.objects[f"{folder}/closed"]
+    assert await changes() == [("PATCH", f"{folder}/kquota")]
+
+
 async def test_truncates_long_event_messages(api: ScriptedApi) -> None:
     wrong = "quotas:\n" + "".join(f"- {{client-id: c{n}, producer_byte_rat: 1}}\n" for n in range(60))
     api.put(QUOTAS, data={"quotas.yaml": wrong})

@@ -54,7 +54,7 @@ class ScriptedApi:
             return status, {"kind": "Status", "message": f"scripted: {status}"}
         if method == "GET" and path in self.objects:
             return 200, self.objects[path]
-        if method == "GET" and path.rpartition("/")[2] in ("namespaces", "configmaps"):
+        if method == "GET" and path.rpartition("/")[2] in ("namespaces", "configmaps", "networkpolicies"):
             return 200, {"items": [one for one in self._of(path) if _selected(one, query)]}
         if method == "PATCH" and isinstance(body, list):
             for step in body[1:]:

@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
+from deploy.kubernetes.review import INJECTED_LABEL, ReviewError, Template, TemplateError, review
 from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import (
     CHART,
@@ -530,6 +530,18 @@ def test_webhook_role_has_least_privilege() -> None:
     assert {tuple(rule["resources"]) for rule in role["rules"]} == {("secrets",)}
     others = documents(render_text(MANAGED))
     assert of_kind(others, "Role") == []
+
+
+def test_network_policy_closes_admin_port_only() -> None:
+    spec = Template.parse(sidecar_template(VALUES)).distribution.network_policy
+    assert spec is not None
+    assert set(spec["podSelector"]["matchLabels"]) == {INJECTED_LABEL}
+    open_to_all = [rule for rule in spec["ingress"] if "from" not in rule]
+    tcp = [port for rule in open_to_all for port in rule["ports"] if port["protocol"] == "TCP"]
+    allowed = {number for one in tcp for number in range(one["port"], one.get("endPort", one["port"]) + 1)}
+    assert set(range(1, 65_536)) - allowed == {9404}
+    (closed,) = [rule for rule in spec["ingress"] if "from" in rule]
+    assert [one["port"] for one in closed["ports"]] == [9404]
 
 
 def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:

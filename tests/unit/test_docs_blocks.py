@@ -21,7 +21,7 @@ from typer import Exit as ClickExit
 from typer.testing import CliRunner
 
 from config.load import load_bytes, warnings_of
-from config.model import Admin, Config
+from config.model import Config
 from config.overlay import parse_overlay
 from proxy.app.cli.main import app
 
@@ -107,18 +107,6 @@ def test_every_yaml_block_loads() -> None:
 @named([block for block in YAML if is_manifest(block.text) and "{{" not in block.text])
 def test_manifests_are_yaml(block: Block) -> None:
     assert all("apiVersion" in document for document in yaml.safe_load_all(block.text))
-
-
-def test_network_policy_closes_admin_port_only() -> None:
-    from deploy.kubernetes.review import INJECTED_LABEL
-
-    (block,) = [block for block in YAML if "kind: NetworkPolicy" in block.text]
-    spec = yaml.safe_load(block.text)["spec"]
-    assert spec["podSelector"]["matchExpressions"][0]["key"] == INJECTED_LABEL
-    open_to_all = [rule for rule in spec["ingress"] if "from" not in rule]
-    tcp = [port for rule in open_to_all for port in rule["ports"] if "protocol" not in port]
-    allowed = {number for one in tcp for number in range(one["port"], one.get("endPort", one["port"]) + 1)}
-    assert set(range(1, 65_536)) - allowed == {Admin().port}
 
 
 @named(CONFIGS)

@@ -116,3 +116,25 @@ prometheus.io/port: {{ int . | quote }}
 {{- default "default" .Values.gateway.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
+
+{{/* For injected pods in namespaces without a NetworkPolicy: all ports stay open but the admin port. */}}
+{{- define "kquota.injectedPolicy" -}}
+{{- $admin := int .Values.config.admin.port -}}
+podSelector:
+  matchLabels: {kquota.io/injected: "true"}
+policyTypes: [Ingress]
+ingress:
+  - ports:
+      {{- if gt $admin 1 }}
+      - {protocol: TCP, port: 1, endPort: {{ sub $admin 1 }}}
+      {{- end }}
+      {{- if lt $admin 65535 }}
+      - {protocol: TCP, port: {{ add $admin 1 }}, endPort: 65535}
+      {{- end }}
+      - {protocol: UDP, port: 1, endPort: 65535}
+      - {protocol: SCTP, port: 1, endPort: 65535}
+  - ports:
+      - {protocol: TCP, port: {{ $admin }}}
+    from:
+      {{- toYaml .Values.networkPolicy.monitoring | nindent 6 }}
+{{- end -}}
