@@ -210,16 +210,17 @@ async def _tell(cluster: Cluster, path: str, authority: bytes) -> bool:
 
 
 def bundled(authority: bytes, there: bytes, now: datetime.datetime) -> bytes | None:
-    """The certificates of `authority`, and the latest of those that are trusted already; None: `authority` is.
+    """The certificates of `authority`, and the latest of those that are trusted already; None: nothing has to change.
 
-    `there` may be garbage. Raises ValueError if `authority` is.
+    One in use that is next to go comes first again: an earlier kind of certificates may be back in use. `there` may be
+    garbage. Raises ValueError if `authority` is.
     """
     wanted = x509.load_pem_x509_certificates(authority)
     try:
         trusted = x509.load_pem_x509_certificates(there)
     except ValueError:
         trusted = []
-    if all(one in trusted for one in wanted):
+    if all(one in trusted[:FORMER] for one in wanted):
         return None
     former = [one for one in trusted if one not in wanted and one.not_valid_after_utc > now]
     return b"".join(map(_pem, wanted + former[:FORMER]))

@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 import yaml
 
 from config.load import load
@@ -658,32 +659,54 @@ def test_kinds_of_certificates_are_switched_under_pods(
 ) -> None:
     """From one kind to the next as a rollout does it: the API server trusts both before the other one serves."""
     api, (host, port) = installed, address_of(installed)
-    folders = [tmp_path / name for name in ("own", "generated", "again")]
-    for one in folders:
-        one.mkdir()
-    mounted = folders[1]
-    by_helm = [f"--cert={mounted}/tls.crt", f"--key={mounted}/tls.key", f"--ca={mounted}/ca.crt"]
+    (spare,) = free_ports(1)
+    secret = path("Secret", RELEASED)
 
-    def switch(kind: str) -> None:
-        install(api, RELEASED, VALUES, "--set", f"webhook.certificates={kind}", what="upgrade", release=release)
+    def mounted(kind: str) -> Path:
+        (folder := tmp_path / kind).mkdir(exist_ok=True)
+        if kind != "own":
+            name = "shop-kquota-webhook" + ("-issued" if kind == "cert-manager" else "")
+            for key, value in api.get(f"{secret}/{name}")["data"].items():
+                (folder / key).write_bytes(base64.b64decode(value))
+        return folder
+
+    def started(kind: str, host: str, port: int) -> AbstractContextManager[None]:
+        folder = mounted(kind)
+        files = [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")]
+        given = [] if kind == "own" else [f"--{option}={folder}/{file}" for option, file in files]
+        return running(api, folder, host, port, *given)
 
     def created() -> bool:
         return ask_for_pod(api).status_code == 201
 
-    with running(api, folders[0], host, port):
-        switch("generated")
-        assert created(), "the former pods serve until the new ones are ready"
-        for key, value in api.get(path("Secret", RELEASED) + "/shop-kquota-webhook")["data"].items():
-            (mounted / key).write_bytes(base64.b64decode(value))
-        (spare,) = free_ports(1)
-        with running(api, mounted, "127.0.0.1", spare, *by_helm):
-            assert created()
-    with running(api, mounted, host, port, *by_helm):
-        assert created()
-        switch("own")
-        assert created()
-        with running(api, folders[2], "127.0.0.1", spare):
-            assert created()
+    former = "own"
+    for kind in ("generated", "cert-manager", "generated", "own", "cert-manager", "own"):
+        with started(former, host, port):
+            install(api, RELEASED, VALUES, "--set", f"webhook.certificates={kind}", what="upgrade", release=release)
+            assert created(), f"{former} serves until pods with {kind} are ready"
+            if kind == "cert-manager":
+                issue_as_cert_manager(api)
+            with started(kind, "127.0.0.1", spare):
+                assert created(), f"{former} serves while {kind} is trusted too"
+        with started(kind, host, port):
+            assert created(), f"{kind} is trusted"
+        former = kind
+
+
+def issue_as_cert_manager(api: ApiServer) -> None:
+    """Write the Secret that cert-manager would, from the chart's Certificate: its controller does not run here."""
+    spec = api.get(f"{path('Certificate', RELEASED)}/shop-kquota-webhook")["spec"]
+    authority = trustme.CA()
+    issued = authority.issue_cert(*spec["dnsNames"])
+    pems = {
+        "ca.crt": authority.cert_pem.bytes(),
+        "tls.crt": b"".join(one.bytes() for one in issued.cert_chain_pems),
+        "tls.key": issued.private_key_pem.bytes(),
+    }
+    data = {name: base64.b64encode(pem).decode() for name, pem in pems.items()}
+    body = {"metadata": {"name": spec["secretName"]}, "type": "kubernetes.io/tls", "data": data}
+    api.ask("DELETE", f"{path('Secret', RELEASED)}/{spec['secretName']}")  # of an earlier switch
+    api.create(path("Secret", RELEASED), body)
 
 
 def test_an_upgrade_keeps_the_certificate_that_helm_made(api: ApiServer) -> None:

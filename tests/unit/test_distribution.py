@@ -25,7 +25,9 @@ OWNER = {
 
 
 def seen(**given: Any) -> Observed:
-    return Observed(**({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}} | given))
+    return Observed(
+        **({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}, "policies": []} | given)
+    )
 
 
 def only(found: Observed, told: Distribution = TOLD) -> NamespacePlan:
@@ -210,6 +212,12 @@ def test_new_and_former_authorities_are_trusted() -> None:
         trusted = bundled(latest["ca.crt"], trusted, NOW) or b""
         assert trusted.startswith(latest["ca.crt"])
     assert len(x509.load_pem_x509_certificates(trusted)) == 1 + FORMER
+    oldest = b"-----BEGIN" + trusted.rpartition(b"-----BEGIN")[2]
+    again = bundled(oldest, trusted, NOW)
+    assert again is not None
+    assert again.startswith(oldest), "in use again, so it is not the next to go"
+    assert bundled(oldest, again, NOW) is None
+    assert bundled(trusted[: len(oldest)], again, NOW) is None, "two that are in use do not take turns"
 
 
 def test_remakes_unusable_certificate() -> None:
