@@ -357,23 +357,6 @@ def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
 
 
 @pytest.mark.long
-def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
-    # Q = 0.05, S = 10 windows of W = 1 s: 0.5 in all. 5 partitions: 9 windows of 0.05 and one of 4.55, R = 0.5, so the
-    # next is refused for (0.5 - 0.05) / 0.05 * 10 s = 90 s, less what has left the windows by then.
-    quotas = [{"client-id": LIMITED, "controller_mutation_rate": 0.05}]
-    settings = {"controller_mutation_algorithm": "windowed_burst", "controller.quota.window.num": 10}
-    with sidecar(kafka.bootstrap, quotas, max_mute=0, **settings) as proxy:
-        raw, (first, second) = Raw(proxy), pair()
-        accepted = raw.ask(create(7, {first: 5}))
-        assert (errors(accepted), accepted.throttle_time_ms) == ({first: 0}, 0)
-        refused = raw.ask(create(7, {second: 1}))
-        assert errors(refused) == {second: THROTTLED}
-        assert 80_000 < refused.throttle_time_ms <= 90_000
-        # The window that holds the debt is forgotten after 10 s, sooner than the throttle time has it.
-        until(lambda: errors(raw.ask(create(7, {second: 1}))) == {second: 0})
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
 def test_changes_made_around_the_sidecar_count(request: pytest.FixtureRequest, broker: str) -> None:
     cluster: KafkaCluster = request.getfixturevalue(broker)

@@ -163,26 +163,12 @@ def test_kafka_topics_tool_is_throttled(proxy: Sidecar, names: list[str], java_t
     assert charged(proxy) == 9 + 7 + 1 + 3 + 1 + 12
 
 
-@pytest.mark.long
-def test_java_topic_creation_retries_automatically(kafka: KafkaCluster, names: list[str], java_tool: JavaTool) -> None:
-    quotas = [{"user": "<default>", "controller_mutation_rate": 1}]
-    with sidecar(kafka.bootstrap, quotas, **{"controller.quota.window.num": 1}) as proxy:
-        with RawClient(proxy.bootstrap) as client:
-            client.ask(create(7, {names[0]: 25}))  # 1 - 25 tokens: 24 s, longer than a JVM takes to start
-        # EndToEndLatency creates its topic with the admin client's defaults, and has nothing to do until it is there.
-        done = java_tool("org.apache.kafka.tools.EndToEndLatency", [proxy.bootstrap, names[1], "5", "1", "100"])
-        assert "Avg latency" in done.stdout
-        assert counts_of(proxy.bootstrap, (names[1],)) == {names[1]: 1}
-        assert charged(proxy) == 26
-        assert proxy.metric("kquota_throttled_requests_total", cause="mutation") >= 1
-
-
 def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:
     from tests.lab.kafka.java import find_java
 
     modules = subprocess.run([str(find_java()), "--list-modules"], capture_output=True, text=True, check=True).stdout
     if "jdk.compiler" not in modules:
-        pytest.skip("no JDK: this Java cannot run a source file (EndToEndLatency shows the same for CreateTopics)")
+        pytest.skip("no JDK: this Java cannot run a source file")
     stem = uuid.uuid4().hex[:12]
     done = java_tool(str(SOURCE), [proxy.bootstrap, stem, "4", "25"], check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -38,18 +38,6 @@ def metadata_message() -> Any:
     )
 
 
-def find_coordinator_message() -> Any:
-    from kafka.protocol.metadata import FindCoordinatorRequest
-
-    return FindCoordinatorRequest(version=3, key="g", key_type=0)
-
-
-def api_versions_message() -> Any:
-    from kafka.protocol.metadata import ApiVersionsRequest
-
-    return ApiVersionsRequest(version=3, client_software_name="raw", client_software_version="1")
-
-
 def ask_until(client: RawClient, message: Callable[[], Any], enough_ms: int = 1, limit: int = 20_000) -> Frame:
     """Ask the same again and again until the answer tells a throttle of so much."""
     for _ in range(limit):
@@ -77,9 +65,6 @@ def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
     quotas: list[dict[str, Any]] = [
         {"client-id": "<default>", "request_percentage": 0.5},
         {"client-id": "unlimited", "request_percentage": 2000},
-        {"user": "ANONYMOUS", "client-id": "two-levels", "request_percentage": 1000},
-        {"client-id": "two-levels", "request_percentage": 0.01},
-        {"client-id": "both", "request_percentage": 0.01, "producer_byte_rate": 1, "consumer_byte_rate": 1},
     ]
     with sidecar(kafka.bootstrap, quotas, pacing="kafka") as running:
         yield running
@@ -114,13 +99,6 @@ def test_fetch_is_throttled_too_and_brings_its_records(limited: Sidecar, topic: 
         assert answer.message.responses[0].partitions[0].records
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("message", [find_coordinator_message, api_versions_message], ids=lambda make: make.__name__)
-def test_other_requests_are_throttled_too(limited: Sidecar, message: Callable[[], Any]) -> None:
-    with RawClient(limited.bootstrap, message.__name__) as client:
-        ask_until(client, message, 100)
-
-
 def test_a_large_quota_throttles_no_client(limited: Sidecar, topic: str) -> None:
     """Case C10: 2000 %."""
     where = known_topic(limited, topic)
@@ -128,46 +106,6 @@ def test_a_large_quota_throttles_no_client(limited: Sidecar, topic: str) -> None
         for message in (metadata_message(), produce_message(9, where, [b"x"]), fetch_message(12, where)):
             assert client.ask(message).message.throttle_time_ms == 0
     assert throttles(limited, "unlimited") == {}
-
-
-@pytest.mark.long
-def test_of_two_levels_the_more_specific_one_counts(limited: Sidecar) -> None:
-    """(user, client-id) allows 1000 %, the client-id alone 0.01 %."""
-    with RawClient(limited.bootstrap, "two-levels") as client:
-        for _ in range(200):
-            assert client.ask(metadata_message()).message.throttle_time_ms == 0
-    (kind,) = (
-        kind
-        for kind in limited.get("/explain?user=ANONYMOUS&client_id=two-levels")["kinds"]
-        if kind["kind"] == "request"
-    )
-    assert kind["limit"] == 1000
-
-
-@pytest.mark.long
-def test_over_both_quotas_only_the_larger_is_named(limited: Sidecar, topic: str) -> None:
-    """Cases C11 and C12: 1 B/s (more than 1000 B in ten seconds: 100 times that, 990 s) and 0.01 %, 1 ms in ten seconds
-    (1 s at most)."""
-    where = known_topic(limited, topic)
-    message = produce_message(9, where, [b"x" * 1000])
-    with RawClient(limited.bootstrap, "both") as client:
-        assert client.ask(message).message.throttle_time_ms > 990_000
-    with RawClient(limited.bootstrap, "both") as client:
-        ask_until(client, metadata_message)  # the request quota is violated by now, as it will be by what follows
-    before = throttles(limited, "both")
-    assert before["produce"][0] == 1
-    with RawClient(limited.bootstrap, "both") as client:
-        assert client.ask(message).message.throttle_time_ms > 990_000
-    with RawClient(limited.bootstrap, "both") as client:
-        client.ask(fetch_message(12, where))  # this one brings the records, which makes the next one too many
-    with RawClient(limited.bootstrap, "both") as client:
-        middle = throttles(limited, "both")
-        assert middle["produce"][0] == 2
-        refused = client.ask(fetch_message(12, where, offset=1)).message
-        assert (refused.throttle_time_ms > WINDOW_MS, refused.responses) == (True, [])
-    after = throttles(limited, "both")
-    assert after["fetch"][0] == 1
-    assert after["request"] == middle["request"]
 
 
 @pytest.mark.long

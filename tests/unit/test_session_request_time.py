@@ -52,10 +52,6 @@ def fetch_request(correlation_id: int) -> bytes:
     return request(FETCH, 4, correlation_id, fetch_body(4, partitions={0: 0}))
 
 
-def fetch_response(correlation_id: int) -> bytes:
-    return response(FETCH, 4, correlation_id, bytes(8))
-
-
 def busy(of: Driven, correlation_id: int, busy_ms: float, at_ms: float, client_id: str = "c") -> int:
     """A Heartbeat that keeps the broker busy until `at_ms`; the throttle time in its response."""
     from_client(of, heartbeat(correlation_id, client_id), at_ms - busy_ms - HANDOVER_MS)
@@ -136,15 +132,6 @@ def test_exempt_requests_are_neither_charged_nor_throttled() -> None:
     assert charged(of) == pytest.approx(500.0)
 
 
-def test_pipelined_requests_count_once() -> None:
-    of = ledger()
-    one = session(of)
-    from_client(one, b"".join(heartbeat(n) for n in range(1, 6)), 0.0)
-    for number in range(1, 6):
-        from_broker(one, heartbeat_response(number), 10.0 * number)
-    assert charged(of) == pytest.approx(50.0 - 5 * HANDOVER_MS)
-
-
 def test_charges_late_read_answers_from_possible_arrival() -> None:
     of = ledger()
     one = session(of)
@@ -199,15 +186,6 @@ def test_while_the_broker_itself_mutes_us_no_client_is_busy() -> None:
     assert charged(of) == pytest.approx(1.0 + 2.0 - 2 * HANDOVER_MS)
 
 
-def test_a_long_poll_is_charged_the_baseline() -> None:
-    of = ledger()
-    one = session(of)
-    for number in range(20):
-        from_client(one, fetch_request(number), number * 500.0)
-        assert from_broker(one, fetch_response(number), (number + 1) * 500.0)
-    assert charged(of) == pytest.approx(20 * DEFAULT_BASELINE_MS)
-
-
 def test_a_fetch_that_was_answered_here_costs_the_least() -> None:
     of = ledger(fetch_rate=1000, request_percentage=100)
     one = session(of)
@@ -259,13 +237,6 @@ def test_two_levels_at_once() -> None:
     assert busy(one, 3, 300.0, 4000.0, "other") == 0
     assert throttles(of, "", "etl") == {Kind.REQUEST: (1, 1000)}
     assert throttles(of, "", "other") == {}
-
-
-def test_without_a_quota_the_time_is_counted_all_the_same() -> None:
-    of = ledger()
-    one = session(of)
-    assert busy(one, 1, 123.0, 1000.0) == 0
-    assert charged(of) == pytest.approx(123.0)
 
 
 def test_a_shadow_quota_is_measured_only() -> None:
