@@ -97,21 +97,6 @@ def test_request_before_login_is_not_charged_nor_forwarded(api_key: int, cut: Cu
     assert sum(one.state.counters.requests.values()) == 1, "ApiVersions alone"
 
 
-def test_connections_without_login_throttle_no_client() -> None:
-    """2 MB before logins, at 1 MB/s of the user that stands for all without a name."""
-    of = ledger(produce_rate=100_000, smooth=False)
-    for _ in range(20):
-        one = identified(of, login_expected=True)
-        assert from_client(one, produce(1, 100_000), 100.0) == question(1)
-        with pytest.raises(SessionError):
-            one.carry_out(one.on_broker_end(100.0), 100.0)
-        one.close(150.0)
-    real = identified(of, user="FALLBACK")
-    from_client(real, produce(1, 100_000), 200.0)
-    assert real.mute_until_ms == 0.0
-    assert {a.identity.user: a.meters[Kind.PRODUCE].amount for a in of.accounts()} == {"FALLBACK": 100_000}
-
-
 def test_what_follows_the_first_request_is_not_looked_at() -> None:
     of = ledger()
     one = identified(of, login_expected=True)

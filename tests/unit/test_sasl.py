@@ -15,7 +15,6 @@ from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.auth import UNAUTHENTICATED
 from proxy.core.session.throttle import renewal_ms
-from proxy.core.wire import sasl as wire
 from quota.entity import Kind
 from tests.support.sasl_tools import (
     OAUTH_STEPS,
@@ -23,10 +22,8 @@ from tests.support.sasl_tools import (
     SCRAM_STEPS,
     authenticate,
     authenticate_response,
-    bearer,
     handshake,
     handshake_response,
-    jwt,
     listen,
     log_in,
     raw,
@@ -51,95 +48,6 @@ from tests.support.session_tools import (
 API_VERSIONS, METADATA = 18, 3
 SHOWN = {"PLAIN": PLAIN_STEPS, "SCRAM-SHA-256": SCRAM_STEPS, "SCRAM-SHA-512": SCRAM_STEPS, "OAUTHBEARER": OAUTH_STEPS}
 NO_TOKEN = Login("alice")
-
-
-# ---- names ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("token", "name"),
-    [
-        (b"\0alice\0secret", "alice"),
-        (b"alice\0alice\0secret", "alice"),
-        (b"bob\0alice\0secret", "alice"),  # a broker refuses it; were it accepted, authcid would be the principal
-        ("\0jos\u00e9\0s".encode(), "jos\u00e9"),
-        (b"\0alice\0", "alice"),
-        (b"\0\0secret", None),
-        (b"alice\0secret", None),
-        (b"\0alice\0sec\0ret", None),
-        (b"", None),
-    ],
-)
-def test_plain_names_its_authentication_identity(token: bytes, name: str | None) -> None:
-    assert wire.plain_name(token) == name
-
-
-@pytest.mark.parametrize(
-    ("token", "name"),
-    [
-        (b"n,,n=alice,r=nonce", ("alice", False)),
-        (b"n,a=alice,n=alice,r=nonce", ("alice", False)),
-        (b"n,,n=O=3Dme=2CCN=3Dx,r=nonce", ("O=me,CN=x", False)),
-        (b"n,,n==3D2C,r=nonce", ("=2C", False)),
-        (b"n,,n=tokenid,r=nonce,tokenauth=true", ("tokenid", True)),
-        (b"n,,n=tokenid,r=nonce,tokenauth=TRUE,x=y", ("tokenid", True)),
-        (b"n,,n=tokenid,r=nonce,tokenauth=true,tokenauth=false", ("tokenid", False)),
-        (b"n,,n=alice,r=nonce,m=n=bob", ("alice", False)),
-        (b"n,,m=ext,n=alice,r=nonce", ("alice", False)),
-        (b"y,,n=alice,r=nonce", None),  # channel binding
-        (b"n,,n=a=lice,r=nonce", None),
-        (b"n,,n=alice", None),
-        (b"n,,n=,r=nonce", None),
-        (b"n,,n=al\xc3\xadce,r=nonce", None),
-        (b"", None),
-    ],
-)
-def test_scram_names_are_unescaped(token: bytes, name: tuple[str, bool] | None) -> None:
-    """RFC 5802 §5.1: =2C is a comma, =3D an equals sign."""
-    assert wire.scram_name(token) == name
-
-
-@pytest.mark.parametrize(
-    ("token", "name"),
-    [
-        (bearer(jwt({"sub": "alice", "azp": "web"})), "alice"),
-        (bearer(jwt({"sub": "alice"}, "c2ln")), "alice"),
-        (b"n,a=alice,\1auth=bearer  " + jwt({"sub": "bob"}).encode() + b"\1host=x\1\1", "bob"),
-        # of two the last one counts, as where the broker reads it
-        (
-            b"n,,\1auth=Bearer "
-            + jwt({"sub": "a"}).encode()
-            + b"\1auth=Bearer "
-            + jwt({"sub": "b"}).encode()
-            + b"\1\1",
-            "b",
-        ),
-        (bearer(jwt({"azp": "web"})), None),
-        (bearer(jwt({"sub": 7})), None),
-        (bearer(jwt({"sub": ""})), None),
-        (bearer("opaque-token"), None),
-        (bearer("a.b"), None),
-        (bearer("e30.!!.x"), None),
-        (bearer("e30.W10.x"), None),  # []
-        (bearer("e30." + "W" * 40_000 + ".x"), None),
-        (b"n,,\1auth=Basic abc\1\1", None),
-        (b"\1", None),
-        (b"", None),
-    ],
-)
-def test_oauthbearer_names_the_claim(token: bytes, name: str | None) -> None:
-    assert wire.oauth_claim(token, "sub")[0] == name
-
-
-def test_nested_json_is_no_way_to_crash() -> None:
-    import base64
-
-    deep = base64.urlsafe_b64encode(b"[" * 200_000).rstrip(b"=").decode()
-    assert wire.oauth_claim(bearer(f"e30.{deep}.x"), "sub")[0] is None
-
-
-def test_another_claim_can_be_the_name() -> None:
-    assert wire.oauth_claim(bearer(jwt({"sub": "id", "client_id": "orders"})), "client_id")[0] == "orders"
 
 
 # ---- when they are believed -----------------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ def test_claims_that_all_read_alike(claims: bytes, name: str) -> None:
         jws(b"\xef\xbb\xbf[1]"),
         jws(b'{"azp":"web"}'),  # no such claim
         jws(b"{}"),
+        f"{HEAD}.{'W' * 40_000}.x",
         f"{HEAD}.~~~~.",
         f"{HEAD}.A.",
     ],
@@ -125,6 +126,10 @@ def test_claims_that_all_read_alike(claims: bytes, name: str) -> None:
 def test_opaque_tokens_show_no_name_and_are_no_fault(opaque: str) -> None:
     """They may be accepted; the user is `identity.sasl.unknown_user`, or what the next source knows."""
     assert wire.oauth_claim(bearer(opaque), "sub") == (None, None)
+
+
+def test_another_claim_can_be_the_name() -> None:
+    assert wire.oauth_claim(bearer(jws(b'{"sub":"id","client_id":"orders"}')), "client_id")[0] == "orders"
 
 
 def test_either_alphabet_and_padding_that_is_whole() -> None:
@@ -202,6 +207,8 @@ def test_first_messages_that_kafka_does_not_take_name_no_user(message: bytes) ->
         b"n,a=O=3Dx=2Cy,\1auth=Bearer " + TOKEN + b"\1\1",  # refused by the broker: it is not the principal
         b"n,,\1AUTH=x\1auth=bEARER    " + TOKEN + b"\1\1",
         b"n,,\1host=a=b \t\r\n\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b"c2ln\1host=x\1\1",
+        b"n,,\1auth=Bearer " + jws(b'{"sub":"bob"}').encode() + b"\1auth=Bearer " + TOKEN + b"\1\1",  # the last one
     ],
 )
 def test_first_messages_that_kafka_takes(message: bytes) -> None:
@@ -236,6 +243,8 @@ def test_plain_messages_that_name_no_user(message: bytes) -> None:
 def test_plain_names_are_taken_as_they_are(name: str) -> None:
     """PlainSaslServer takes nothing away from them; the password may be of any bytes."""
     assert wire.plain_name(b"\0" + name.encode() + b"\0\xff\xe9") == name
+    # A broker refuses another authorization id; were it accepted, authcid would be the principal.
+    assert wire.plain_name(b"bob\0" + name.encode() + b"\0") == name
 
 
 @pytest.mark.parametrize(
@@ -252,6 +261,24 @@ def test_scram_names_with_false_escapes_name_no_user(name: bytes) -> None:
 )
 def test_scram_names_are_unescaped_once(escaped: bytes, name: str) -> None:
     assert wire.scram_name(b"n,,n=" + escaped + b",r=nonce") == (name, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (b"n,a=alice,n=alice,r=nonce", ("alice", False)),
+        (b"n,,n=tokenid,r=nonce,tokenauth=true", ("tokenid", True)),
+        (b"n,,n=tokenid,r=nonce,tokenauth=TRUE,x=y", ("tokenid", True)),
+        (b"n,,n=tokenid,r=nonce,tokenauth=true,tokenauth=false", ("tokenid", False)),
+        (b"n,,n=alice,r=nonce,m=n=bob", ("alice", False)),
+        (b"n,,m=ext,n=alice,r=nonce", ("alice", False)),
+        (b"y,,n=alice,r=nonce", None),  # channel binding
+        (b"n,,n=alice", None),
+        (b"", None),
+    ],
+)
+def test_scram_messages(message: bytes, name: tuple[str, bool] | None) -> None:
+    assert wire.scram_name(message) == name
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"\n", b",", b",x", b",x=", b",x=y\0", b" ", b"\xff"])
