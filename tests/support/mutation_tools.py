@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kafka.protocol.admin import (
@@ -138,49 +139,20 @@ class Cluster:
 
     def _metadata(self, version: int, message: Any) -> dict[str, Any]:
         assert not message.allow_auto_topic_creation
-        topic_class = MetadataResponse.MetadataResponseTopic
-        topics = []
+        cls, topics = MetadataResponse.MetadataResponseTopic, []
+        led = {"leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1], "offline_replicas": []}
+        part = partial(cls.MetadataResponsePartition, version=version, error_code=0, **led)
         for one in message.topics:
             by_id = version >= 10 and one.name is None
             name = self._name_of(one.topic_id) if by_id else one.name
-            if name not in self.topics or name in self.hidden:
-                error = UNKNOWN_ID if by_id else UNKNOWN_TOPIC
-                topic_id = one.topic_id if by_id else NO_ID
-                topics.append(
-                    topic_class(
-                        version=version,
-                        error_code=error,
-                        name=None if by_id else name,
-                        topic_id=topic_id,
-                        is_internal=False,
-                        partitions=[],
-                    )
-                )
-                continue
-            topic_id, count = self.topics[name]
-            each = topic_class.MetadataResponsePartition
-            topics.append(
-                topic_class(
-                    version=version,
-                    error_code=0,
-                    name=name,
-                    topic_id=topic_id,
-                    is_internal=False,
-                    partitions=[
-                        each(
-                            version=version,
-                            error_code=0,
-                            partition_index=index,
-                            leader_id=1,
-                            leader_epoch=0,
-                            replica_nodes=[1],
-                            isr_nodes=[1],
-                            offline_replicas=[],
-                        )
-                        for index in range(count)
-                    ],
-                )
-            )
+            if name in self.topics and name not in self.hidden:
+                (topic_id, count), error = self.topics[name], 0
+            else:
+                topic_id, count, error = (one.topic_id, 0, UNKNOWN_ID) if by_id else (NO_ID, 0, UNKNOWN_TOPIC)
+                name = None if by_id else name
+            parts = [part(partition_index=index) for index in range(count)]
+            known = {"name": name, "topic_id": topic_id, "is_internal": False, "partitions": parts}
+            topics.append(cls(version=version, error_code=error, **known))
         return {"brokers": [], "cluster_id": "c", "controller_id": 1, "topics": topics}
 
     def _create(self, version: int, message: Any) -> dict[str, Any]:
@@ -202,19 +174,10 @@ class Cluster:
                 if not message.validate_only:
                     self.topics[topic.name] = (topic_id, count)
             told = not error and self.describe_configs
-            results.append(
-                cls(
-                    version=version,
-                    name=topic.name,
-                    topic_id=topic_id,
-                    error_code=error,
-                    error_message=None,
-                    topic_config_error_code=0 if self.describe_configs else 29,
-                    num_partitions=count if told else -1,
-                    replication_factor=1 if told else -1,
-                    configs=[],
-                )
-            )
+            shown = {"num_partitions": count if told else -1, "replication_factor": 1 if told else -1, "configs": []}
+            shown["topic_config_error_code"] = 0 if self.describe_configs else 29
+            done = {"name": topic.name, "topic_id": topic_id, "error_code": error, "error_message": None}
+            results.append(cls(version=version, **done, **shown))
         return {"topics": results}
 
     def _delete(self, version: int, message: Any) -> dict[str, Any]:
