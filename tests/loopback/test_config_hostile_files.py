@@ -7,8 +7,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,18 @@ from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
 from proxy.app.sources.security import load_security
-from proxy.app.sources.watch import ReloadState, Watcher
 from proxy.net import files
 from proxy.net.files import in_memory, read_file
 from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
 from proxy.net.upstream.credentials import Credentials, LoginError
 from quota.entity import Kind
-from quota.table import QuotaTable
+from tests.loopback.test_config_reload import LIMIT_S, UPSTREAM, quota, watching
 from tests.support.certificates import Authority, Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away
 from tests.support.scripted_broker import until
 from tests.support.tls_pairs import done_by
 
-LIMIT_S = 30.0
-UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def quota(limit: int) -> str:
-    return UPSTREAM + f"quotas: [{{client-id: c, producer_byte_rate: {limit}}}]\n"
 
 
 # ---- one reading ----
@@ -226,38 +218,6 @@ def test_overwrites_only_regular_files(tmp_path: Path) -> None:
 
 
 # ---- each that follows ----
-
-
-class Running:
-    """A watcher at work, and what it put in force."""
-
-    def __init__(self, path: Path, timeout_s: float = LIMIT_S) -> None:
-        self.state = ReloadState()
-        self.limits: list[float | None] = []
-        self.watcher = Watcher(
-            path,
-            load(path),
-            fingerprint(path),
-            self.state,
-            self._apply,
-            poll_s=0.01,
-            settle_s=0.001,
-            timeout_s=timeout_s,
-        )
-
-    async def _apply(self, config: Config, table: QuotaTable) -> None:
-        self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
-
-
-@asynccontextmanager
-async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Running]:
-    running = Running(path, timeout_s)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(running.watcher.run)
-        yield running
-        with trio.fail_after(LIMIT_S):  # whatever its threads do
-            nursery.cancel_scope.cancel()
-            await trio.lowlevel.checkpoint_if_cancelled()
 
 
 @kinds

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import pytest
 import structlog.testing
 import trio
 
@@ -17,75 +15,68 @@ from config.model import Config
 from proxy.app.sources.watch import ReloadState, Watcher
 from quota.entity import Kind
 from quota.table import QuotaTable
+from tests.support.scripted_broker import until
 
+LIMIT_S = 30.0
 UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
 
-def quota(limit: str) -> str:
+def quota(limit: str | int) -> str:
     return UPSTREAM + f"quotas: [{{client-id: c, producer_byte_rate: {limit}}}]\n"
 
 
 class Running:
     """A watcher at work, and what it put in force."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout_s: float = LIMIT_S) -> None:
         self.state = ReloadState()
         self.limits: list[float | None] = []
+        now = fingerprint(path)
         self.watcher = Watcher(
-            path, load(path), fingerprint(path), self.state, self._apply, poll_s=0.01, settle_s=0.005
+            path, load(path), now, self.state, self._apply, poll_s=0.01, settle_s=0.005, timeout_s=timeout_s
         )
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
         self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
 
-    async def until(self, what: Callable[[], bool]) -> None:
-        """Real files and real threads: look again until it is so, or fail."""
-        with trio.fail_after(20):
-            while not what():  # noqa: ASYNC110 - the state changes in the code under test, which raises no events
-                await trio.sleep(0.005)
-
-    async def polls(self) -> None:
-        """Long enough for a change to be seen, if one would be."""
-        await trio.sleep(0.15)
-
 
 @asynccontextmanager
-async def watching(path: Path) -> Any:
-    running = Running(path)
+async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Running]:
+    running = Running(path, timeout_s)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.watcher.run)
         yield running
-        nursery.cancel_scope.cancel()
+        with trio.fail_after(LIMIT_S):  # whatever its threads do
+            nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint_if_cancelled()
 
 
-@pytest.mark.trio
 async def test_a_changed_file_is_put_in_force(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     async with watching(path) as running:
         path.write_text(quota("2M"))
-        await running.until(lambda: running.limits == [2_000_000])
+        await until(lambda: running.limits == [2_000_000])
         path.write_text(quota("3M"))
-        await running.until(lambda: running.limits == [2_000_000, 3_000_000])
+        await until(lambda: running.limits == [2_000_000, 3_000_000])
         assert (running.state.reloads, running.state.failures, running.state.successful) == (2, 0, True)
 
 
-@pytest.mark.trio
 async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     with structlog.testing.capture_logs() as logs:
         async with watching(path) as running:
             path.write_text(quota("2X"))
-            await running.until(lambda: running.state.failures == 1)
-            await running.polls()
+            await until(lambda: running.state.failures == 1)
+            await trio.sleep(0.15)  # long enough for a change to be seen
             assert (running.limits, running.state.failures, running.state.successful) == ([], 1, False)
             path.unlink()
-            await running.until(lambda: running.state.failures == 2)
-            await running.polls()
+            await until(lambda: running.state.failures == 2)
+            await trio.sleep(0.15)  # long enough for a change to be seen
             assert running.state.failures == 2
             path.write_text(quota("1M"))  # the very content in force: whole again
-            await running.until(lambda: running.state.successful)
+            await until(lambda: running.state.successful)
             assert running.limits == [1_000_000]
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [entry["problems"] for entry in errors] == [
@@ -97,34 +88,31 @@ async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.trio
 async def test_a_forced_reload_loads_an_unchanged_file(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     async with watching(path) as running:
-        await running.polls()
+        await trio.sleep(0.15)  # long enough for a change to be seen
         assert running.limits == []
         running.watcher.force()
-        await running.until(lambda: running.limits == [1_000_000])
+        await until(lambda: running.limits == [1_000_000])
 
 
-@pytest.mark.trio
 async def test_reload_names_restart_settings_and_applies_quotas(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     with structlog.testing.capture_logs() as logs:
         async with watching(path) as running:
             path.write_text(quota("2M") + "listen: {port: 1}\nquota.window.num: 5\n")
-            await running.until(lambda: running.limits == [2_000_000])
+            await until(lambda: running.limits == [2_000_000])
             assert running.state.restart_settings == ("listen.port", "quota.window.num")
             path.write_text(quota("3M"))
-            await running.until(lambda: running.limits[-1] == 3_000_000)
+            await until(lambda: running.limits[-1] == 3_000_000)
             assert running.state.restart_settings == ()
     named = [entry["settings"] for entry in logs if "settings" in entry]
     assert named == [["listen.port", "quota.window.num"]]
 
 
-@pytest.mark.trio
 async def test_does_not_load_half_written_file(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
@@ -142,6 +130,6 @@ async def test_does_not_load_half_written_file(tmp_path: Path) -> None:
                 file.flush()
                 await trio.sleep(0.02)
                 file.write(piece)
-        await running.until(lambda: bool(running.limits))
+        await until(lambda: bool(running.limits))
         assert running.limits == [7]
         nursery.cancel_scope.cancel()

@@ -274,32 +274,6 @@ async def test_many_failures_are_few_lines(
     assert capsys.readouterr().out.count("TLS handshake failed") <= 2  # a new interval may have begun
 
 
-async def test_what_a_broker_does_wrong_is_told(
-    issuer: Authority, stranger: Authority, host: Issued, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = issuer.issue("other", "elsewhere.example", common_name="other")
-    expired = issuer.issue("expired-host", "127.0.0.1", common_name="old", expired=True)
-    cases: list[tuple[ssl.SSLContext, Authority, str]] = [
-        (broker_context(host), stranger, "is upstream.tls.ca_file its authority?"),
-        (broker_context(other), issuer, "upstream.tls.server_name can name the right one"),
-        (broker_context(expired), issuer, "certificate has expired"),
-    ]
-    for context, trusted, expected in cases:
-        tls = ClientTls(authorities=trusted.certificate)
-        async with through(answer, upstream_tls=tls, broker_tls=context) as (proxy, _, _):
-            client = await trio.open_tcp_stream("127.0.0.1", proxy.port)
-            await client.send_all(produce(1, 100))
-            with suppress(trio.BrokenResourceError):
-                assert await client.receive_some() == b""
-            await until(lambda proxy=proxy: proxy.last_cluster_error)
-            assert expected in (proxy.last_cluster_error or "")
-            assert not proxy.cluster_reached
-            closed = proxy.counters.connections_closed
-            await until(lambda closed=closed: closed["upstream_unreachable"] + closed["broker_reset"] == 1)
-            await client.aclose()
-        assert expected in capsys.readouterr().out
-
-
 async def test_the_name_and_its_check_can_be_chosen(issuer: Authority, host: Issued) -> None:
     other = broker_context(issuer.issue("other", "elsewhere.example", common_name="other"))
     asked: list[str | None] = []

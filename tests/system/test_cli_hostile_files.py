@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.broker.test_cli_run import LIMIT_S, Run, running, text_of, until
-from tests.lab.kafka.ports import free_ports
-from tests.support.certificates import Authority
 from tests.support.hostile_files import KINDS, put, put_file
 
 pytestmark = pytest.mark.long
@@ -63,16 +61,6 @@ def test_absurd_text_is_exit_2_with_place_and_reason(
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_irregular_file_exits_with_2_and_reason(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    reason = put(kind, path)
-    done = kquota("run", "--config", str(path))
-    assert done.returncode == 2
-    assert done.stderr.decode().startswith(f"error: {path}: (the whole file): cannot be read: {reason}")
-    assert done.stderr.count(b"\n") == 1
-
-
 def ends_in_time(run: Run, code: int = 0) -> None:
     began_s = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
@@ -98,41 +86,6 @@ def test_a_running_sidecar_goes_on_and_ends_in_time(kind: str, tmp_path: Path) -
         put_file(run.config, text_of(run.ports, "2M"))
         until(lambda: run.metric(SUCCESS) == 1)
         assert b'"limit":2000000' in run.get("/explain?client_id=c")[1].replace(b" ", b"")
-        ends_in_time(run)
-
-
-def test_fifos_in_place_of_followed_files(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    issued = authority.issue("host", "localhost", common_name="kquota")
-    user, overlay, ports = tmp_path / "user", tmp_path / "overlay.yaml", free_ports(4)
-    user.write_text("web\n")
-    overlay.write_text("quotas: [{user: web, producer_byte_rate: 5}]\n")
-    path = tmp_path / "q.yaml"
-    port, admin_port, first, closed_port = ports
-    good = (
-        f"listen: {{port: {port}, broker_ports: {first}-{first + 3}, "
-        f"tls: {{certificate_file: {issued.chain}, key_file: {issued.key}}}}}\n"
-        f'upstream: {{bootstrap: ["127.0.0.1:{closed_port}"]}}\nadmin: {{port: {admin_port}}}\n'
-        f"identity: {{static: {{file: {user}}}}}\nquotas: {{overlay: {overlay}, entries: []}}\n"
-    )
-    path.write_text(good)
-    with running(tmp_path, path, ports) as run:
-        followed = {file: file.read_bytes() for file in (issued.chain, issued.key, user, overlay, path)}
-        for file in followed:
-            put("FIFO", file)
-        metrics = {
-            SUCCESS,
-            'kquota_files_last_reload_successful{setting="listen.tls"}',
-            'kquota_files_last_reload_successful{setting="identity.static"}',
-            "kquota_quota_overlay_last_load_successful",
-        }
-        until(lambda: all(run.metric(name) == 0 for name in metrics), lambda: run.get("/metrics")[1].decode())
-        for file, data in followed.items():
-            put_file(file, data)
-        until(lambda: all(run.metric(name) == 1 for name in metrics), lambda: run.get("/metrics")[1].decode())
-        for file in followed:
-            put("FIFO", file)
-        until(lambda: all(run.metric(name) == 0 for name in metrics))
         ends_in_time(run)
 
 
