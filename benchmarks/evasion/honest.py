@@ -69,13 +69,17 @@ def command_of(library: str) -> list[str]:
     Raises:
         NoGoError: it is written in Go, and there is no Go here that could build it.
     """
-    if library not in GO_LIBRARIES:
-        return [sys.executable, "-m", "benchmarks.evasion.honest_client"]
-    package = GO_LIBRARIES[library]
+    if library in GO_LIBRARIES:
+        return go_command(GO_LIBRARIES[library])
+    return [sys.executable, "-m", "benchmarks.evasion.honest_client"]
+
+
+def go_command(package: str, *tags: str) -> list[str]:
+    """How a client of tests/go/honest is started. Raises NoGoError."""
     sources = go_tools.MODULES / "honest"
     text = "".join(file.read_text() for file in sorted(sources.rglob("*.go")))
     stamp = f"-X=main.source={abs(hash_of(text)):x}"  # built anew when the sources have changed
-    return [str(go_tools.program("honest", f"kquota/tests/go/honest/{package}", stamp))]
+    return [str(go_tools.program("honest", f"kquota/tests/go/honest/{package}", stamp, tags=tags))]
 
 
 def hash_of(text: str) -> int:
@@ -150,7 +154,8 @@ def run(
         until = time.monotonic()
         acknowledged: dict[str, list[int]] = {}
         for name, client in children.items():
-            acknowledged[name] = finish(results[name], client)
+            told = finish(client)
+            acknowledged[name], results[name].sent, results[name].errors = told["acked"], told["sent"], told["errors"]
             results[name].achieved = compute_achieved(meter.seen[name], limit, WINDOW_NUM, until).achieved
     for name in commands:
         numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
@@ -174,18 +179,18 @@ def start(command: list[str], work: dict[str, Any]) -> subprocess.Popen[str]:
     return child
 
 
-def finish(result: Honest, child: subprocess.Popen[str]) -> list[int]:
-    """The numbers that were acknowledged."""
+def finish(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a client tells at its end."""
     try:
         out, _ = child.communicate(timeout=END_LIMIT_S)
-        told = json.loads(out)
+        told: dict[str, Any] = json.loads(out)
     except (subprocess.TimeoutExpired, ValueError) as error:
         child.kill()
         child.wait()
-        result.errors.append(f"its program ended badly: {error!r}"[:300])
-        return []
-    result.sent, result.errors = told["sent"], told["errors"] or []
-    return list(told["acked"] or [])
+        told = {"errors": [f"its program ended badly: {error!r}"[:300]]}
+    return {"sent": 0, "acked": [], "errors": [], "read": [], "times": []} | {
+        key: value for key, value in told.items() if value is not None
+    }
 
 
 def _numbers(bootstrap: list[str], topic: str) -> list[int]:

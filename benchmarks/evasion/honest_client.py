@@ -1,4 +1,4 @@
-"""Honest producers on Python's libraries, each in a process of its own: `python -m benchmarks.evasion.honest_client`.
+"""Honest clients on Python's libraries, each in a process of its own: `python -m benchmarks.evasion.honest_client`.
 
 Work on stdin as JSON (the same as tests/go/honest reads), what became of it on stdout. Timeouts, batches and
 acknowledgements are the libraries' defaults. What a library may hold back is bounded to `buffer_bytes`, so that the
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 
@@ -33,6 +32,8 @@ class Work:
     seconds: float
     record_bytes: int
     buffer_bytes: int
+    reads: int = 0
+    """So many records are read as a member of a group; 0: it produces."""
 
     def record(self, number: int) -> bytes:
         """Twelve digits, then what libraries that compress cannot make much smaller, in characters of one line."""
@@ -46,6 +47,9 @@ class Result:
     sent: int = 0
     acked: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    """When they were read, in seconds since 1970."""
 
 
 class Pace:
@@ -143,21 +147,18 @@ def confluent(work: Work, result: Result) -> None:
         result.errors.append(f"{left} records were not delivered within two minutes of the last one")
 
 
-def java(work: Work, result: Result, version: str = "") -> None:
+def java(work: Work, result: Result) -> None:
     """Kafka's Java producer, in its ConsoleProducer: records are lines. It tells of failures only, so all others count
     as acknowledged. Its own settings are those of the producer, save for the size of its memory; the tool's own limit
     of 1.5 s for a request is not the producer's."""
     import subprocess
 
-    from tests.lab.kafka import DEFAULT_VERSION, start_tool
+    from tests.lab.kafka import start_tool
 
-    version = version or DEFAULT_VERSION
-    old = version.startswith("3.")
     arguments = ["--bootstrap-server", ",".join(work.bootstrap), "--topic", work.topic]
     arguments += ["--request-timeout-ms", "30000", "--max-memory-bytes", str(work.buffer_bytes)]
-    arguments += ["--producer-property" if old else "--command-property", f"client.id={work.client_id}"]
-    main_class = "kafka.tools.ConsoleProducer" if old else "org.apache.kafka.tools.ConsoleProducer"
-    with start_tool(main_class, arguments, version, stdin=subprocess.PIPE) as process:
+    arguments += ["--command-property", f"client.id={work.client_id}"]
+    with start_tool("org.apache.kafka.tools.ConsoleProducer", arguments, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         for number, wait_s in Pace(work, result).numbers():
             time.sleep(wait_s)
@@ -172,13 +173,26 @@ def java(work: Work, result: Result, version: str = "") -> None:
 
 
 LIBRARIES = {"kafka-python": kafka_python, "aiokafka": aiokafka, "confluent-kafka": confluent, "java": java}
-OLDER = {"java-3.9.1": partial(java, version="3.9.1")}
+
+
+def read(work: Work, result: Result) -> None:
+    """As a member of a group, until all records have come."""
+    from tests.support.clients import CONSUMERS, Load
+
+    load = Load(work.bootstrap, work.topic, work.client_id, work.reads, work.record_bytes, work.seconds + 60)
+    timeline = CONSUMERS[work.library](load)
+    began = time.time() - time.monotonic()
+    result.read, result.errors = timeline.numbers, timeline.errors
+    result.times = [began + when for when, _ in timeline.points]
 
 
 def main() -> int:
     """The command."""
     work, result = Work(**json.loads(sys.stdin.readline())), Result()
-    (LIBRARIES | OLDER)[work.library](work, result)
+    if work.reads:
+        read(work, result)
+    else:
+        LIBRARIES[work.library](work, result)
     print(json.dumps(vars(result)), flush=True)
     return 0
 

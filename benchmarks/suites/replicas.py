@@ -2,45 +2,139 @@
 
 All clients begin on the first replica. In the middle of a run it is `rolled` (SIGTERM, then started again), `killed`
 (SIGKILL, not started again) or `scaled away` (SIGTERM, likewise). Producers offer numbered records at a steady pace,
-members of groups read such records; all settings are the libraries' own. What is measured is the longest time in which
-no record came, for producers at the broker; records acknowledged and not there, or there twice (consumers: not read, or
-read twice); and errors that the application was told. What passes between two records in the seconds before (the
-console producer sends once a second) is taken off. `python -m benchmarks.suites.replicas`.
+members of groups read such records; all settings are the libraries' own, but that kafka-go's producer waits for
+acknowledgements. What is measured is the longest time in which no record came, for producers at the broker; records
+acknowledged and not there, or there twice (consumers: not read, or read twice); and errors that the application was
+told, for Java and kafkajs in the log. What passes between two records in the seconds before (kafka-go sends once a
+second) is taken off. `python -m benchmarks.suites.replicas`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import re
+import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+from uuid import uuid4
 
-from benchmarks.evasion.honest import GO_LIBRARIES, Honest, command_of, finish, start
-from benchmarks.evasion.honest_client import LIBRARIES, OLDER
+from benchmarks.evasion.honest import command_of, finish, go_command, start
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
 from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.cache import cache_dir
+from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.ports import free_port_run, free_ports
-from tests.support.clients import CONSUMERS, Load, in_background, record
+from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP, java_command
+from tests.support.clients import is_trouble, record
+from tests.support.go_tools import NoGoError
 from tests.support.haproxy import ADDRESS, haproxy
 from tests.support.sidecars import Sidecar, sidecar
 
 EVENTS: Final = ("rolled", "killed", "scaled away")
-PRODUCERS: Final = (*LIBRARIES, *OLDER, *GO_LIBRARIES)
-MEMBERS: Final = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 HOSTS: Final = ("127.0.0.2", "127.0.0.3")
+ROLES: Final = ("producer", "group member")
 PER_S = 50
 RECORD_BYTES = 200
-EVENT_AT_S = 12.0
-"""Java programs take some seconds to start."""
+TOGETHER = 8
+"""Clients that share a run: a dozen JVMs that start at once take longer than `EVENT_AT_S`."""
+EVENT_AT_S = 20.0
+JAVA: Final = Path(__file__).parents[2] / "tests/java/Paced.java"
+NODE: Final = Path(__file__).parents[2] / "tests/node/honest"
+
+Work = dict[str, Any]
+
+
+class NoClientError(Exception):
+    """A client cannot be run here; says why."""
+
+
+def _python(library: str) -> Callable[[Work], list[str]]:
+    def command(work: Work) -> list[str]:
+        work["library"] = library
+        return command_of(library)
+
+    return command
+
+
+def _go(package: str, *tags: str) -> Callable[[Work], list[str]]:
+    def command(_work: Work) -> list[str]:
+        try:
+            return go_command(package, *tags)
+        except NoGoError as error:
+            raise NoClientError(str(error)) from error
+
+    return command
+
+
+def _java(version: str, *settings: str) -> Callable[[Work], list[str]]:
+    """Kafka's Java client of a release, run from source: that takes a JDK."""
+
+    def command(work: Work) -> list[str]:
+        if shutil.which("javac") is None:
+            raise NoClientError("no JDK: this Java cannot run a source file")
+        names = ("topic", "per_s", "seconds", "record_bytes")
+        arguments = ["read" if work["reads"] else "produce", ",".join(work["bootstrap"])]
+        arguments += [str(work[name]) for name in names] + [f"client.id={work['client_id']}", *settings]
+        role = f"group.id=group-{work['topic']}" if work["reads"] else f"buffer.memory={work['buffer_bytes']}"
+        jvm = (*QUICK_JVM, *TOOL_HEAP, *tool_arguments(version))
+        return java_command(str(JAVA), [*arguments, role], version, jvm)
+
+    return command
+
+
+def _kafkajs(_work: Work) -> list[str]:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise NoClientError("no Node.js with npm on PATH")
+    files = [NODE / name for name in ("package.json", "package-lock.json", "main.js")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    folder = cache_dir() / "node" / f"kafkajs-{digest}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch, "made")
+            made.mkdir()
+            for file in files:
+                shutil.copy(file, made)
+            done = subprocess.run([npm, "ci", "--ignore-scripts"], cwd=made, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise NoClientError(f"npm ci failed (no network?):\n{done.stderr}")
+            made.rename(folder)
+    return [node, str(folder / "main.js")]
+
+
+REBOOTSTRAP: Final = "metadata.recovery.strategy=rebootstrap"
+"""From Kafka 3.8 on; the default from 4.0 on."""
+CLIENTS: Final[Mapping[str, Callable[[Work], list[str]]]] = {
+    "Java 2.8": _java("2.8.2"),
+    "Java 3.7": _java("3.7.2"),
+    "Java 3.9": _java("3.9.1"),
+    "Java 3.9, rebootstrap": _java("3.9.1", REBOOTSTRAP),
+    "Java 4.2": _java("4.2.0"),
+    "Java 4.4": _java("4.4.0"),
+    "librdkafka 1.9": _go("librdkafka", "v1"),
+    "librdkafka 2.8": _go("librdkafka"),
+    "librdkafka 2.16": _python("confluent-kafka"),
+    "sarama 1.61": _go("sarama"),
+    "franz-go 1.22": _go("franz"),
+    "kafka-go 0.4": _go("segment"),
+    "kafkajs 2.2": _kafkajs,
+    "kafka-python 3.0": _python("kafka-python"),
+    "aiokafka 0.14": _python("aiokafka"),
+}
 
 
 @dataclass
@@ -50,6 +144,8 @@ class Outcome:
     client: str
     role: str
     event: str
+    missing: str = ""
+    """Why it could not be tried."""
     gap_s: float | None = None
     """The longest time without a record from a second before the event on, less the longest in the four seconds before
     that; None: none came after it."""
@@ -97,59 +193,45 @@ def happen(event: str, replica: Sidecar) -> None:
 
 
 def run(
-    cluster: KafkaCluster, event: str, producers: Sequence[str], members: Sequence[str], after_s: float
+    cluster: KafkaCluster, event: str, clients: Sequence[str], after_s: float, roles: Sequence[str] = ROLES
 ) -> list[Outcome]:
-    """One event, seen by all clients at once."""
+    """One event, seen by these clients at once, each in these roles."""
     seconds = EVENT_AT_S + after_s
-    prefix = event.replace(" ", "-")
-    outcomes = []
-    _create(cluster, [f"{prefix}-{name}" for name in producers] + [f"{prefix}-read-{name}" for name in members])
+    count = int((seconds - 8) * PER_S)
+    outcomes = {(name, role): Outcome(name, role, event) for name in clients for role in roles}
+    topics = {key: re.sub(r"\W+", "-", f"{event} {uuid4().hex[:8]} {' '.join(key)}") for key in outcomes}
     with replicas(cluster) as (one, _, bootstrap):
+        commands: dict[tuple[str, str], tuple[list[str], Work]] = {}
+        for (name, role), topic in topics.items():
+            work: Work = {"bootstrap": [bootstrap], "topic": topic, "client_id": topic, "per_s": PER_S}
+            work |= {"seconds": seconds, "record_bytes": RECORD_BYTES, "buffer_bytes": 1_000_000}
+            work["reads"] = count if role == "group member" else 0
+            try:
+                commands[name, role] = CLIENTS[name](work), work
+            except NoClientError as error:
+                outcomes[name, role].missing = str(error)
+        _create(cluster, [topics[key] for key in commands])
         began = time.monotonic()
-        count = int((seconds - 4) * PER_S)
-        loads = {
-            name: Load([bootstrap], f"{prefix}-read-{name}", f"{prefix}-{name}", count, RECORD_BYTES, seconds + 60)
-            for name in members
-        }
-        feeder = threading.Thread(target=_feed, args=(cluster, loads.values(), count))
+        feeder = threading.Thread(target=_feed, args=(cluster, [work for _, work in commands.values()], count))
         feeder.start()
-        reading = {name: in_background(CONSUMERS[name], load) for name, load in loads.items()}
-        sending = {}
-        for name in producers:
-            topic = f"{prefix}-{name}"
-            work = {"bootstrap": [bootstrap], "topic": topic, "client_id": topic, "per_s": PER_S, "seconds": seconds}
-            work |= {"record_bytes": RECORD_BYTES, "buffer_bytes": 1_000_000}
-            sending[name] = start(command_of(name), work | ({} if name in GO_LIBRARIES else {"library": name}))
+        started = {key: start(*command) for key, command in commands.items()}
         time.sleep(max(0.0, began + EVENT_AT_S - time.monotonic()))
-        at_s, wall_s = time.monotonic(), time.time()
+        at_s = time.time()
         happen(event, one)
-        for name, client in sending.items():
-            told = Honest(name)
-            acknowledged = finish(told, client)
-            found = _found(cluster.bootstrap, f"{prefix}-{name}")
-            numbers = Counter(number for _, number in found)
-            times = [when / 1000 for when, _ in found]
-            outcomes.append(
-                Outcome(
-                    name,
-                    "producer",
-                    event,
-                    _gap(times, wall_s),
-                    len(numbers),
-                    sum(number not in numbers for number in acknowledged),
-                    sum(times > 1 for times in numbers.values()),
-                    told.errors,
-                )
-            )
-        for name, future in reading.items():
-            timeline = future.result(seconds + 120)
-            numbers = Counter(timeline.numbers)
-            lost = count - len(numbers)
-            twice = sum(times > 1 for times in numbers.values())
-            gap_s = _gap([when for when, _ in timeline.points], at_s)
-            outcomes.append(Outcome(name, "group member", event, gap_s, len(numbers), lost, twice, timeline.errors))
+        for key, client in started.items():
+            outcome, told = outcomes[key], finish(client)
+            outcome.errors = [text for text in told["errors"] if is_trouble(text)]
+            if outcome.role == "producer":
+                found = _found(cluster.bootstrap, topics[key])
+                numbers, wanted = Counter(number for _, number in found), told["acked"]
+                times = [when / 1000 for when, _ in found]
+            else:
+                numbers, wanted, times = Counter(told["read"]), range(count), told["times"]
+            outcome.gap_s, outcome.records = _gap(times, at_s), len(numbers)
+            outcome.lost = sum(number not in numbers for number in wanted)
+            outcome.repeated = sum(seen > 1 for seen in numbers.values())
         feeder.join()
-    return outcomes
+    return list(outcomes.values())
 
 
 def _create(cluster: KafkaCluster, topics: Sequence[str]) -> None:
@@ -161,17 +243,18 @@ def _create(cluster: KafkaCluster, topics: Sequence[str]) -> None:
         done.result(30)
 
 
-def _feed(cluster: KafkaCluster, loads: Any, count: int) -> None:
+def _feed(cluster: KafkaCluster, works: Sequence[Work], count: int) -> None:
     """Records for the members, directly to the broker."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ",".join(cluster.bootstrap), "linger.ms": 0})
     begin = time.monotonic()
+    topics = [work["topic"] for work in works if work["reads"]]
     for number in range(count):
         producer.poll(0)
         time.sleep(max(0.0, begin + number / PER_S - time.monotonic()))
-        for load in loads:
-            producer.produce(load.topic, record(number, RECORD_BYTES), partition=0)
+        for topic in topics:
+            producer.produce(topic, record(number, RECORD_BYTES), partition=0)
     producer.flush(60)
 
 
@@ -207,11 +290,14 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         by_client.setdefault((one.client, one.role), {})[one.event] = one
     for (client, role), seen in by_client.items():
-        lines.append(f"| {client}, {role} | {' | '.join(_cell(seen[event]) for event in events)} |")
+        cells = [_cell(seen[event]) if event in seen else "" for event in events]
+        lines.append(f"| {client}, {role} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _cell(one: Outcome) -> str:
+    if one.missing:
+        return "not tried"
     found = {"lost": one.lost, "twice": one.repeated, "errors": len(one.errors)}
     gap = "stayed away" if one.gap_s is None else f"{one.gap_s:.1f} s"
     return ", ".join([gap, *(f"{count} {what}" for what, count in found.items() if count)])
@@ -221,21 +307,21 @@ def main() -> int:
     """The command."""
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.suites.replicas", description=__doc__)
     arguments.add_argument("--events", nargs="+", default=EVENTS, choices=EVENTS)
-    arguments.add_argument("--producers", nargs="*", default=PRODUCERS, choices=PRODUCERS)
-    arguments.add_argument("--members", nargs="*", default=MEMBERS, choices=MEMBERS)
+    arguments.add_argument("--clients", nargs="+", default=[*CLIENTS], choices=CLIENTS)
     arguments.add_argument("--after", type=float, default=30.0, help="seconds from the event to the end")
     arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()
     outcomes: list[Outcome] = []
     with KafkaCluster.start(1) as cluster:
         for event in options.events:
-            outcomes += run(cluster, event, options.producers, options.members, options.after)
-            print(table(outcomes), flush=True)
+            for first in range(0, len(options.clients), TOGETHER):
+                outcomes += run(cluster, event, options.clients[first : first + TOGETHER], options.after)
+                print(table(outcomes), flush=True)
     for one in outcomes:
-        if one.errors:
-            print(f"{one.client}, {one.role}, {one.event}: {Counter(one.errors).most_common(3)}")
+        if one.errors or one.missing:
+            print(f"{one.client}, {one.role}, {one.event}: {one.missing or Counter(one.errors).most_common(3)}")
     if options.json:
-        rows = [asdict(one) for one in outcomes]
+        rows = [asdict(one) | {"errors": Counter(one.errors).most_common(3)} for one in outcomes]
         result = {"machine": describe_machine(), "project": describe_project(), "outcomes": rows}
         options.json.write_text(stored.text(result), encoding="utf-8")
     return 0

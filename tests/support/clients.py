@@ -413,10 +413,14 @@ def _java(
 
 
 def _tells_of_trouble(line: str) -> bool:
-    """A warning or an error in a tool's log, save those about a topic that is just being created, and of a throttle (in
-    Kafka 4.4 a warning)."""
+    """A warning or an error in a tool's log."""
+    return ("] WARN " in line or "] ERROR " in line) and is_trouble(line)
+
+
+def is_trouble(text: str) -> bool:
+    """Not of a topic that is just being created, nor of a throttle (in Kafka 4.4 a warning)."""
     usual = ("UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE", " is throttled for ")
-    return ("] WARN " in line or "] ERROR " in line) and not any(text in line for text in usual)
+    return not any(one in text for one in usual)
 
 
 def _java_metric(line: str) -> tuple[str, float] | None:

@@ -86,16 +86,16 @@ def known_versions() -> list[str]:
 
 
 def read_lock(version: str) -> list[LockedJar]:
-    """The committed list of jars of one Kafka version.
+    """The committed list of jars of one Kafka version, or of its clients alone.
 
     Raises:
         UnknownVersionError: there is no list for this version.
     """
-    file = CHECKSUMS / f"kafka-{version}.txt"
-    if not file.is_file():
+    file = next(CHECKSUMS.glob(f"*-{version}.txt"), None)
+    if file is None:
         raise UnknownVersionError(
             f"no checksums for Kafka {version}: this checkout knows {', '.join(known_versions()) or 'no version'}. "
-            f"`python -m tests.lab.kafka.lock {version}` writes {file.name}"
+            f"`python -m tests.lab.kafka.lock {version}` writes kafka-{version}.txt"
         )
     jars = []
     for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,7 +1,7 @@
 """Logging of the JVMs: quiet on the terminal. Brokers write to a file, tools send warnings to stderr.
 
-Kafka 3.9 logs through reload4j (log4j 1 syntax), Kafka 4 through log4j 2. The two small files per version are written
-into the cache when they are not there yet; what differs between processes comes from system properties.
+Kafka before 4 logs through reload4j (log4j 1 syntax), Kafka 4 through log4j 2. The two small files per version are
+written into the cache when they are not there yet; what differs between processes comes from system properties.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def broker_arguments(version: str, log_file: Path, level: str = "WARN") -> list[
     return [
         f"-Dkquota.log.file={log_file}",
         f"-Dkquota.log.level={level}",
-        _selection(version, "broker", _BROKER_3 if version.startswith("3.") else _BROKER_4),
+        _selection(version, "broker", _BROKER_4 if version.startswith("4.") else _BROKER_3),
     ]
 
 
 def tool_arguments(version: str) -> list[str]:
     """JVM arguments that keep a tool's stdout for its results."""
-    return [_selection(version, "tool", _TOOL_3 if version.startswith("3.") else _TOOL_4)]
+    return [_selection(version, "tool", _TOOL_4 if version.startswith("4.") else _TOOL_3)]
 
 
 def _selection(version: str, kind: str, text: str) -> str:
-    old = version.startswith("3.")
+    old = not version.startswith("4.")
     file = cache_dir() / "logging" / (f"{kind}-log4j.properties" if old else f"{kind}-log4j2.xml")
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)

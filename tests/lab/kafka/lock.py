@@ -1,9 +1,9 @@
-"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.4.0 3.9.1`.
+"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.4.0 3.9.1 clients-3.7.2`.
 
 Resolves the broker and its command-line tools with jgo, fetches every jar into a fresh folder (never from a cache, so
-that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`. Run it when a version is
-added; review the difference before committing. jgo compares each download with the SHA-1 the repository publishes,
-and a difference fails here.
+that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`; with `clients-` before the
+version, of the clients alone. Run it when a version is added; review the difference before committing. jgo compares
+each download with the SHA-1 the repository publishes, and a difference fails here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,21 +21,23 @@ from tests.lab.releases import CHECKSUMS
 
 # Kafka's POMs name slf4j only: the binding is what Kafka's own distribution adds beside them.
 LOG_BINDING = {
+    "2": "org.slf4j:slf4j-reload4j:1.7.36",
     "3": "org.slf4j:slf4j-reload4j:1.7.36",
     "4": "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3",
 }
 # The tools' POM pulls in Kafka Connect and, through it, a web server: 40 jars that no tool we run ever loads.
 NOT_NEEDED = ("org.apache.kafka", "connect-runtime")
+CLIENTS = "clients-"
 
 
-def lock(version: str, repository: Path) -> list[LockedJar]:
-    """Resolve and fetch one Kafka version into `repository`; returns its jars in class path order.
+def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar]:
+    """Resolve and fetch these artifacts of one Kafka version into `repository`; returns their jars in class path order.
 
     Raises:
         EmbeddedKafkaError: a download does not match the checksum its repository publishes.
     """
     context = maven(repository)
-    roots = [f"org.apache.kafka:{name}:{version}" for name in ("kafka_2.13", "kafka-tools")]
+    roots = [f"org.apache.kafka:{name}:{version}" for name in names]
     roots.append(LOG_BINDING[version.split(".")[0]])
     without = [context.project(*NOT_NEEDED)]
     # "!": jgo would otherwise treat each root's POM as a bill of materials, and log4j's manages kafka-clients to an
@@ -75,23 +78,25 @@ class _FailOnWarning(logging.Handler):
 
 def main(versions: list[str]) -> int:
     """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
-    if not versions or any(version.split(".")[0] not in LOG_BINDING for version in versions):
-        print("use: python -m tests.lab.kafka.lock VERSION...   (3.x or 4.x, e.g. 4.4.0)", file=sys.stderr)
+    wanted = [(name, name.removeprefix(CLIENTS)) for name in versions]
+    if not versions or any(version.split(".")[0] not in LOG_BINDING for _, version in wanted):
+        print("use: python -m tests.lab.kafka.lock [clients-]VERSION...   (2.x to 4.x, e.g. 4.4.0)", file=sys.stderr)
         return 2
     watch = _FailOnWarning()
     logging.getLogger("jgo").addHandler(watch)
-    for version in versions:
+    for name, version in wanted:
+        clients = name != version
         with tempfile.TemporaryDirectory(prefix="kquota-lock-") as scratch:
-            jars = lock(version, Path(scratch))
+            jars = lock(version, Path(scratch), ("kafka-clients",) if clients else ("kafka_2.13", "kafka-tools"))
         if watch.mismatches:
             raise EmbeddedKafkaError("\n".join(watch.mismatches))
         lines = [
-            f"# Apache Kafka {version}: broker and command-line tools. SHA-256 and coordinate of each jar, class path "
-            "order.",
-            f"# Written by `python -m tests.lab.kafka.lock {version}`; do not edit.",
+            f"# Apache Kafka {version}: {'clients' if clients else 'broker and command-line tools'}. SHA-256 and "
+            "coordinate of each jar, class path order.",
+            f"# Written by `python -m tests.lab.kafka.lock {name}`; do not edit.",
             *(f"{jar.sha256}  {jar.coordinate}" for jar in jars),
         ]
-        file = CHECKSUMS / f"kafka-{version}.txt"
+        file = CHECKSUMS / f"{name if clients else f'kafka-{version}'}.txt"
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{file}: {len(jars)} jars")
     return 0

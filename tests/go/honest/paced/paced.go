@@ -1,11 +1,13 @@
-// Package paced is what the honest producers have in common: numbered records at a steady offer, and what became of them.
+// Package paced is what the honest clients have in common: numbered records at a steady offer, and what became of them.
 package paced
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -19,6 +21,8 @@ type Work struct {
 	Seconds     float64  `json:"seconds"`
 	RecordBytes int      `json:"record_bytes"`
 	BufferBytes int      `json:"buffer_bytes"`
+	// Reads so many records as a member of a group, instead of producing.
+	Reads int `json:"reads"`
 }
 
 // Result is written to standard output.
@@ -27,6 +31,9 @@ type Result struct {
 	Sent   int      `json:"sent"`
 	Acked  []int    `json:"acked"`
 	Errors []string `json:"errors"`
+	// What a member of a group read, and when, in seconds since 1970.
+	Read  []int     `json:"read"`
+	Times []float64 `json:"times"`
 }
 
 // Acknowledged notes a record that the broker has.
@@ -43,6 +50,19 @@ func (r *Result) Failed(err error) {
 	r.Errors = append(r.Errors, err.Error())
 }
 
+// Received notes a record that a member of a group has read.
+func (r *Result) Received(value []byte) {
+	number, err := strconv.Atoi(string(value[:12]))
+	if err != nil {
+		r.Failed(err)
+		return
+	}
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.Read = append(r.Read, number)
+	r.Times = append(r.Times, float64(time.Now().UnixMicro())/1e6)
+}
+
 // Read reads the work, or ends the program.
 func Read() Work {
 	var work Work
@@ -51,6 +71,23 @@ func Read() Work {
 		os.Exit(2)
 	}
 	return work
+}
+
+// Group is the name of the work's group.
+func (w Work) Group() string { return "group-" + w.Topic }
+
+// Over is done when the work's time is over.
+func (w Work) Over() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), time.Duration(w.Seconds*float64(time.Second)))
+}
+
+// Must ends the program if a client cannot be made.
+func Must[T any](made T, err error) T {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return made
 }
 
 const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

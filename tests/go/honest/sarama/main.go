@@ -1,9 +1,7 @@
-// Command sarama is an honest producer on sarama.
+// Command sarama is an honest producer, or member of a group, on sarama.
 package main
 
 import (
-	"fmt"
-	"os"
 	"sync"
 
 	"github.com/IBM/sarama"
@@ -13,15 +11,20 @@ import (
 
 func main() {
 	work := paced.Read()
+	var result paced.Result
 	config := sarama.NewConfig()
 	config.ClientID = work.ClientID
-	config.Producer.Return.Successes = true
-	producer, err := sarama.NewAsyncProducer(work.Bootstrap, config)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if work.Reads > 0 {
+		read(work, &result, config)
+	} else {
+		produce(work, &result, config)
 	}
-	var result paced.Result
+	result.Write()
+}
+
+func produce(work paced.Work, result *paced.Result, config *sarama.Config) {
+	config.Producer.Return.Successes = true
+	producer := paced.Must(sarama.NewAsyncProducer(work.Bootstrap, config))
 	var readers sync.WaitGroup
 	readers.Add(2)
 	go func() {
@@ -36,12 +39,43 @@ func main() {
 			result.Failed(failure)
 		}
 	}()
-	work.Offer(&result, func(number int, value []byte) {
+	work.Offer(result, func(number int, value []byte) {
 		producer.Input() <- &sarama.ProducerMessage{
 			Topic: work.Topic, Value: sarama.ByteEncoder(value), Metadata: number,
 		}
 	})
 	producer.AsyncClose()
 	readers.Wait()
-	result.Write()
+}
+
+type handler struct{ result *paced.Result }
+
+func (handler) Setup(sarama.ConsumerGroupSession) error   { return nil }
+func (handler) Cleanup(sarama.ConsumerGroupSession) error { return nil }
+
+func (h handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
+	for message := range claim.Messages() {
+		h.result.Received(message.Value)
+		session.MarkMessage(message, "")
+	}
+	return nil
+}
+
+func read(work paced.Work, result *paced.Result, config *sarama.Config) {
+	config.Consumer.Offsets.Initial = sarama.OffsetOldest
+	config.Consumer.Return.Errors = true
+	group := paced.Must(sarama.NewConsumerGroup(work.Bootstrap, work.Group(), config))
+	go func() {
+		for err := range group.Errors() {
+			result.Failed(err)
+		}
+	}()
+	ctx, cancel := work.Over()
+	defer cancel()
+	for ctx.Err() == nil {
+		if err := group.Consume(ctx, []string{work.Topic}, handler{result}); err != nil && ctx.Err() == nil {
+			result.Failed(err)
+		}
+	}
+	group.Close()
 }
