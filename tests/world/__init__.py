@@ -1,0 +1,4 @@
+"""A world in a seed: clients, instances of the real core, brokers and a network, on one simulated clock (README: docs/testing.md).
+
+    python -m tests.world --seeds 1000 --minutes 5
+"""

@@ -1,0 +1,526 @@
+"""Clients: what librdkafka, Java's and others do with their connections, and what they should not do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+from tests.world import messages as kafka
+from tests.world.messages import Batch
+from tests.world.network import Socket
+
+if TYPE_CHECKING:
+    from tests.world.world import World
+
+Leave = Literal["", "close", "half", "reset", "vanish", "inside"]
+"""How a client ends its connections: in order, by its sending side alone, by a reset, without a word; inside a request."""
+BACKOFF_S = 0.1, 2.0
+
+
+@dataclass(frozen=True)
+class Habits:
+    """One client."""
+
+    kind: Literal["producer", "fetcher", "member", "transactional"]
+    group: str
+    size_bytes: int = 1000
+    """Of a batch, and of what a fetch asks for."""
+    in_flight: int = 1
+    obeys: bool = True
+    """Throttle times."""
+    timeout_s: float = 30.0
+    acks: int = -1
+    idempotent: bool = False
+    leave: Leave = ""
+    requests: int = 0
+    """After so many on one connection it leaves; 0: never."""
+    pause_s: float = 0.0
+    """Between a response and the next request."""
+    slow_bytes_per_s: int = 0
+    """It reads no faster; 0: at any speed."""
+    sessions: bool = False
+    """Of fetches (KIP-227)."""
+    starts_s: float = 0.0
+
+
+class Channel:
+    """One connection of a client: requests out, responses in, in order."""
+
+    def __init__(self, client: Client, socket: Socket) -> None:
+        self.client = client
+        self.socket = socket
+        self.sent = 0
+        """Requests."""
+        self._waiting: deque[tuple[int, Callable[[bytes], object]]] = deque()
+        self._came = bytearray()
+        self.unsent = b""
+        self.alive = True
+        socket.notify = self.heard
+        if client.habits.slow_bytes_per_s:
+            client.world.clock.after(0.5, self._read_slowly)
+
+    @property
+    def owed(self) -> int:
+        """Responses that have not come."""
+        return len(self._waiting)
+
+    def send(self, frame: bytes, answered: Callable[[bytes], object] | None) -> None:
+        """Send a request; `answered` gets its response, None: there is none."""
+        self.sent += 1
+        if answered is not None:
+            number = int.from_bytes(frame[8:12], "big")
+            self._waiting.append((number, answered))
+            self.client.world.clock.after(self.client.habits.timeout_s, self._late, number)
+        self.write(frame)
+
+    def write(self, data: bytes) -> None:
+        """Bytes, of which the socket takes what it has room for."""
+        self.unsent += data
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        except ConnectionError:
+            self.lost()
+        else:
+            if not self.unsent:
+                self.client.written()
+
+    def heard(self, _flags: int) -> None:
+        """Something has come, or there is room again."""
+        if self.unsent:
+            self._flush()
+        if self.alive and not self.client.habits.slow_bytes_per_s:
+            self._read(1 << 30)
+
+    def _read_slowly(self) -> None:
+        if self.alive:
+            self._read(self.client.habits.slow_bytes_per_s // 2)
+            self.client.world.clock.after(0.5, self._read_slowly)
+
+    def _read(self, most: int) -> None:
+        try:
+            data = self.socket.read(most)
+        except ConnectionError:
+            self.lost()
+            return
+        if data is None:
+            return
+        if not data:
+            self.lost()
+            return
+        came = self._came
+        came += data
+        while self.alive and len(came) >= 8:
+            size = 4 + int.from_bytes(came[:4], "big")
+            if len(came) < size:
+                return
+            frame = bytes(came[:size])
+            del came[:size]
+            number = int.from_bytes(frame[4:8], "big")
+            if not self._waiting or self._waiting[0][0] != number:
+                self.client.world.judge.fail("answers", f"{self.client} got answer {number}, expected {self._waiting}")
+            self._waiting.popleft()[1](frame)
+
+    def _late(self, number: int) -> None:
+        """The request has waited for `timeout_s`; what the client was told to wait meanwhile comes on top."""
+        client = self.client
+        if not self.alive or number not in [one for one, _ in self._waiting]:
+            return
+        told_s = client.wait_until_s - client.world.clock.now_s
+        if told_s > 0 and client.habits.obeys:
+            client.world.clock.after(told_s, self._late, number)
+            return
+        client.timeouts += 1
+        self.end("close")
+
+    def end(self, how: Leave) -> None:
+        """Leave."""
+        if how == "half":
+            self.socket.shutdown()
+            return
+        self.alive = False
+        if how == "vanish":
+            self.socket.vanish()
+        elif how == "reset":
+            self.socket.abort()
+        else:
+            self.socket.close()
+        self.client.disconnected(self)
+
+    def lost(self) -> None:
+        """The other side has ended it."""
+        if self.alive:
+            self.alive = False
+            self.socket.close()
+            self.client.disconnected(self)
+
+
+class Client:
+    """What all clients have in common."""
+
+    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
+        self.world = world
+        self.number = number
+        self.habits = habits
+        self.chance = chance
+        self.client_id = habits.group.encode()
+        self.channel: Channel | None = None
+        self.partition = number
+        self.node = -1
+        """The partition's leader, as far as it knows; -1: not at all."""
+        self.wait_until_s = 0.0
+        """It was told to wait."""
+        self.here = 0
+        """The broker that it is connected to."""
+        self.connections = self.timeouts = 0
+        self.stopped = False
+        self._connecting = False
+        self._backoff_s = BACKOFF_S[0]
+        self._correlation = 0
+        world.clock.at(habits.starts_s, self.step)
+
+    def __repr__(self) -> str:
+        return f"client {self.number} ({self.habits.kind} of {self.habits.group})"
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self.stopped = True
+        self.step()
+
+    def next_number(self) -> int:
+        """A new correlation id."""
+        self._correlation += 1
+        return self._correlation
+
+    def told(self, throttle_ms: int) -> None:
+        """A response told it to wait."""
+        if throttle_ms > 0 and self.habits.obeys:
+            now_s = self.world.clock.now_s
+            self.wait_until_s = max(self.wait_until_s, now_s + throttle_ms / 1000)
+            self.world.clock.at(self.wait_until_s, self.step)
+
+    @property
+    def owed(self) -> int:
+        """Responses that have not come."""
+        return 0 if self.channel is None else self.channel.owed
+
+    def step(self) -> None:
+        """Go on: connect, ask for the leader, send."""
+        if self.channel is None:
+            if not (self._connecting or (self.stopped and not self.has_more())):
+                self._connecting = True
+                self.connections += 1
+                self.world.open(self, max(self.node, 0), self._connected)
+        elif self.world.clock.now_s >= self.wait_until_s:
+            if self.node < 0:
+                if not self.channel.owed:
+                    self.channel.send(kafka.metadata(self.next_number(), self.client_id), self._metadata)
+            elif self.stopped and not self.has_more():
+                if not self.channel.owed and not self.channel.unsent:
+                    self.channel.end("close")
+            else:
+                self.go_on(self.channel)
+
+    def has_more(self) -> bool:
+        """Something was begun and has to be ended although the client is stopped."""
+        return False
+
+    def go_on(self, channel: Channel) -> None:
+        """Send what is to be sent."""
+        raise NotImplementedError
+
+    def written(self) -> None:
+        """The socket has taken everything."""
+
+    def gave_up(self) -> None:
+        """The connection is no more: what was under way has no answer."""
+
+    def moved(self) -> None:
+        """The leader is another one: ask, on a connection to any broker."""
+        self.node = -1
+        self.step_later()
+
+    def step_later(self) -> None:
+        """Go on after a short while."""
+        self.world.clock.after(self._backoff(), self.step)
+
+    def leaves(self, channel: Channel) -> bool:
+        """Whether it is time to leave the connection; it has left then."""
+        habits = self.habits
+        if not habits.leave or channel.sent < habits.requests or self.stopped:
+            return False
+        if habits.leave == "half":
+            if not channel.socket.shut and not channel.unsent:
+                channel.end("half")
+        elif habits.leave != "close" or not channel.owed or not habits.obeys:
+            if habits.leave == "inside":
+                channel.write(self.half_a_request())
+            if channel.alive:
+                channel.end("close" if habits.leave == "inside" else habits.leave)
+        return True
+
+    def half_a_request(self) -> bytes:
+        """A request that is cut anywhere."""
+        batch = Batch(-1, 0, 0, 0, max(self.habits.size_bytes, 100))
+        frame = kafka.produce(self.next_number(), self.client_id, -1, self.partition, batch)
+        return frame[: self.chance.randint(1, len(frame) - 1)]
+
+    def _connected(self, socket: Socket | None) -> None:
+        self._connecting = False
+        if socket is None:
+            self.node = -1
+            self.step_later()
+            return
+        self.channel = Channel(self, socket)
+        self.wait_until_s = 0.0
+        self.step()
+
+    def _metadata(self, frame: bytes) -> None:
+        nodes, leaders = kafka.metadata_answered(frame)
+        self.world.judge.addresses(self, nodes)
+        leader = leaders[self.partition]
+        here, self.node = self.here, leader
+        self._backoff_s = BACKOFF_S[0]
+        if leader != here and self.channel is not None:
+            self.channel.end("close")
+        else:
+            self.step()
+
+    def disconnected(self, channel: Channel) -> None:
+        """A connection has ended."""
+        if self.channel is channel:
+            self.channel = None
+            self.gave_up()
+            self.step_later()
+
+    def _backoff(self) -> float:
+        wait_s = self._backoff_s * (0.8 + 0.4 * self.chance.random())
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S[1])
+        return wait_s
+
+    def succeeded(self) -> None:
+        """The next reconnect is soon."""
+        self._backoff_s = BACKOFF_S[0]
+
+
+class Producer(Client):
+    """Batches of one partition. An idempotent one sends them again in order until each is acknowledged."""
+
+    epoch = 0
+    transaction = 0
+
+    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
+        super().__init__(world, number, habits, chance)
+        self.next_batch = 0
+        self.sends: dict[int, int] = {}
+        """By number, how often a batch was sent that is not acknowledged; for all if the client is not idempotent."""
+        self.acknowledged = -1
+        """The last number."""
+        self._again: list[Batch] = []
+        self._out: deque[Batch] = deque()
+
+    def has_more(self) -> bool:
+        return bool(self._out or self._again) and self.habits.idempotent
+
+    def go_on(self, channel: Channel) -> None:
+        habits = self.habits
+        if channel.socket.shut or self.leaves(channel) or channel.unsent:
+            return
+        while channel.alive and len(self._out) < habits.in_flight and not channel.unsent:
+            if self._again:
+                if self._out and habits.idempotent and self._out[-1].number > self._again[0].number:
+                    return  # those under way come first
+                batch = self._again.pop(0)
+            elif self.stopped:
+                return
+            else:
+                batch = self.new_batch()
+                if batch is None:
+                    return
+            self.sends[batch.number] = self.sends.get(batch.number, 0) + 1
+            frame = kafka.produce(self.next_number(), self.client_id, habits.acks, self.partition, batch)
+            if habits.acks:
+                self._out.append(batch)
+                channel.send(frame, lambda answer, batch=batch: self._answered(batch, answer))  # type: ignore[misc]
+            else:
+                channel.send(frame, None)
+                if not channel.unsent:
+                    return  # `written` has gone on
+            if habits.leave and channel.sent >= habits.requests:
+                self.leaves(channel)
+                return
+
+    def new_batch(self) -> Batch | None:
+        """The next one; None: not now."""
+        number, self.next_batch = self.next_batch, self.next_batch + 1
+        size = max(int(self.habits.size_bytes * (0.9 + 0.2 * self.chance.random())), 40)
+        producer = self.number if self.habits.idempotent else -1
+        return Batch(producer, self.epoch, number, self.transaction, size)
+
+    def written(self) -> None:
+        if not self.habits.acks and self.channel is not None:
+            self.world.clock.after(max(self.habits.pause_s, 0.001), self.step)
+
+    def _answered(self, batch: Batch, frame: bytes) -> None:
+        error, offset, throttle_ms = kafka.produce_answered(frame)
+        self._out.remove(batch)
+        self.told(throttle_ms)
+        self.world.judge.told(self, throttle_ms)
+        if error:
+            self.refused(batch, error)
+        else:
+            self.world.judge.acknowledged(self, batch, offset)
+            self.acknowledged = max(self.acknowledged, batch.number)
+            if self.habits.idempotent:
+                self.sends.pop(batch.number, None)
+            self.succeeded()
+            self.world.clock.after(self.habits.pause_s, self.step)
+
+    def refused(self, batch: Batch, error: int) -> None:
+        """Send it again, in order."""
+        self._put_back(batch)
+        if error == kafka.NOT_LEADER and self.node >= 0:
+            self.moved()
+        else:
+            self.step_later()
+
+    def _put_back(self, *batches: Batch) -> None:
+        if self.habits.idempotent:
+            self._again = sorted([*self._again, *batches], key=lambda batch: batch.number)
+
+    def gave_up(self) -> None:
+        self._put_back(*self._out)
+        self._out.clear()
+
+
+class Fetcher(Client):
+    """Reads an endless partition."""
+
+    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
+        super().__init__(world, number, habits, chance)
+        self.offset = 0
+        self._session = 0
+        self._epoch = 0
+        self._named = -1
+        """The offset that the session knows."""
+
+    def go_on(self, channel: Channel) -> None:
+        if channel.socket.shut or channel.owed or self.leaves(channel):
+            return
+        session, epoch, partition = (self._session, self._epoch, self.partition) if self.habits.sessions else (0, -1, self.partition)
+        if epoch > 0 and self._named == self.offset:
+            partition = -1
+        self._named = self.offset
+        wanted = kafka.Wanted(500, self.habits.size_bytes, session, epoch, partition, self.offset)
+        channel.send(kafka.fetch(self.next_number(), self.client_id, wanted), self._answered)
+
+    def _answered(self, frame: bytes) -> None:
+        throttle_ms, error, session, partition_error, batches = kafka.fetch_answered(frame)
+        self.told(throttle_ms)
+        self.world.judge.told(self, throttle_ms)
+        if self.habits.sessions:
+            self._session, self._epoch = (0, 0) if error or not session else (session, self._epoch + 1)
+        for batch in batches:
+            self.world.judge.read(self, batch, self.offset)
+            self.offset += 1
+        if partition_error:
+            self.moved()
+        else:
+            self.succeeded()
+            pause_s = self.habits.pause_s or (0.0 if batches or self.habits.obeys else 0.1)
+            self.world.clock.after(pause_s, self.step)
+
+    def gave_up(self) -> None:
+        self._session = self._epoch = 0
+
+
+class Member(Client):
+    """A member of a group, whose heartbeats have a connection of their own."""
+
+    joined = False
+
+    def go_on(self, channel: Channel) -> None:
+        if not channel.owed:
+            api = kafka.HEARTBEAT if self.joined else kafka.JOIN
+            channel.send(kafka.simple(api, self.next_number(), self.client_id, self.number), self._answered)
+
+    def _answered(self, frame: bytes) -> None:
+        throttle_ms, error, _, _ = kafka.simple_answered(frame)
+        self.world.judge.told(self, throttle_ms)
+        self.joined = not error
+        self.succeeded()
+        self.world.clock.after(3.0, self.step)
+
+
+class Transactional(Producer):
+    """Some batches, then the end of their transaction. After a failure it starts over, with a new epoch."""
+
+    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
+        super().__init__(world, number, habits, chance)
+        self.state: Literal["new", "begin", "send", "end"] = "new"
+        self._left = 0
+
+    def has_more(self) -> bool:
+        return False
+
+    def go_on(self, channel: Channel) -> None:
+        if channel.socket.shut:
+            return
+        if self.state == "send":
+            if self._left or self._out:
+                super().go_on(channel)
+                return
+            self.state = "end"
+        if channel.owed:
+            return
+        api = {"new": kafka.INIT, "begin": kafka.ADD, "end": kafka.END}[self.state]
+        if self.state == "begin":
+            self.transaction += 1
+        frame = kafka.simple(api, self.next_number(), self.client_id, self.partition, self.epoch, self.transaction)
+        channel.send(frame, self._changed)
+
+    def new_batch(self) -> Batch | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        return super().new_batch()
+
+    def _changed(self, frame: bytes) -> None:
+        throttle_ms, error, _, epoch = kafka.simple_answered(frame)
+        self.told(throttle_ms)
+        if error:
+            self._over()
+        elif self.state == "new":
+            self.epoch, self.next_batch, self.acknowledged, self.state = epoch, 0, -1, "begin"
+        elif self.state == "begin":
+            self.state, self._left = "send", self.chance.randint(1, 4)
+        else:
+            self.world.judge.committed(self)
+            self.state = "begin"
+        self.world.clock.after(self.habits.pause_s, self.step)
+
+    def refused(self, batch: Batch, error: int) -> None:
+        self._over()
+        if error == kafka.NOT_LEADER:
+            self.moved()
+        else:
+            self.step_later()
+
+    def gave_up(self) -> None:
+        self._over()
+
+    def _over(self) -> None:
+        self._out.clear()
+        self._again.clear()
+        self._left = 0
+        self.state = "new"
+
+
+KINDS: dict[str, type[Client]] = {
+    "producer": Producer, "fetcher": Fetcher, "member": Member, "transactional": Transactional
+}  # fmt: skip

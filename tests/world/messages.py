@@ -1,0 +1,230 @@
+"""The few requests that the world's clients send, as bytes: Kafka's own versions without tagged fields.
+
+A batch of records is an identity and filling, so that the log can be checked; brokers here do not look into it further.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+PRODUCE, FETCH, METADATA, JOIN, HEARTBEAT, INIT, ADD, END = 0, 1, 3, 11, 12, 22, 24, 26
+VERSIONS: Final = {PRODUCE: 7, FETCH: 11, METADATA: 5, JOIN: 5, HEARTBEAT: 3, INIT: 1, ADD: 1, END: 1}
+"""All responses but Produce's begin with the throttle time."""
+NOT_LEADER, UNKNOWN_MEMBER, OUT_OF_ORDER, FENCED, BAD_TXN, BAD_SESSION, BAD_EPOCH = 6, 25, 45, 47, 48, 70, 71
+TIMEOUT_MS: Final = 30_000
+TOPIC: Final = b"t"
+FILLING: Final = b"r" * (1 << 20)
+_HEAD: Final = struct.Struct(">ihhih")
+_ANSWER: Final = struct.Struct(">ii")
+_PRODUCE: Final = struct.Struct(">hhiih1siii")
+_BATCH: Final = struct.Struct(">qhiii")
+_PRODUCED: Final = struct.Struct(">ih1siihqqqi")
+_FETCH: Final = struct.Struct(">iiiibiii")
+_ONE_TOPIC: Final = struct.Struct(">ih1si")
+_ASKED: Final = struct.Struct(">iiqqi")
+_FETCHED: Final = struct.Struct(">ihi")
+_RECORDS: Final = struct.Struct(">ihqqqiii")
+_SIMPLE: Final = struct.Struct(">qhi")
+_SIMPLE_ANSWER: Final = struct.Struct(">ihqh")
+
+
+class Batch(NamedTuple):
+    """The identity of a batch."""
+
+    producer: int
+    epoch: int
+    number: int
+    """Its sequence."""
+    transaction: int
+    """0: none."""
+    size_bytes: int
+
+
+class Head(NamedTuple):
+    """The head of a request; its body begins at `body`."""
+
+    api: int
+    version: int
+    correlation: int
+    client_id: str
+    body: int
+
+
+def head_of(frame: bytes) -> Head:
+    """The head of a whole request."""
+    _, api, version, correlation, length = _HEAD.unpack_from(frame)
+    body = _HEAD.size + length
+    return Head(api, version, correlation, frame[_HEAD.size : body].decode(), body)
+
+
+def request(api: int, correlation: int, client_id: bytes, body: bytes) -> bytes:
+    """A whole request."""
+    size = _HEAD.size - 4 + len(client_id) + len(body)
+    return _HEAD.pack(size, api, VERSIONS[api], correlation, len(client_id)) + client_id + body
+
+
+def answer(correlation: int, body: bytes) -> bytes:
+    """A whole response."""
+    return _ANSWER.pack(4 + len(body), correlation) + body
+
+
+# ---- Produce --------------------------------------------------------------------------------------------------------
+
+
+def produce(correlation: int, client_id: bytes, acks: int, partition: int, batch: Batch) -> bytes:
+    """A request with this batch."""
+    body = _PRODUCE.pack(-1, acks, TIMEOUT_MS, 1, 1, TOPIC, 1, partition, batch.size_bytes)
+    return request(PRODUCE, correlation, client_id, body + _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size])
+
+
+def produced(frame: bytes, body: int) -> tuple[int, int, Batch]:
+    """Acks, partition and batch of a request."""
+    _, acks, _, _, _, _, _, partition, size = _PRODUCE.unpack_from(frame, body)
+    batch = Batch(*_BATCH.unpack_from(frame, body + _PRODUCE.size))
+    if not size == batch.size_bytes == len(frame) - body - _PRODUCE.size:
+        raise AssertionError(f"{batch} came as {len(frame) - body - _PRODUCE.size} bytes")
+    return acks, partition, batch
+
+
+def produce_answer(correlation: int, partition: int, error: int, offset: int, throttle_ms: int) -> bytes:
+    """Its response."""
+    return answer(correlation, _PRODUCED.pack(1, 1, TOPIC, 1, partition, error, offset, -1, 0, throttle_ms))
+
+
+def produce_answered(frame: bytes) -> tuple[int, int, int]:
+    """Error, offset and throttle time of a response."""
+    _, _, _, _, _, error, offset, _, _, throttle_ms = _PRODUCED.unpack_from(frame, _ANSWER.size)
+    return error, offset, throttle_ms
+
+
+# ---- Fetch ----------------------------------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """What a fetch asks for. Outside a session `epoch` is -1; in one without news `partition` is -1."""
+
+    max_wait_ms: int
+    max_bytes: int
+    session: int
+    epoch: int
+    partition: int
+    offset: int
+
+
+def fetch(correlation: int, client_id: bytes, wanted: Wanted) -> bytes:
+    """A request for one partition, or for what the session knows."""
+    body = _FETCH.pack(-1, wanted.max_wait_ms, 1, wanted.max_bytes, 0, wanted.session, wanted.epoch, 0)
+    if wanted.partition >= 0:
+        topic = _ONE_TOPIC.pack(1, len(TOPIC), TOPIC, 1)
+        body = body[:-4] + topic + _ASKED.pack(wanted.partition, -1, wanted.offset, -1, 1 << 20)
+    return request(FETCH, correlation, client_id, body + struct.pack(">ih", 0, 0))
+
+
+def wanted_of(frame: bytes, body: int) -> Wanted:
+    """What a request asks for."""
+    _, max_wait_ms, _, max_bytes, _, session, epoch, topics = _FETCH.unpack_from(frame, body)
+    partition, offset = -1, 0
+    if topics:
+        partition, _, offset, _, _ = _ASKED.unpack_from(frame, body + _FETCH.size - 4 + _ONE_TOPIC.size)
+    return Wanted(max_wait_ms, max_bytes, session, epoch, partition, offset)
+
+
+def fetch_answer(
+    correlation: int, error: int, session: int, partition: int, partition_error: int, records: bytes, throttle_ms: int
+) -> bytes:
+    """A response; with no partition if that is -1."""
+    body = _FETCHED.pack(throttle_ms, error, session)
+    if partition < 0:
+        return answer(correlation, body + struct.pack(">i", 0))
+    one = _RECORDS.pack(partition, partition_error, 1 << 40, 1 << 40, 0, -1, -1, len(records))
+    return answer(correlation, body + _ONE_TOPIC.pack(1, len(TOPIC), TOPIC, 1) + one + records)
+
+
+def fetch_answered(frame: bytes) -> tuple[int, int, int, int, list[Batch]]:
+    """Throttle time, error, session, the partition's error (0 without one), and the batches that came whole."""
+    throttle_ms, error, session = _FETCHED.unpack_from(frame, _ANSWER.size)
+    at = _ANSWER.size + _FETCHED.size
+    if not struct.unpack_from(">i", frame, at)[0]:
+        return throttle_ms, error, session, 0, []
+    at += _ONE_TOPIC.size
+    _, partition_error, *_, size = _RECORDS.unpack_from(frame, at)
+    at += _RECORDS.size
+    if at + size != len(frame):
+        raise AssertionError(f"records of {size} bytes in a response of {len(frame)}")
+    batches = []
+    while at + _BATCH.size <= len(frame):
+        batch = Batch(*_BATCH.unpack_from(frame, at))
+        if at + batch.size_bytes > len(frame):
+            break
+        batches.append(batch)
+        at += batch.size_bytes
+    return throttle_ms, error, session, partition_error, batches
+
+
+def batch_bytes(batch: Batch) -> bytes:
+    """A batch as it is in a log."""
+    return _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size]
+
+
+# ---- Metadata -------------------------------------------------------------------------------------------------------
+
+
+def metadata(correlation: int, client_id: bytes) -> bytes:
+    """A request for the topic."""
+    return request(METADATA, correlation, client_id, struct.pack(">ih1s?", 1, len(TOPIC), TOPIC, False))
+
+
+def metadata_answer(correlation: int, nodes: list[tuple[int, str, int]], leaders: dict[int, int]) -> bytes:
+    """Its response: brokers with their addresses, and each partition's leader."""
+    body = struct.pack(">ii", 0, len(nodes))
+    for node, host, port in nodes:
+        body += struct.pack(f">ih{len(host)}sih", node, len(host), host.encode(), port, -1)
+    body += struct.pack(">hiihh1s?i", -1, nodes[0][0], 1, 0, len(TOPIC), TOPIC, False, len(leaders))
+    for partition, leader in leaders.items():
+        body += struct.pack(">hiiiiiii", 0, partition, leader, 1, leader, 1, leader, 0)
+    return answer(correlation, body)
+
+
+def metadata_answered(frame: bytes) -> tuple[dict[int, tuple[str, int]], dict[int, int]]:
+    """Addresses by node, and leaders by partition."""
+    count = struct.unpack_from(">i", frame, 12)[0]
+    at, nodes, leaders = 16, {}, {}
+    for _ in range(count):
+        node, length = struct.unpack_from(">ih", frame, at)
+        port = struct.unpack_from(">i", frame, at + 6 + length)[0]
+        nodes[node] = (frame[at + 6 : at + 6 + length].decode(), port)
+        at += 6 + length + 6
+    at += 2 + max(struct.unpack_from(">h", frame, at)[0], 0) + 4 + 4 + 2 + 2 + len(TOPIC) + 1
+    count = struct.unpack_from(">i", frame, at)[0]
+    at += 4
+    for _ in range(count):
+        _, partition, leader = struct.unpack_from(">hii", frame, at)
+        leaders[partition] = leader
+        at += 30
+    return nodes, leaders
+
+
+# ---- all others: an id and two numbers ------------------------------------------------------------------------------
+
+
+def simple(api: int, correlation: int, client_id: bytes, who: int, epoch: int = 0, number: int = 0) -> bytes:
+    """A request about a member of a group or a producer."""
+    return request(api, correlation, client_id, _SIMPLE.pack(who, epoch, number))
+
+
+def simple_of(frame: bytes, body: int) -> tuple[int, int, int]:
+    """Its content."""
+    who, epoch, number = _SIMPLE.unpack_from(frame, body)
+    return who, epoch, number
+
+
+def simple_answer(correlation: int, error: int, who: int = 0, epoch: int = 0, throttle_ms: int = 0) -> bytes:
+    """Its response."""
+    return answer(correlation, _SIMPLE_ANSWER.pack(throttle_ms, error, who, epoch))
+
+
+def simple_answered(frame: bytes) -> tuple[int, int, int, int]:
+    """Throttle time, error, id and epoch of a response."""
+    throttle_ms, error, who, epoch = _SIMPLE_ANSWER.unpack_from(frame, _ANSWER.size)
+    return throttle_ms, error, who, epoch

@@ -1,0 +1,214 @@
+"""What holds in every world, watched from outside: at clients, at brokers' logs, and at what instances send."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from quota.counter import QuotaCounter
+from quota.reservation import FetchCounter
+from tests.world.messages import Batch
+from tests.world.script import FREE
+
+if TYPE_CHECKING:
+    from tests.world.client import Client, Producer
+    from tests.world.instance import Instance
+    from tests.world.world import World
+
+STRETCH_S = 24.0
+FIRST_S = 11.0
+"""The first window: Kafka's eleven samples."""
+MOST = 1.05
+LEAST = 0.9
+"""Of the limit, in a whole minute without faults."""
+MINUTE_S = 60.0
+SETTLES_S = 60.0
+"""After a fault."""
+FREE_ANSWER_S = 1.5
+"""An answer to a client without a limit comes within this time when nothing is wrong."""
+
+
+class Violation(BaseException):
+    """A property does not hold. No `Exception`, which the event loop would blame one connection for."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name}: {text}")
+        self.name = name
+
+
+class Meter:
+    """The bytes of one group that one limit is for."""
+
+    def __init__(self, judge: Judge, name: str, limit: float) -> None:
+        self._judge = judge
+        self._name = name
+        self.limit = limit
+        self.largest_bytes = 0
+        """The largest request or response."""
+        self.hungry = False
+        """Some client always wants more."""
+        self.total_bytes = 0
+        self.worst = 0.0
+        """The highest rate over a stretch, over the limit."""
+        self._stretch: deque[tuple[float, int]] = deque()
+        self._window: deque[tuple[float, int]] = deque()
+        self._stretch_bytes = self._window_bytes = 0
+        self._busy_s = self._checked_s = -1e9
+        self._minute_s = 0.0
+        self._minute_bytes = 0
+
+    def fresh(self, now_s: float) -> None:
+        """A first window begins: the limit was raised, or the past was forgotten."""
+        self._checked_s = max(self._checked_s, now_s + FIRST_S)
+
+    def add(self, now_s: float, count: int) -> None:
+        """So many bytes were sent."""
+        if now_s - self._busy_s >= 2 * FIRST_S:
+            self.fresh(now_s)
+        self.total_bytes += count
+        self._minute_bytes += count
+        self._stretch_bytes = _slide(self._stretch, self._stretch_bytes, now_s, count, STRETCH_S)
+        self._window_bytes = _slide(self._window, self._window_bytes, now_s, count, FIRST_S)
+        if self._window_bytes >= 0.95 * self.limit * (FIRST_S - 1):
+            self._busy_s = now_s
+        if now_s - STRETCH_S < self._checked_s:
+            return
+        rate = (self._stretch_bytes - self.largest_bytes) / STRETCH_S / self.limit
+        self.worst = max(self.worst, rate)
+        if rate > MOST:
+            self._judge.fail("rate", f"{self._name}: {rate:.3f} of its limit in {STRETCH_S:.0f} s besides one request")
+
+    def minute(self, now_s: float, calm: bool) -> None:
+        """A minute is over, in which nothing was wrong if `calm`."""
+        used = (self._minute_bytes + self.largest_bytes) / MINUTE_S / self.limit
+        self._minute_bytes = 0
+        if calm and self.hungry and used < LEAST:
+            self._judge.fail("work", f"{self._name}: {used:.3f} of its limit in a minute, while clients want more")
+
+
+def _slide(kept: deque[tuple[float, int]], total: int, now_s: float, count: int, length_s: float) -> int:
+    kept.append((now_s, count))
+    total += count
+    while kept[0][0] <= now_s - length_s:
+        total -= kept.popleft()[1]
+    return total
+
+
+class Judge:
+    """Ends the world with a Violation."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.meters: dict[tuple[int, str, str], Meter] = {}
+        """By instance, group and kind."""
+        self.wrong_until_s = 0.0
+        """Faults, and what follows from them, are over then."""
+        self.acknowledged_batches = 0
+
+    def fail(self, name: str, text: str) -> None:
+        raise Violation(name, f"{text} (at {self.world.clock.now_s:.3f} s)")
+
+    def disturbed(self, until_s: float) -> None:
+        """Something is wrong until then."""
+        self.wrong_until_s = max(self.wrong_until_s, until_s)
+
+    # ---- while it runs ----------------------------------------------------------------------------------------------
+
+    def used(self, meter: Meter | None, count: int) -> None:
+        """An instance sent bytes that a limit is for."""
+        if meter is not None:
+            meter.add(self.world.clock.now_s, count)
+
+    def minute(self) -> None:
+        """Called each minute."""
+        now_s = self.world.clock.now_s
+        calm = now_s - MINUTE_S >= max(self.wrong_until_s, 0.0) + SETTLES_S
+        for meter in self.meters.values():
+            meter.minute(now_s, calm)
+
+    def addresses(self, client: Client, nodes: dict[int, tuple[str, int]]) -> None:
+        """A client has learned where brokers are."""
+        if self.world.instances and any(host.startswith("b") for host, _ in nodes.values()):
+            self.fail("addresses", f"{client} was shown {nodes}")
+
+    def told(self, client: Client, throttle_ms: int) -> None:
+        """A client was told to wait."""
+        if client.habits.group == FREE and throttle_ms and not self.world.brokers_throttle:
+            self.fail("others", f"{client} was told to wait for {throttle_ms} ms")
+
+    def acknowledged(self, client: Producer, batch: Batch, offset: int) -> None:
+        """A broker's answer has come: the batch is in its log."""
+        self.acknowledged_batches += 1
+        batches = self.world.cluster.logs[client.partition].batches
+        if not 0 <= offset < len(batches) or batches[offset] != batch:
+            self.fail("lost", f"{client}: {batch} was acknowledged at {offset}")
+
+    def read(self, client: Client, batch: Batch, offset: int) -> None:
+        """A batch was fetched."""
+        if batch.number != offset or batch.producer != client.partition:
+            self.fail("read", f"{client}: {batch} came where {offset} was expected")
+
+    def committed(self, client: Client) -> None:
+        """A transaction has ended."""
+
+    # ---- at the end -------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All clients have stopped long ago."""
+        for client in self.world.clients.values():
+            if client.owed and client.channel is not None:
+                self.fail("waits", f"{client} still waits for {client.owed} answers")
+            self._log(client)
+        for instance in self.world.instances:
+            self._nothing_left(instance)
+
+    def _log(self, client: Any) -> None:
+        batches = self.world.cluster.logs[client.partition].batches
+        numbers = [(batch.epoch, batch.number) for batch in batches]
+        habits = client.habits
+        if habits.idempotent:
+            expected = [one for one in sorted(set(numbers))]
+            if numbers != expected:
+                self.fail("order", f"{client}: the log has {numbers[:20]}")
+            last = max((number for epoch, number in numbers if epoch == client.epoch), default=-1)
+            if last < client.acknowledged:
+                self.fail("lost", f"{client}: {client.acknowledged} was acknowledged, the last is {last}")
+        elif habits.kind == "producer":
+            copies: dict[int, int] = {}
+            for _, number in numbers:
+                copies[number] = copies.get(number, 0) + 1
+            for number, count in copies.items():
+                if count > client.sends.get(number, 0):
+                    self.fail("repeated", f"{client}: {number} is {count} times in the log")
+            undisturbed = not habits.leave and not client.timeouts and not self.world.script.faults
+            if undisturbed and habits.in_flight == 1 and [number for _, number in numbers] != sorted(number for _, number in numbers):
+                self.fail("order", f"{client}: the log has {numbers[:20]}")
+
+    def _nothing_left(self, instance: Instance) -> None:
+        ledger, counters = instance.ledger, instance.counters
+        left = {
+            "links": len(instance.links),
+            "sockets": len(instance.poller.sockets),
+            "reservations": ledger.reservations,
+            "kept requests": ledger.kept.requests,
+            "kept bytes": ledger.kept.bytes,
+            "muted": counters.connections_muted,
+            "waiting": counters.connections_waiting,
+            "read ahead": instance.shared.ahead_bytes,
+            "queued": sum(group.waiting for group in ledger.groups()),
+            "connections of accounts": sum(account.connections for account in ledger.accounts()),
+            "fetches under way": sum(_under_way(group) for group in ledger.groups()),
+        }
+        if any(left.values()):
+            self.fail("left", f"{instance.name}: { {name: count for name, count in left.items() if count} }")
+        now_ms = self.world.clock.now_s * 1000.0 + 2 * 3_600_000.0
+        for _ in range(2):
+            for _step in ledger.sweep(now_ms):
+                pass
+        groups = sum(1 for _ in ledger.groups())
+        if ledger.clients or groups:
+            self.fail("left", f"{instance.name}: {ledger.clients} accounts and {groups} counters, two hours later")
+
+
+def _under_way(group: QuotaCounter) -> float:
+    return group._admitted + group._outstanding if isinstance(group, FetchCounter) else 0
