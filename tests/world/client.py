@@ -180,6 +180,7 @@ class Client:
         self.connections = self.timeouts = 0
         self.stopped = False
         self._connecting = False
+        self._connects_s = 0.0
         self._backoff_s = BACKOFF_S[0]
         self._correlation = 0
         world.clock.at(habits.starts_s, self.step)
@@ -212,7 +213,8 @@ class Client:
     def step(self) -> None:
         """Go on: connect, ask for the leader, send."""
         if self.channel is None:
-            if not (self._connecting or (self.stopped and not self.has_more())):
+            early = self.world.clock.now_s < self._connects_s
+            if not (early or self._connecting or (self.stopped and not self.has_more())):
                 self._connecting = True
                 self.connections += 1
                 self.world.open(self, max(self.node, 0), self._connected)
@@ -247,7 +249,10 @@ class Client:
 
     def step_later(self) -> None:
         """Go on after a short while."""
-        self.world.clock.after(self._backoff(), self.step)
+        wait_s = self._backoff()
+        if self.channel is None:
+            self._connects_s = self.world.clock.now_s + wait_s
+        self.world.clock.after(wait_s, self.step)
 
     def leaves(self, channel: Channel) -> bool:
         """Whether it is time to leave the connection; it has left then."""
@@ -284,9 +289,8 @@ class Client:
         nodes, leaders = kafka.metadata_answered(frame)
         self.world.judge.addresses(self, nodes)
         leader = leaders[self.partition]
-        here, self.node = self.here, leader
-        self._backoff_s = BACKOFF_S[0]
-        if leader != here and self.channel is not None:
+        self.node = leader
+        if leader != self.here and self.channel is not None:
             self.channel.end("close")
         else:
             self.step()

@@ -37,11 +37,13 @@ Tap = Callable[[int], object]
 
 
 class Quiet:
-    """In place of the log of closed connections."""
+    """In place of the log of closed connections, and of what measures the loop's turns."""
 
     def closed(self, *_: object, **__: object) -> None: ...
 
-    def look(self, _now_s: float) -> None: ...
+    def look(self, *_: object) -> None: ...
+
+    def mark(self) -> None: ...
 
 
 class Poller(calls.Poller):
@@ -218,12 +220,12 @@ class Instance:
         self.dead = False
         self.ledger = Ledger(table, max_throttle_ms=120_000)
         self.counters = Counters()
-        self.loop = EventLoop(LoopClock(lambda: clock.now_s))
+        quiet: Any = Quiet()
+        self.loop = EventLoop(LoopClock(lambda: clock.now_s), quiet)
         self.loop.poller.close()
         self.poller = self.loop.poller = Poller()
         settings = ProxySettings("", 0, range(0), ())
         buffer = memoryview(bytearray(settings.buffer_bytes))
-        quiet: Any = Quiet()
         self.shared = Shared(self.counters, PipePool(), buffer, 0, self.loop, quiet)
         self.links: dict[Link, None] = {}
         self.faults: list[BaseException] = []

@@ -71,7 +71,7 @@ def _log_uniform(chance: Random, least: float, most: float) -> float:
 
 def _producer(chance: Random, group: Group) -> Habits:
     """Mostly as librdkafka's and Java's do, some as nobody should."""
-    cost_s = _log_uniform(chance, 0.1, 6.0)
+    cost_s = _log_uniform(chance, 0.3, 8.0)
     leave: Any = chance.choice(("", "", "", "close", "half", "reset", "vanish", "inside"))
     idempotent = chance.random() < 0.4
     acks = -1 if idempotent else chance.choice((1, -1, 0))
@@ -93,13 +93,13 @@ def _producer(chance: Random, group: Group) -> Habits:
 def draw(seed: int, seconds: float) -> Script:
     """The world of a seed."""
     chance = Random(f"world {seed}")
-    group = Group("g0", produce=int(_log_uniform(chance, 5_000, 100_000)))
+    group = Group("g0", produce=int(_log_uniform(chance, 3_000, 30_000)))
     script = Script(
         seed,
         seconds,
         delay_s=_log_uniform(chance, 0.0005, 0.04),
-        cuts=chance.choice((0.0, 0.1, 0.5)),
-        window=chance.choice((16_384, 65_536, 262_144)),
+        cuts=chance.choice((0.0, 0.05, 0.3)),
+        window=chance.choice((32_768, 131_072, 524_288)),
         groups=(group,),
     )
     for number in range(chance.randint(1, 6)):
