@@ -1,7 +1,7 @@
 """All tests of this folder on one node: `python -m tests.kubernetes [options of pytest]`.
 
 Most of their time is spent waiting, for limits to settle and pods to end, so that files run side by side; what stops
-the broker or the kubelet, which all need, comes afterwards.
+the broker, the API server or the kubelet, which all need, comes afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.kubernetes.programs import NoNodeError
 from tests.lab.kafka.process import GuardedProcess
 
 FOLDER: Final = Path(__file__).parent
-ALONE: Final = FOLDER / "with_faults.py"
+ALONE: Final = (FOLDER / "with_faults.py", FOLDER / "with_outages.py")
 AT_ONCE: Final = 3
 NO_TEST: Final = 5
 """What pytest ends with where its options chose none of the tests."""
@@ -27,8 +27,8 @@ NO_TEST: Final = 5
 
 def run(options: list[str]) -> int:
     """Run them; what to end with, as pytest has it."""
-    together = [path for path in sorted(FOLDER.glob("with_*.py")) if path != ALONE]
-    rounds = [[f"-n{AT_ONCE}", "--dist=loadfile", *map(str, together)], [str(ALONE)]]
+    together = [path for path in sorted(FOLDER.glob("with_*.py")) if path not in ALONE]
+    rounds = [[f"-n{AT_ONCE}", "--dist=loadfile", *map(str, together)], [*map(str, ALONE)]]
     began = time.monotonic()
     statuses = []
     with running_node(IMAGES) as node:

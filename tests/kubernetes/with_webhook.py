@@ -7,67 +7,16 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final
-
-import pytest
+from typing import Final
 
 from tests.kubernetes import workloads
+from tests.kubernetes.injected import LABEL, LENIENT, ORDERS, ORDERS_POD, SYSTEM, start_webhook, stop_webhook, values
 from tests.kubernetes.installed import RATE, Release
 from tests.kubernetes.node import Node
-from tests.kubernetes.workloads import BROKER, IMAGES, container, deployment, job, name_of_pod, statuses, throttled_s
+from tests.kubernetes.workloads import container, deployment, job, name_of_pod, statuses, throttled_s
 from tests.support.waiting import until
 
-SYSTEM: Final = "kquota-system"
-ORDERS: Final = "orders"
-LENIENT: Final = "lenient"
-LABEL: Final = "kquota.io/injection=enabled"
 SECRET: Final = "kquota-webhook-certificate"
-WEBHOOK_POD: Final = "app.kubernetes.io/component=webhook"
-ORDERS_POD: Final = "app.kubernetes.io/name=orders"
-
-
-def values(rate: float = RATE) -> dict[str, Any]:
-    return {
-        **IMAGES,
-        "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": 20},
-        "quotas": [{"client-id": "<default>", "producer_byte_rate": rate}],
-        "webhook": {"enabled": True},
-    }
-
-
-@pytest.fixture(scope="module")
-def webhook(node: Node, chart: Path) -> Iterator[Release]:
-    workloads.namespace(node, SYSTEM)
-    release = Release(node, chart, SYSTEM, "kquota")
-    began = time.monotonic()
-    release.helm("install", values(), "--wait", "--timeout=180s")
-    print(f"helm install --wait of the webhook: {time.monotonic() - began:.1f} s")
-    yield release
-    release.uninstall()
-
-
-@pytest.fixture(scope="module")
-def orders(node: Node, webhook: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    """The chart that `helm create` makes, with an image of ours: written by the makers of Helm, not by us."""
-    folder = tmp_path_factory.mktemp("charts")
-    node.helm("create", folder / "orders")
-    workloads.namespace(node, ORDERS)
-    node.kubectl("label", "--overwrite", "namespace", ORDERS, LABEL)
-    release = Release(node, folder / "orders", ORDERS, "orders")
-    release.values = {
-        "image": {"repository": "localhost/client", "tag": "test", "pullPolicy": "Never"},
-        "livenessProbe": None,
-        "readinessProbe": None,
-        "securityContext": workloads.RESTRICTED,
-    }
-    began = time.monotonic()
-    release.helm("install", release.values)
-    release.pod(ORDERS_POD)
-    print(f"helm install of another chart to Ready: {time.monotonic() - began:.1f} s")
-    yield release
-    release.uninstall()
 
 
 def authorities(node: Node) -> set[str]:
@@ -100,6 +49,26 @@ def test_changed_quotas_reach_namespace_without_upgrade(node: Node, webhook: Rel
     assert {one["restartCount"] for one in statuses(after).values()} == {0}
 
 
+def test_ten_thousand_quotas_reach_the_namespace(node: Node, webhook: Release, orders: Release) -> None:
+    """More than a ConfigMap holds: in parts, in one compressed copy, and in force at once."""
+    pod = orders.pod(ORDERS_POD)
+    many = values(3 * RATE)
+    entry = {"producer_byte_rate": "1M", "consumer_byte_rate": "2500k"}
+    names = ({"user": f"team-{n}-of-another-house", "client-id": f"service-{n}"} for n in range(10_000))
+    many["quotas"] += [one | entry for one in names]
+    began = time.monotonic()
+    webhook.helm("upgrade", many)
+    print(f"helm upgrade to 10 000 quotas, with its check: {time.monotonic() - began:.1f} s")
+    orders.settled_rate(pod, 3 * RATE)
+    print(f"in force in another namespace after {time.monotonic() - began:.1f} s")
+    url = f"http://{pod['status']['podIP']}:9404/explain"
+    found = node.http(url, user="team-9999-of-another-house", client_id="service-9999").json()["kinds"]
+    assert {one["kind"]: one["limit"] for one in found}["produce"] == 1_000_000, found
+    assert statuses(orders.pod(ORDERS_POD))["kquota"]["restartCount"] == 0
+    webhook.helm("upgrade", values())
+    orders.settled_rate(pod, RATE)
+
+
 def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Release) -> None:
     node.apply(job("nightly", workloads.producer("orders-nightly", "--records=2000")), namespace=ORDERS)
     node.kubectl("wait", "--namespace", ORDERS, "job/nightly", "--for=condition=complete", "--timeout=120s")
@@ -118,8 +87,7 @@ def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, ord
     workloads.namespace(node, LENIENT)
     node.kubectl("label", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
     before = authorities(node)
-    node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=0")
-    until(lambda: not node.pods(SYSTEM, WEBHOOK_POD), limit_s=90)
+    stop_webhook(node)
     node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)
     sleeping = container("client", ["sleep", "infinity"])
     node.apply(deployment("plain", sleeping, terminationGracePeriodSeconds=1), namespace=LENIENT)
@@ -133,8 +101,7 @@ def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, ord
 
     until(refused, limit_s=60)
     assert not node.pods(ORDERS, ORDERS_POD)
-    node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=2")
-    node.kubectl("rollout", "status", "--namespace", SYSTEM, "deployment/kquota-webhook", "--timeout=150s")
+    start_webhook(node)
     # The controller doubles its pause after each refusal: once more as long as it has been refused, at most.
     pod = workloads.ready_pod(node, ORDERS, ORDERS_POD, time.monotonic() - began + workloads.POD_LIMIT_S)
     assert pod["metadata"]["labels"]["kquota.io/injected"]

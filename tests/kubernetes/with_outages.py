@@ -1,0 +1,151 @@
+"""What an outage does to new pods, running pods and Helm: the table of docs/injection.md, cell by cell."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubernetes import workloads
+from tests.kubernetes.injected import LABEL, LENIENT, ORDERS, ORDERS_POD, SYSTEM, start_webhook, stop_webhook, values
+from tests.kubernetes.installed import Release
+from tests.kubernetes.node import Node, NodeError
+from tests.kubernetes.workloads import container, container_id, is_ready, name_of_pod, statuses
+from tests.support.waiting import until
+
+READY_S = 90.0
+ROUNDS = 12
+"""Pods created while one replica of the webhook ends."""
+
+
+@pytest.fixture(scope="module")
+def lenient(node: Node, webhook: Release) -> str:
+    """A namespace with the failure policy Ignore."""
+    workloads.namespace(node, LENIENT)
+    node.kubectl("label", "--overwrite", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
+    return LENIENT
+
+
+def new_pod(node: Node, namespace: str, name: str) -> str:
+    """What becomes of a pod that is created now: its containers once it is ready, or the refusal."""
+    spec = {"containers": [container("client", ["sleep", "infinity"])], "terminationGracePeriodSeconds": 1}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
+    began = time.monotonic()
+    created = node.try_kubectl("create", f"--namespace={namespace}", "--filename=-", given=yaml.safe_dump(pod))
+    if created.returncode != 0:
+        return created.stderr
+    try:
+        found = statuses(workloads.ready_pod(node, namespace, f"app={name}", READY_S))
+        print(f"{namespace}/{name} is ready after {time.monotonic() - began:.1f} s")
+    finally:
+        node.kubectl("delete", "pod", name, f"--namespace={namespace}", "--wait=false")
+    return ", ".join(found)
+
+
+@contextmanager
+def undisturbed(node: Node, orders: Release) -> Iterator[dict[str, Any]]:
+    """The running pod is neither restarted nor unready while the block runs, and goes on after it."""
+    pod = orders.pod(ORDERS_POD)
+    ready = [one for one in pod["status"]["conditions"] if one["type"] == "Ready"]
+    yield pod
+    began = time.monotonic()
+    orders.await_progress(pod)
+    print(f"1 000 records more {time.monotonic() - began:.1f} s after the outage")
+    after = orders.pod(ORDERS_POD)
+    assert [one for one in after["status"]["conditions"] if one["type"] == "Ready"] == ready
+    assert {name: container_id(after, name) for name in statuses(after)} == {
+        name: container_id(pod, name) for name in statuses(pod)
+    }
+
+
+def repaired(node: Node, webhook: Release) -> None:
+    """Upgrade and rollback pass, with the pod that checks the configuration, in a namespace with the label."""
+    assert node.object("namespace", SYSTEM)["metadata"]["labels"]["kquota.io/injection"] == "enabled"
+    began = time.monotonic()
+    webhook.helm("upgrade", values())
+    node.helm("rollback", "kquota", "--namespace", SYSTEM)
+    print(f"helm upgrade and rollback: {time.monotonic() - began:.1f} s")
+
+
+def test_webhook_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
+    with undisturbed(node, orders) as pod:
+        stop_webhook(node)
+        try:
+            assert "failed calling webhook" in new_pod(node, ORDERS, "strict")
+            assert new_pod(node, lenient, "lenient") == "app"
+            orders.await_progress(pod)
+            repaired(node, webhook)  # the chart's replicas are back
+            node.kubectl("rollout", "status", f"--namespace={SYSTEM}", "deployment/kquota-webhook", "--timeout=150s")
+        finally:
+            start_webhook(node)
+        assert new_pod(node, ORDERS, "afterwards") == "kquota, app"
+
+
+def test_one_replica_of_the_webhook_ends(node: Node, webhook: Release, orders: Release) -> None:
+    (first, _) = node.pods(SYSTEM, "app.kubernetes.io/component=webhook")
+    with undisturbed(node, orders):
+        node.kill(container_id(first, "webhook"), signal.SIGKILL)
+        for number in range(ROUNDS):
+            node.kubectl("create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server", given=_pod(number))
+            time.sleep(0.3)
+
+
+def _pod(number: int) -> str:
+    spec = {"containers": [container("client", ["sleep", "infinity"])]}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p{number}"}, "spec": spec})
+
+
+def test_kafka_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
+    (broker,) = node.pods("kafka", "app=kafka")
+    with undisturbed(node, orders):
+        node.kill(container_id(broker, "kafka"), signal.SIGSTOP)
+        try:
+            assert new_pod(node, ORDERS, "without-kafka") == "kquota, app"
+            repaired(node, webhook)
+        finally:
+            node.kill(container_id(broker, "kafka"), signal.SIGCONT)
+
+
+def test_dns_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
+    with undisturbed(node, orders) as pod:
+        node.stop("coredns")
+        try:
+            assert new_pod(node, ORDERS, "without-dns") == "kquota, app"
+            orders.await_progress(pod)
+            repaired(node, webhook)
+        finally:
+            node.start("coredns")
+
+
+def test_api_server_is_down(node: Node, webhook: Release, orders: Release) -> None:
+    with undisturbed(node, orders) as pod:
+        before = orders.said(pod, "--tail=1")[-1]
+        node.stop("kube-apiserver", signal.SIGKILL)
+        down = time.time()
+        try:
+            assert "refused" in new_pod(node, ORDERS, "without-api-server")
+            assert webhook.try_upgrade(values()).returncode != 0
+            time.sleep(15)
+        finally:
+            up = time.time()
+            node.start("kube-apiserver")
+            until(_answers(node), limit_s=90)
+        lines = [one for one in orders.said(pod) if down <= one["at"] <= up]
+        assert lines[-1]["acknowledged"] > before["acknowledged"] + 1000
+        until(lambda: is_ready(orders.pod(ORDERS_POD)), limit_s=90)
+        assert new_pod(node, ORDERS, f"after-{name_of_pod(pod)[-5:]}") == "kquota, app"
+
+
+def _answers(node: Node) -> Callable[[], bool]:
+    def look() -> bool:
+        try:
+            return node.kubectl("get", "--raw=/readyz") == "ok"
+        except NodeError:
+            return False
+
+    return look
