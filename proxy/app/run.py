@@ -165,6 +165,8 @@ class Sidecar:
         """Which sidecar this is, for people who look at several."""
         export = self.config.export
         names = {name: getattr(export, name, None) or os.environ.get(own) for name, own in VARIABLES.items()}
+        names["pod"] = names["pod"] or socket.gethostname()
+        names["cluster_id"] = names["cluster_id"] or ", ".join(map(str, self.config.upstream.bootstrap[:1])) or None
         loaded = datetime.fromtimestamp(self.reloads.success_at_s, UTC).isoformat(timespec="seconds")
         return {"version": kquota_version(), "mode": self.config.mode, **names, "config_loaded": loaded}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -31,6 +33,23 @@ return found.length === 3 ? found : null;
 ROWS = """
 const rows = [...document.querySelectorAll("#groups tbody tr")];
 return rows.map((row) => [row.seen, [...row.cells].map((one) => one.innerText)]);
+"""
+STATES = """
+const texts = [...document.querySelectorAll("#groups tbody tr")].map((row) => row.cells[3].innerText);
+return [document.getElementById("status").innerText, texts];
+"""
+HOVER = """
+const chart = charts["chart-use"], known = chart.data[1].findLastIndex((one) => one !== null);
+chart.setCursor({ left: chart.valToPos(chart.data[0][known], "x"), top: 9 });
+const shown = document.querySelector("#chart-use .u-legend").innerText;
+return shown.includes("--") ? null : shown;
+"""
+"""The values below the first chart, at its latest time."""
+VALUES = r"UTC\d\d:\d\d:\d\dZrate[\d.]+ k?B/s"
+CHOOSE = """
+const menu = document.getElementById("counter"), wanted = [...menu.options].find((one) => one.text === arguments[0]);
+menu.value = wanted.value;
+menu.dispatchEvent(new Event("change"));
 """
 DIMMED = "return getComputedStyle(document.querySelector('main')).opacity"
 CHOSEN = "return document.getElementById('counter').selectedOptions[0].text"
@@ -71,10 +90,11 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
         driver.get(f"{busy.admin}/ui")
         held = wait_for("a throttled client", lambda: "greedy" in text(driver, "#held") and text(driver, "#held"))
         assert "produce: (all) / greedy" in held
-        assert "producer_byte_rate 20 kB/s of <default client-id>" in held
+        assert " of 20 kB/s; producer_byte_rate of <default client-id>, set in the file " in held
         assert text(driver, "#status").startswith("ready · ")
         assert re.fullmatch(
-            r"rewrite · [\d.]+\S* · configuration of \d{4}-\d\d-\d\d \d\d:\d\d UTC", text(driver, "#who")
+            r"\S+ · 127\.0\.0\.1:\d+ · rewrite · [\d.]+\S* · configuration of \d{4}-\d\d-\d\d \d\d:\d\d UTC",
+            text(driver, "#who"),
         )
         since = r"greedy since \d\d:\d\dZ( or before)?, \d+ % of the last minute"
         wait_for("since when", lambda: re.search(since, text(driver, "#held")))
@@ -88,14 +108,28 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
         # (At one moment: the page may replace an element between two questions.)
         rows = driver.execute_script(ROWS)
         row = next(cells for _, cells in rows if "greedy" in cells[0])
+        assert re.fullmatch(
+            r"(throttled|owes [\d.]+ s)(, paced)?\nsince \d\d:\d\dZ.*, \d+ % of the last minute.*", row[3]
+        )
+        # The header counts what the tables show.
+        status, states = driver.execute_script(STATES)
+        assert status.endswith(
+            f" · {sum(one.startswith(('throttled', 'owes')) for one in states)} of 4 counters throttled"
+        )
         assert re.fullmatch(r"20 kB/s\ncandidate 10 kB/s: \d+ %, would delay \d+", row[4])
-        assert row[3].startswith(("throttled", "owes"))
         # Filter, history of the row that is picked, connections, explain.
         driver.find_element(By.ID, "filter").send_keys("IDLE")
         wait_for("the filter", lambda: len(driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr")) == 1)
         wait_for("history", lambda: "idle" in text(driver, "#counter"))
         driver.find_element(By.CSS_SELECTOR, "#groups tbody tr").click()
         assert driver.execute_script(CHOSEN) == "produce: (all) / idle"
+        # What is hovered, with its limit and the limit on trial.
+        wait_for("values", lambda: re.fullmatch(rf"{VALUES}limit1 MB/s", driver.execute_script(HOVER) or ""))
+        driver.execute_script(CHOOSE, "produce: (all) / greedy")
+        shown = rf"{VALUES}limit20 kB/scandidate10 kB/s"
+        wait_for("the limit on trial", lambda: re.fullmatch(shown, driver.execute_script(HOVER) or ""))
+        driver.execute_script(CHOOSE, "produce: (all) / idle")
+        driver.find_element(By.CSS_SELECTOR, "#range option[value='5']").click()
         wait_for("the row's explanation", lambda: "client-id idle" in text(driver, "#explanation"))
         assert f"kquota explain --admin {busy.admin} --client-id 'idle'" in text(driver, "#explanation")
         # The address alone brings another reader to the same place.
@@ -104,6 +138,7 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
         driver.get(shared)
         wait_for("the same explanation", lambda: "client-id idle" in text(driver, "#explanation"))
         wait_for("the same rows", lambda: len(driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr")) == 1)
+        assert driver.find_element(By.ID, "range").get_attribute("value") == "5"
         wait_for("the same history", lambda: driver.execute_script(CHOSEN) == "produce: (all) / idle")
         assert len(driver.find_elements(By.CSS_SELECTOR, ".charts canvas")) == 3
         assert wait_for("connections", lambda: "greedy" in text(driver, "#connections"))
@@ -222,6 +257,13 @@ def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> 
             driver.get(f"{running.admin}/ui")
             wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
             assert driver.execute_script(DIMMED) == "1"
+            # One that hangs is as bad, and what it said before is not what is.
+            os.kill(running.pid, signal.SIGSTOP)
+            try:
+                wait_for("patience to end", lambda: float(driver.execute_script(DIMMED)) < 1, 30)
+            finally:
+                os.kill(running.pid, signal.SIGCONT)
+            wait_for("its return", lambda: driver.execute_script(DIMMED) == "1")
         wait_for("the end", lambda: "unreachable" in text(driver, "#status"))
         assert float(driver.execute_script(DIMMED)) < 1
 

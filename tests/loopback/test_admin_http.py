@@ -249,6 +249,30 @@ async def test_throttled_shows_only_clients_that_wait_longest_first() -> None:
 
 
 @pytest.mark.trio
+async def test_snapshot_has_all_lists_of_one_moment() -> None:
+    """Each as its own endpoint has it, with so many rows, and what the header counts over all."""
+    async with admin() as running:
+        running.proxy.found = [
+            ConnectionInfo("1.2.3.4:5", "broker 1", "u", ("c",), None, 0, muted_ms, 10, 20, 0.5)
+            for muted_ms in (0.0, 1.0, 2.0)
+        ]
+        for client_id in ("a", "b"):
+            client = running.ledger.account("u", client_id)
+            delay_ms = running.ledger.charge(client, Kind.PRODUCE, 30_000, now_ms())
+            running.ledger.note_throttle(client, Kind.PRODUCE, delay_ms)
+        found = await running.json("/snapshot?limit=1")
+        assert (found["not_ready"], found["sidecar"]) == ([], {})
+        assert found["at"] == found["throttled"]["at"]
+        rows = [("quotas", "groups"), *((name, name) for name in ("throttled", "connections", "libraries"))]
+        assert [(len(found[name][row]), found[name]["total"]) for name, row in rows] == [(1, 2), (1, 2), (1, 3), (0, 0)]
+        assert found["connections"]["states"] == {"open": 1, "muted": 2}
+        for name, _ in rows:
+            assert (await running.json(f"/{name}?limit=1")).keys() == found[name].keys()
+        running.proxy.listeners_bound = False
+        assert (await running.json("/snapshot"))["not_ready"] == ["the listener is not bound"]
+
+
+@pytest.mark.trio
 async def test_libraries_lists_those_that_ignore_mutes_first() -> None:
     async with admin() as running:
         note = running.metrics.libraries.note

@@ -122,7 +122,7 @@ def test_log_distinguishes_holds_from_mutes() -> None:
 
 
 def test_top_and_quotas_show_waiting_connections(ledger: Ledger) -> None:
-    (group,) = (_group_json(ledger, one, 4000) for one in ledger.groups(Kind.PRODUCE))
+    (group,) = (_group_json(ledger, one, AT) for one in ledger.groups(Kind.PRODUCE))
     assert (group["waiting"], group["totals"]["held"], group["totals"]["held_ms"]) == (2, 1, 4200)
     (row,) = rows([group], {}, 0.0)
     assert row.state == "owes 4.4 s, 2 waiting"

@@ -8,7 +8,8 @@ import pytest
 
 from proxy.app.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
 from proxy.app.admin.explain_text import explanation_text, throttled_text
-from proxy.core.telemetry.observer import ConnectionInfo
+from proxy.app.admin.history import History
+from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
@@ -221,6 +222,28 @@ def test_a_rate_that_refuses_connections_names_its_limit(entity: str) -> None:
         f"  to change it: connection_creation_rate of {{ip: {entity}}}, now 2\n"
     ) in page
     assert "now 2.0/s, the next is closed after 500 ms" in page
+
+
+def test_short_delays_are_shown_with_their_history() -> None:
+    """A paced client between two delays, at less than its share of a fleet's limit."""
+    ledger = Ledger(QuotaTable([Entry(None, "etl", 2e6, scope="fleet")]))
+    shares = Shares(ledger, Fleet(Seal([b"key"], "topic", "f"), 1, "one", 0.0), 0.0)
+    account, history = ledger.account("web", "etl"), History(ledger, Counters())
+    for now_ms in range(0, 30_001, 5000):
+        ledger.charge(account, Kind.PRODUCE, 250_000 if now_ms == 0 else 50_000, now_ms)
+        whole(shares.steps(now_ms))
+        if now_ms:
+            ledger.note_throttle(account, Kind.PRODUCE, 40)
+        for _ in history.look(now_ms):
+            pass
+    identity = identity_of_connections(PEERS, "web", "etl", ("web", "static"))
+    at = Moment(31_000.0, AT.wall_s + 29.5, history)
+    page = explanation_text(explanation_json(ledger, "web", "etl", identity=identity, at=at, addresses=[]))
+    assert page.split("\n\n")[1].splitlines()[:2] == [
+        "THROTTLED by produce since 14:13:23Z, 86 % of the last minute: "
+        "10 kB/s used of 2 MB/s (100.0 % of the fleet's 2 MB/s), 0 %",
+        "  paced: even rate after a violation, possibly below the limit",
+    ]
 
 
 def test_shows_share_of_a_fleet_connection_rate() -> None:

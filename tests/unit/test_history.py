@@ -37,7 +37,31 @@ def test_use_and_held_time_of_each_counter() -> None:
     (one,) = seen["counters"]
     assert (one["kind"], one["user"], one["client_id"]) == ("produce", None, "etl")
     assert one["use"] == [None, 0.5, 0.5]
+    assert one["limit"] == [None, 1000, 1000]
     assert one["held"] == [None, 0.0, 0.5]
+
+
+def test_memory_of_delays() -> None:
+    """Delays of each interval from the third on, but for the last: begun then, and in so much of a minute."""
+    ledger = books()
+    history, etl = History(ledger, Counters()), ledger.account("u", "etl")
+    ledger.charge(etl, Kind.PRODUCE, 5000, 0)
+    (group,) = ledger.groups()
+    for number in range(15):
+        if number >= 2:
+            ledger.note_throttle(etl, Kind.PRODUCE, 40)
+        ledger.charge(etl, Kind.PRODUCE, 1000, number * STEP_MS)
+        look(history, number * STEP_MS)
+        found = history.delayed(group, number * STEP_MS)
+        assert (found is not None) == history.delays(group) == (number >= 2)
+    # The samples of the last minute: 3 to 14.
+    assert history.delayed(group, 14 * STEP_MS) == (2 * STEP_MS, 1.0, False)
+    ledger.charge(etl, Kind.PRODUCE, 1, 15 * STEP_MS)
+    look(history, 15 * STEP_MS)
+    assert history.delayed(group, 15 * STEP_MS) is None
+    ledger.note_throttle(etl, Kind.PRODUCE, 40)
+    look(history, 16 * STEP_MS)
+    assert history.delayed(group, 16 * STEP_MS) == (16 * STEP_MS, 11 / 12, False)
 
 
 def test_keeps_15_minutes_and_drops_idle_counters() -> None:

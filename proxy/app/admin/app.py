@@ -1,4 +1,4 @@
-"""The admin port: /metrics, /healthz, /readyz, /brokers, /quotas, /throttled, /explain, /connections, /libraries, /ui.
+"""The admin port: metrics, probes, lists of counters, connections and libraries, explanations and the page (/ui).
 
 An ASGI app (starlette) in the same event loop as the traffic (`proxy.app.admin.server`), so everything here works in
 small steps.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import heapq
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, TypeVar
@@ -115,11 +116,12 @@ class AdminApp:
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 Route("/brokers", self._brokers),
-                Route("/quotas", self._quotas),
-                Route("/throttled", self._throttled),
+                Route("/quotas", self._list(self._quotas)),
+                Route("/throttled", self._list(self._throttled)),
                 Route("/explain", self._explain),
-                Route("/connections", self._connections),
-                Route("/libraries", self._libraries),
+                Route("/connections", self._list(self._connections)),
+                Route("/libraries", self._list(self._libraries)),
+                Route("/snapshot", self._list(self._snapshot)),
                 Route("/history", self._history_route),
                 *ui.ROUTES,
             ]
@@ -128,7 +130,7 @@ class AdminApp:
 
     async def _index(self, request: Request) -> Response:
         paths = ["/metrics", "/healthz", "/readyz", "/brokers", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
-        paths += ["/connections", "/libraries", "/history", "/ui (for people)"]
+        paths += ["/connections", "/libraries", "/history", "/snapshot", "/ui (for people)"]
         return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
 
     async def _serve_metrics(self, request: Request) -> Response:
@@ -152,26 +154,50 @@ class AdminApp:
         return _json({"brokers": [dict(zip(names, row, strict=True)) for row in self._proxy.brokers()]})
 
     def _moment(self) -> Moment:
-        return Moment(self._now_ms(), time.time())
+        return Moment(self._now_ms(), time.time(), self._history)
 
-    async def _throttled(self, request: Request) -> Response:
+    def _list(self, make: Callable[[int, Moment], Awaitable[list[bytes]]]) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint whose answer `make(most rows, moment)` puts together, in pieces."""
+
+        async def serve(request: Request) -> Response:
+            most = ROWS
+            with suppress(ValueError):
+                most = min(max(int(request.query_params.get("limit", ROWS)), 0), MAX_ROWS)
+            async with self._heavy:
+                return _Pieces(await make(most, self._moment()))
+
+        return serve
+
+    async def _snapshot(self, most: int, at: Moment) -> list[bytes]:
+        """All that the page shows, of one moment."""
+        head = {"at": at.iso(), "sidecar": self._about(), "not_ready": not_ready(self._proxy, self._source)}
+        pieces = [_row(head)[:-1]]
+        lists = {
+            b"quotas": self._quotas,
+            b"throttled": self._throttled,
+            b"connections": self._connections,
+            b"libraries": self._libraries,
+        }
+        for name, make in lists.items():
+            pieces += [b',"%b":' % name, *await make(most, at)]
+        return [*pieces, b"}"]
+
+    async def _throttled(self, most: int, at: Moment) -> list[bytes]:
         """The counters that throttle clients now, the longest first, and the last throttles of all."""
-        async with self._heavy:
-            at = self._moment()
-            now = int(at.now_ms)
-            largest: Largest[QuotaCounter] = Largest(_limit(request))
-            async for group in self._steps("/throttled", self._ledger.groups()):
-                until = max(group.throttled_until, now + group.owed_ms(now))
-                if (until > now or group.waiting) and not group.shadow:
-                    largest.add((max(until, now + group.line(now).newcomer_ms),), group)
-            rows: list[tuple[tuple[int, int], bytes]] = []
-            async for group in self._steps("/throttled", largest.items(), 1):
-                row = throttled_row(group, self._ledger, at, self._source.origin)
-                rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
-            rows.reverse()
-            rows.sort(key=itemgetter(0), reverse=True)
-            rest = throttled_json(self._ledger, at) | {"total": largest.seen, "sidecar": self._about()}
-            return _listed("throttled", [row for _, row in rows], rest)
+        now = int(at.now_ms)
+        largest: Largest[QuotaCounter] = Largest(most)
+        async for group in self._steps("/throttled", self._ledger.groups()):
+            until = max(group.throttled_until, now + group.owed_ms(now))
+            if (until > now or group.waiting or self._history.delays(group)) and not group.shadow:
+                largest.add((max(until, now + group.line(now).newcomer_ms),), group)
+        rows: list[tuple[tuple[int, int], bytes]] = []
+        async for group in self._steps("/throttled", largest.items(), 1):
+            row = throttled_row(group, self._ledger, at, self._source.origin)
+            rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
+        rows.reverse()
+        rows.sort(key=itemgetter(0), reverse=True)
+        rest = throttled_json(self._ledger, at) | {"total": largest.seen}
+        return _listed("throttled", [row for _, row in rows], rest)
 
     async def _explain(self, request: Request) -> Response:
         """One client. A user that is not given is the one that connections get."""
@@ -203,31 +229,31 @@ class AdminApp:
         """The last 15 minutes."""
         return _json(self._history.as_json(self._now_ms()))
 
-    async def _quotas(self, request: Request) -> Response:
+    async def _quotas(self, most: int, at: Moment) -> list[bytes]:
         """The groups with the highest utilisation first."""
-        now = int(self._now_ms())
-        async with self._heavy:
-            largest: Largest[QuotaCounter] = Largest(_limit(request))
-            async for group in self._steps("/quotas", self._ledger.groups()):
-                used = group.utilisation(now)
-                largest.add((-1.0 if used is None else used,), group)
-            rows = []
-            async for group in self._steps("/quotas", largest.items(), ROW_STEP):
-                rows.append(_row(_group_json(self._ledger, group, now)))
-            rows.reverse()
-            return _listed("groups", rows, {"total": largest.seen, "shown": len(rows)})
+        now = int(at.now_ms)
+        largest: Largest[QuotaCounter] = Largest(most)
+        async for group in self._steps("/quotas", self._ledger.groups()):
+            used = group.utilisation(now)
+            largest.add((-1.0 if used is None else used,), group)
+        rows = []
+        async for group in self._steps("/quotas", largest.items(), ROW_STEP):
+            rows.append(_row(_group_json(self._ledger, group, at)))
+        rows.reverse()
+        return _listed("groups", rows, {"total": largest.seen, "shown": len(rows)})
 
-    async def _connections(self, request: Request) -> Response:
+    async def _connections(self, most: int, at: Moment) -> list[bytes]:
         """The connections that are muted or have waited longest first."""
-        async with self._heavy:
-            largest: Largest[ConnectionInfo] = Largest(_limit(request))
-            async for one in self._steps("/connections", self._proxy.each_connection()):
-                largest.add((max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes), one)
-            rows = []
-            async for one in self._steps("/connections", largest.items(), ROW_STEP):
-                rows.append(_row(_connection_json(one)))
-            rows.reverse()
-            return _listed("connections", rows, {"total": largest.seen, "shown": len(rows)})
+        largest: Largest[ConnectionInfo] = Largest(most)
+        states: Counter[str] = Counter()
+        async for one in self._steps("/connections", self._proxy.each_connection()):
+            states[one.state] += 1
+            largest.add((max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes), one)
+        rows = []
+        async for one in self._steps("/connections", largest.items(), ROW_STEP):
+            rows.append(_row(_connection_json(one)))
+        rows.reverse()
+        return _listed("connections", rows, {"total": largest.seen, "shown": len(rows), "states": states})
 
     async def _steps(self, what: str, items: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
         """The items; other tasks run after every `step` of them."""
@@ -239,22 +265,16 @@ class AdminApp:
                 await trio.lowlevel.checkpoint()
                 turns.begin(what, trio.current_time())
 
-    async def _libraries(self, request: Request) -> Response:
+    async def _libraries(self, most: int, at: Moment) -> list[bytes]:
         """Throttle compliance by client library, those that ignored throttles longest first."""
-        most = _limit(request)
         found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
-        rows = [{name: getattr(one, name) for name in one.__slots__} for one in best]
-        return _json({"libraries": rows, "total": len(found), "shown": len(rows)})
+        rows = [_row({name: getattr(one, name) for name in one.__slots__}) for one in best]
+        return _listed("libraries", rows, {"total": len(found), "shown": len(rows)})
 
 
-def _limit(request: Request) -> int:
-    with suppress(ValueError):
-        return min(max(int(request.query_params.get("limit", ROWS)), 0), MAX_ROWS)
-    return ROWS
-
-
-def _group_json(ledger: Ledger, group: QuotaCounter, now: int) -> dict[str, Any]:
+def _group_json(ledger: Ledger, group: QuotaCounter, at: Moment) -> dict[str, Any]:
+    now = int(at.now_ms)
     user, client_id = group.key
     usage = group.usage
     return {
@@ -268,6 +288,7 @@ def _group_json(ledger: Ledger, group: QuotaCounter, now: int) -> dict[str, Any]
         "utilisation": group.utilisation(now),
         "throttled_for_ms": max(group.throttled_until - now, 0),
         "owed_ms": group.owed_ms(now),
+        "delayed": at.delayed(group),
         "waiting": group.waiting,
         "paced": group.paced,
         "next_ms": group.line(now).next_ms,
@@ -303,23 +324,20 @@ def _row(value: Any) -> bytes:
     return ascii_json(value, separators=(",", ":")).encode()
 
 
-def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> Response:
-    """As `_json` of `{name: rows, **rest}`; other tasks run after each piece."""
-    head, tail = b'{"%b":[' % name.encode(), b"]," + _text(rest)[1:]
-    size = len(head) + sum(map(len, rows)) + max(len(rows) - 1, 0) + len(tail)
-
-    pieces = [head]
+def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> list[bytes]:
+    """The pieces of `{name: rows, **rest}` in JSON; other tasks run between two of them."""
+    pieces = [b'{"%b":[' % name.encode()]
     for start in range(0, len(rows), ROWS_IN_A_PIECE):
         pieces.append((b"," if start else b"") + b",".join(rows[start : start + ROWS_IN_A_PIECE]))
-    return _Pieces([*pieces, tail], size)
+    return [*pieces, b"]," + _text(rest)[1:]]
 
 
 class _Pieces(Response):
     """A body in pieces."""
 
-    def __init__(self, pieces: list[bytes], size: int) -> None:
+    def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
-        headers = {"cache-control": "no-store", "content-length": str(size)}
+        headers = {"cache-control": "no-store", "content-length": str(sum(map(len, pieces)))}
         super().__init__(None, 200, headers, "application/json")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from config.load import login_sources
 from config.model import Config
@@ -27,6 +27,9 @@ from quota.status import counter_status
 from quota.table import RATE_FIELD, Entry
 from quota.trial import Trial
 
+if TYPE_CHECKING:
+    from proxy.app.admin.history import History  # with trio: not needed for a configuration alone
+
 MAX_PEERS: Final = 10
 MAX_ADDRESSES: Final = 5
 MAX_DECISIONS: Final = 20
@@ -38,6 +41,7 @@ class Moment:
 
     now_ms: float
     wall_s: float
+    history: History | None = None
 
     def iso(self, at_ms: float | None = None) -> str:
         """Wall-clock time of another moment of the ledger's clock (None: this one), in UTC, to the millisecond."""
@@ -46,6 +50,13 @@ class Moment:
             return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         except (OverflowError, ValueError):
             return "9999-12-31T23:59:59.999Z"  # a debt of thousands of years
+
+    def delayed(self, group: QuotaCounter) -> dict[str, Any] | None:
+        """Since when a counter delays clients; None: it does not, or too briefly to be in the history."""
+        found = None if self.history is None else self.history.delayed(group, self.now_ms)
+        if found is None:
+            return None
+        return {"since": self.iso(found.since_ms), "earlier": found.earlier, "last_minute": found.last_minute}
 
 
 Origin = Callable[[Entity, str], str]
@@ -115,6 +126,7 @@ def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, 
     return {
         **{name: getattr(now, name) for name in now.__slots__ if name != "line"},
         "muted_until": at.iso(at.now_ms + now.muted_ms) if now.muted_ms else None,
+        "delayed": at.delayed(group),
         "debt_ms": now.line.debt_ms,
         "waiting": now.line.waiting,
         "next_ms": now.line.next_ms,

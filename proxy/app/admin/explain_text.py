@@ -14,6 +14,7 @@ from quota.entity import Kind
 
 NEAR: Final = 0.9
 """From this fraction of a limit on, it gets a line at the top."""
+PACED: Final = "paced: even rate after a violation, possibly below the limit"
 MAX_ROWS: Final = 30
 RECENT_MS: Final = 300_000
 """Refused connections of the last five minutes get a line at the top."""
@@ -249,11 +250,17 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
         if one["mode"] == "shadow":
             if now["shadow"] is not None and now["shadow"]["throttled"]:
                 lines.append(f"shadow, not applied: {kind} {_would_have(now['shadow'])} ({where})")
-        elif now["muted_ms"] or now["wait_ms"] or now["waiting"]:
+        elif now["muted_ms"] or now["wait_ms"] or now["waiting"] or now.get("delayed"):
             until = f"(next request waits {_span(now['wait_ms'])})"
             if now["muted_ms"]:
                 until = f"until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} left)"
+            if delayed := now.get("delayed"):  # many short delays: the end of one says nothing
+                or_before = " or before" if delayed["earlier"] else ""
+                began = f"since {_clock(delayed['since'], at)}{or_before}"
+                until = f"{began}, {_percent(delayed['last_minute'])} of the last minute"
             lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
+            if now["paced"] and (now["share"] or 0.0) < NEAR:
+                lines.append(f"  {PACED}")
             if now["waiting"]:
                 lines.append(f"  {_line(now)}")
             lines.append(f"  to change it: {where}, now {readable_limit(kind, one['limit'])}{_set_in(one['set_in'])}")
@@ -275,7 +282,14 @@ def _used(kind: Kind, one: dict[str, Any]) -> str:
         left = now["tokens"]
         state = f"{-left:.1f} partitions overdrawn" if left < 0 else f"{left:.1f} of {now['burst']:g} tokens left"
         return f"{state}, refilled at {readable_limit(kind, one['limit'])}"
-    return f"{_short(kind, one['observed'])} used of {_short(kind, one['limit'])}, {100 * (now['share'] or 0.0):.0f} %"
+    share, limit = now.get("fleet"), _short(kind, one["limit"])
+    if share is not None:
+        limit = f"{_short(kind, share['limit_here'])} ({100 * share['share']:.1f} % of the fleet's {limit})"
+    return f"{_short(kind, one['observed'])} used of {limit}, {_percent(now['share'])}"
+
+
+def _percent(fraction: float | None) -> str:
+    return f"{100 * (fraction or 0.0):.0f} %"
 
 
 def _kind_lines(one: dict[str, Any], at: str | None) -> list[str]:
@@ -299,7 +313,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
     else:
         window = _span(now["window_ms"])
         used = f"now {_short(kind, one['observed'])}: {_amount(kind, now['amount'])} in the last {window}"
-    lines = [f"{used}, {100 * (now['share'] or 0.0):.0f} % used"]
+    lines = [f"{used}, {_percent(now['share'])} used"]
     if now.get("fleet") is not None:
         lines.append(fleet_text(kind, now["fleet"]))
     waits = []
@@ -314,7 +328,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
     if now["owed_ms"]:
         extra.append(f"owes {_span(now['owed_ms'])} beyond the announced delays; the next requests wait for it")
     if now["paced"]:
-        extra.append("paced: even rate after a violation, possibly below the limit")
+        extra.append(PACED)
     if now["throttled"]:
         held = f"; {now['held']} waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
         extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
@@ -323,7 +337,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         extra.append(applied + _would_have(now["shadow"]))
     candidate = now["candidate"]
     if candidate is not None and candidate["limit"] is not None:
-        used = f"{100 * (candidate['share'] or 0.0):.0f} % used"
+        used = f"{_percent(candidate['share'])} used"
         extra.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
     return [*lines, *extra]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -32,16 +33,27 @@ Place = tuple[Kind, CounterKey]
 class _Series:
     """One counter."""
 
-    __slots__ = ("held", "imposed_ms", "peak", "use")
+    __slots__ = ("held", "imposed_ms", "limit", "peak", "use")
 
     def __init__(self, looks: int, imposed_ms: int) -> None:
         self.use: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         """Used fraction of the limit."""
+        self.limit: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         self.held: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         """Seconds of delay per second."""
         self.imposed_ms = imposed_ms
         self.peak = 0.0
         """The most that it ever used."""
+
+
+class Delayed(NamedTuple):
+    """What is remembered of a counter that delays clients, interval after interval."""
+
+    since_ms: float
+    last_minute: float
+    """Fraction of the last minute's intervals in which it delayed a client."""
+    earlier: bool
+    """It may have begun before: there is nothing older in the history."""
 
 
 class History:
@@ -95,6 +107,7 @@ class History:
             now_seen = seen.get(place)
             if now_seen is None:
                 series.use.append(0.0)
+                series.limit.append(series.limit[-1])
                 series.held.append(0.0)
                 if not any(series.use):
                     del self._series[place]
@@ -102,9 +115,24 @@ class History:
             use, group = now_seen
             imposed_ms = group.usage.throttle_ms
             series.use.append(use)
+            series.limit.append(group.limit)
             series.peak = max(series.peak, use)
             series.held.append(max(imposed_ms - series.imposed_ms, 0) / 1000.0 / max(elapsed_s, 0.001))
             series.imposed_ms = imposed_ms
+
+    def delays(self, group: QuotaCounter) -> bool:
+        """Whether it delayed a client in the latest interval."""
+        series = self._series.get((group.kind, group.key))
+        return series is not None and bool(series.held[-1])
+
+    def delayed(self, group: QuotaCounter, now_ms: float) -> Delayed | None:
+        """Since when it has delayed clients in every interval; None: not in the latest one."""
+        series = self._series.get((group.kind, group.key))
+        if series is None or not series.held[-1]:
+            return None
+        run = len(list(takewhile(bool, reversed(series.held))))
+        minute = [bool(held) for at_ms, held in zip(self._at_ms, series.held, strict=True) if at_ms > now_ms - 60_000.0]
+        return Delayed(self._at_ms[-run], sum(minute) / max(len(minute), 1), run == len(series.held))
 
     def as_json(self, now_ms: float) -> dict[str, Any]:
         """Everything remembered; times are seconds before now, oldest first."""
@@ -117,8 +145,9 @@ class History:
                     "kind": kind.value,
                     "user": key.user,
                     "client_id": key.client_id,
-                    "use": [None if one is None else round(one, 4) for one in series.use],
-                    "held": [None if one is None else round(one, 4) for one in series.held],
+                    "use": _rounded(series.use),
+                    "limit": _rounded(series.limit),
+                    "held": _rounded(series.held),
                 }
                 for (kind, key), series in self._series.items()
             ],
@@ -131,3 +160,7 @@ class History:
             return False
         del self._series[place]
         return True
+
+
+def _rounded(values: deque[float | None]) -> list[float | None]:
+    return [None if one is None else round(one, 4) for one in values]

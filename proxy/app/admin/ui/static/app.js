@@ -2,8 +2,8 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const every = { look: 2000, history: 5000 };
-const state = { groups: [], history: null, chosen: null, order: [], ordered: 0, throttled: new Map() };
-const KEEP_ORDER_MS = 10000, KEEP_STATE_MS = 6000, MINUTES = 15;
+const state = { groups: [], total: 0, history: null, chosen: null, order: [], ordered: 0, many: false };
+const KEEP_ORDER_MS = 10000, PATIENCE_MS = 8000, THROTTLED_SHOWN = 20;
 
 function element(tag, text, name) {
   const made = document.createElement(tag);
@@ -29,12 +29,12 @@ const clock = (iso) => { const made = element("time", `${iso.slice(11, 19)}Z`); 
 // What cannot be seen, or turns the direction of writing, is shown as its code: names must not pass for other names.
 const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (found) => `\\u{${found.codePointAt(0).toString(16)}}`);
 const name = (text) => text === null ? "(all)" : text === "" ? '""' : visible(text);
-const key = (one) => JSON.stringify([one.kind, one.user, one.client_id]);
+const key = (one) => JSON.stringify([one.kind, one.user, one.client_id, one.pod]);
 const title = (one) => `${one.kind}: ${name(one.user)} / ${name(one.client_id)}`;
 
 async function ask(path) {
-  const answer = await fetch(`../${path}`, { cache: "no-store" });
-  if (!answer.ok && answer.status !== 503) throw new Error(`${path}: HTTP ${answer.status}`);
+  const answer = await fetch(`../${path}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+  if (!answer.ok) throw new Error(`${path}: HTTP ${answer.status}`);
   return answer;
 }
 // Only what has changed is replaced: whatever is selected, pointed at or has the keyboard's focus stays as it is.
@@ -59,25 +59,18 @@ const number = (text) => element("td", text, "n");
 
 const fleet = (one) => one ? `, ${(100 * one.share).toFixed(1)} % of the fleet's ${one.why === "last" || one.why === "alone" ? "(no contact)" : ""}`.trimEnd() : "";
 
+// Throttles start and end many times a second: what is shown is their start and their share of the last minute.
+const memory = (one) => one ? `since ${one.since.slice(11, 16)}Z${one.earlier ? " or before" : ""}, ${Math.round(100 * one.last_minute)} % of the last minute` : null;
+const PACED = "even rate after a violation, possibly below the limit";
+// [what it does with clients, how long, class].
 function standing(one) {
-  if (one.mode === "shadow") return ["shadow", "trial"];
-  const waiting = one.waiting > 0 ? [`${one.waiting} waiting`] : [];
-  if (one.owed_ms > 0) return [[`owes ${span(one.owed_ms)}`, ...waiting].join(", "), "bad"];
-  if (one.throttled_for_ms > 0) return [[`throttled ${span(one.throttled_for_ms)}`, ...waiting].join(", "), "bad"];
-  if (one.waiting > 0) return [waiting[0], "bad"];
-  return one.utilisation >= 0.9 ? ["near", "near"] : ["ok", "good"];
-}
-// A client that is throttled many times a second stays so on the page for a moment: its longest delay in that time.
-function lasting(one) {
-  const at = performance.now(), [text, look] = standing(one), before = state.throttled.get(key(one));
-  if (one.throttled_for_ms > 0 && one.mode !== "shadow") {
-    const ms = before && at - before.at < KEEP_STATE_MS ? Math.max(before.ms * 0.7, one.throttled_for_ms) : one.throttled_for_ms;
-    state.throttled.set(key(one), { at, ms });
-    return [text.replace(span(one.throttled_for_ms), span(ms)), look];
-  }
-  if (before && at - before.at < KEEP_STATE_MS && (text === "ok" || text === "near")) return [`throttled ${span(before.ms)}`, "bad"];
-  state.throttled.delete(key(one));
-  return [text, look];
+  if (one.mode === "shadow") return ["shadow", "", "trial"];
+  const waiting = one.waiting > 0 ? `${one.waiting} waiting` : "", rest = [memory(one.delayed), waiting].filter(Boolean).join(", ");
+  if (one.owed_ms > 0) return [`owes ${span(one.owed_ms)}`, rest, "bad"];
+  if (one.delayed) return ["throttled", rest, "bad"];
+  if (one.throttled_for_ms > 0) return [`throttled ${span(one.throttled_for_ms)}`, waiting, "bad"];
+  if (waiting) return [waiting, "", "bad"];
+  return one.utilisation >= 0.9 ? ["near", "", "near"] : ["ok", "", "good"];
 }
 // The sidecar answers by use, which changes all the time; here the order changes now and then.
 function inOrder(groups) {
@@ -92,43 +85,52 @@ function inOrder(groups) {
 function client(one) {
   const made = element("td", undefined, "name"), pick = element("button", `${name(one.user)} / ${name(one.client_id)}`, "pick");
   pick.type = "button";
-  pick.title = `${title(one)}: show its last ${MINUTES} minutes`;
+  pick.title = `${title(one)}: explain it`;
   made.append(pick, element("small", one.kind, "quiet"));
   return made;
 }
-function showGroups(total) {
+const link = (sidecar) => { const made = element("a", sidecar.pod); made.href = `${sidecar.url}/ui/`; made.target = "_blank"; made.rel = "noopener"; return made; };
+const pod = (one) => state.many ? [link(one)] : [];
+function showGroups() {
   const wanted = $("filter").value.toLowerCase();
   const limited = inOrder(state.groups.filter((one) => one.limit !== null));
-  const kept = limited.filter((one) => `${one.kind} ${one.user ?? ""} ${one.client_id ?? ""}`.toLowerCase().includes(wanted));
+  const kept = limited.filter((one) => `${one.kind} ${one.user ?? ""} ${one.client_id ?? ""} ${one.pod ?? ""}`.toLowerCase().includes(wanted));
   fill("groups", kept.map((one) => {
     const row = element("tr"), use = element("td", undefined, "use"), meter = element("meter");
     row.dataset.key = key(one);
     meter.max = 1; meter.low = 0.9; meter.high = 0.999; meter.optimum = 0; meter.value = Math.min(one.utilisation, 1).toFixed(2);
     meter.setAttribute("aria-label", `used share of the limit of ${title(one)}`);
     use.append(meter, element("span", ` ${Math.round(one.utilisation * 100)} %`));
-    const [text, look] = lasting(one);
+    const [text, rest, look] = standing(one);
+    const what = element("td", text, look);
+    if (one.paced) { const paced = element("span", ", paced"); paced.title = PACED; what.append(paced); }
+    if (rest) what.append(element("small", rest));
     const limited = number(limit(one.kind, one.limit));
     if (one.candidate && one.candidate.limit !== null)
       limited.append(element("small", `candidate ${limit(one.kind, one.candidate.limit)}: ${Math.round(one.candidate.utilisation * 100)} %, would delay ${one.candidate.throttled}`, "trial"));
     if (one.mode === "shadow" && one.shadow) limited.append(element("small", `would delay ${one.shadow.throttled}`, "trial"));
-    return cells(row, [client(one), number(now(one.kind, one.observed)), use, element("td", text + (one.paced && look === "good" ? ", paced" : ""), look),
-      limited, (one.level ?? "-") + fleet(one.fleet)]);
+    return cells(row, [client(one), number(now(one.kind, one.observed)), use, what, limited, (one.level ?? "-") + fleet(one.fleet), ...pod(one)]);
   }));
-  $("shown").textContent = `${kept.length} of ${total} counters`;
+  $("shown").textContent = `${kept.length} of ${state.total} counters`;
 }
 $("groups").addEventListener("click", (event) => {
   const row = event.target.closest("tbody tr");
   if (row === null) return;
+  const [kind, user, clientId] = JSON.parse(row.dataset.key);
+  if (state.many) {  // each sidecar explains on its own page
+    const { url } = state.groups.find((one) => key(one) === row.dataset.key);
+    if (event.target.closest("a") === null) open(`${url}/ui/#${parameters({ counter: key({ kind, user, client_id: clientId }), user, client_id: clientId })}`, "_blank", "noopener");
+    return;
+  }
   $("counter").value = state.chosen = row.dataset.key;
   draw();
-  const [, user, clientId] = JSON.parse(row.dataset.key);
   explain(user ?? "", clientId ?? "");
 });
 // The address keeps the selection, so that it can be shared.
+const parameters = (chosen) => new URLSearchParams(Object.entries(chosen).filter(([, value]) => value));
 function mark() {
-  const form = new FormData($("explain"));
-  const chosen = { filter: $("filter").value, counter: state.chosen, user: form.get("user"), client_id: $("explanation").hidden ? "" : form.get("client_id") };
-  const kept = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value));
+  const form = new FormData($("explain")), range = $("range").value;
+  const kept = parameters({ filter: $("filter").value, range: range === "15" ? "" : range, counter: state.chosen, user: form.get("user"), client_id: $("explanation").hidden ? "" : form.get("client_id") });
   window.history.replaceState(null, "", kept.size ? `#${kept}` : location.pathname);
 }
 // Words for reasons whose name is ambiguous.
@@ -138,33 +140,28 @@ function line(now) {
   const first = now.next_ms > 0 ? `in ${span(now.next_ms)}` : "now", owes = now.debt_ms > 0 ? `; the group owes ${span(now.debt_ms)}` : "";
   return `; ${now.waiting} connection${now.waiting === 1 ? " waits" : "s wait"}, the next passes ${first}${owes}`;
 }
-// Throttles start and end many times a second: their start and share of the last minute, from the history.
-function memory(one) {
-  const history = state.history, series = history?.counters.find((each) => key(each) === key(one));
-  const held = series?.held ?? [];
-  let first = held.length;
-  while (first > 0 && held[first - 1] > 0) first -= 1;
-  if (first === held.length) return null;
-  const minute = held.filter((_, at) => history.age_s[at] <= 60), at = new Date(Date.now() - history.age_s[first] * 1000);
-  return `since ${at.toISOString().slice(11, 16)}Z${first === 0 ? " or before" : ""}, ${Math.round(100 * minute.filter((each) => each > 0).length / minute.length)} % of the last minute`;
-}
-function showThrottled(answer) {
-  const who = answer.sidecar;
-  $("who").textContent = [[who.namespace, who.pod].filter(Boolean).join("/"), who.cluster_id, who.mode, who.version, who.config_loaded && `configuration of ${who.config_loaded.slice(0, 16).replace("T", " ")} UTC`].filter(Boolean).join(" · ");
-  $("none-held").hidden = answer.throttled.length > 0;
-  $("held").hidden = answer.throttled.length === 0;
-  replace($("held"), answer.throttled.map((one) => {
-    const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
-    const where = one.set_in ? `, set ${one.set_in}` : "";
-    item.append(element("strong", title(one)), element("span", ` ${memory(one) ?? `${left} left`} `, "bad"),
-      element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}${fleet(one.now?.fleet)}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
-    return item;
-  }));
-  fill("decisions", answer.decisions.map((one) => cells(element("tr"), [clock(one.at), named(one.user), named(one.client_id),
-    one.api ?? "-", one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why])));
+function showHeader(answer) {
+  const { sidecar, connections, quotas, throttled, not_ready: reasons } = answer, { muted = 0, waiting = 0 } = connections.states;
+  $("who").textContent = [[sidecar.namespace, sidecar.pod].filter(Boolean).join("/"), sidecar.cluster_id, sidecar.mode, sidecar.version, sidecar.config_loaded && `configuration of ${sidecar.config_loaded.slice(0, 16).replace("T", " ")} UTC`].filter(Boolean).join(" · ");
+  $("status").className = reasons.length ? "bad" : "";
+  $("status").textContent = `${reasons.length ? `not ready: ${reasons.join("; ")}` : "ready"} · ${connections.total} connections, ${muted} muted${waiting ? `, ${waiting} waiting` : ""} · ${throttled.total} of ${quotas.total} counters throttled`;
   const at = element("time", `${answer.at.slice(0, 19).replace("T", " ")} UTC`);
   at.dateTime = answer.at;
   $("at").replaceChildren(at);
+}
+function showThrottled(answer) {
+  const shown = answer.throttled.slice(0, THROTTLED_SHOWN), more = answer.total - shown.length;
+  $("none-held").hidden = shown.length > 0;
+  $("held").hidden = shown.length === 0;
+  replace($("held"), shown.map((one) => {
+    const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
+    const where = one.set_in ? `, set ${one.set_in}` : "", who = one.pod ? ` in ${one.pod}` : "";
+    item.append(element("strong", title(one) + who), element("span", ` ${memory(one.now.delayed) ?? `${left} left`} `, "bad"),
+      element("span", `${now(one.kind, one.observed)} of ${limit(one.kind, one.limit)}${one.now.paced && one.now.share < 0.9 ? ` (paced: ${PACED})` : ""}; ${one.setting} of ${one.level}${where}${fleet(one.now.fleet)}${line(one.now)}`, "quiet"));
+    return item;
+  }).concat(more > 0 ? element("li", `and ${more} more`, "quiet") : []));
+  fill("decisions", answer.decisions.map((one) => cells(element("tr"), [clock(one.at), named(one.user), named(one.client_id),
+    one.api ?? "-", one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why, ...pod(one)])));
 }
 function held(one) {
   if (one.waiting_for !== null) return `waits ${span(one.waited_ms)} (${one.waiting_for})`;
@@ -174,7 +171,7 @@ function showConnections(answer) {
   $("connections-shown").textContent = `${answer.shown} of ${answer.total}, muted and waiting first`;
   fill("connections", answer.connections.map((one) => cells(element("tr"), [named(one.client_ids.join(", ")), number(held(one)),
     number(String(one.in_flight)), named(one.user), one.peer, one.broker, one.software ?? "-",
-    number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000))])));
+    number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000)), ...pod(one)])));
 }
 function showLibraries(answer) {
   $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, most ignored time first` : "No mute of 200 ms or more yet.";
@@ -188,38 +185,48 @@ function showLibraries(answer) {
 }
 
 const charts = {};
-function chart(id, labels, colours, data) {
+// Lines that are hovered show their values below the chart, as `form` writes them.
+function chart(id, lines, times, form) {
   const place = $(id), style = getComputedStyle(document.documentElement), of = (what) => style.getPropertyValue(what).trim();
-  const width = Math.max(place.clientWidth, 200);
-  if (charts[id] && charts[id].width === width) { charts[id].setData(data); return; }
-  if (charts[id]) charts[id].destroy();
+  const width = Math.max(place.clientWidth, 200), data = [times, ...lines.map((one) => one.values)], minutes = Number($("range").value);
+  const look = [width, minutes, form, ...lines.map((one) => one.label)].join();
+  if (charts[id]?.look === look) { charts[id].setData(data); return; }
+  charts[id]?.destroy();
   const axis = { stroke: of("--soft"), grid: { stroke: of("--grid") }, ticks: { stroke: of("--grid") } };
   const time = (form) => (plot, seconds) => seconds.map((one) => new Date(one * 1000).toISOString().slice(11, form));
   charts[id] = new uPlot({
-    width, height: 180, legend: { show: labels.length > 1 }, cursor: { y: false },
-    // All of the time there is a history of, so that neither the scale nor its times move about while it fills.
-    scales: { x: { range: () => { const here = Date.now() / 1000; return [here - 60 * MINUTES, here]; } },
+    width, height: 180, cursor: { y: false, drag: { x: false } },
+    // All of the range, so that neither the scale nor its times move about while it fills.
+    scales: { x: { range: () => { const here = Date.now() / 1000; return [here - 60 * minutes, here]; } },
       y: { range: (plot, low, high) => [0, Math.max(high, 0.01) * 1.05] } },
-    axes: [{ ...axis, space: 60, incrs: [60, 120, 300, 600, 900], values: time(16) }, { ...axis, size: 56 }],
+    axes: [{ ...axis, space: 60, incrs: [15, 30, 60, 120, 300, 600, 900], values: time(minutes > 1 ? 16 : 19) }, { ...axis, size: 72, values: (plot, all) => all.map(form) }],
     series: [{ label: "UTC", value: (plot, one) => one === null ? "--" : `${time(19)(plot, [one])[0]}Z` },
-      ...labels.map((label, index) => ({ label, stroke: of(colours[index]), width: 2, points: { show: false } }))],
+      ...lines.map(({ label, colour, dash }) => ({ label, dash, stroke: of(colour), width: 2, points: { show: false }, value: (plot, one) => one === null ? "--" : form(one) }))],
   }, data, place);
+  charts[id].look = look;
 }
+const plain = (value) => short(value), forms = { bytes: (value) => `${scaled(value, short)}/s`, percent: (value) => `${short(value)} %` };
 function draw() {
   const history = state.history;
   if (!history) return;
   const here = Date.now() / 1000, times = history.age_s.map((age) => here - age);
   const one = history.counters.find((each) => key(each) === state.chosen) ?? history.counters[0];
   const blank = times.map(() => null);
-  const last = (values) => { const known = (values ?? []).filter((each) => each !== null); return known.length ? known[known.length - 1] : null; };
+  const last = (values) => values?.findLast((each) => each !== null) ?? null;
   const say = (id, text) => { $(id).setAttribute("role", "img"); $(id).setAttribute("aria-label", text); };
-  say("chart-use", one && last(one.use) !== null ? `${title(one)}: ${Math.round(last(one.use) * 100)} % of its limit used now` : "no traffic yet");
+  // Tokens of mutations are no rate: their used share is drawn.
+  const share = !one || one.kind === "mutation", form = one && isBytes(one.kind) ? forms.bytes : forms.percent;
+  const limits = (one?.limit ?? blank).map((each) => each !== null && share ? 100 : each);
+  const lines = [{ label: "rate", colour: "--bar", values: one ? one.use.map((each, at) => each === null || limits[at] === null ? null : each * limits[at]) : blank },
+    { label: "limit", colour: "--bad", dash: [6, 4], values: limits }];
+  const candidate = one && !share ? state.groups.find((each) => key(each) === key(one))?.candidate?.limit : null;
+  if (candidate) lines.push({ label: "candidate", colour: "--trial", dash: [2, 3], values: limits.map(() => candidate) });
+  say("chart-use", one && last(lines[0].values) !== null ? `${title(one)}: ${form(last(lines[0].values))} of ${form(last(limits))}` : "no traffic yet");
   say("chart-held", one && last(one.held) !== null ? `${title(one)}: held ${steady(last(one.held))} seconds per second now` : "no delay yet");
   say("chart-connections", ["open", "muted", "waiting"].map((each) => `${last(history.connections[each]) ?? 0} ${each}`).join(", "));
-  chart("chart-use", ["use"], ["--bar"], [times, one ? one.use.map((each) => each === null ? null : each * 100) : blank]);
-  chart("chart-held", ["held"], ["--bad"], [times, one ? one.held : blank]);
-  const connections = history.connections;
-  chart("chart-connections", ["open", "muted", "waiting"], ["--bar", "--bad", "--near"], [times, connections.open, connections.muted, connections.waiting]);
+  chart("chart-use", lines, times, form);
+  chart("chart-held", [{ label: "held", colour: "--bad", values: one ? one.held : blank }], times, plain);
+  chart("chart-connections", [["open", "--bar"], ["muted", "--bad"], ["waiting", "--near"]].map(([label, colour]) => ({ label, colour, values: history.connections[label] })), times, plain);
 }
 function showHistory(answer) {
   state.history = answer;
@@ -232,20 +239,30 @@ function showHistory(answer) {
   draw();
 }
 
+// Many sidecars at once: `kquota ui`.
+function showSidecars(found) {
+  state.many = true;
+  document.body.classList.add("many");
+  $("who").textContent = `${found.length} sidecars`;
+  const silent = found.filter((one) => one.error);
+  if (silent.length) { $("status").className = "bad"; $("status").textContent += ` · no answer: ${silent.map((one) => one.pod).join(", ")}`; }
+  fill("sidecars", found.map((one) => {
+    const [text, look] = one.error ? [one.error, "bad"] : one.not_ready.length ? [`not ready: ${one.not_ready.join("; ")}`, "bad"] : ["ready", "good"];
+    return cells(element("tr"), [link(one), element("td", text, look), ...["throttled", "connections", "muted"].map((what) => number(String(one[what] ?? "-"))), one.version ?? "-", one.config_loaded ? clock(one.config_loaded) : "-"]);
+  }));
+}
 async function look() {
   try {
-    const [ready, quotas, throttled, connections, libraries] = await Promise.all(
-      ["readyz", "quotas?limit=200", "throttled?limit=20", "connections?limit=200", "libraries?limit=20"].map((path) => ask(path).then((answer) => answer.json())));
-    state.groups = quotas.groups;
-    showGroups(quotas.total);
-    showThrottled(throttled);
-    showConnections(connections);
-    showLibraries(libraries);
-    const count = (what) => connections.connections.filter((one) => one.state === what).length;
-    const muted = count("muted"), waiting = count("waiting");
+    const answer = await (await ask("snapshot?limit=200")).json();
+    showHeader(answer);
+    if (answer.sidecars) showSidecars(answer.sidecars);
+    state.groups = answer.quotas.groups;
+    state.total = answer.quotas.total;
+    showGroups();
+    showThrottled(answer.throttled);
+    showConnections(answer.connections);
+    showLibraries(answer.libraries);
     document.body.classList.remove("gone");
-    $("status").className = ready.ready ? "" : "bad";
-    $("status").textContent = `${ready.ready ? "ready" : `not ready: ${ready.reasons.join("; ")}`} · ${connections.total} connections, ${muted} muted${waiting ? `, ${waiting} waiting` : ""} · ${throttled.total} of ${quotas.total} counters throttled`;
   } catch (error) {
     document.body.classList.add("gone");
     $("status").className = "bad";
@@ -257,8 +274,8 @@ async function remember() {
   try { showHistory(await (await ask("history")).json()); } catch (error) { /* the status line says so */ }
   setTimeout(remember, every.history);
 }
-$("filter").addEventListener("input", () => { showGroups(state.groups.length); mark(); });
-$("counter").addEventListener("change", () => { state.chosen = $("counter").value; draw(); mark(); });
+$("filter").addEventListener("input", () => { showGroups(); mark(); });
+for (const id of ["counter", "range"]) $(id).addEventListener("change", () => { state.chosen = $("counter").value; draw(); mark(); });
 // The sentences are the sidecar's (`kquota explain` prints the same); this places them.
 const lines = (texts, name) => { const made = element("ul", undefined, name); made.append(...texts.map((one) => element("li", one.trim()))); return made; };
 function table(label, heads, rows) {
@@ -323,7 +340,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { fo
 addEventListener("resize", draw);
 const given = new URLSearchParams(location.hash.slice(1));
 $("filter").value = given.get("filter") ?? "";
+if (["1", "5"].includes(given.get("range"))) $("range").value = given.get("range");
 state.chosen = given.get("counter");
 if (given.get("user") || given.get("client_id")) explain(given.get("user") ?? "", given.get("client_id") ?? "");
-look();
-remember();
+look().then(() => { if (!state.many) remember(); });
