@@ -23,6 +23,7 @@ from config.parts import read_config
 from config.problems import ConfigError
 from config.table import has_limits, to_table
 from deploy.kubernetes.own_quotas import combined
+from proxy.app.export.exporter import VARIABLES
 from tests.lab.chart import CHART, generated
 from tests.support.chart_tools import (
     EXAMPLES,
@@ -618,6 +619,18 @@ def test_pods_end_later_than_their_drain(values: Any) -> None:
         text = render_text(values(mode="gateway", config={"drain_timeout_s": drain}))
         (deployment,) = of_kind(documents(text), "Deployment")
         assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+@pytest.mark.parametrize("name", ["gateway-full", "plain-sidecar"])
+def test_sidecars_know_their_pod_and_namespace(name: str) -> None:
+    """By the names that records, the page and the fleet read."""
+    manifests = _example(CHART / f"ci/{name}-values.yaml") if name == "plain-sidecar" else render(name)
+    pods = [pod for pod in pod_specs(manifests).values() if '"name": "kquota-metrics"' in json.dumps(pod)]
+    assert pods
+    for pod in pods:
+        given = {one["name"]: one.get("valueFrom") for one in sidecar_of(pod)["env"]}
+        paths = {label: given[VARIABLES[label]]["fieldRef"]["fieldPath"] for label in ("pod", "namespace")}
+        assert paths == {"pod": "metadata.name", "namespace": "metadata.namespace"}
 
 
 def test_the_configuration_is_mounted_so_that_changes_arrive() -> None:

@@ -4,10 +4,14 @@ name: kquota
 image: {{ include "kquota.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: ["run", "--config", "/etc/kquota/kquota.yaml"]
-{{- with .Values.extraEnv }}
 env:
+  - name: KQUOTA_POD_NAME
+    valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.name}}
+  - name: KQUOTA_POD_NAMESPACE
+    valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}
+  {{- with .Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
 ports:
   {{- if eq .Values.mode "gateway" }}
   - name: kafka
