@@ -122,7 +122,6 @@ def test_clients_over_connection_rate_are_all_served(kafka: KafkaCluster) -> Non
         assert running.metric("kquota_connections_closed_total", reason="user_connection_rate") <= refused
 
 
-@pytest.mark.trio
 async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -> None:
     """100 connections a second from one address, 20 allowed, Kafka's test windows (2 samples of 1 s)."""
     duration_s, interval_s = 5.0, 0.01

@@ -14,19 +14,9 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from proxy.app.admin.app import AdminApp
 from proxy.app.admin.guard import Hosts
-from proxy.app.admin.history import History
-from proxy.app.admin.server import AdminServer
 from proxy.app.common import logs
-from proxy.app.metrics import Exposition, Status
-from proxy.app.run import now_ms
-from proxy.app.sources.watch import ReloadState
-from proxy.core.telemetry.observer import Counters
-from proxy.net.listen.listeners import bind
-from quota.ledger import Ledger
-from quota.table import QuotaTable
-from tests.loopback.test_admin_http import FakeProxy, FakeSource
+from tests.loopback.test_admin_http import admin as running
 
 OWN = ("shop-0", "", "kquota.lan")
 LISTED = ("kquota.example.com", "*.corp.example.com", "Shop-KQuota.shop-prod.svc.other.domain")
@@ -92,17 +82,8 @@ def test_names_wrong_host_in_the_list(entry: Any) -> None:
 @asynccontextmanager
 async def admin(*listed: str) -> AsyncIterator[int]:
     """An admin port; yields its number."""
-    ledger = Ledger(QuotaTable([]))
-    status = Status(ready=True, cluster_reached=True, draining=False)
-    metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
-    listener = bind("127.0.0.1", 0)
-    app = AdminApp(
-        ledger, FakeProxy(), metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts(listed, OWN), dict
-    )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(AdminServer(listener, app.asgi).serve)
-        yield int(listener.getsockname()[1])
-        nursery.cancel_scope.cancel()
+    async with running(Hosts(listed, OWN)) as one:
+        yield one.port
 
 
 async def ask(port: int, raw: bytes) -> tuple[int, dict[str, str], str]:
@@ -125,7 +106,6 @@ async def get(
     return await ask(port, "\r\n".join([*lines, "", ""]).encode())
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_path_answers_foreign_hosts(path: str) -> None:
     async with admin() as port:
@@ -141,7 +121,6 @@ async def test_no_path_answers_foreign_hosts(path: str) -> None:
         assert (await get(port, path, "shop-0"))[0] == (await get(port, path))[0] in (200, 307, 404)
 
 
-@pytest.mark.trio
 async def test_answers_requests_without_host() -> None:
     async with admin() as port:
         assert (await ask(port, b"GET /healthz HTTP/1.0\r\n\r\n"))[0] == 200
@@ -156,7 +135,6 @@ async def test_answers_requests_without_host() -> None:
         assert (await ask(port, whole))[0] == 421
 
 
-@pytest.mark.trio
 async def test_a_refused_host_is_in_the_log_once_and_harmless() -> None:
     out = io.StringIO()
     logs.configure("info", "console", out)
@@ -175,7 +153,6 @@ async def test_a_refused_host_is_in_the_log_once_and_harmless() -> None:
     assert body.isprintable() or body.rstrip("\n").isprintable()
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_answer_allows_other_origins(path: str, method: str) -> None:
@@ -197,7 +174,6 @@ async def test_no_answer_allows_other_origins(path: str, method: str) -> None:
             assert (status == 403) is ("evil" in str(given))
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
@@ -217,7 +193,6 @@ async def test_an_origin_has_to_be_the_host(origin: str, status: int) -> None:
         assert (await get(port, Origin=origin.format(port=port)))[0] == status
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("site", "mode", "dest", "method", "status"),
     [

@@ -98,16 +98,14 @@ class Admin:
 
 
 @asynccontextmanager
-async def admin(**options: Any) -> AsyncIterator[Admin]:
+async def admin(hosts: Hosts | None = None, **options: Any) -> AsyncIterator[Admin]:
     ledger, proxy = Ledger(TABLE, smooth=False), FakeProxy()
     status = Status(ready=True, cluster_reached=True, draining=False)
     metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
     listener = bind("127.0.0.1", 0)
-    server = AdminServer(
-        listener,
-        AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), History(ledger, Counters()), Hosts([]), dict).asgi,
-        **options,
-    )
+    history, hosts = History(ledger, Counters()), hosts or Hosts([])
+    app = AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), history, hosts, dict)
+    server = AdminServer(listener, app.asgi, **options)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve)
         yield Admin(listener.getsockname()[1], ledger, proxy, metrics, server)
@@ -116,7 +114,6 @@ async def admin(**options: Any) -> AsyncIterator[Admin]:
     assert trio.current_time() - started_s < 5, "a client that hangs held up the end"
 
 
-@pytest.mark.trio
 async def test_health_is_of_process_and_readiness_of_work() -> None:
     async with admin() as running:
         proxy = running.proxy
@@ -144,7 +141,6 @@ async def test_brokers_are_shown_with_their_ports() -> None:
         assert second["local_port"] is None
 
 
-@pytest.mark.trio
 async def test_quotas_shows_every_counter_the_fullest_first() -> None:
     async with admin() as running:
         ledger = running.ledger
@@ -170,7 +166,6 @@ async def test_quotas_shows_every_counter_the_fullest_first() -> None:
         assert (await running.json("/quotas?limit=-5"))["shown"] == 0
 
 
-@pytest.mark.trio
 async def test_explain_answers_for_any_client_and_creates_none() -> None:
     async with admin() as running:
         answer = await running.json("/explain?user=alice&client_id=a%20b%26c")
@@ -186,7 +181,6 @@ async def test_explain_answers_for_any_client_and_creates_none() -> None:
         assert (await running.get("/explain?ip=nonsense"))[0] == 400
 
 
-@pytest.mark.trio
 async def test_explain_shows_state_and_last_throttles() -> None:
     async with admin() as running:
         ledger = running.ledger
@@ -227,7 +221,6 @@ async def test_explain_shows_state_and_last_throttles() -> None:
         assert (asked["name"], asked["open"]) == ("10.0.0.8", 0)
 
 
-@pytest.mark.trio
 async def test_throttled_shows_only_clients_that_wait_longest_first() -> None:
     async with admin() as running:
         ledger = running.ledger
@@ -248,7 +241,6 @@ async def test_throttled_shows_only_clients_that_wait_longest_first() -> None:
         assert [one["client_id"] for one in (await running.json("/throttled?limit=1"))["throttled"]] == ["long"]
 
 
-@pytest.mark.trio
 async def test_snapshot_has_all_lists_of_one_moment() -> None:
     """Each as its own endpoint has it, with so many rows, and what the header counts over all."""
     async with admin() as running:
@@ -272,7 +264,6 @@ async def test_snapshot_has_all_lists_of_one_moment() -> None:
         assert (await running.json("/snapshot"))["not_ready"] == ["the listener is not bound"]
 
 
-@pytest.mark.trio
 async def test_libraries_lists_those_that_ignore_mutes_first() -> None:
     async with admin() as running:
         note = running.metrics.libraries.note
@@ -331,7 +322,6 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
     return False
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("behave", [hang, dribble, silent])
 async def test_disconnects_only_misbehaving_scrapers(
     behave: Callable[[Admin], Awaitable[trio.SocketStream]],
@@ -350,7 +340,6 @@ async def test_disconnects_only_misbehaving_scrapers(
                 await trio.sleep(0.01)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("accepted", "zipped"),
     [
@@ -377,7 +366,6 @@ async def test_metrics_are_compressed_where_asked(accepted: str, zipped: bool, m
         assert "content-encoding" not in (await running.get("/metrics", more=accepted))[1], "small ones are not"
 
 
-@pytest.mark.trio
 async def test_a_hanging_scraper_does_not_hold_up_the_end() -> None:
     async with admin(lifetime_s=1000) as running:
         for index in range(3000):
@@ -387,7 +375,6 @@ async def test_a_hanging_scraper_does_not_hold_up_the_end() -> None:
     await stream.aclose()  # leaving the block within its deadline is the assertion
 
 
-@pytest.mark.trio
 async def test_oldest_connection_is_evicted() -> None:
     evicted = []
     async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
@@ -399,7 +386,6 @@ async def test_oldest_connection_is_evicted() -> None:
             await stream.aclose()
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "raw",
     [
@@ -424,14 +410,6 @@ async def test_http_nonsense_closes_only_its_connection(raw: bytes) -> None:
         assert (await running.get("/healthz"))[0] == 200
 
 
-def test_a_port_in_use_is_named() -> None:
-    taken = bind("127.0.0.1", 0)
-    port = taken.getsockname()[1]
-    with pytest.raises(OSError, match=rf"cannot listen on 127.0.0.1:{port} \(admin\): Address already in use"):
-        bind("127.0.0.1", port, " (admin)")
-    taken.close()
-
-
 class Steps(trio.abc.Instrument):
     """The CPU time of each step of a task, in ms."""
 
@@ -446,7 +424,6 @@ class Steps(trio.abc.Instrument):
         self.took_ms.append((time.thread_time() - self._began_s) * 1000.0)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("path", ["/quotas?limit=10000", "/throttled?limit=500", "/metrics"])
 async def test_long_answers_are_made_in_short_steps(path: str) -> None:
     async with admin() as running:

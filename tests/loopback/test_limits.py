@@ -59,23 +59,6 @@ async def test_half_a_request_is_not_waited_for_for_ever(capsys: pytest.CaptureF
     assert "slow_request" in capsys.readouterr().out
 
 
-async def test_a_request_byte_by_byte_is_no_progress_either() -> None:
-    async with through(answer, stalls=QUICK) as (proxy, _, nursery):
-        client = await connect(proxy)
-
-        async def drip() -> None:
-            for byte in produce(1, 100_000):
-                try:
-                    await client.send_all(bytes((byte,)))
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    return
-                await trio.sleep(0.02)  # 50 bytes per second
-
-        nursery.start_soon(drip)
-        await closed_reason(proxy, "slow_request")
-        await honest(proxy)
-
-
 async def test_a_request_over_a_slow_line_has_all_the_time_it_needs() -> None:
     async with through(answer, stalls=PATIENT) as (proxy, _, _):
         client = await connect(proxy)
@@ -101,55 +84,6 @@ async def test_a_muted_client_is_no_slow_one() -> None:
         second = await read_frame(client)
         assert second is not None
         assert second[4:8] == (2).to_bytes(4, "big")
-
-
-async def test_a_client_that_does_not_read_is_let_go() -> None:
-    """Responses of 64 MB in all; our memory does not hold them, and the broker is not kept waiting for ever."""
-    sent = 0
-
-    async def flood(stream: trio.SocketStream, frame: bytes) -> None:
-        nonlocal sent
-        await stream.send_all(struct.pack(">ii", 64 * MB, int.from_bytes(frame[8:12], "big")))
-        for _ in range(64):
-            await stream.send_all(bytes(MB))
-            sent += MB
-
-    async with through(flood, stalls=QUICK, drain_timeout_s=1.0) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(999, 0, 7, b""))
-        await closed_reason(proxy, "slow_reader")
-        assert sent < 32 * MB
-
-
-async def test_a_client_that_reads_slowly_but_steadily_is_kept() -> None:
-    limits = replace(PATIENT, min_bytes_per_s=10_000.0)
-    size = 8 * MB
-
-    async def flood(stream: trio.SocketStream, frame: bytes) -> None:
-        await stream.send_all(struct.pack(">ii", size, int.from_bytes(frame[8:12], "big")) + bytes(size - 4))
-
-    async with through(flood, stalls=limits) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(999, 0, 7, b""))
-        got = 0
-        for _ in range(20):  # 4 s
-            got += len(await client.receive_some(65_536))
-            await trio.sleep(0.2)
-        assert not proxy.counters.connections_closed["slow_reader"]
-        while got < size + 4:
-            got += len(await client.receive_some(1 << 20))
-
-
-async def test_a_broker_that_stops_inside_a_response_is_let_go() -> None:
-    async def half(stream: trio.SocketStream, frame: bytes) -> None:
-        await stream.send_all(struct.pack(">ii", 100_000, int.from_bytes(frame[8:12], "big")) + bytes(500))
-        await trio.sleep_forever()
-
-    async with through(half, stalls=QUICK) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(999, 0, 7, b""))
-        await ends(client)
-        await closed_reason(proxy, "slow_broker")
 
 
 async def test_a_broker_may_take_its_time_before_it_answers() -> None:

@@ -15,11 +15,7 @@ import trio
 
 from proxy.core.wire.responses import read_brokers
 from proxy.net.listen.listeners import bind
-from proxy.net.listen.server import Proxy
-from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import ClusterError, ask_brokers
-from quota.ledger import Ledger
-from quota.table import QuotaTable
 from tests.support.scripted_broker import (
     answer,
     closed_reason,
@@ -117,23 +113,6 @@ async def test_half_close_delivers_buffered_responses() -> None:
             await trio.sleep(0.001)  # slower than the broker: the sidecar waits for room to the last
         assert taken == expected
         await closed_reason(proxy, "client_closed")
-
-
-async def test_passes_on_a_response_cut_by_a_dying_broker() -> None:
-    async def half(stream: trio.SocketStream, _frame: bytes) -> None:
-        await stream.send_all(produce_response(1)[:10])
-        await stream.send_eof()
-        await trio.sleep_forever()
-
-    async with through(half) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
-        said = b""
-        while part := await client.receive_some():
-            said += part
-        # The first bytes of a response are kept until it is clear whether its throttle field must be set.
-        assert produce_response(1)[:10].startswith(said)
-        await closed_reason(proxy, "broker_closed")
 
 
 async def test_large_frames_pass_whole_and_leave_no_pipe_behind() -> None:
@@ -320,15 +299,3 @@ async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
     async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
         with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"):
             await ask_brokers("127.0.0.1", broker.node_port, 2.0)
-
-
-async def test_names_bootstrap_port_in_use() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        proxy = Proxy(ProxySettings("127.0.0.1", port, range(1, 2), (("127.0.0.1", 1),)), Ledger(QuotaTable([])))
-        with pytest.raises(BaseExceptionGroup) as caught:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(proxy.serve)
-        assert caught.group_contains(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use")

@@ -264,16 +264,6 @@ async def test_no_subject_makes_mapping_rules_hold_up_others(
         assert expected in said, expected
 
 
-async def test_many_failures_are_few_lines(
-    issuer: Authority, stranger: Authority, host: Issued, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with through(answer, listen_tls=ServerTls(pair(host))) as (proxy, _, _):
-        for _ in range(15):
-            await refused(proxy, client_context(stranger))
-        await until(lambda: proxy.counters.tls_handshake_failures["client", "refused"] == 15)
-    assert capsys.readouterr().out.count("TLS handshake failed") <= 2  # a new interval may have begun
-
-
 async def test_the_name_and_its_check_can_be_chosen(issuer: Authority, host: Issued) -> None:
     other = broker_context(issuer.issue("other", "elsewhere.example", common_name="other"))
     asked: list[str | None] = []

@@ -174,10 +174,11 @@ class Cluster:
                 if not message.validate_only:
                     self.topics[topic.name] = (topic_id, count)
             told = not error and self.describe_configs
-            shown = {"num_partitions": count if told else -1, "replication_factor": 1 if told else -1, "configs": []}
+            counts = (count, 1) if told else (-1, -1)
+            shown = dict(zip(("num_partitions", "replication_factor"), counts, strict=True))
             shown["topic_config_error_code"] = 0 if self.describe_configs else 29
             done = {"name": topic.name, "topic_id": topic_id, "error_code": error, "error_message": None}
-            results.append(cls(version=version, **done, **shown))
+            results.append(cls(version=version, configs=[], **done, **shown))
         return {"topics": results}
 
     def _delete(self, version: int, message: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from config.problems import ConfigError
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
-from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.certificates import Authority
@@ -27,8 +26,6 @@ pytestmark = pytest.mark.long
 
 LIMIT_S = 60
 BROKER = "10.77.0.11"
-RATE = 100_000
-LOAD_BYTES = 300_000
 Stream = trio.SSLStream[trio.SocketStream]
 Handler = Callable[[Stream], Awaitable[None]]
 
@@ -98,12 +95,6 @@ async def secure(contexts: tuple[ssl.SSLContext, ssl.SSLContext], port: int = KA
         yield stream
 
 
-async def pour(stream: Stream) -> None:
-    """Send a load to any peer that says something."""
-    await stream.receive_some(1)
-    await stream.send_all(bytes(LOAD_BYTES))
-
-
 async def echo(stream: Stream) -> None:
     while data := await stream.receive_some(65_536):
         await stream.send_all(data)
@@ -140,57 +131,6 @@ async def test_tls_passes_through_and_is_counted(
             assert proxy.counters.requests == {}, "requests are not seen"
             account = ledger.account("", "")
             assert [meter.amount for meter in account.meters.values()][:2] == [moved["produce"], moved["fetch"]]
-
-
-@pytest.mark.parametrize("direction", ["produce", "fetch"])
-async def test_a_direction_over_its_byte_quota_is_held(
-    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext], direction: str
-) -> None:
-    """300 kB at 100 kB/s take 3 s, of which a window of two samples of 1 s lets one or two pass at once."""
-    limit = {"producer_byte_rate" if direction == "produce" else "consumer_byte_rate": float(RATE)}
-    with machine.inside():
-        entry = Entry(client_id=DEFAULT, **limit)
-        async with passing(echo, contexts, entry=entry) as (proxy, ledger), secure(contexts) as stream:
-            began = trio.current_time()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.send_all, bytes(LOAD_BYTES))
-                nursery.start_soon(read, stream, LOAD_BYTES)
-                await until(
-                    lambda: proxy.counters.connections_muted or next(iter(proxy.each_connection())).muted_for_ms
-                )
-            assert trio.current_time() - began > 0.9
-            account = ledger.account("", "")
-            meters = {kind.value: meter.throttled for kind, meter in account.meters.items()}
-            assert meters[direction] > 0
-            assert meters["fetch" if direction == "produce" else "produce"] == 0
-
-
-async def test_a_drain_waits_until_nothing_moves(
-    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
-) -> None:
-    """What is owed cannot be seen: a connection on which bytes move is left to move them."""
-    entry = Entry(client_id=DEFAULT, consumer_byte_rate=float(RATE))
-    with machine.inside():
-        async with passing(pour, contexts, entry=entry) as (proxy, _), secure(contexts) as stream:
-            await stream.send_all(b"?")
-            await until(lambda: proxy.counters.passthrough_bytes["fetch"] > 50_000)
-            proxy.drain()
-            await read(stream, LOAD_BYTES)
-            await until(lambda: proxy.state == "stopped")
-            assert sum(proxy.counters.connections_closed.values()) == 1
-            assert proxy.counters.connections_closed["drain_timeout"] == 0
-
-
-async def test_a_quiet_one_is_closed_soon_by_a_drain(
-    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
-) -> None:
-    with machine.inside():
-        async with passing(echo, contexts) as (proxy, _), secure(contexts) as stream:
-            await stream.send_all(b"x")
-            await read(stream, 1)
-            proxy.drain()
-            await until(lambda: proxy.state == "stopped")
-            assert proxy.counters.connections_closed == {"drained": 1}
 
 
 async def test_it_can_be_refused(machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:

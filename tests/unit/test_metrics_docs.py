@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.errors import CloseReason
@@ -18,7 +17,6 @@ LABEL = (
 )
 
 
-@pytest.mark.trio
 async def test_the_page_and_the_exposition_agree() -> None:
     exported = {}
     for family in text_string_to_metric_families((await everything()).decode()):

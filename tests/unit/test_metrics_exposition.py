@@ -48,7 +48,6 @@ def busy_ledger() -> Ledger:
     return ledger
 
 
-@pytest.mark.trio
 async def test_exposition_matches_the_ledger() -> None:
     samples = parse(await metrics_of(busy_ledger()).text(0))
 
@@ -77,7 +76,6 @@ async def test_exposition_matches_the_ledger() -> None:
     assert of("kquota_ready") == 1
 
 
-@pytest.mark.trio
 async def test_shadow_quotas_export_would_throttle() -> None:
     ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10.0, mode="shadow")]), smooth=False)
     assert ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 200, 0) == 0  # 20 B/s against 10: would be 10 s
@@ -88,7 +86,6 @@ async def test_shadow_quotas_export_would_throttle() -> None:
     assert value(samples, "kquota_would_throttle_seconds_total", limit="shadow", **group) == 10
 
 
-@pytest.mark.trio
 async def test_exports_data_path_counters() -> None:
     counters = Counters()
     counters.connections_opened = 5
@@ -115,7 +112,6 @@ async def test_exports_data_path_counters() -> None:
     assert value(samples, "kquota_upstream_latency_seconds_sum") == pytest.approx(99.0044)
 
 
-@pytest.mark.trio
 async def test_hostile_names_cannot_break_the_exposition() -> None:
     ledger = Ledger(TABLE)
     names = ['a"b', "a\\b", "a\nb", "a\rb", "\ud800", "x" * 32_767, "other", "\x00", "{}", "é\u2028", "a\\nb"]
@@ -133,7 +129,6 @@ async def test_hostile_names_cannot_break_the_exposition() -> None:
     assert len(text) < 60_000
 
 
-@pytest.mark.trio
 async def test_a_hundred_thousand_client_ids_stay_within_the_bound() -> None:
     ledger = Ledger(TABLE, smooth=False)
     metrics = metrics_of(ledger, most=100)
@@ -152,7 +147,6 @@ async def test_a_hundred_thousand_client_ids_stay_within_the_bound() -> None:
     assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 999_000
 
 
-@pytest.mark.trio
 async def test_counts_once_when_the_ledger_forgets() -> None:
     ledger = Ledger(TABLE, smooth=False)
     metrics = metrics_of(ledger, most=1)
@@ -169,7 +163,6 @@ async def test_counts_once_when_the_ledger_forgets() -> None:
     assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 15
 
 
-@pytest.mark.trio
 async def test_limits_that_come_and_go_count_shadow_throttles_once() -> None:
     entry = Entry(None, "c", producer_byte_rate=10.0, mode="shadow")
     shadow, none = QuotaTable([entry]), QuotaTable([])
@@ -188,7 +181,6 @@ async def test_limits_that_come_and_go_count_shadow_throttles_once() -> None:
     )
 
 
-@pytest.mark.trio
 async def test_a_storm_of_scrapes_shares_one_answer() -> None:
     ledger = busy_ledger()
     metrics = metrics_of(ledger)
@@ -198,7 +190,6 @@ async def test_a_storm_of_scrapes_shares_one_answer() -> None:
     assert await metrics.text(1000) != first
 
 
-@pytest.mark.trio
 async def test_libraries_are_counted_by_name_and_version() -> None:
     counters = Counters()
     metrics = metrics_of(Ledger(TABLE), counters)
@@ -228,7 +219,6 @@ async def test_libraries_are_counted_by_name_and_version() -> None:
     assert of("mutes", "x", "") == 2
 
 
-@pytest.mark.trio
 async def test_bounds_invented_libraries_and_loses_nothing() -> None:
     counters = Counters()
     metrics = metrics_of(Ledger(TABLE), counters)

@@ -147,7 +147,6 @@ def test_plain_entries_are_read_without_nodes() -> None:
     assert len(plain_values(text(100))["quotas"]) == 100
 
 
-@pytest.mark.trio
 async def test_collector_is_restored_after_bad_and_several_files() -> None:
     usual = gc.get_threshold()
     with pytest.raises(ConfigError):
@@ -187,7 +186,6 @@ def test_collector_is_on_after_start_and_stays_off_if_off() -> None:
         gc.enable()
 
 
-@pytest.mark.trio
 async def test_reload_work_of_the_loop_is_independent_of_entries(tmp_path: Path) -> None:
     async def calls(entries: int) -> int:
         path = tmp_path / "q.yaml"
@@ -216,7 +214,6 @@ async def test_reload_work_of_the_loop_is_independent_of_entries(tmp_path: Path)
     assert many < few + 1000, (few, many)
 
 
-@pytest.mark.trio
 async def test_the_event_loop_goes_on_while_a_file_is_read() -> None:
     turns = 0
     done = trio.Event()
