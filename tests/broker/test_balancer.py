@@ -38,10 +38,7 @@ def test_client_behind_haproxy_keeps_its_address(
         host = issuer.issue("gateway", ADDRESS, "127.0.0.1", common_name="gateway")
         tls = {"certificate_file": str(host.chain), "key_file": str(host.key)}
         client_tls = {"security_protocol": "SSL", "ssl_cafile": str(issuer.certificate)}
-    with (
-        sidecar(kafka.bootstrap, listen=BEHIND, listen_tls=tls) as running,
-        haproxy(running, header) as bootstrap,
-    ):
+    with sidecar(kafka.bootstrap, listen=BEHIND, listen_tls=tls) as running, haproxy(running, header) as bootstrap:
         producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="far", acks="all", **client_tls)
         try:
             assert producer.send(topic, b"x").get(timeout=30).offset == 0

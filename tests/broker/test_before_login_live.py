@@ -11,16 +11,9 @@ import pytest
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import ClosedByPeerError, RawClient
-from tests.support.sasl_tools import (
-    handshake,
-)
+from tests.support.sasl_tools import handshake
 from tests.support.secure_tools import PASSWORDS
-from tests.support.session_tools import (
-    API_VERSIONS,
-    METADATA,
-    produce,
-    request,
-)
+from tests.support.session_tools import API_VERSIONS, METADATA, produce, request
 from tests.support.sidecars import Sidecar, sidecar
 
 # ---- a real broker --------------------------------------------------------------------------------------------------
@@ -74,9 +67,7 @@ def test_a_login_that_a_broker_has_begun_ends_there_too(wanted: Sidecar, kafka_s
         came = end_of(address, frames)
         assert came[:6] == b"\0\0\0\1\0\0", "the handshake is answered, without an error"
     wait_for(
-        "one more",
-        lambda: wanted.metric("kquota_connections_closed_total", reason="login_missing") == before + 1,
-        10.0,
+        "one more", lambda: wanted.metric("kquota_connections_closed_total", reason="login_missing") == before + 1, 10.0
     )
     assert wanted.metric("kquota_bytes_total") == 0
 

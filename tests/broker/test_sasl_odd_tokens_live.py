@@ -11,12 +11,7 @@ import pytest
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import ClosedByPeerError, RawClient
-from tests.support.sasl_tools import (
-    authenticate,
-    bearer,
-    handshake,
-    jws,
-)
+from tests.support.sasl_tools import authenticate, bearer, handshake, jws
 from tests.support.secure_tools import token as good_token
 from tests.support.session_tools import request
 from tests.support.sidecars import Sidecar, sidecar
@@ -85,9 +80,7 @@ def test_what_a_broker_accepts_and_the_sidecar_does_not(secured: Sidecar, kafka_
         users = {one["user"] for one in secured.get("/connections")["connections"]}
     assert users & {"bob", "carol"} == {"carol"}
     wait_for(
-        "the logins that name no user",
-        lambda: secured.metric("kquota_parse_errors_total", kind="sasl_name") >= 5,
-        10.0,
+        "the logins that name no user", lambda: secured.metric("kquota_parse_errors_total", kind="sasl_name") >= 5, 10.0
     )
     log = secured.log.read_text()
     assert "names no user" in log

@@ -153,9 +153,7 @@ def test_unchanged_clients_are_throttled(net: Network, cluster: KafkaCluster, ru
         fill = produce_confluent(Load(cluster.bootstrap, topic, "filler", records=200))
     fill.assert_complete(Load((), topic, "filler", records=200))
     rules(f"install {RULES}")
-    quotas = [
-        {"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE},
-    ]
+    quotas = [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}]
     work: dict[str, Client] = {
         "kafka-python": produce_kafka_python,
         "confluent": produce_confluent,

@@ -49,10 +49,7 @@ def cluster(machine: Namespace, authority: Authority) -> Iterator[KafkaCluster]:
         authority=authority.certificate,
         super_users=["alice"],
     )
-    with (
-        machine.inside(),
-        KafkaCluster.start(1, addresses=[(BROKER, 9092)], security=secured, progress=print) as found,
-    ):
+    with machine.inside(), KafkaCluster.start(1, addresses=[(BROKER, 9092)], security=secured, progress=print) as found:
         arguments = f"install --to-port {LISTEN} --network {BROKER} --exclude-mark {MARK}"
         done = CliRunner().invoke(app, arguments.split())
         assert done.exit_code == 0, done.output

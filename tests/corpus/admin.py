@@ -151,9 +151,7 @@ def offsets_kafka_python(job: Job) -> Any:
 
     topic = create_topic(job, "offsets-kp", partitions=3)
     send_confluent(
-        job,
-        topic,
-        [Record(None, b"x", timestamp_ms=1_700_000_000_000 + n, partition=n % 3) for n in range(60)],
+        job, topic, [Record(None, b"x", timestamp_ms=1_700_000_000_000 + n, partition=n % 3) for n in range(60)]
     )
     every = [TopicPartition(topic, number) for number in range(3)]
     with _kafka_python(job) as admin:

@@ -128,12 +128,7 @@ def classic_kafka_python(job: Job) -> Any:
 
     def join(name: str) -> Member:
         consumer = subscribed(
-            job.bootstrap,
-            topic,
-            group_id=group,
-            client_id=name,
-            heartbeat_interval_ms=200,
-            auto_commit_interval_ms=100,
+            job.bootstrap, topic, group_id=group, client_id=name, heartbeat_interval_ms=200, auto_commit_interval_ms=100
         )
 
         def poll() -> tuple[set[int], set[tuple[int, int]]]:

@@ -57,10 +57,7 @@ def _logins() -> list[bytes]:
 
 
 @target(
-    "sasl_session",
-    _logins,
-    ("proxy.core.session.auth", "proxy.core.auth.sasl", "proxy.core.wire.sasl"),
-    max_bytes=1024,
+    "sasl_session", _logins, ("proxy.core.session.auth", "proxy.core.auth.sasl", "proxy.core.wire.sasl"), max_bytes=1024
 )
 def sasl_session(data: bytes) -> None:
     """A login in turns, both sides saying anything: the bytes pass as they are, the buffers are wiped, no crash."""

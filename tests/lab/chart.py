@@ -82,10 +82,7 @@ _OWN: Final[dict[str, Schema]] = {
     },
     "image": {
         **_closed(
-            repository=_NAME,
-            tag=_TEXT,
-            digest=_DIGEST,
-            pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+            repository=_NAME, tag=_TEXT, digest=_DIGEST, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}
         ),
         "description": "A digest wins over the tag; without either it is the chart's appVersion.",
     },
@@ -156,10 +153,7 @@ _OWN: Final[dict[str, Schema]] = {
             sharedLimits=_BOOLEAN,
             podDisruptionBudget=_closed(enabled=_BOOLEAN, maxUnavailable=_COUNT_OR_PERCENT),
             autoscaling=_closed(
-                enabled=_BOOLEAN,
-                minReplicas=_COUNT,
-                maxReplicas=_COUNT,
-                targetCPUUtilizationPercentage=_COUNT,
+                enabled=_BOOLEAN, minReplicas=_COUNT, maxReplicas=_COUNT, targetCPUUtilizationPercentage=_COUNT
             ),
             podAnnotations=_STRINGS,
             podLabels=_STRINGS,

@@ -30,10 +30,7 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TABLE = QuotaTable(
-    [
-        Entry(None, DEFAULT, producer_byte_rate=1000.0),
-        Entry("alice", None, consumer_byte_rate=500.0, mode="shadow"),
-    ]
+    [Entry(None, DEFAULT, producer_byte_rate=1000.0), Entry("alice", None, consumer_byte_rate=500.0, mode="shadow")]
 )
 
 
@@ -323,9 +320,7 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
 
 
 @pytest.mark.parametrize("behave", [hang, dribble, silent])
-async def test_disconnects_only_misbehaving_scrapers(
-    behave: Callable[[Admin], Awaitable[trio.SocketStream]],
-) -> None:
+async def test_disconnects_only_misbehaving_scrapers(behave: Callable[[Admin], Awaitable[trio.SocketStream]]) -> None:
     async with admin(lifetime_s=5.0) as running:  # long enough for honest requests on a busy machine
         for index in range(3000):  # an answer of about 1 MB, more than socket buffers take
             running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1, now_ms())

@@ -173,8 +173,7 @@ def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monk
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
     monkeypatch.setattr(
-        "proxy.net.tls.python_ssl.in_memory",
-        lambda data: _after(in_memory(data), lambda: put("FIFO", key)),
+        "proxy.net.tls.python_ssl.in_memory", lambda data: _after(in_memory(data), lambda: put("FIFO", key))
     )
     with done_by("python"):
         assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
@@ -335,11 +334,7 @@ class Restless(Silent):
     ("kind", "timeout_s", "reason"),
     [
         (Silent, 0.05, "no answer from the file system within 0.05 s"),
-        (
-            Restless,
-            LIMIT_S,
-            f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same",
-        ),
+        (Restless, LIMIT_S, f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same"),
     ],
 )
 async def test_unreadable_configuration_is_logged_once(

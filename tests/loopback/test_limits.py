@@ -202,9 +202,7 @@ def no_descriptors_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_turns_clients_away_without_descriptors(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_turns_clients_away_without_descriptors(capsys: pytest.CaptureFixture[str]) -> None:
     async with through(answer) as (proxy, _, _):
         await until(lambda: proxy.cluster_reached)  # its own question has given its descriptor back
         served = await connect(proxy)

@@ -71,9 +71,7 @@ def test_departed_client_times_out_after_its_mute() -> None:
             gone = cast(
                 Connection,
                 SimpleNamespace(
-                    last_activity_s=100.0,
-                    sockets=(accepted, None),
-                    session=SimpleNamespace(mute_until_ms=160_000.0),
+                    last_activity_s=100.0, sockets=(accepted, None), session=SimpleNamespace(mute_until_ms=160_000.0)
                 ),
             )
             settings = ProxySettings(

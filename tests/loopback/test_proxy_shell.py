@@ -63,9 +63,7 @@ async def test_drain_gives_up_after_its_timeout() -> None:
         await closed_reason(proxy, "drain_timeout")
 
 
-async def test_unreachable_broker_ends_client_with_a_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_unreachable_broker_ends_client_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     async with through(answer, reachable=False) as (proxy, _, _):
         client = await connect(proxy)
         await client.send_all(produce(1, 100))

@@ -268,10 +268,7 @@ def test_other_libraries_of_the_process_use_their_own(issuer: Authority, host: I
     for _ in range(3):
         with ends(
             ServerTls(KeyPair(host.chain, host.key)).context, client_context(issuer, None, ssl.TLSVersion.TLSv1_3)
-        ) as (
-            ours,
-            theirs,
-        ):
+        ) as (ours, theirs):
             shake_hands(ours, theirs)
             assert x509.load_pem_x509_certificates(Path(host.chain).read_bytes())[0].subject
             theirs.send(b"hello")

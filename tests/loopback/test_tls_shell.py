@@ -239,10 +239,7 @@ async def test_no_subject_makes_mapping_rules_hold_up_others(
     tls = ServerTls(
         pair(host), client_auth="required", client_authorities=issuer.certificate, rules=PrincipalRules(EXAMPLE_RULE)
     )
-    hostile = [
-        (repeated(60), "need more than 2 ms for the subject"),
-        (repeated(90), "at most 4096 are read"),
-    ]
+    hostile = [(repeated(60), "need more than 2 ms for the subject"), (repeated(90), "at most 4096 are read")]
     parts = {"ST": "x", "L": "x", "O": "X", "OU": "Ops", "CN": "Alice"}
     good = x509.Name([x509.NameAttribute(NameOID.COUNTRY_NAME, "DE"), *x509.Name.from_rfc4514_string(
         ",".join(f"{kind}={value}" for kind, value in reversed(parts.items()))

@@ -49,20 +49,7 @@ FORMULAS = {
     "a\r\n=1+1": "a\r\n'=1+1",
 }
 PLAIN = (
-    *(
-        "etl",
-        "a=b",
-        "a-b",
-        "user@example.com",
-        "C++",
-        "1",
-        "x-1",
-        "'quoted'",
-        '"quoted"',
-        'a"b',
-        "a,b",
-        "a;b",
-    ),
+    *("etl", "a=b", "a-b", "user@example.com", "C++", "1", "x-1", "'quoted'", '"quoted"', 'a"b', "a,b", "a;b"),
     *("a\nb", "a\r\nb", "a\rb", " padded ", "\\", "\\n", '\\"', "Ольга", "花子", "עדה", "🎣", ""),
 )
 BIDI = "abc\u202egnol\u2066x\u2069\u200f\u061c"

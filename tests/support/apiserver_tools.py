@@ -86,13 +86,7 @@ class ApiServer:
     """What those trust who ask it, PEM."""
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        as_user: str | None = None,
-        patch: str = "json",
-        **query: str,
+        self, method: str, path: str, body: Any = None, as_user: str | None = None, patch: str = "json", **query: str
     ) -> httpx.Response:
         """One request. `as_user` is impersonated (a service account gets its groups); `patch` is the kind of one."""
         headers = {"authorization": f"Bearer {self.token}", "content-type": f"application/{patch}"}

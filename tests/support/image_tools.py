@@ -202,11 +202,7 @@ class Builder:
             environment["CC"] = f"/{QUICK_COMPILER}"
         done = subprocess.run(
             self.command(
-                name,
-                ["/bin/sh", "-euc", instruction.rest],
-                where=where,
-                environment=environment,
-                writable_root=True,
+                name, ["/bin/sh", "-euc", instruction.rest], where=where, environment=environment, writable_root=True
             ),
             capture_output=True,
             text=True,

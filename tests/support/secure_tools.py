@@ -13,11 +13,7 @@ from tests.lab.kafka import DEFAULT_LISTENERS, DEFAULT_VERSION, BrokerSecurity, 
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import jwt
 
-PASSWORDS: Final = {
-    "alice": "pw-alice-8d1f",
-    "bob": "pw-bob-51c7",
-    "kquota": "pw-kquota-9e02",
-}
+PASSWORDS: Final = {"alice": "pw-alice-8d1f", "bob": "pw-bob-51c7", "kquota": "pw-kquota-9e02"}
 """All users; by PLAIN and SCRAM. `kquota` is the sidecar's own, a super user."""
 CLOSED: Final = "closed-"
 """Only super users may do anything with topics whose names begin so."""

@@ -114,11 +114,7 @@ def over_tcp(both: Contexts, by: str) -> Iterator[tuple[TlsSocket, ssl.SSLSocket
 
 @contextmanager
 def pair(
-    both: Contexts,
-    by: str,
-    *,
-    buffer_bytes: int | None = None,
-    version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    both: Contexts, by: str, *, buffer_bytes: int | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> Iterator[Pair]:
     """After the handshake. `by`: who does our end's TLS. `buffer_bytes`: of the sockets, to have them full soon."""
     both.theirs.maximum_version = version

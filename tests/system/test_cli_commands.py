@@ -77,7 +77,7 @@ def test_check_explains_the_file(good: str) -> None:
     )
     assert result.stderr.splitlines() == [
         f'warning: {good}:2:22: identity.sources[0]: got "tls", is not used: no client is asked for a '
-        "certificate (listen.tls, ssl.client.auth)",
+        "certificate (listen.tls, ssl.client.auth)"
     ]
 
 

@@ -26,13 +26,7 @@ def kquota(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[b
     return subprocess.run(command, input=stdin, capture_output=True, timeout=LIMIT_S, check=False)
 
 
-COMMANDS = [
-    ("check",),
-    ("check", "--json"),
-    ("explain", "--user", "u"),
-    ("simulate",),
-    ("run",),
-]
+COMMANDS = [("check",), ("check", "--json"), ("explain", "--user", "u"), ("simulate",), ("run",)]
 
 
 BRACKETS = "[" * 100_000

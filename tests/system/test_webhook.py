@@ -639,8 +639,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("families", "answering"),
-    [("IPv6", {"[fd00::5]", "127.0.0.1"}), ("IPv4 alone", {"127.0.0.1"})],
+    ("families", "answering"), [("IPv6", {"[fd00::5]", "127.0.0.1"}), ("IPv4 alone", {"127.0.0.1"})]
 )
 def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tmp_path: Path) -> None:
     """With the hosts that the chart gives, in a network of its own; 127.0.0.1 is in every pod."""

@@ -291,17 +291,11 @@ export: {directory: 7}
             "listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: maybe}}",
             "one of none, requested, required",
         ),
-        (
-            "listen: {tls: {certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}}",
-            "not 'RULE:x'",
-        ),
+        ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}}", "not 'RULE:x'"),
         ("identity: {static: {}}", "expected exactly one of user, file and template"),
         ("identity: {static: {user: a, file: /f}}", "expected exactly one of user, file and template"),
         ('identity: {static: {template: "{namespace}"}}', "expected template and directory, both or neither"),
-        (
-            'identity: {static: {template: "{namespace}{pod}", directory: /d}}',
-            "expected something between two braces",
-        ),
+        ('identity: {static: {template: "{namespace}{pod}", directory: /d}}', "expected something between two braces"),
         ('identity: {static: {template: "{node}", directory: /d}}', "not {node}"),
         ('identity: {static: {template: "web", directory: /d}}', "expected text with {namespace}"),
         ('identity: {static: {template: "{pod}}", directory: /d}}', "unbalanced braces"),
@@ -513,7 +507,7 @@ def test_ineffective_settings_warn_with_place() -> None:
         "(listen.tls, ssl.client.auth)"
     ]
     assert warnings_in(quotas + "identity: {sources: [sasl], static: web}") == [
-        'q.yaml:3:37: identity.static: got "web", is not used: identity.sources does not list static',
+        'q.yaml:3:37: identity.static: got "web", is not used: identity.sources does not list static'
     ]
     users = "quotas: [{user: a, producer_byte_rate: 1}, {user: b, producer_byte_rate: 1}]"
     assert warnings_in(users) == []
@@ -562,12 +556,7 @@ def test_quotas_are_a_list_or_a_mapping_and_mean_the_same() -> None:
     assert plain.quotas == mapped.quotas
     assert plain.quota_settings == mapped.quota_settings
     settings = plain.quota_settings
-    assert (settings.source, settings.alter, settings.overlay, settings.poll_interval_s) == (
-        "file",
-        "deny",
-        None,
-        10,
-    )
+    assert (settings.source, settings.alter, settings.overlay, settings.poll_interval_s) == ("file", "deny", None, 10)
 
 
 def test_schema_names_every_setting_and_forbids_others() -> None:

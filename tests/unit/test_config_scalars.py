@@ -73,10 +73,7 @@ def test_decimal_numbers_and_words_are_values(written: str, value: Any) -> None:
 def test_tags_and_tildes_are_refused_with_place(written: str, said: str) -> None:
     (problem,) = parse("q.yaml", f"a: {written}\n".encode()).problems
     assert said in str(problem)
-    assert parse("q.yaml", b"a: !!str 5\nc: !!map {d: !!seq [1]}").values == {
-        "a": "5",
-        "c": {"d": [1]},
-    }
+    assert parse("q.yaml", b"a: !!str 5\nc: !!map {d: !!seq [1]}").values == {"a": "5", "c": {"d": [1]}}
 
 
 @pytest.mark.parametrize("name", SURPRISES)

@@ -31,7 +31,7 @@ VALUES_SCHEMA = json.loads((ROOT / "helm/kquota/values.schema.json").read_text()
 SETTINGS = {info.alias or name for name, info in Config.model_fields.items()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OF_OTHERS = {
-    "analysis.md",  # Spark's and Prometheus' own files; its commands are those of the reports
+    "analysis.md"  # Spark's and Prometheus' own files; its commands are those of the reports
 }
 """Pages whose YAML is not kquota's."""
 

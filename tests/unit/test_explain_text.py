@@ -210,9 +210,7 @@ def test_names_full_cap_before_it_refuses() -> None:
 def test_a_rate_that_refuses_connections_names_its_limit(entity: str) -> None:
     name = DEFAULT if entity == "<default>" else entity
     ledger = Ledger(
-        QuotaTable(connections=ConnectionLimits([ConnectionEntry(EntityType.IP, name, 2)])),
-        smooth=False,
-        num_samples=2,
+        QuotaTable(connections=ConnectionLimits([ConnectionEntry(EntityType.IP, name, 2)])), smooth=False, num_samples=2
     )
     for _ in range(3):
         ledger.connections.admit("10.0.0.7", "web", 1500)

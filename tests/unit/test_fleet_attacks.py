@@ -107,14 +107,7 @@ def _old(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("attack", "bad_mac"),
-    [
-        (_goodbyes, 2),
-        (_crowd, 1000),
-        (_captured_goodbye, 8),
-        (_other_partition, 24),
-        (_other_topic, 1),
-        (_old, 0),
-    ],
+    [(_goodbyes, 2), (_crowd, 1000), (_captured_goodbye, 8), (_other_partition, 24), (_other_topic, 1), (_old, 0)],
 )
 def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac: int) -> None:
     site = Site()

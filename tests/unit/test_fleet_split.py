@@ -11,16 +11,7 @@ from quota.entity import CounterKey
 from quota.fleet.appetite import Appetite
 from quota.fleet.claim import Claim, exact
 from quota.fleet.core import Fleet, ShareReason, whole
-from quota.fleet.record import (
-    FleetRecordError,
-    GroupUse,
-    OtherFleetError,
-    Record,
-    Seal,
-    decode,
-    encode,
-    group_hash,
-)
+from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, Seal, decode, encode, group_hash
 from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
 from tests.support.examples import examples

@@ -207,12 +207,7 @@ async def test_libraries_are_counted_by_name_and_version() -> None:
 
     assert [
         of(name, "librdkafka", "2.1.0") for name in ("mutes", "mute_seconds", "mutes_ignored", "ignored_seconds")
-    ] == [
-        2,
-        2.0,
-        1,
-        0.5,
-    ]
+    ] == [2, 2.0, 1, 0.5]
     assert of("mutes", "apache-kafka-java", "4.2.0") == 1
     assert of("ignored_seconds", "apache-kafka-java", "4.2.0") == 0, "said aloud"
     assert of("mutes", "unknown", "") == 1

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.interceptors.intercept import AdminRequest, Forward
 from proxy.core.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.topics import (
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    MAX_TOPICS,
-    REFUSAL_TEXT,
-    STRICT_FROM,
-)
+from proxy.core.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS, REFUSAL_TEXT, STRICT_FROM
 from tests.support.counters import snapshots
 from tests.support.mutation_tools import (
     CREATE_VERSIONS,

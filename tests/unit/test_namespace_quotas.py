@@ -181,11 +181,7 @@ def quotas(draw: st.DrawFn) -> tuple[list[Json], list[Json]]:
 
 
 SETTINGS = st.sampled_from(
-    [
-        {},
-        {"fleet": {"key_file": "/k", "default_scope": "fleet"}},
-        {"quota.producer.override": "b:1"},
-    ]
+    [{}, {"fleet": {"key_file": "/k", "default_scope": "fleet"}}, {"quota.producer.override": "b:1"}]
 )
 
 

@@ -175,10 +175,7 @@ def test_g3_addresses() -> None:
     table.alter(address, connection_creation_rate=100.0)
     table.alter(address, connection_creation_rate=150.0)
     table.alter(default, connection_creation_rate=200.0)
-    assert select(table.shown, [any_("ip")], strict=False) == [
-        (address, {RATE: 150.0}),
-        (default, {RATE: 200.0}),
-    ]
+    assert select(table.shown, [any_("ip")], strict=False) == [(address, {RATE: 150.0}), (default, {RATE: 200.0})]
     limits = table.in_force.connections
     assert [limits.rate(EntityType.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")] == [
         150.0,

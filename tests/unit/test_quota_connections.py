@@ -163,10 +163,7 @@ def test_charges_late_user_once() -> None:
 
 
 def test_shadow_limits_count_but_refuse_nothing() -> None:
-    gate = Gate(
-        ConnectionEntry(IP, A, 20, 25, mode="shadow"),
-        ConnectionEntry(USER, "alice", 1000),
-    )
+    gate = Gate(ConnectionEntry(IP, A, 20, 25, mode="shadow"), ConnectionEntry(USER, "alice", 1000))
     assert admitted(gate.attempts(40, 0, user="alice")) == 40
     assert gate.gate.shadow_refused == {Cause.IP_RATE: 20, Cause.IP_CAP: 15}
     assert not gate.gate.refused

@@ -16,11 +16,7 @@ from quota.table import Entry, QuotaTable
 from tests.support.examples import examples
 
 LIMITS = Entry(
-    client_id=DEFAULT,
-    producer_byte_rate=500,
-    consumer_byte_rate=500,
-    request_percentage=10,
-    controller_mutation_rate=5,
+    client_id=DEFAULT, producer_byte_rate=500, consumer_byte_rate=500, request_percentage=10, controller_mutation_rate=5
 )
 
 

@@ -35,12 +35,7 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import compact_string, uvarint
 from proxy.core.wire.schema import TOPIC_WALKS
 from proxy.core.wire.stream import MAX_ELEMENTS
-from proxy.core.wire.topic_changes import (
-    ALTER_CONFIGS,
-    DELETE_RECORDS,
-    INCREMENTAL_ALTER_CONFIGS,
-    TOPIC_CHANGES,
-)
+from proxy.core.wire.topic_changes import ALTER_CONFIGS, DELETE_RECORDS, INCREMENTAL_ALTER_CONFIGS, TOPIC_CHANGES
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable

@@ -20,16 +20,7 @@ from proxy.core.auth.sasl import Login
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.wire import sasl as wire
 from quota.ledger import Ledger
-from tests.support.sasl_tools import (
-    HEAD,
-    authenticate,
-    authenticate_response,
-    bearer,
-    jws,
-    listen,
-    log_in,
-    raw,
-)
+from tests.support.sasl_tools import HEAD, authenticate, authenticate_response, bearer, jws, listen, log_in, raw
 from tests.support.session_tools import from_broker, from_client, ledger, session
 
 ALICE = b'{"sub":"alice","exp":4102444800}'  # the year 2100: names of tests must not depend on the time

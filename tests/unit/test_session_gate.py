@@ -167,12 +167,7 @@ def test_a_connection_that_ends_gives_its_place_away() -> None:
 
 @pytest.mark.parametrize(
     ("acks", "sent", "debt", "kept"),
-    [
-        (1, 1.0, 2 * MB, False),
-        (0, 1.0, 2 * MB, True),
-        (0, 0.5, 2 * MB, False),
-        (0, 1.0, 4 * MB, False),
-    ],
+    [(1, 1.0, 2 * MB, False), (0, 1.0, 2 * MB, True), (0, 0.5, 2 * MB, False), (0, 1.0, 4 * MB, False)],
     ids=["answer", "no answer", "half of it", "turn in 29 s"],
 )
 def test_what_is_kept_for_a_client_that_has_gone(acks: int, sent: float, debt: int, kept: bool) -> None:
