@@ -478,6 +478,21 @@ def test_resources_of_sidecars_are_accepted(installed: ApiServer, tmp_path: Path
             assert answer.json()["spec"]["initContainers"][0]["name"] == "kquota"
 
 
+def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: Path) -> None:
+    limits = [{"type": "Container", "default": {"cpu": "700m"}, "max": {"cpu": "2"}}]
+    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "cpu"}, "spec": {"limits": limits}}
+    where = f"/api/v1/namespaces/{pods.NAMESPACE}/limitranges"
+    with served(installed, tmp_path):
+        installed.create(where, body)
+        try:
+            pod = pods.bare_pod() | {"metadata": {"generateName": "one-"}}
+            answer = installed.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+            assert answer.status_code == 201, answer.text
+            assert answer.json()["spec"]["initContainers"][0]["resources"]["limits"]["cpu"] == "700m"
+        finally:
+            installed.ask("DELETE", f"{where}/cpu").raise_for_status()
+
+
 def quotas_of(api: ApiServer, namespace: str, text: str) -> httpx.Response:
     """As the people of the namespace set them."""
     name = "shop-kquota-quotas"

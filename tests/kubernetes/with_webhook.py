@@ -6,6 +6,7 @@ The webhook makes its own certificate, brings the configuration, and takes quota
 from __future__ import annotations
 
 import base64
+import json
 import time
 from typing import Final
 
@@ -79,6 +80,34 @@ def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Re
     }
     found = workloads.read_topic(node, "orders-nightly")[name_of_pod(pod)]
     assert found == {"records": 2000, "missing": [], "repeated": []}
+
+
+def test_an_injected_pod_is_used_as_before(node: Node, webhook: Release, orders: Release) -> None:
+    """An init container that needs Kafka, a Service by port name, logs, exec, debug and resize; under 50m of CPU."""
+    serving = container(
+        "client", ["python3", "-m", "http.server", "8080"], ports=[{"name": "metrics", "containerPort": 8080}]
+    )
+    first = workloads.producer("orders-first", "--records=20", name="first")
+    made = deployment("web", serving, initContainers=[first], terminationGracePeriodSeconds=1)
+    made["spec"]["template"]["metadata"]["annotations"] = {"kquota.io/cpu-limit": "50m"}
+    ports = [{"port": 80, "targetPort": "metrics"}]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}}
+    began = time.monotonic()
+    node.apply(made, service | {"spec": {"selector": {"app": "web"}, "ports": ports}}, namespace=ORDERS)
+    pod = workloads.ready_pod(node, ORDERS, "app=web")
+    print(f"ready after {time.monotonic() - began:.1f} s with a CPU limit of 50m")
+    assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota", "first"]
+    address = node.object("service", "web", ORDERS)["spec"]["clusterIP"]
+    until(lambda: node.http(f"http://{address}/").status_code == 200, limit_s=30)
+    where = ["--namespace", ORDERS, name_of_pod(pod)]
+    assert "GET /" in node.kubectl("logs", *where)
+    assert node.kubectl("exec", *where, "--", "cat", "/proc/1/cmdline").startswith("python3\0-m\0http.server")
+    node.kubectl("debug", *where, "--image=localhost/client:test", "--image-pull-policy=Never", "--profile=restricted",
+                 "--container=look", "--", "true")  # fmt: skip
+    sizes = {"spec": {"containers": [{"name": "app", "resources": {"requests": {"cpu": "20m"}}}]}}
+    node.kubectl("patch", "pod", *where, "--subresource=resize", "--patch", json.dumps(sizes))
+    assert {one["restartCount"] for one in statuses(workloads.ready_pod(node, ORDERS, "app=web")).values()} == {0}
+    node.kubectl("delete", "deployment,service", "web", "--namespace", ORDERS)
 
 
 def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, orders: Release) -> None:

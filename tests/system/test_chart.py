@@ -831,6 +831,47 @@ def test_other_chart_includes_ordinary_container_before_1_29() -> None:
     assert pod["terminationGracePeriodSeconds"] == 40 + 10 + 15
 
 
+def test_an_umbrella_chart_has_it_twice(tmp_path: Path) -> None:
+    """With an alias, a condition, tags and values that are `global`."""
+    chart = tmp_path / "platform"
+    shutil.copytree(CHART, chart / "charts/kquota")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    one = {"name": "kquota", "version": version}
+    dependencies = [
+        one | {"condition": "kquota.enabled", "tags": ["quotas"]},
+        one | {"alias": "second"},
+        one | {"alias": "third", "condition": "third.enabled"},
+    ]
+    head = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": dependencies}
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(head))
+    (chart / "templates").mkdir()
+    mine = yaml.safe_load(MINIMAL.read_text())
+    values = {"global": {"team": "a"}, "tags": {"quotas": True}, "kquota": mine, "second": mine}
+    (chart / "values.yaml").write_text(yaml.safe_dump(values | {"third": {"enabled": False}}))
+    for release in (HELM_3, HELM_4):
+        manifests = unhooked(documents(render_text(chart=chart, release=release)))
+        names = [one["metadata"]["name"] for one in of_kind(manifests, "ConfigMap")]
+        assert sorted(names) == [f"{RELEASE}-kquota", f"{RELEASE}-second"]
+        linted = helm("lint", "--strict", chart, release=release)
+        assert linted.returncode == 0, linted.stdout
+
+
+ODD_NAMES = [
+    "1e6", "007", "0x1F", "1_000", "true", "null", "~", "12:30:45", "2026-01-01", ".inf", "=", "<<", "{{ .Values }}",
+    "a, b", "a: b", "#no comment", "- a", "'", '"', "\\n", "*a", "&a", "!!str", "%", "@", "`", "é", "名", " a ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+def test_names_reach_the_sidecar_as_written(release: HelmRelease, tmp_path: Path) -> None:
+    given = [{"client-id": name, "producer_byte_rate": 1_000_000_000_000} for name in ODD_NAMES]
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(yaml.safe_load(MINIMAL.read_text()) | {"quotas": given}))  # each name in quotes
+    text = configuration(documents(render_text(file, release=release)))
+    found = to_table(load_bytes("kquota.yaml", text.encode())).entries
+    assert sorted(str(entry.client_id) for entry in found) == sorted(ODD_NAMES)
+
+
 def test_hook_checks_the_deployed_configuration(tmp_path: Path) -> None:
     """The pod's own arguments on the file that Helm would deploy: entries that the values' schema lets through."""
     good = [{"user": "a", "producer_byte_rate": "1M"}]
