@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from tests.kubernetes import workloads
@@ -41,6 +42,9 @@ def test_the_demo_of_sidecar_yaml_is_throttled_and_completes(node: Node) -> None
 
 
 def test_clients_get_through_the_gateway_of_gateway_yaml(node: Node) -> None:
+    workloads.namespace(node, "plain-gateway")
+    key = f"--from-literal=key={secrets.token_hex(32)}"  # as the manifest's first lines say
+    node.kubectl("create", "secret", "generic", "kquota-fleet", "--namespace=plain-gateway", key)
     apply(node, "gateway.yaml", "plain-gateway")
     node.kubectl("rollout", "status", "--namespace=plain-gateway", "deployment/kquota", "--timeout=150s")
     shop = deployment("shop", producer("plain-gateway", bootstrap="kquota:9092"))
