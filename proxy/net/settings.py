@@ -83,7 +83,8 @@ class ProxySettings:
     drain_timeout_s: float = 30.0
     connections_max_idle_s: float = 600.0
     connections_max_age_s: float = 0.0
-    """Connections end at 80 to 100 % of this age, between two requests; 0: at any age."""
+    """Connections end at 80 to 100 % of this age, between two requests, or `drain_timeout_s` later as drained ones.
+    0: at no age."""
     buffer_bytes: int = 65_536
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768

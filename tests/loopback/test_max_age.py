@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 
@@ -53,6 +55,32 @@ async def test_busy_connections_end_after_a_response() -> None:
         await closed_reason(proxy, "max_age")
         assert answered > 100
         assert len(broker.received) == answered
+
+
+async def test_requests_in_flight_do_not_keep_a_connection() -> None:
+    """A client that never waits: when the drain's time has passed as well, no further request is read, and each that
+    reached the broker is answered."""
+
+    async def slow(stream: trio.SocketStream, frame: bytes) -> None:
+        await trio.sleep(0.01)
+        await answer(stream, frame)
+
+    async with through(slow, connections_max_age_s=AGE_S, drain_timeout_s=0.5) as (proxy, broker, _):
+        client = await connect(proxy)
+        began_s = trio.current_time()
+        sent = answered = 0
+        with suppress(trio.BrokenResourceError):
+            while True:
+                with suppress(trio.BrokenResourceError):  # what was answered before can be read
+                    while sent < answered + 5:
+                        sent += 1
+                        await client.send_all(produce(sent, 100))
+                if await read_frame(client) is None:
+                    break
+                answered += 1
+        assert 0.8 * AGE_S + 0.5 <= trio.current_time() - began_s <= AGE_S + 1.0
+        await closed_reason(proxy, "max_age")
+        assert answered == len(broker.received)
 
 
 async def test_a_request_in_flight_is_answered_first() -> None:

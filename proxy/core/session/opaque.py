@@ -121,7 +121,7 @@ class OpaqueSession(Session):
     def on_drain(self, now_ms: float) -> Effects:
         """Close as soon as the connection is idle."""
         self._effects.begin()
-        self._leaving = self._leaving or CloseReason.DRAINED
+        self._leaving = self._leaving or (CloseReason.MAX_AGE if self.retiring else CloseReason.DRAINED)
         return self._next(now_ms)
 
     def close(self, now_ms: float) -> None:

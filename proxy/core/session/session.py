@@ -100,7 +100,8 @@ class Session:
         self._plain_up = self._plain_down = False
         """`take_request` and `take_response` may be used: nothing else is going on in that direction."""
         self.retiring = False
-        """The connection ends at its next quiet moment (`may_end`). No shorter door is used, so that none is missed."""
+        """The connection is old. It ends at its next quiet moment (`may_end`): no shorter door is used, so that none is
+        missed."""
         state = SessionState(
             ledger,
             counters,
@@ -423,7 +424,8 @@ class Session:
         # A client that ended inside a request is not waited for: its broken request will never be answered.
         owed = self.broker is _UP and not self.quiet and self.client_at_boundary
         if not owed and effects.ended is None:
-            effects.ended = CloseReason.CLIENT_CLOSED if self.client is Client.ENDED else CloseReason.DRAINED
+            drained = CloseReason.MAX_AGE if self.retiring else CloseReason.DRAINED
+            effects.ended = CloseReason.CLIENT_CLOSED if self.client is Client.ENDED else drained
 
     def _fail(self, error: SessionError) -> None:
         if self._effects.close is None:

@@ -69,11 +69,11 @@ class Connection:
             with suppress(OSError):  # wakes what waits for the first byte
                 self._client.shutdown(SHUT_RD)
 
-    def retire(self) -> None:
-        """End between two requests, as soon as nothing is in flight, muted or queued. Repeat it for a client that
-        sends nothing more."""
+    def retire(self, late: bool) -> None:
+        """End between two requests, as soon as nothing is in flight, muted or queued; `late`: as `drain` does. Repeat
+        it for a client that sends nothing more."""
         if self._pair is not None:
-            self._pair.retire()
+            self._pair.retire(late)
 
     def abort(self, reason: CloseReason) -> None:
         """End the connection now."""

@@ -364,11 +364,14 @@ class ConnectionPair:
         if not self.closed:
             self.apply(self.session.on_drain(self._now_ms()))
 
-    def retire(self) -> None:
-        """End the connection, now or later, at a moment when the client misses nothing."""
+    def retire(self, late: bool) -> None:
+        """End the connection, now or later, at a moment when the client misses nothing; `late`: as `drain` does."""
         if not self.closed:
             self.session.retire()
-            self._end_between()
+            if late:
+                self.drain()
+            else:
+                self._end_between()
 
     def close(self, reason: CloseReason | BaseException | None) -> None:
         """End the connection for this reason, unless it has ended."""
@@ -562,7 +565,6 @@ class ConnectionPair:
         if self.reason is not None or up.source is None or up.unsent or down.unsent:
             return
         if self.session.may_end(self._now_ms()) and not unread_bytes(up.source.sock):
-            self.reason = CloseReason.MAX_AGE
             self.drain()
 
     def _open_or_shut(self) -> None:

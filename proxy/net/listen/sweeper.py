@@ -76,7 +76,7 @@ class Sweeper:
                     waited_s=round(stalls.waited_s, 1),
                 )
             elif now_s >= connection.expires_s:
-                connection.retire()
+                connection.retire(now_s >= connection.expires_s + self._settings.drain_timeout_s)
             if number % PORTION == 0:
                 await give_way()
 
