@@ -48,8 +48,8 @@ HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 ROLES: Final = ("producer", "group member")
 PER_S = 50
 RECORD_BYTES = 200
-TOGETHER = 8
-"""Clients that share a run: a dozen JVMs that start at once take longer than `EVENT_AT_S`."""
+TOGETHER = 5
+"""Clients that share a run: JVMs that start at once must be ready at `EVENT_AT_S`."""
 EVENT_AT_S = 20.0
 JAVA: Final = Path(__file__).parents[2] / "tests/java/Paced.java"
 NODE: Final = Path(__file__).parents[2] / "tests/node/honest"
@@ -314,8 +314,10 @@ def main() -> int:
     outcomes: list[Outcome] = []
     with KafkaCluster.start(1) as cluster:
         for event in options.events:
-            for first in range(0, len(options.clients), TOGETHER):
-                outcomes += run(cluster, event, options.clients[first : first + TOGETHER], options.after)
+            runs = -(-len(options.clients) // TOGETHER)
+            for number in range(runs):
+                outcomes += run(cluster, event, options.clients[number::runs], options.after)
+                outcomes.sort(key=lambda one: (options.clients.index(one.client), ROLES.index(one.role)))
                 print(table(outcomes), flush=True)
     for one in outcomes:
         if one.errors or one.missing:
