@@ -6,36 +6,110 @@ import argparse
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tests.world.properties import Violation
 from tests.world.script import Script, draw
+from tests.world.shrinker import shrink
 from tests.world.world import World
 
 
+@dataclass
+class Tally:
+    """What was simulated."""
+
+    seeds: int = 0
+    hours: float = 0.0
+    """Of traffic."""
+    calls: int = 0
+    acknowledged: int = 0
+    worst: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, world: World) -> None:
+        """One more world has ended."""
+        self.seeds += 1
+        self.hours += world.script.seconds / 3600
+        self.calls += world.clock.calls
+        self.acknowledged += world.judge.acknowledged_batches
+        self.worst = max([self.worst, *(meter.worst for meter in world.judge.meters.values())])
+        self.faults += world.faults
+
+
+def play(script: Script, *, direct: bool = False, tally: Tally | None = None) -> Violation | None:
+    """The property that does not hold in a world, if any."""
+    world = World(script, direct=direct)
+    try:
+        world.run()
+    except Violation as violation:
+        return violation
+    except Exception as error:
+        return Violation("internal", f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    if tally is not None:
+        tally.add(world)
+    return None
+
+
+def shrunk(script: Script, name: str) -> Script:
+    """The smallest script found that shows the same."""
+
+    def fails(smaller: Script) -> bool:
+        found = play(smaller)
+        return found is not None and found.name == name
+
+    return shrink(script, fails)
+
+
+def command(script: Script, minutes: float) -> str:
+    """Plays the script again."""
+    parts = [f"--seed {script.seed} --seeds 1 --minutes {minutes:g} --end {script.seconds:g}"]
+    for name in ("clients", "faults"):
+        kept: dict[int, Any] = getattr(script, name)
+        parts.append(f"--{name} {','.join(map(str, kept)) or 'none'}")
+    return "make world WORLD_ARGS='" + " ".join(parts) + "'"
+
+
+def _numbers(text: str) -> set[int]:
+    return set() if text == "none" else {int(one) for one in text.split(",")}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=10.0, help="simulated, of each world's traffic")
+    parser.add_argument("--end", type=float, help="stop the traffic after so many seconds")
+    parser.add_argument("--clients", type=_numbers, help="these alone")
+    parser.add_argument("--faults", type=_numbers, help="these alone")
     parser.add_argument("--direct", action="store_true", help="the same worlds without kquota")
+    parser.add_argument("--go-on", action="store_true", help="after a failure")
     options = parser.parse_args()
-    began_s = time.monotonic()
-    faults: Counter[str] = Counter()
-    hours = 0.0
+    tally, began_s, failed = Tally(), time.monotonic(), 0
     for seed in range(options.seed, options.seed + options.seeds):
         script = draw(seed, options.minutes * 60)
-        world = World(script, direct=options.direct)
-        try:
-            world.run()
-        except Violation as violation:
-            print(f"seed {seed}: {violation}")
-            return 1
-        faults += world.faults
-        hours += script.seconds / 3600
+        if options.end:
+            script = replace(script, seconds=options.end)
+        script = script.only(
+            set(script.clients) if options.clients is None else options.clients,
+            set(script.faults) if options.faults is None else options.faults,
+        )
+        violation = play(script, direct=options.direct, tally=tally)
+        if violation is not None:
+            failed += 1
+            print(f"seed {seed}: {violation}\n  {command(script, options.minutes)}", flush=True)
+            if not options.direct:
+                smallest = shrunk(script, violation.name)
+                print(f"  shrunk: {play(smallest)}\n  {command(smallest, options.minutes)}", flush=True)
+            if not options.go_on:
+                break
     took_s = time.monotonic() - began_s
-    print(f"{options.seeds} seeds, {hours:.1f} simulated hours, {hours / took_s:.2f} hours per second, faults {dict(faults)}")
-    return 0
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.faults.items()))
+    print(f"{tally.seeds} seeds, {tally.hours:.1f} simulated hours, {tally.hours / took_s:.2f} hours per second, {failed} failed")
+    print(f"{tally.acknowledged} batches acknowledged; highest rate {tally.worst:.3f}; faults: {faults}")
+    return 1 if failed else 0
 
 
-_ = Script
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

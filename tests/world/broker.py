@@ -60,19 +60,18 @@ class Cluster:
         self.brokers = [Broker(self, number) for number in range(count)]
         self.members: dict[int, float] = {}
         """Of groups, and when they were heard last."""
-        self.expelled: dict[int, list[float]] = {}
 
     def move(self, partition: int) -> None:
         """Another broker leads it."""
         log = self.logs[partition]
         log.leader = (log.leader + 1) % len(self.brokers)
 
-    def sweep(self) -> None:
-        """Expel members that were not heard."""
-        for member, heard_s in list(self.members.items()):
-            if self.clock.now_s - heard_s > SESSION_TIMEOUT_S:
-                del self.members[member]
-                self.expelled.setdefault(member, []).append(self.clock.now_s)
+    def sweep(self) -> list[int]:
+        """Expel members that were not heard; which."""
+        found = [member for member, heard_s in self.members.items() if self.clock.now_s - heard_s > SESSION_TIMEOUT_S]
+        for member in found:
+            del self.members[member]
+        return found
 
 
 class Broker:

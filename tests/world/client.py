@@ -54,7 +54,7 @@ class Channel:
         self.socket = socket
         self.sent = 0
         """Requests."""
-        self._waiting: deque[tuple[int, Callable[[bytes], object]]] = deque()
+        self._waiting: deque[tuple[int, float, Callable[[bytes], object]]] = deque()
         self._came = bytearray()
         self.unsent = b""
         self.alive = True
@@ -72,7 +72,7 @@ class Channel:
         self.sent += 1
         if answered is not None:
             number = int.from_bytes(frame[8:12], "big")
-            self._waiting.append((number, answered))
+            self._waiting.append((number, self.client.world.clock.now_s, answered))
             self.client.world.clock.after(self.client.habits.timeout_s, self._late, number)
         self.write(frame)
 
@@ -123,13 +123,18 @@ class Channel:
             del came[:size]
             number = int.from_bytes(frame[4:8], "big")
             if not self._waiting or self._waiting[0][0] != number:
+                if self.client.world.brokers_throttle and not self.client.world.instances:
+                    self.lost()
+                    return
                 self.client.world.judge.fail("answers", f"{self.client} got answer {number}, expected {self._waiting}")
-            self._waiting.popleft()[1](frame)
+            _, sent_s, answered = self._waiting.popleft()
+            self.client.world.judge.answered(self.client, sent_s)
+            answered(frame)
 
     def _late(self, number: int) -> None:
         """The request has waited for `timeout_s`; what the client was told to wait meanwhile comes on top."""
         client = self.client
-        if not self.alive or number not in [one for one, _ in self._waiting]:
+        if not self.alive or number not in [one for one, _, _ in self._waiting]:
             return
         told_s = client.wait_until_s - client.world.clock.now_s
         if told_s > 0 and client.habits.obeys:
@@ -168,7 +173,8 @@ class Client:
         self.number = number
         self.habits = habits
         self.chance = chance
-        self.client_id = habits.group.encode()
+        group = world.groups.get(habits.group)
+        self.client_id = (f"{habits.group}-{number}" if group is not None and group.by_user else habits.group).encode()
         self.channel: Channel | None = None
         self.partition = number
         self.node = -1

@@ -209,13 +209,21 @@ class Link:
 
 
 class Instance:
-    """One sidecar. `dial(broker, call)` connects to a broker, later calls `call(socket or None)`."""
+    """One process, the `number`th in all, the latest in its `place`. `dial(broker, call)` connects to a broker, and
+    calls `call(socket or None)`."""
 
     def __init__(
-        self, clock: Clock, name: str, table: QuotaTable, dial: Callable[[int, Callable[[Socket | None], None]], None]
+        self,
+        clock: Clock,
+        number: int,
+        place: int,
+        table: QuotaTable,
+        dial: Callable[[int, Callable[[Socket | None], None]], None],
     ) -> None:
         self.clock = clock
-        self.name = name
+        self.number = number
+        self.place = place
+        self.name = f"kquota-{place}"
         self.dial = dial
         self.dead = False
         self.ledger = Ledger(table, max_throttle_ms=120_000)
@@ -286,8 +294,14 @@ class Instance:
         link.pair.start()
         self.wake()
 
+    def reload(self, table: QuotaTable) -> None:
+        """Other limits are in force."""
+        self.ledger.swap(table)
+
     def crash(self) -> None:
         """The process is killed."""
+        if self.dead:
+            return
         self.dead = True
         for link in self.links:
             link.crash()

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from quota.counter import QuotaCounter
+from quota.entity import Kind
 from quota.reservation import FetchCounter
 from tests.world.messages import Batch
 from tests.world.script import FREE
@@ -54,12 +55,26 @@ class Meter:
         self._window: deque[tuple[float, int]] = deque()
         self._stretch_bytes = self._window_bytes = 0
         self._busy_s = self._checked_s = -1e9
-        self._minute_s = 0.0
+        self._changes = 0
+        self._next = limit
         self._minute_bytes = 0
 
     def fresh(self, now_s: float) -> None:
         """A first window begins: the limit was raised, or the past was forgotten."""
         self._checked_s = max(self._checked_s, now_s + FIRST_S)
+
+    def change(self, now_s: float, limit: float) -> None:
+        """The limit is another one; for a stretch, the higher of both applies."""
+        if limit > self.limit:
+            self.fresh(now_s + 2.0)
+        self._changes += 1
+        self._next = limit
+        self.limit = max(self.limit, limit)
+        self._judge.world.clock.after(STRETCH_S + 2.0, self._changed, self._changes)
+
+    def _changed(self, number: int) -> None:
+        if number == self._changes:
+            self.limit = self._next
 
     def add(self, now_s: float, count: int) -> None:
         """So many bytes were sent."""
@@ -100,7 +115,7 @@ class Judge:
     def __init__(self, world: World) -> None:
         self.world = world
         self.meters: dict[tuple[int, str, str], Meter] = {}
-        """By instance, group and kind."""
+        """By instance (0: the fleet), group and kind."""
         self.wrong_until_s = 0.0
         """Faults, and what follows from them, are over then."""
         self.acknowledged_batches = 0
@@ -136,6 +151,17 @@ class Judge:
         if client.habits.group == FREE and throttle_ms and not self.world.brokers_throttle:
             self.fail("others", f"{client} was told to wait for {throttle_ms} ms")
 
+    def answered(self, client: Client, sent_s: float) -> None:
+        """An answer has come to what was sent then."""
+        took_s = self.world.clock.now_s - sent_s
+        if client.habits.group == FREE and took_s > FREE_ANSWER_S and sent_s > self.wrong_until_s + FREE_ANSWER_S:
+            self.fail("others", f"{client} waited {took_s:.3f} s for an answer")
+
+    def expelled(self, client: Client) -> None:
+        """A member was not heard for a session."""
+        if self.world.clock.now_s > self.wrong_until_s + SETTLES_S:
+            self.fail("member", f"{client} was expelled from its group")
+
     def acknowledged(self, client: Producer, batch: Batch, offset: int) -> None:
         """A broker's answer has come: the batch is in its log."""
         self.acknowledged_batches += 1
@@ -160,6 +186,7 @@ class Judge:
                 self.fail("waits", f"{client} still waits for {client.owed} answers")
             self._log(client)
         for instance in self.world.instances:
+            self._same_limits(instance)
             self._nothing_left(instance)
 
     def _log(self, client: Any) -> None:
@@ -183,6 +210,16 @@ class Judge:
             undisturbed = not habits.leave and not client.timeouts and not self.world.script.faults
             if undisturbed and habits.in_flight == 1 and [number for _, number in numbers] != sorted(number for _, number in numbers):
                 self.fail("order", f"{client}: the log has {numbers[:20]}")
+
+    def _same_limits(self, instance: Instance) -> None:
+        for group in self.world.script.groups:
+            user, client_id = (group.name, "any") if group.by_user else ("u", group.name)
+            for kind, limit in ((Kind.PRODUCE, group.produce), (Kind.FETCH, group.fetch)):
+                expected = limit * self.world.factor or None
+                found = instance.ledger.table.resolve(kind, user, client_id)
+                counter = instance.ledger.counters.get(kind, found.key)
+                if found.limit != expected or (counter is not None and counter.whole != expected):
+                    self.fail("table", f"{instance.name}: the {kind} limit of {group.name} is {found.limit}, not {expected}")
 
     def _nothing_left(self, instance: Instance) -> None:
         ledger, counters = instance.ledger, instance.counters

@@ -24,6 +24,8 @@ class Group:
     name: str
     produce: int = 0
     fetch: int = 0
+    by_user: bool = False
+    """The limit is a user's, whatever its client-ids are; else a client-id's."""
 
 
 @dataclass(frozen=True)
@@ -69,52 +71,86 @@ def _log_uniform(chance: Random, least: float, most: float) -> float:
     return float(least * (most / least) ** chance.random())
 
 
+def _leaves(chance: Random) -> Any:
+    return chance.choice(("", "", "", "close", "half", "reset", "vanish", "inside"))
+
+
 def _producer(chance: Random, group: Group) -> Habits:
     """Mostly as librdkafka's and Java's do, some as nobody should."""
-    cost_s = _log_uniform(chance, 0.3, 8.0)
-    leave: Any = chance.choice(("", "", "", "close", "half", "reset", "vanish", "inside"))
     idempotent = chance.random() < 0.4
-    acks = -1 if idempotent else chance.choice((1, -1, 0))
     return Habits(
         "producer",
         group.name,
-        size_bytes=max(int(cost_s * group.produce), 200),
+        size_bytes=max(int(_log_uniform(chance, 0.3, 8.0) * group.produce), 200),
         in_flight=1 if not idempotent else chance.choice((1, 2, 5)),
         obeys=chance.random() < 0.5,
         timeout_s=chance.choice((5.0, 10.0, 30.0, 30.0)),
-        acks=acks,
+        acks=-1 if idempotent else chance.choice((1, -1, 0)),
         idempotent=idempotent,
-        leave=leave,
+        leave=_leaves(chance),
         requests=chance.randint(1, 8),
         starts_s=chance.random() * 3.0,
     )
 
 
-def draw(seed: int, seconds: float) -> Script:
-    """The world of a seed."""
-    chance = Random(f"world {seed}")
-    group = Group("g0", produce=int(_log_uniform(chance, 3_000, 30_000)))
-    script = Script(
-        seed,
-        seconds,
-        delay_s=_log_uniform(chance, 0.0005, 0.04),
-        cuts=chance.choice((0.0, 0.05, 0.3)),
-        window=chance.choice((32_768, 131_072, 524_288)),
-        groups=(group,),
+def _fetcher(chance: Random, group: Group) -> Habits:
+    return Habits(
+        "fetcher",
+        group.name,
+        size_bytes=max(int(_log_uniform(chance, 0.1, 4.0) * group.fetch), 200),
+        obeys=chance.random() < 0.6,
+        leave=_leaves(chance),
+        requests=chance.randint(2, 20),
+        slow_bytes_per_s=int(group.fetch * 0.3) + 1000 if chance.random() < 0.15 else 0,
+        sessions=chance.random() < 0.5,
+        starts_s=chance.random() * 3.0,
     )
-    for number in range(chance.randint(1, 6)):
-        script.clients[number] = _producer(Random(f"client {seed} {number}"), group)
-    for number in range(chance.randint(0, int(seconds / 15))):
-        script.faults[number] = _fault(Random(f"fault {seed} {number}"), seconds)
-    return script
+
+
+def _client(chance: Random, groups: tuple[Group, ...]) -> Habits:
+    group = chance.choice(groups)
+    drawn = chance.random()
+    if drawn < 0.08:
+        return Habits("member", group.name)
+    if drawn < 0.2:
+        free = Habits("producer", FREE, chance.randint(500, 4000), acks=chance.choice((1, -1)), pause_s=chance.uniform(1, 5))
+        return free if chance.random() < 0.7 else replace(free, kind="fetcher")
+    if drawn < 0.3 and group.produce:
+        size = max(int(_log_uniform(chance, 0.3, 2.0) * group.produce), 200)
+        return Habits("transactional", group.name, size, obeys=chance.random() < 0.5, idempotent=True)
+    return _producer(chance, group) if group.produce else _fetcher(chance, group)
 
 
 def _fault(chance: Random, seconds: float) -> Fault:
     begin, end = chance.choice(STORMS)
-    return Fault(
-        chance.choice(PATH_FAULTS),
-        seconds * chance.uniform(begin, end),
-        chance.randrange(1 << 20),
-        _log_uniform(chance, 0.1, 20.0),
-        chance.random(),
+    kinds = chance.choice((PATH_FAULTS, PATH_FAULTS, BROKER_FAULTS, INSTANCE_FAULTS))
+    at_s = seconds * chance.uniform(begin, end)
+    return Fault(chance.choice(kinds), at_s, chance.randrange(1 << 20), _log_uniform(chance, 0.1, 20.0), chance.random())
+
+
+def draw(seed: int, seconds: float) -> Script:
+    """The world of a seed."""
+    chance = Random(f"world {seed}")
+    groups = []
+    for number in range(chance.choice((1, 1, 2, 3))):
+        limit = int(_log_uniform(chance, 3_000, 30_000))
+        group = Group(f"g{number}", by_user=chance.random() < 0.3)
+        groups.append(replace(group, produce=limit) if chance.random() < 0.7 else replace(group, fetch=limit))
+    instances = chance.choice((1, 1, 2, 3))
+    script = Script(
+        seed,
+        seconds,
+        instances=instances,
+        brokers=chance.choice((1, 2, 3)),
+        fleet=False and instances > 1 and chance.random() < 0.7,
+        gateway=chance.random() < 0.3,
+        delay_s=_log_uniform(chance, 0.0005, 0.04),
+        cuts=chance.choice((0.0, 0.05, 0.3)),
+        window=chance.choice((32_768, 131_072, 524_288)),
+        groups=tuple(groups),
     )
+    for number in range(chance.randint(1, 8)):
+        script.clients[number] = _client(Random(f"client {seed} {number}"), script.groups)
+    for number in range(chance.choice((0, 1, int(seconds / 60), int(seconds / 20)))):
+        script.faults[number] = _fault(Random(f"fault {seed} {number}"), seconds)
+    return script

@@ -14,8 +14,10 @@ from tests.world.clock import Clock
 from tests.world.instance import Instance
 from tests.world.network import Path, Socket
 from tests.world.properties import MINUTE_S, Judge, Meter
-from tests.world.script import Fault, Script
+from tests.world.script import Fault, Group, Script
 
+RELOAD_S = 2.0
+"""A changed file is everywhere after this time."""
 QUIET_S = 1500.0
 """After the clients have stopped: longer than any debt, and than connections may be idle."""
 
@@ -29,10 +31,12 @@ class World:
         self.faults: Counter[str] = Counter()
         self.brokers_throttle = False
         self._paths: dict[tuple[str, int, int], Path] = {}
-        self._dialled = 0
+        self._dialled = self._started = 0
         self._ended = False
+        self.groups = {group.name: group for group in script.groups}
         self.cluster = Cluster(self.clock, script.brokers)
         self.judge = Judge(self)
+        self._chance = Random(f"reloads {script.seed}")
         self.factor = 1.0
         """Of all limits, as reloaded last."""
         self.instances: list[Instance] = []
@@ -43,12 +47,15 @@ class World:
         for number, habits in script.clients.items():
             if direct and rates.get(habits.group):
                 habits = replace(habits, pause_s=habits.pause_s + habits.size_bytes / rates[habits.group])
-            self.cluster.logs[number] = Log(number % script.brokers)
+            log = self.cluster.logs[number] = Log(number % script.brokers)
+            if habits.kind == "fetcher":
+                log.endless_bytes = max(habits.size_bytes // 3, 100)
             chance = Random(f"habits {script.seed} {number}")
             self.clients[number] = KINDS[habits.kind](self, number, habits, chance)
         for fault in script.faults.values():
             self.clock.at(fault.at_s, self._befall, fault)
         self.clock.after(MINUTE_S, self._minute)
+        self.clock.after(2.0, self._sweep)
 
     def run(self) -> None:
         """Until some time after all clients have stopped. Raises Violation."""
@@ -72,15 +79,17 @@ class World:
     def open(self, client: Client, node: int, done: Callable[[Socket | None], None]) -> None:
         """Connect a client to a broker's address."""
         client.here = node
-        where = self._home(client) if self.instances else node
+        where = node
+        if self.instances:
+            where = self._home(client.connections if self.script.gateway else client.number)
         path = self._path("client", client.number, where)
         chance = Random(f"connection {self.script.seed} {client.number} {client.connections}")
         self.clock.at(
             max(self.clock.now_s, path.stalled_until_s) + 2 * path.delay_s, self._opened, client, where, path, chance, done
         )
 
-    def _home(self, client: Client) -> int:
-        return (client.connections if self.script.gateway else client.number) % len(self.instances)
+    def _home(self, number: int) -> int:
+        return number % len(self.instances)
 
     def _opened(
         self, client: Client, where: int, path: Path, chance: Random, done: Callable[[Socket | None], None]
@@ -98,28 +107,27 @@ class World:
                 done(None)
                 return
             near, far = path.connect(chance)
-            group = client.habits.group
-            produced, fetched = (self._meter(where, group, kind) for kind in ("produce", "fetch"))
-            used = self.judge.used
+            group = self.groups.get(client.habits.group)
+            produced, fetched = (self._meter(instance, group, kind) for kind in ("produce", "fetch"))
+            used, user = self.judge.used, client.habits.group if group is not None and group.by_user else "u"
             instance.accept(
-                far, client.here, "u", lambda count: used(produced, count), lambda count: used(fetched, count)
+                far, client.here, user, lambda count: used(produced, count), lambda count: used(fetched, count)
             )
         done(near)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _instance(self, number: int) -> Instance:
+    def _instance(self, place: int) -> Instance:
+        self._started += 1
         return Instance(
-            self.clock,
-            f"kquota-{number}",
-            self._table(),
-            lambda broker, done: self._dial(number, broker, done),
+            self.clock, self._started, place, self._table(), lambda broker, done: self._dial(place, broker, done)
         )
 
     def _table(self) -> QuotaTable:
         entries = [
             Entry(
-                client_id=group.name,
+                user=group.name if group.by_user else None,
+                client_id=None if group.by_user else group.name,
                 producer_byte_rate=group.produce * self.factor or None,
                 consumer_byte_rate=group.fetch * self.factor or None,
             )
@@ -127,18 +135,20 @@ class World:
         ]
         return QuotaTable(entries, default_scope="fleet" if self.script.fleet else "instance")
 
-    def _meter(self, where: int, group_name: str, kind: str) -> Meter | None:
-        limit = next((getattr(group, kind) for group in self.script.groups if group.name == group_name), 0)
-        if not limit:
+    def _meter(self, instance: Instance, group: Group | None, kind: str) -> Meter | None:
+        limit = 0 if group is None else getattr(group, kind)
+        if group is None or not limit:
             return None
-        key = (-1 if self.script.fleet else where, group_name, kind)
+        key = (0 if self.script.fleet else instance.number, group.name, kind)
         meter = self.judge.meters.get(key)
         if meter is None:
-            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group_name}", limit * self.factor)
-            for client in self.script.clients.values():
-                if client.group == group_name and (client.kind == "fetcher") == (kind == "fetch"):
-                    meter.largest_bytes = max(meter.largest_bytes, int(client.size_bytes * 1.1) + 100)
-                    meter.hungry = meter.hungry or (not client.leave and not client.pause_s and client.acks != 0)
+            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit * self.factor)
+            for number, client in self.script.clients.items():
+                if client.group == group.name and (client.kind == "fetcher") == (kind == "fetch"):
+                    meter.largest_bytes = max(meter.largest_bytes, int(client.size_bytes * 1.1) + 200)
+                    here = self.script.fleet or (not self.script.gateway and self._home(number) == instance.place)
+                    persistent = client.kind in ("producer", "fetcher") and client.acks and not client.leave
+                    meter.hungry = meter.hungry or bool(here and persistent and not client.slow_bytes_per_s)
         return meter
 
     def _dial(self, instance: int, broker: int, done: Callable[[Socket | None], None]) -> None:
@@ -170,22 +180,76 @@ class World:
             self.judge.minute()
             self.clock.after(MINUTE_S, self._minute)
 
+    def _sweep(self) -> None:
+        for member in self.cluster.sweep():
+            self.judge.expelled(self.clients[member])
+        if not self._ended:
+            self.clock.after(2.0, self._sweep)
+
     # ---- faults -----------------------------------------------------------------------------------------------------
 
     def _befall(self, fault: Fault) -> None:
-        now_s = self.clock.now_s
-        self.faults[fault.kind] += 1
+        """Let it happen, and end."""
+        clock, brokers, instances = self.clock, self.cluster.brokers, self.instances
+        kind, target, now_s = fault.kind, fault.target, clock.now_s
+        self.faults[kind] += 1
         self.judge.disturbed(now_s + fault.lasts_s)
+        broker = brokers[target % len(brokers)]
+        place = target % len(instances) if instances else 0
         paths = list(self._paths.values())
-        if fault.kind in ("stall", "reset", "slow") and paths:
-            path = paths[fault.target % len(paths)]
-            if fault.kind == "stall":
-                path.stalled_until_s = max(path.stalled_until_s, now_s + fault.lasts_s)
-            elif fault.kind == "reset":
-                path.reset()
-            else:
-                path.bytes_per_s = 200.0 + 50_000.0 * fault.value
-                self.clock.after(fault.lasts_s, self._quick, path)
+        if kind in ("stall", "reset", "slow"):
+            if paths:
+                self._path_fault(fault, paths[target % len(paths)])
+        elif kind == "restart":
+            broker.restart(fault.lasts_s)
+        elif kind == "slow broker":
+            broker.slow_s = 0.05 + fault.value
+            clock.after(fault.lasts_s, setattr, broker, "slow_s", 0.0)
+        elif kind == "lies":
+            self.brokers_throttle = True
+            broker.lies = "throttled" if fault.value < 0.7 else "number"
+            clock.after(fault.lasts_s, setattr, broker, "lies", "")
+        elif kind == "own throttle":
+            self.brokers_throttle = True
+            broker.rate = 5_000.0 + 20_000.0 * fault.value
+            clock.after(fault.lasts_s, setattr, broker, "rate", 0.0)
+        elif kind == "move":
+            self.cluster.move(sorted(self.cluster.logs)[target % len(self.cluster.logs)])
+        elif not instances:
+            pass
+        elif kind == "crash":
+            instances[place].crash()
+            clock.after(fault.value * 5.0, self._start, place)
+        elif kind == "drain":
+            instances[place].drain()
+            self._start(place)
+        else:
+            self._reload(0.5 + 1.5 * fault.value)
 
-    def _quick(self, path: Path) -> None:
-        path.bytes_per_s = 0.0
+    def _path_fault(self, fault: Fault, path: Path) -> None:
+        if fault.kind == "stall":
+            path.stalled_until_s = max(path.stalled_until_s, self.clock.now_s + fault.lasts_s)
+        elif fault.kind == "reset":
+            path.reset()
+        else:
+            path.bytes_per_s = 200.0 + 50_000.0 * fault.value
+            self.clock.after(fault.lasts_s, setattr, path, "bytes_per_s", 0.0)
+
+    def _start(self, place: int) -> None:
+        gone = self.instances[place]
+        self.instances[place] = self._instance(place)
+        for (number, _, _), meter in self.judge.meters.items():
+            meter.hungry = meter.hungry and number != gone.number
+        self.judge.disturbed(self.clock.now_s)
+        for meter in self.judge.meters.values():
+            meter.fresh(self.clock.now_s)
+
+    def _reload(self, factor: float) -> None:
+        """All limits change; each instance learns of it in its own time."""
+        now_s, before, self.factor = self.clock.now_s, self.factor, factor
+        table = self._table()
+        for instance in self.instances:
+            self.clock.after(self._chance.random() * RELOAD_S, instance.reload, table)
+        for meter in self.judge.meters.values():
+            meter.change(now_s, meter.limit * factor / before)
+        self.judge.disturbed(now_s + RELOAD_S)
