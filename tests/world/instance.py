@@ -26,6 +26,7 @@ from proxy.net.tls.channel import TlsSocket
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.world.clock import Clock
+from tests.world.fleet import Member
 from tests.world.network import Socket
 
 SWEEP_S = 3.0
@@ -236,6 +237,8 @@ class Instance:
         buffer = memoryview(bytearray(settings.buffer_bytes))
         self.shared = Shared(self.counters, PipePool(), buffer, 0, self.loop, quiet)
         self.links: dict[Link, None] = {}
+        self.member: Member | None = None
+        """Of a fleet."""
         self.faults: list[BaseException] = []
         """Internal errors."""
         self._free: list[int] = []
@@ -310,6 +313,8 @@ class Instance:
 
     def drain(self) -> None:
         """SIGTERM: connections end when nothing is owed; what is left after half a minute is aborted."""
+        if self.member is not None:
+            self.member.leave()
         for link in list(self.links):
             link.pair.drain()
         self.clock.after(DRAIN_S, self._abort)

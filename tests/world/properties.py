@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.counter import QuotaCounter
 from quota.entity import Kind
+from quota.fleet.record import group_hash
 from quota.reservation import FetchCounter
 from tests.world.messages import Batch
 from tests.world.script import FREE
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 STRETCH_S = 24.0
+APART_S = 30.0
+"""After instances have not heard of each other."""
+MOST_SHARES = 1.01
+"""1, and the floor of an instance that is going while the next one has begun."""
 FIRST_S = 11.0
 """The first window: Kafka's eleven samples."""
 MOST = 1.05
@@ -40,10 +45,12 @@ class Violation(BaseException):
 class Meter:
     """The bytes of one group that one limit is for."""
 
-    def __init__(self, judge: Judge, name: str, limit: float) -> None:
+    def __init__(self, judge: Judge, name: str, whole: float, factor: float) -> None:
         self._judge = judge
         self._name = name
-        self.limit = limit
+        self.whole = whole
+        """The limit in the script."""
+        self.limit = whole * factor
         self.largest_bytes = 0
         """The largest request or response."""
         self.hungry = False
@@ -56,7 +63,7 @@ class Meter:
         self._stretch_bytes = self._window_bytes = 0
         self._busy_s = self._checked_s = -1e9
         self._changes = 0
-        self._next = limit
+        self._next = self.limit
         self._minute_bytes = 0
 
     def fresh(self, now_s: float) -> None:
@@ -119,6 +126,7 @@ class Judge:
         self.wrong_until_s = 0.0
         """Faults, and what follows from them, are over then."""
         self.acknowledged_batches = 0
+        self._apart_s = -APART_S
 
     def fail(self, name: str, text: str) -> None:
         raise Violation(name, f"{text} (at {self.world.clock.now_s:.3f} s)")
@@ -161,6 +169,26 @@ class Judge:
         """A member was not heard for a session."""
         if self.world.clock.now_s > self.wrong_until_s + SETTLES_S:
             self.fail("member", f"{client} was expelled from its group")
+
+    def apart(self, until_s: float) -> None:
+        """Instances do not hear of each other until then."""
+        self._apart_s = max(self._apart_s, until_s)
+
+    def shares(self) -> None:
+        """Called every two seconds: of each limit, instances in contact may use no more than all of it together."""
+        world, now_s = self.world, self.world.clock.now_s
+        members = [member for member in world.members if not member.instance.dead]
+        if any(member.fleet.lost for member in members):
+            self._apart_s = max(self._apart_s, now_s)
+        if members and now_s < self._apart_s + APART_S:
+            for meter in self.meters.values():
+                meter.fresh(now_s + STRETCH_S)
+            return
+        for group in [group for member in members for group in member.instance.ledger.groups()]:
+            number = group_hash(group.kind, group.key)
+            held = sum(member.fleet.share(number) for member in members)
+            if held > MOST_SHARES:
+                self.fail("shares", f"{held:.3f} of the {group.kind} limit of {group.key} may be used")
 
     def acknowledged(self, client: Producer, batch: Batch, offset: int) -> None:
         """A broker's answer has come: the batch is in its log."""
@@ -242,7 +270,7 @@ class Judge:
         for _ in range(2):
             for _step in ledger.sweep(now_ms):
                 pass
-        groups = sum(1 for _ in ledger.groups())
+        groups = sum(1 for _ in ledger.groups()) + (0 if instance.member is None else instance.member.shares.count)
         if ledger.clients or groups:
             self.fail("left", f"{instance.name}: {ledger.clients} accounts and {groups} counters, two hours later")
 

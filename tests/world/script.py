@@ -13,7 +13,7 @@ FREE = "free"
 STORMS = ((0.15, 0.35), (0.55, 0.7))
 """Faults happen in these parts of the time."""
 PATH_FAULTS = ("stall", "reset", "slow")
-BROKER_FAULTS = ("restart", "slow broker", "lies", "own throttle", "move")
+BROKER_FAULTS = ("restart", "slow broker", "lies", "own throttle", "move", "topic away", "topic lossy")
 INSTANCE_FAULTS = ("crash", "drain", "reload")
 
 
@@ -97,7 +97,7 @@ def _fetcher(chance: Random, group: Group) -> Habits:
     return Habits(
         "fetcher",
         group.name,
-        size_bytes=max(int(_log_uniform(chance, 0.1, 4.0) * group.fetch), 200),
+        size_bytes=max(int(_log_uniform(chance, 0.1, 4.0) * group.fetch), 3000),
         obeys=chance.random() < 0.6,
         leave=_leaves(chance),
         requests=chance.randint(2, 20),
@@ -142,7 +142,7 @@ def draw(seed: int, seconds: float) -> Script:
         seconds,
         instances=instances,
         brokers=chance.choice((1, 2, 3)),
-        fleet=False and instances > 1 and chance.random() < 0.7,
+        fleet=instances > 1 and chance.random() < 0.7,
         gateway=chance.random() < 0.3,
         delay_s=_log_uniform(chance, 0.0005, 0.04),
         cuts=chance.choice((0.0, 0.05, 0.3)),

@@ -11,6 +11,7 @@ from quota.table import Entry, QuotaTable
 from tests.world.broker import Cluster, Log
 from tests.world.client import KINDS, Client
 from tests.world.clock import Clock
+from tests.world.fleet import Member, Topic
 from tests.world.instance import Instance
 from tests.world.network import Path, Socket
 from tests.world.properties import MINUTE_S, Judge, Meter
@@ -40,6 +41,9 @@ class World:
         self.factor = 1.0
         """Of all limits, as reloaded last."""
         self.instances: list[Instance] = []
+        self.topic = Topic(self.clock, Random(f"topic {script.seed}")) if script.fleet and not direct else None
+        self.members: list[Member] = []
+        """Of the fleet, those that have ended included."""
         for number in range(0 if direct else script.instances):
             self.instances.append(self._instance(number))
         self.clients: dict[int, Client] = {}
@@ -64,6 +68,9 @@ class World:
             self._ended = True
             for client in self.clients.values():
                 client.stop()
+            self.clock.run(self.script.seconds + QUIET_S / 10)
+            for member in self.members:
+                member.working = False  # so that idle time costs nothing
             self.clock.run(self.script.seconds + QUIET_S)
             for instance in self.instances:
                 if instance.faults:
@@ -119,9 +126,14 @@ class World:
 
     def _instance(self, place: int) -> Instance:
         self._started += 1
-        return Instance(
+        instance = Instance(
             self.clock, self._started, place, self._table(), lambda broker, done: self._dial(place, broker, done)
         )
+        if self.topic is not None:
+            number = Random(f"member {self.script.seed} {self._started}").getrandbits(64)
+            instance.member = Member(instance, self.topic, self.script.instances, number)
+            self.members.append(instance.member)
+        return instance
 
     def _table(self) -> QuotaTable:
         entries = [
@@ -142,13 +154,17 @@ class World:
         key = (0 if self.script.fleet else instance.number, group.name, kind)
         meter = self.judge.meters.get(key)
         if meter is None:
-            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit * self.factor)
+            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit, self.factor)
+            wastes = False
             for number, client in self.script.clients.items():
                 if client.group == group.name and (client.kind == "fetcher") == (kind == "fetch"):
                     meter.largest_bytes = max(meter.largest_bytes, int(client.size_bytes * 1.1) + 200)
                     here = self.script.fleet or (not self.script.gateway and self._home(number) == instance.place)
                     persistent = client.kind in ("producer", "fetcher") and client.acks and not client.leave
                     meter.hungry = meter.hungry or bool(here and persistent and not client.slow_bytes_per_s)
+                    # Half a request of theirs is paid twice: while it may still come, and when its connection ends.
+                    wastes = wastes or client.leave == "vanish"
+            meter.hungry = meter.hungry and not wastes
         return meter
 
     def _dial(self, instance: int, broker: int, done: Callable[[Socket | None], None]) -> None:
@@ -181,8 +197,9 @@ class World:
             self.clock.after(MINUTE_S, self._minute)
 
     def _sweep(self) -> None:
-        for member in self.cluster.sweep():
-            self.judge.expelled(self.clients[member])
+        for expelled in self.cluster.sweep():
+            self.judge.expelled(self.clients[expelled])
+        self.judge.shares()
         if not self._ended:
             self.clock.after(2.0, self._sweep)
 
@@ -213,6 +230,13 @@ class World:
             self.brokers_throttle = True
             broker.rate = 5_000.0 + 20_000.0 * fault.value
             clock.after(fault.lasts_s, setattr, broker, "rate", 0.0)
+        elif kind == "topic away":
+            if self.topic is not None:
+                self.topic.away_until_s = now_s + fault.lasts_s
+                self.judge.apart(now_s + fault.lasts_s)
+        elif kind == "topic lossy":
+            if self.topic is not None:
+                self.topic.lossy_until_s = now_s + fault.lasts_s
         elif kind == "move":
             self.cluster.move(sorted(self.cluster.logs)[target % len(self.cluster.logs)])
         elif not instances:
@@ -246,10 +270,10 @@ class World:
 
     def _reload(self, factor: float) -> None:
         """All limits change; each instance learns of it in its own time."""
-        now_s, before, self.factor = self.clock.now_s, self.factor, factor
+        now_s, self.factor = self.clock.now_s, factor
         table = self._table()
         for instance in self.instances:
             self.clock.after(self._chance.random() * RELOAD_S, instance.reload, table)
         for meter in self.judge.meters.values():
-            meter.change(now_s, meter.limit * factor / before)
+            meter.change(now_s, meter.whole * factor)
         self.judge.disturbed(now_s + RELOAD_S)
