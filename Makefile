@@ -30,7 +30,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
+.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills world
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -212,6 +212,9 @@ accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and
 
 evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 20 minutes; EVASION_ARGS, such as --direct)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
+
+world: $(VENV)/.dev ## Simulated clients, instances, brokers and networks, from seeds (WORLD_ARGS="--seeds 10000 --minutes 30", --mutations, --search)
+	@$(AS_IMAGES) $(BIN)/python -m tests.world $(WORLD_ARGS)
 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.load $(LOAD_ARGS)

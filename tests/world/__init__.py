@@ -1,4 +1,4 @@
-"""A world in a seed: clients, instances of the real core, brokers and a network, on one simulated clock (README: docs/testing.md).
+"""A world in a seed: clients, instances of the real core, brokers and a network, on one simulated clock.
 
-    python -m tests.world --seeds 1000 --minutes 5
+python -m tests.world --seeds 1000 --minutes 5
 """

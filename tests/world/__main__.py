@@ -36,6 +36,14 @@ class Tally:
         self.worst = max([self.worst, *(meter.worst for meter in world.judge.meters.values())])
         self.faults += world.faults
 
+    def text(self, took_s: float) -> str:
+        """For people."""
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
+        return (
+            f"{self.seeds} seeds held, {self.hours:.1f} simulated hours, {self.hours / took_s:.2f} hours per second, "
+            f"{self.acknowledged} batches acknowledged, highest rate {self.worst:.3f} of a limit; faults: {faults}"
+        )
+
 
 def play(script: Script, *, direct: bool = False, tally: Tally | None = None) -> Violation | None:
     """The property that does not hold in a world, if any."""
@@ -104,10 +112,7 @@ def main() -> int:
                 print(f"  shrunk: {play(smallest)}\n  {command(smallest, options.minutes)}", flush=True)
             if not options.go_on:
                 break
-    took_s = time.monotonic() - began_s
-    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.faults.items()))
-    print(f"{tally.seeds} seeds, {tally.hours:.1f} simulated hours, {tally.hours / took_s:.2f} hours per second, {failed} failed")
-    print(f"{tally.acknowledged} batches acknowledged; highest rate {tally.worst:.3f}; faults: {faults}")
+    print(tally.text(time.monotonic() - began_s))
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""Brokers: logs, leaders, producers' sequences, transactions, groups and fetch sessions, and what goes wrong with them."""
+"""Brokers: logs, leaders, producers' sequences, transactions, groups, fetch sessions, and what goes wrong with them."""
 
 from __future__ import annotations
 
@@ -286,4 +286,3 @@ class Serving:
             return
         self._busy = False
         self._next()
-

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 Leave = Literal["", "close", "half", "reset", "vanish", "inside"]
-"""How a client ends its connections: in order, by its sending side alone, by a reset, without a word; inside a request."""
+"""How a client ends its connections: in order, by half, by a reset, without a word; inside a request."""
 BACKOFF_S = 0.1, 2.0
 
 
@@ -349,9 +349,10 @@ class Producer(Client):
             elif self.stopped:
                 return
             else:
-                batch = self.new_batch()
-                if batch is None:
+                fresh = self.new_batch()
+                if fresh is None:
                     return
+                batch = fresh
             self.sends[batch.number] = self.sends.get(batch.number, 0) + 1
             frame = kafka.produce(self.next_number(), self.client_id, habits.acks, self.partition, batch)
             if habits.acks:
@@ -422,7 +423,9 @@ class Fetcher(Client):
     def go_on(self, channel: Channel) -> None:
         if channel.socket.shut or channel.owed or self.leaves(channel):
             return
-        session, epoch, partition = (self._session, self._epoch, self.partition) if self.habits.sessions else (0, -1, self.partition)
+        session, epoch, partition = (
+            (self._session, self._epoch, self.partition) if self.habits.sessions else (0, -1, self.partition)
+        )
         if epoch > 0 and self._named == self.offset:
             partition = -1
         self._named = self.offset

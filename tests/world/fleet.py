@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 2
 SEAL = Seal([b"k" * 32], "kquota-fleet", "world")
-STEP_S = 0.25
+STEP_S = 0.5
 
 
 class Topic:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
 from math import inf
-from random import Random
 from typing import Any
 
 from proxy.core.errors import CloseReason, SessionError
@@ -29,7 +28,7 @@ from tests.world.clock import Clock
 from tests.world.fleet import Member
 from tests.world.network import Socket
 
-SWEEP_S = 3.0
+SWEEP_S, QUIET_SWEEP_S = 3.0, 10.0
 FIRST_PORT = 19_000
 DRAIN_S = 30.0
 MICRO_S = 1e-6
@@ -226,7 +225,7 @@ class Instance:
         self.place = place
         self.name = f"kquota-{place}"
         self.dial = dial
-        self.dead = False
+        self.dead = self.quiet = False
         self.ledger = Ledger(table, max_throttle_ms=120_000)
         self.counters = Counters()
         quiet: Any = Quiet()
@@ -288,9 +287,7 @@ class Instance:
 
     def accept(self, client: Socket, broker: int, user: str, released: Tap, returned: Tap) -> None:
         """Serve a client that has connected to the local port of a broker."""
-        session = Session(
-            self.ledger, self.counters, user=user, translate=self._translate, effects=self.shared.effects
-        )
+        session = Session(self.ledger, self.counters, user=user, translate=self._translate, effects=self.shared.effects)
         link = Link(self, client, session, released, returned)
         link.broker = broker
         self.links[link] = None
@@ -351,7 +348,7 @@ class Instance:
         with suppress(StopIteration):
             self._sweeper._sweep(self.clock.now_s, passed_s).send(None)
         self.wake()
-        self.clock.after(SWEEP_S, self._sweep)
+        self.clock.after(QUIET_SWEEP_S if self.quiet else SWEEP_S, self._sweep)
 
 
 async def _at_once() -> None:

@@ -75,7 +75,9 @@ def answer(correlation: int, body: bytes) -> bytes:
 def produce(correlation: int, client_id: bytes, acks: int, partition: int, batch: Batch) -> bytes:
     """A request with this batch."""
     body = _PRODUCE.pack(-1, acks, TIMEOUT_MS, 1, 1, TOPIC, 1, partition, batch.size_bytes)
-    return request(PRODUCE, correlation, client_id, body + _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size])
+    return request(
+        PRODUCE, correlation, client_id, body + _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size]
+    )
 
 
 def produced(frame: bytes, body: int) -> tuple[int, int, Batch]:

@@ -28,6 +28,10 @@ MOST = 1.05
 LEAST = 0.9
 """Of the limit, in a whole minute without faults."""
 MINUTE_S = 60.0
+MOST_OF_FLEET, LEAST_OF_FLEET = 1.12, 0.6
+"""Shares move: the part of an instance where nobody asks is used elsewhere after some seconds."""
+MOST_WASTED = 1.12
+"""With clients that vanish inside requests: what was forwarded of those is charged when they are given up."""
 SETTLES_S = 60.0
 """After a fault."""
 FREE_ANSWER_S = 1.5
@@ -51,6 +55,7 @@ class Meter:
         self.whole = whole
         """The limit in the script."""
         self.limit = whole * factor
+        self.most, self.least = MOST, LEAST
         self.largest_bytes = 0
         """The largest request or response."""
         self.hungry = False
@@ -97,14 +102,14 @@ class Meter:
             return
         rate = (self._stretch_bytes - self.largest_bytes) / STRETCH_S / self.limit
         self.worst = max(self.worst, rate)
-        if rate > MOST:
+        if rate > self.most:
             self._judge.fail("rate", f"{self._name}: {rate:.3f} of its limit in {STRETCH_S:.0f} s besides one request")
 
     def minute(self, now_s: float, calm: bool) -> None:
         """A minute is over, in which nothing was wrong if `calm`."""
         used = (self._minute_bytes + self.largest_bytes) / MINUTE_S / self.limit
         self._minute_bytes = 0
-        if calm and self.hungry and used < LEAST:
+        if calm and self.hungry and used < self.least:
             self._judge.fail("work", f"{self._name}: {used:.3f} of its limit in a minute, while clients want more")
 
 
@@ -222,8 +227,7 @@ class Judge:
         numbers = [(batch.epoch, batch.number) for batch in batches]
         habits = client.habits
         if habits.idempotent:
-            expected = [one for one in sorted(set(numbers))]
-            if numbers != expected:
+            if numbers != sorted(set(numbers)):
                 self.fail("order", f"{client}: the log has {numbers[:20]}")
             last = max((number for epoch, number in numbers if epoch == client.epoch), default=-1)
             if last < client.acknowledged:
@@ -236,7 +240,11 @@ class Judge:
                 if count > client.sends.get(number, 0):
                     self.fail("repeated", f"{client}: {number} is {count} times in the log")
             undisturbed = not habits.leave and not client.timeouts and not self.world.script.faults
-            if undisturbed and habits.in_flight == 1 and [number for _, number in numbers] != sorted(number for _, number in numbers):
+            if (
+                undisturbed
+                and habits.in_flight == 1
+                and [number for _, number in numbers] != sorted(number for _, number in numbers)
+            ):
                 self.fail("order", f"{client}: the log has {numbers[:20]}")
 
     def _same_limits(self, instance: Instance) -> None:
@@ -247,7 +255,9 @@ class Judge:
                 found = instance.ledger.table.resolve(kind, user, client_id)
                 counter = instance.ledger.counters.get(kind, found.key)
                 if found.limit != expected or (counter is not None and counter.whole != expected):
-                    self.fail("table", f"{instance.name}: the {kind} limit of {group.name} is {found.limit}, not {expected}")
+                    self.fail(
+                        "table", f"{instance.name}: the {kind} limit of {group.name} is {found.limit}, not {expected}"
+                    )
 
     def _nothing_left(self, instance: Instance) -> None:
         ledger, counters = instance.ledger, instance.counters

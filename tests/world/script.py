@@ -1,4 +1,4 @@
-"""What is in a world and what happens to it, drawn from a seed. Each part draws for itself, so parts can be left out."""
+"""What is in a world and what happens to it, drawn from a seed. Each part draws for itself, so any can be left out."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def _client(chance: Random, groups: tuple[Group, ...]) -> Habits:
     if drawn < 0.08:
         return Habits("member", group.name)
     if drawn < 0.2:
-        free = Habits("producer", FREE, chance.randint(500, 4000), acks=chance.choice((1, -1)), pause_s=chance.uniform(1, 5))
+        free = Habits(
+            "producer", FREE, chance.randint(500, 4000), acks=chance.choice((1, -1)), pause_s=chance.uniform(1, 5)
+        )
         return free if chance.random() < 0.7 else replace(free, kind="fetcher")
     if drawn < 0.3 and group.produce:
         size = max(int(_log_uniform(chance, 0.3, 2.0) * group.produce), 200)
@@ -125,7 +127,9 @@ def _fault(chance: Random, seconds: float) -> Fault:
     begin, end = chance.choice(STORMS)
     kinds = chance.choice((PATH_FAULTS, PATH_FAULTS, BROKER_FAULTS, INSTANCE_FAULTS))
     at_s = seconds * chance.uniform(begin, end)
-    return Fault(chance.choice(kinds), at_s, chance.randrange(1 << 20), _log_uniform(chance, 0.1, 20.0), chance.random())
+    return Fault(
+        chance.choice(kinds), at_s, chance.randrange(1 << 20), _log_uniform(chance, 0.1, 20.0), chance.random()
+    )
 
 
 def draw(seed: int, seconds: float) -> Script:

@@ -22,8 +22,10 @@ def shrink(script: Script, fails: Callable[[Script], bool]) -> Script:
             while size:
                 keys = list(getattr(script, part))
                 for start in range(0, len(keys), size):
-                    left = {key: one for key, one in getattr(script, part).items() if key not in keys[start : start + size]}
-                    one = replace(script, **{part: left})
+                    left = {
+                        key: one for key, one in getattr(script, part).items() if key not in keys[start : start + size]
+                    }
+                    one = replace(script, clients=left) if part == "clients" else replace(script, faults=left)
                     if len(left) < len(getattr(script, part)) and fails(one):
                         script, smaller = one, True
                 size //= 2

@@ -14,7 +14,7 @@ from tests.world.clock import Clock
 from tests.world.fleet import Member, Topic
 from tests.world.instance import Instance
 from tests.world.network import Path, Socket
-from tests.world.properties import MINUTE_S, Judge, Meter
+from tests.world.properties import LEAST_OF_FLEET, MINUTE_S, MOST_OF_FLEET, MOST_WASTED, Judge, Meter
 from tests.world.script import Fault, Group, Script
 
 RELOAD_S = 2.0
@@ -70,7 +70,9 @@ class World:
                 client.stop()
             self.clock.run(self.script.seconds + QUIET_S / 10)
             for member in self.members:
-                member.working = False  # so that idle time costs nothing
+                member.working = False  # so that idle time costs little
+            for instance in self.instances:
+                instance.quiet = True
             self.clock.run(self.script.seconds + QUIET_S)
             for instance in self.instances:
                 if instance.faults:
@@ -92,7 +94,13 @@ class World:
         path = self._path("client", client.number, where)
         chance = Random(f"connection {self.script.seed} {client.number} {client.connections}")
         self.clock.at(
-            max(self.clock.now_s, path.stalled_until_s) + 2 * path.delay_s, self._opened, client, where, path, chance, done
+            max(self.clock.now_s, path.stalled_until_s) + 2 * path.delay_s,
+            self._opened,
+            client,
+            where,
+            path,
+            chance,
+            done,
         )
 
     def _home(self, number: int) -> int:
@@ -154,7 +162,9 @@ class World:
         key = (0 if self.script.fleet else instance.number, group.name, kind)
         meter = self.judge.meters.get(key)
         if meter is None:
-            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit, self.factor)
+            meter = self.judge.meters[key] = Meter(
+                self.judge, f"{kind} of {group.name} at {key[0]}", limit, self.factor
+            )
             wastes = False
             for number, client in self.script.clients.items():
                 if client.group == group.name and (client.kind == "fetcher") == (kind == "fetch"):
@@ -162,9 +172,13 @@ class World:
                     here = self.script.fleet or (not self.script.gateway and self._home(number) == instance.place)
                     persistent = client.kind in ("producer", "fetcher") and client.acks and not client.leave
                     meter.hungry = meter.hungry or bool(here and persistent and not client.slow_bytes_per_s)
-                    # Half a request of theirs is paid twice: while it may still come, and when its connection ends.
+                    # Half a request of theirs waits to be charged until its connection ends.
                     wastes = wastes or client.leave == "vanish"
             meter.hungry = meter.hungry and not wastes
+            if self.script.fleet:
+                meter.most, meter.least = MOST_OF_FLEET, LEAST_OF_FLEET
+            elif wastes:
+                meter.most = MOST_WASTED
         return meter
 
     def _dial(self, instance: int, broker: int, done: Callable[[Socket | None], None]) -> None:

@@ -1,0 +1,39 @@
+"""A minute of `make world`: whole worlds of clients, instances and brokers, each drawn from a seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.__main__ import Tally, play
+from tests.world.script import Fault, Habits, Script, draw
+from tests.world.shrinker import shrink
+from tests.world.world import World
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_all_properties_hold_in_worlds(seed: int) -> None:
+    tally = Tally()
+    violation = play(draw(seed, 240.0), tally=tally)
+    assert violation is None, f"{violation}: make world WORLD_ARGS='--seed {seed} --seeds 1 --minutes 4'"
+    assert tally.calls > 1000
+
+
+@pytest.mark.parametrize("seed", [3, 7])
+def test_model_keeps_its_promises_without_kquota(seed: int) -> None:
+    assert play(draw(seed, 240.0), direct=True) is None
+
+
+def test_one_seed_decides_everything() -> None:
+    worlds = [World(draw(8, 120.0)) for _ in range(2)]
+    for world in worlds:
+        world.run()
+    first, second = [(world.clock.calls, world.judge.acknowledged_batches, world.faults) for world in worlds]
+    assert first == second
+
+
+def test_shrinker_keeps_what_it_takes() -> None:
+    clients = {number: Habits("member", "g0") for number in range(6)}
+    faults = {number: Fault("stall", 1.0, 0, 1.0, 0.5) for number in range(6)}
+    script = Script(1, 600.0, clients=clients, faults=faults)
+    found = shrink(script, lambda one: 4 in one.clients and {1, 5} <= set(one.faults) and one.seconds > 50)
+    assert (set(found.clients), set(found.faults), found.seconds) == ({4}, {1, 5}, 60.0)
