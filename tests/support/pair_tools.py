@@ -48,7 +48,7 @@ def book_of(ledger: Ledger, now_ms: float) -> Any:
 
 
 def _snapshot(one: Any) -> Any:
-    return [(name, getattr(one, name)) for name in one.__slots__ if name not in ("shadow", "candidate")]
+    return [(name, value) for name, value in vars(one).items() if name not in ("shadow", "candidate")]
 
 
 def window_of(group: DebtCounter) -> Any:

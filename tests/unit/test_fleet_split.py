@@ -1,5 +1,6 @@
 """The split of one limit among instances: the arithmetic, and what is held of it whatever happens to records."""
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -241,11 +242,14 @@ class Rig:
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds * 4)):
-            self.now += 250.0
-            for at in range(len(self.fleets)):
-                self.deliver(at)
-                self.step(at)
-                assert self.held() <= CAPACITY + 1e-9
+            self.turn(CAPACITY + 1e-9)
+
+    def turn(self, most: float = math.inf) -> None:
+        self.now += 250.0
+        for at in range(len(self.fleets)):
+            self.deliver(at)
+            self.step(at)
+            assert self.held() <= most
 
     def used(self) -> float:
         return sum(min(want, fleet.share(GROUP)) for want, fleet in zip(self.want, self.fleets, strict=True))
@@ -324,33 +328,21 @@ def test_without_records_keeps_share_then_divides_limit() -> None:
     rig.publishing[0] = False
     start = rig.now
     while rig.now - start < 4500:
-        rig.now += 250
-        for at in range(4):
-            rig.deliver(at)
-            rig.step(at)
+        rig.turn()
     assert rig.fleets[0].share(GROUP) == pytest.approx(before, rel=0.05)
     assert rig.fleets[0].standing(GROUP, rig.now).why is ShareReason.LAST
     while rig.now - start < 15_000:
-        rig.now += 250
-        for at in range(4):
-            rig.deliver(at)
-            rig.step(at)
+        rig.turn()
     standing = rig.fleets[0].standing(GROUP, rig.now)
     assert (standing.share, standing.why, rig.fleets[0].lost) == (0.25, ShareReason.ALONE, True)
     # The others have taken over what it held, and give it back when it is heard again.
     rig.want = [2.0] * 4
     for _ in range(20):
-        rig.now += 250
-        for at in range(4):
-            rig.deliver(at)
-            rig.step(at)
+        rig.turn()
     assert rig.fleets[1].share(GROUP) > 0.3
     rig.publishing[0] = True
     for _ in range(40):
-        rig.now += 250
-        for at in range(4):
-            rig.deliver(at)
-            rig.step(at)
+        rig.turn()
     assert not rig.fleets[0].lost
     assert rig.held() <= CAPACITY + 1e-9
     assert [fleet.share(GROUP) for fleet in rig.fleets] == pytest.approx([0.25] * 4, rel=0.02)

@@ -1,20 +1,21 @@
 """The ledger's own promises: shared counters, reloads, forgetting, carried delays, shadow entries, totals."""
 
 import gc
+from typing import Any
 
 import pytest
 
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.counters import GroupSnapshot, snapshots
+from tests.support.counters import snapshots
 from tests.support.session_tools import kafka_ledger
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 HOUR_MS = 3_600_000
 
 
-def group_of(ledger: Ledger, kind: Kind = PRODUCE, now: float = 0) -> GroupSnapshot:
+def group_of(ledger: Ledger, kind: Kind = PRODUCE, now: float = 0) -> Any:
     (group,) = [group for group in snapshots(ledger, now) if group.kind is kind]
     return group
 

@@ -1,5 +1,7 @@
 """Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from quota.ledger import Account, Ledger
 from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 from quota.trial import Trial
-from tests.support.counters import GroupSnapshot, TrialSnapshot, snapshots
+from tests.support.counters import TrialSnapshot, snapshots
 
 PRODUCE, FETCH, REQUEST, MUTATION = Kind
 
@@ -26,7 +28,7 @@ def as_shadow(kind: Kind, limit: float) -> QuotaTable:
     return QuotaTable([Entry(user="u", **{RATE_FIELD[kind]: limit}, mode="shadow")])
 
 
-def group_of(ledger: Ledger, now: float = 0) -> GroupSnapshot:
+def group_of(ledger: Ledger, now: float = 0) -> Any:
     (group,) = snapshots(ledger, now)
     return group
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from quota import record
 from quota.entity import Kind
-from tests.support.usage_rows import NAMES, RecordError, build, from_line, problems
+from tests.support.usage_rows import NAMES, build, from_line
 
 TEXT = Path(__file__, "../../../docs/usage-records.md").resolve().read_text()
 
@@ -28,47 +25,6 @@ def test_a_line_is_the_row_again() -> None:
     assert line.count(b"\n") == 1
     assert from_line(line) == row
     assert tuple(json.loads(line)) == NAMES
-
-
-@pytest.mark.parametrize(
-    ("values", "complaint"),
-    [
-        ({"colour": "red"}, "colour is no field"),
-        ({"produce_bytes": 1.5}, "produce_bytes is 1.5, expected a whole number (bigint)"),
-        ({"produce_bytes": -1}, "produce_bytes is -1, expected at least 0"),
-        ({"produce_bytes": True}, "expected a whole number"),
-        ({"samples": 2**31}, "expected a whole number (int)"),
-        ({"user": None}, "user is None, expected a string"),
-        ({"pod": 3}, "pod is 3, expected a string"),
-        ({"duration_s": float("nan")}, "expected a finite number"),
-        ({"duration_s": "10"}, "expected a number"),
-        ({"fetch_limit_mode": "strict"}, "expected one of enforce, shadow"),
-        ({"sequence": 0}, "sequence is 0, expected at least 1"),
-        ({"end_ms": 999}, "end_ms is 999, before start_ms 1000"),
-        ({"requests": 3, "requests_fetch": 2}, "requests is 3, its families sum to 2"),
-        ({"schema_version": 4}, "schema_version is 4, this reader knows 1 to 3"),
-        ({"schema_version": 0}, "schema_version is 0, this reader knows 1 to 3"),
-        ({"schema_version": True}, "schema_version is True, this reader knows 1 to 3"),
-        ({"schema_version": 1}, "throttle_produce_held_count is no field of version 1"),
-        ({"schema_version": 2}, "produce_fleet_limit is no field of version 2"),
-        ({"throttle_fetch_held_count": -1}, "throttle_fetch_held_count is -1, expected at least 0"),
-    ],
-)
-def test_a_wrong_row_is_refused_with_its_field(values: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(RecordError, match=re.escape(complaint)):
-        a_row(**values)
-
-
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b"17", b"{}", record.to_line(a_row())[:-9], b"\xff\xfe"])
-def test_refuses_invalid_records(line: bytes) -> None:
-    with pytest.raises(RecordError):
-        from_line(line)
-
-
-def test_a_missing_field_is_named() -> None:
-    row = a_row()
-    del row["mutes"]
-    assert problems(row) == ["mutes is missing"]
 
 
 def test_amounts_that_can_be_given_back_may_be_negative() -> None:
