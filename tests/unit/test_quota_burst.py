@@ -32,17 +32,6 @@ def test_the_example_of_the_kip() -> None:
     assert windows._amounts == [5.0] * 87 + [65.0] + [0.0] * 12
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
-def test_the_example_through_the_ledger(algorithm: MutationAlgorithm) -> None:
-    # -60 tokens at 5 per second are 12 s; (5.6 - 5) / 5 * 100 * 1 s are as well
-    ledger = limited(5, algorithm)
-    account = ledger.account("u", "c")
-    assert ledger.charge_mutation(account, 560, True, 0) == (True, 0)
-    assert ledger.observed(account, Kind.MUTATION, 0) == -60
-    assert ledger.charge_mutation(account, 1, True, 0) == (False, 12_000)
-    assert ledger.charge_mutation(account, 1, True, 12_000) == (True, 0)
-
-
 def test_permissive_is_charged_and_delayed() -> None:
     ledger = limited(5)
     account = ledger.account("u", "c")

@@ -412,15 +412,6 @@ def test_bounds_owed_request_time_for_heartbeats() -> None:
     assert now <= 30_100
 
 
-def test_permissive_mutations_wait_until_the_tokens_are_back() -> None:
-    ledger = Ledger(QuotaTable([Entry(user="u", controller_mutation_rate=5)]))
-    account = ledger.account("u", "c")
-    # 11 s * 5/s = 55 tokens, 155 taken: -100 / 5 = 20 s
-    assert ledger.charge_mutation(account, 155, False, 0) == (True, 20_000)
-    assert ledger.queue(account, Kind.MUTATION, "another", 0, 1000).wait_ms == 19_000
-    assert ledger.queue(account, Kind.MUTATION, "another", 0, 20_000).wait_ms == 0
-
-
 def test_renewal_allowance_is_the_groups_and_returns() -> None:
     ledger = ledger_of(1 * MB)
     ledger.charge(ledger.account("u", "c"), PRODUCE, 100 * MB, 0)

@@ -172,36 +172,6 @@ def test_a_frame_too_short_for_its_header_never_hangs_nor_passes(length: int) ->
     assert caught.value.kind is not None
 
 
-@pytest.mark.parametrize(
-    ("raw", "kind"),
-    [
-        (struct.pack(">ii", 3, 1), "broker_frame_size"),
-        (struct.pack(">ii", -5, 1), "broker_frame_size"),
-        (produce_response(2), "broker_correlation_id"),
-    ],
-)
-def test_a_hostile_broker_ends_the_connection(raw: bytes, kind: str) -> None:
-    one = session(ledger())
-    from_client(one, produce(1, 100))
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, raw)
-    assert (caught.value.reason, caught.value.kind) == (CloseReason.BROKER_MALFORMED, kind)
-
-
-def test_a_response_without_a_request_ends_the_connection() -> None:
-    with pytest.raises(SessionError) as caught:
-        from_broker(session(ledger()), produce_response(1))
-    assert caught.value.kind == "broker_unasked_response"
-
-
-def test_truncated_metadata_ends_the_connection() -> None:
-    one = session(ledger())
-    from_client(one, request(METADATA, 1, 7, b"\xff\xff\xff\xff"))
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, response(METADATA, 1, 7, struct.pack(">i", 3)))
-    assert caught.value.reason is CloseReason.BROKER_MALFORMED
-
-
 def test_refuses_newer_version_of_api_with_addresses() -> None:
     one = session(ledger())
     from_client(one, request(METADATA, 90, 7, b"\0"))
