@@ -118,17 +118,8 @@ def test_reports_from_and_to_an_object_store(store: Store) -> None:
     assert not [key for key in store.keys("out/usage/") if "_staging" in key or ".parts" in key]
 
     # The stream as well: its checkpoint and the log of what it wrote live in the store.
-    stream = [
-        "report",
-        "stream",
-        "--once",
-        "--input",
-        "s3a://usage/in",
-        "--output",
-        "s3a://usage/rolled",
-        *conf,
-        *QUICK,
-    ]
+    places = ["--input", "s3a://usage/in", "--output", "s3a://usage/rolled"]
+    stream = ["report", "stream", "--once", *places, *conf, *QUICK]
     result = kquota(*stream)
     assert result.returncode == 0, result.stderr[-3000:]
     # Two hours are over by the records' clock, two full minutes of them: each record is in its minute once.

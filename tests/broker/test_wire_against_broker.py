@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import pytest
 from proxy.core.wire import apis, responses, schema
 from tests.lab import wire_schema
 from tests.lab.releases import BETWEEN, NEW, OLD
+from tests.support.raw_client import RawClient
 from tests.support.wire_tools import kafka_python_frame, kafka_python_messages, read_api_versions
 
 if TYPE_CHECKING:
@@ -32,29 +32,13 @@ def cluster(request: pytest.FixtureRequest, kafka_of: Callable[[str], KafkaClust
     return found
 
 
-def ask(peer: socket.socket, frame: bytes) -> bytes:
-    peer.sendall(frame)
-    size = receive(peer, 4)
-    return size + receive(peer, struct.unpack(">i", size)[0])
-
-
-def receive(peer: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = peer.recv(count - len(data))
-        assert part, f"the broker closed the connection, {count - len(data)} bytes missing"
-        data += part
-    return data
-
-
-def connect(cluster: KafkaCluster) -> socket.socket:
-    node = cluster.nodes[0]
-    return socket.create_connection((node.host, node.port), timeout=30)
+def connect(cluster: KafkaCluster) -> RawClient:
+    return RawClient(cluster.bootstrap[0])
 
 
 def advertised(cluster: KafkaCluster) -> dict[int, tuple[int, int]]:
     with connect(cluster) as peer:
-        frame = ask(peer, responses.api_versions_request(3, 1, "kquota-test"))
+        frame = peer.exchange(responses.api_versions_request(3, 1, "kquota-test"))
     return read_api_versions(3, frame)
 
 
@@ -74,7 +58,7 @@ def test_every_advertised_version_is_in_the_table(cluster: KafkaCluster) -> None
 def test_clamps_no_version_this_broker_offers(cluster: KafkaCluster) -> None:
     with connect(cluster) as peer:
         for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
-            frame = ask(peer, responses.api_versions_request(version, 1, "kquota-test"))
+            frame = peer.exchange(responses.api_versions_request(version, 1, "kquota-test"))
             assert responses.rewrite(18, version, frame, 0, len(frame), lambda *_: ("h", 1)) is None
 
 
@@ -90,7 +74,9 @@ def test_broker_answers_match_the_wire_table(cluster: KafkaCluster, name: str) -
     checked = 0
     with connect(cluster) as peer:
         for version in range(lowest, min(highest, request_class.max_version) + 1):
-            frame = ask(peer, kafka_python_frame(request_class, version, 1000 + version, **arguments(name, version)))
+            frame = peer.exchange(
+                kafka_python_frame(request_class, version, 1000 + version, **arguments(name, version))
+            )
             message = response_class.decode(frame, version=version, header=True, framed=True)
             assert message.header.correlation_id == 1000 + version
             patched = bytearray(frame)
@@ -122,7 +108,7 @@ def test_reads_brokers_from_real_metadata(cluster: KafkaCluster) -> None:
     offered = advertised(cluster)
     with connect(cluster) as peer:
         for version in range(1, offered[apis.METADATA][1] + 1):
-            frame = ask(peer, responses.metadata_request(version, 5, "kquota-test"))
+            frame = peer.exchange(responses.metadata_request(version, 5, "kquota-test"))
             (broker,) = responses.read_brokers(version, frame, 0, len(frame))
             node = cluster.nodes[0]
             assert broker == (node.node_id, node.host, node.port)
@@ -132,5 +118,5 @@ def test_answers_unsupported_api_versions_as_broker(cluster: KafkaCluster) -> No
     header = struct.pack(">hhih", 18, 99, 77, -1) + b"\0"
     payload = header + b"\2a\2b\0"
     with connect(cluster) as peer:
-        frame = ask(peer, struct.pack(">i", len(payload)) + payload)
+        frame = peer.exchange(struct.pack(">i", len(payload)) + payload)
     assert frame[:-2] == responses.unsupported_api_versions_response(77)[:-2]  # behind it, the highest known version

@@ -21,15 +21,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread
 from typing import NamedTuple
 
+from proxy.core.wire.messages import framed
+from proxy.core.wire.primitives import uvarint
+
 Address = tuple[str, int]
 
 HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(192))
 MAX_OPEN = 150
-
-
-def framed(content: bytes) -> bytes:
-    """With its size in front."""
-    return struct.pack(">i", len(content)) + content
 
 
 def request(api_key: int, version: int, body: bytes, client_id: bytes = b"attacker", *, tags: bytes = b"") -> bytes:
@@ -209,12 +207,7 @@ def flooding(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
 
 def _compact(elements: list[bytes]) -> bytes:
     """A compact array."""
-    count, head = len(elements) + 1, bytearray()
-    while count > 0x7F:
-        head.append(count & 0x7F | 0x80)
-        count >>= 7
-    head.append(count)
-    return bytes(head) + b"".join(elements)
+    return uvarint(len(elements) + 1) + b"".join(elements)
 
 
 MANY = 195_000

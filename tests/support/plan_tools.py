@@ -13,19 +13,13 @@ if TYPE_CHECKING:
 MAX_TASKS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Rows that came over a shuffle, task by task."""
-
-    tasks: list[int]
-
-
 @dataclass(slots=True)
 class Watched:
     """Filled when the block is over."""
 
     plans: list[str] = field(default_factory=list)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[list[int]] = field(default_factory=list)
+    """Rows that came over a shuffle, task by task."""
 
 
 @contextmanager
@@ -43,7 +37,7 @@ def watched(spark: SparkSession) -> Iterator[Watched]:
         for stage in _items(one.stages().toSeq()):
             tasks = [_shuffled(task) for task in _items(core.statusStore().taskList(stage, 0, MAX_TASKS))]
             if any(tasks):
-                seen.stages.append(Stage(tasks))
+                seen.stages.append(tasks)
 
 
 def _executions(spark: SparkSession) -> list[Any]:

@@ -133,6 +133,12 @@ class RawClient:
         payload = self._receive(size)
         return Frame(payload, first_byte_at, time.monotonic())
 
+    def exchange(self, frame: bytes) -> bytes:
+        """Send a whole frame; the next one, with its size in front."""
+        self.send(frame)
+        payload = self.read_frame().payload
+        return struct.pack(">i", len(payload)) + payload
+
     def ask(self, message: Any, timeout_s: float | None = None) -> Frame:
         """Send a kafka-python request, read the next frame, and decode it as the answer.
 

@@ -12,7 +12,6 @@ from run to run; the tests compare no such value: a new recording is needed only
 from __future__ import annotations
 
 import json
-import socket
 import struct
 import sys
 import time
@@ -26,6 +25,7 @@ from proxy.core.wire import responses
 from proxy.core.wire.apis import API_VERSIONS, api_name
 from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import BETWEEN, NEW, OLD
+from tests.support.raw_client import RawClient
 from tests.support.wire_tools import (
     framed,
     kafka_python_frame,
@@ -44,14 +44,12 @@ class Broker:
     """One connection on which requests are sent one by one; what was said is kept."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.socket = socket.create_connection((host, port), timeout=20)
+        self.client = RawClient((host, port))
         self.said: list[dict[str, Any]] = []
 
     def ask(self, what: str, api_key: int, version: int, request: bytes, *, keep: bool = True) -> bytes:
         """The response frame."""
-        self.socket.sendall(request)
-        size = self._receive(4)
-        response = size + self._receive(struct.unpack(">i", size)[0])
+        response = self.client.exchange(request)
         if keep:
             self.said.append(
                 {
@@ -64,15 +62,6 @@ class Broker:
                 }
             )
         return response
-
-    def _receive(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self.socket.recv(count - len(data))
-            if not part:
-                raise EOFError(f"the broker closed the connection after {len(self.said)} answers")
-            data += part
-        return data
 
 
 def message(name: str) -> Any:
