@@ -174,8 +174,8 @@ class Link:
     def abort(self, reason: CloseReason) -> None:
         self.pair.close(reason)
 
-    def retire(self) -> None:
-        self.pair.retire()
+    def retire(self, late: bool) -> None:
+        self.pair.retire(late)
 
     def crash(self) -> None:
         """The process is gone: the kernel closes its sockets."""
