@@ -1,6 +1,6 @@
 """The soak: a sidecar under churning clients, reloads and faults, watched for whatever grows: `make soak`.
 
-    python -m tests.soak --minutes 30 --plot docs/images/soak.png --json benchmarks/results/soak.json
+    python -m tests.soak --minutes 30 --plot docs/images/soak.png
 
 Everything that is judged is in `judge`; what may stand in the log, and why, in `EXPLAINED`.
 """
@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -360,22 +360,11 @@ def main() -> int:
     arguments.add_argument("--minutes", type=float, default=30.0)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--plot", type=Path)
-    arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()
     soaked = soak(options.minutes, options.seed)
     print(summary(soaked))
     if options.plot:
         plot(soaked, options.plot)
-    if options.json:
-        plain = {name: getattr(soaked, name) for name in Soaked.__dataclass_fields__} | {
-            "at_rest_before": str(soaked.at_rest_before),
-            "at_rest_after": str(soaked.at_rest_after),
-            "complaints": {f"{message} ({reason})": count for (message, reason), count in soaked.complaints.items()},
-            "slope_mb_per_h": round(slope_mb_per_h(second_half(soaked)), 2),
-        }
-        plain["samples"] = [list(asdict(one).values()) for one in soaked.samples]
-        plain["sample_fields"] = list(Sample.__dataclass_fields__)
-        options.json.write_text(json.dumps(plain) + "\n")
     found = judge(soaked)
     print("\n".join(f"PROBLEM: {one}" for one in found) or "all is well")
     return 1 if found else 0
