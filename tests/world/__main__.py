@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.world import mutations
 from tests.world.properties import Violation
 from tests.world.script import Script, draw
 from tests.world.shrinker import shrink
@@ -93,7 +94,15 @@ def main() -> int:
     parser.add_argument("--faults", type=_numbers, help="these alone")
     parser.add_argument("--direct", action="store_true", help="the same worlds without kquota")
     parser.add_argument("--go-on", action="store_true", help="after a failure")
+    parser.add_argument("--no-shrink", action="store_true", help="tell of a failure as it is")
+    parser.add_argument("--mutations", action="store_true", help="plant bugs, one after the other, and find them")
     options = parser.parse_args()
+    if options.mutations:
+        missed = 0
+        for outcome in mutations.play():
+            missed += not outcome.found
+            print(f"{outcome.seconds:6.1f} s  {outcome.name}: {outcome.found or 'NOT FOUND'}", flush=True)
+        return min(missed, 1)
     tally, began_s, failed = Tally(), time.monotonic(), 0
     for seed in range(options.seed, options.seed + options.seeds):
         script = draw(seed, options.minutes * 60)
@@ -107,7 +116,7 @@ def main() -> int:
         if violation is not None:
             failed += 1
             print(f"seed {seed}: {violation}\n  {command(script, options.minutes)}", flush=True)
-            if not options.direct:
+            if not options.direct and not options.no_shrink:
                 smallest = shrunk(script, violation.name)
                 print(f"  shrunk: {play(smallest)}\n  {command(smallest, options.minutes)}", flush=True)
             if not options.go_on:

@@ -27,6 +27,8 @@ FIRST_S = 11.0
 MOST = 1.05
 LEAST = 0.9
 """Of the limit, in a whole minute without faults."""
+MOST_AT_ONCE = 2 * FIRST_S
+"""Seconds' worth in a first window: what fits into it may come at once, and then the limit's rate goes on."""
 MINUTE_S = 60.0
 MOST_OF_FLEET, LEAST_OF_FLEET = 1.12, 0.6
 """Shares move: the part of an instance where nobody asks is used elsewhere after some seconds."""
@@ -68,6 +70,7 @@ class Meter:
         self._stretch_bytes = self._window_bytes = 0
         self._busy_s = self._checked_s = -1e9
         self._changes = 0
+        self._forgot_s = -FIRST_S
         self._next = self.limit
         self._minute_bytes = 0
 
@@ -75,10 +78,15 @@ class Meter:
         """A first window begins: the limit was raised, or the past was forgotten."""
         self._checked_s = max(self._checked_s, now_s + FIRST_S)
 
+    def forgot(self, now_s: float) -> None:
+        """What was used before counts no more."""
+        self._forgot_s = max(self._forgot_s, now_s)
+        self.fresh(now_s)
+
     def change(self, now_s: float, limit: float) -> None:
         """The limit is another one; for a stretch, the higher of both applies."""
         if limit > self.limit:
-            self.fresh(now_s + 2.0)
+            self.forgot(now_s + 2.0)
         self._changes += 1
         self._next = limit
         self.limit = max(self.limit, limit)
@@ -98,6 +106,11 @@ class Meter:
         self._window_bytes = _slide(self._window, self._window_bytes, now_s, count, FIRST_S)
         if self._window_bytes >= 0.95 * self.limit * (FIRST_S - 1):
             self._busy_s = now_s
+        burst = (self._window_bytes - self.largest_bytes) / self.limit
+        if burst > MOST_AT_ONCE and now_s > self._forgot_s + FIRST_S:
+            self._judge.fail(
+                "burst", f"{self._name}: {burst:.1f} s of its limit in {FIRST_S:.0f} s besides one request"
+            )
         if now_s - STRETCH_S < self._checked_s:
             return
         rate = (self._stretch_bytes - self.largest_bytes) / STRETCH_S / self.limit
@@ -187,7 +200,7 @@ class Judge:
             self._apart_s = max(self._apart_s, now_s)
         if members and now_s < self._apart_s + APART_S:
             for meter in self.meters.values():
-                meter.fresh(now_s + STRETCH_S)
+                meter.forgot(now_s + STRETCH_S)
             return
         for group in [group for member in members for group in member.instance.ledger.groups()]:
             number = group_hash(group.kind, group.key)

@@ -280,7 +280,7 @@ class World:
             meter.hungry = meter.hungry and number != gone.number
         self.judge.disturbed(self.clock.now_s)
         for meter in self.judge.meters.values():
-            meter.fresh(self.clock.now_s)
+            meter.forgot(self.clock.now_s)
 
     def _reload(self, factor: float) -> None:
         """All limits change; each instance learns of it in its own time."""
