@@ -45,12 +45,14 @@ class FakeProxy:
     full: str | None = None
     found: list[ConnectionInfo] = field(default_factory=list)
     given_user: tuple[str, str] = ("web", "static")
+    more_brokers: int = 0
 
     def each_connection(self) -> Iterator[ConnectionInfo]:
         return iter(self.found)
 
     def brokers(self) -> list[tuple[int, str, int, int | None]]:
-        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None)]
+        more = [(number + 3, f"kafka-{number + 3}", 9092, None) for number in range(self.more_brokers)]
+        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None), *more]
 
 
 class FakeSource:
@@ -419,9 +421,10 @@ class Steps(trio.abc.Instrument):
         self.took_ms.append((time.thread_time() - self._began_s) * 1000.0)
 
 
-@pytest.mark.parametrize("path", ["/quotas?limit=10000", "/throttled?limit=500", "/metrics"])
+@pytest.mark.parametrize("path", ["/quotas?limit=10000", "/throttled?limit=500", "/metrics", "/brokers"])
 async def test_long_answers_are_made_in_short_steps(path: str) -> None:
     async with admin() as running:
+        running.proxy.more_brokers = 10_000 if path == "/brokers" else 0
         for index in range(10_000):
             account = running.ledger.account("u", f"client-{index}")
             running.ledger.charge(account, Kind.PRODUCE, 1e9, now_ms())

@@ -151,7 +151,11 @@ class AdminApp:
     async def _brokers(self, request: Request) -> Response:
         """Which local port stands for which broker."""
         names = ("id", "host", "port", "local_port")
-        return _json({"brokers": [dict(zip(names, row, strict=True)) for row in self._proxy.brokers()]})
+        async with self._heavy:
+            rows = []
+            async for row in self._steps("/brokers", self._proxy.brokers()):
+                rows.append(_row(dict(zip(names, row, strict=True))))
+            return _listed("brokers", rows, {"total": len(rows)})
 
     def _moment(self) -> Moment:
         return Moment(self._now_ms(), time.time(), self._history)
