@@ -52,6 +52,20 @@ async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
         await closed_reason(proxy, "drained")
 
 
+async def test_brokers_may_change_during_a_drain() -> None:
+    """Listeners are closed then, and none is opened: the drain goes on."""
+    async with through(never_answer, drain_timeout_s=3) as (proxy, broker, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        await until(lambda: broker.received and proxy.cluster_reached)
+        proxy.drain()
+        broker.node_id += 4  # of four ports it has the same
+        proxy._cluster._look_again.set()
+        await until(lambda: [number for number, *_ in proxy.brokers()] == [5])
+        assert proxy.state == "draining"
+        await closed_reason(proxy, "drain_timeout")
+
+
 async def test_drain_gives_up_after_its_timeout() -> None:
     async with through(never_answer, drain_timeout_s=0.3) as (proxy, broker, _):
         client = await connect(proxy)

@@ -225,6 +225,8 @@ class Proxy:
 
     def _bind_broker(self, node_id: int, port: int) -> bool:
         assert self._nursery is not None
+        if self.state != "serving":  # all listeners are closed
+            return True
         try:
             self._acceptor.check_room()
             listener: socket.socket = bind(self._settings.host, port)
@@ -251,8 +253,9 @@ class Proxy:
         return True
 
     def _close_broker(self, port: int) -> None:
-        self._acceptor.close_listener(self._broker_listeners.pop(port))
-        log.info("broker listener closed", port=port)
+        if self.state == "serving":
+            self._acceptor.close_listener(self._broker_listeners.pop(port))
+            log.info("broker listener closed", port=port)
 
     def _login_wanted(self) -> None:
         self._identification.login_expected = True
