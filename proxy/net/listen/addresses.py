@@ -1,15 +1,14 @@
 """Which local port stands for which broker. Bookkeeping alone: callbacks open and close the listeners.
 
 Each broker has a port of its own, `own_ports`: a function of the ids of the live brokers, so that all instances agree,
-whenever they were started. What a port stood for it goes on to stand for during the grace time, as clients may know it
-from older metadata; a broker whose own port is not free for that reason has a spare one meanwhile. When none is left,
-all brokers get their own ports at once.
+whenever they were started. A port that is no live broker's own goes on to stand for its last one during the grace time,
+as clients may know it from older metadata.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -168,71 +167,45 @@ class AddressBook:
         """Open and close listeners as the brokers and the time want it."""
         own = own_ports((one for one, broker in self._brokers.items() if broker.live), self._ports, self._fixed)
         for node_id, broker in self._brokers.items():
-            if broker.port is not None and node_id not in own:
-                self._hold(broker, now_s)
-        for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
-            self._free(port)
+            if broker.port is not None and broker.port != own.get(node_id):
+                self._listeners[broker.port].until_s = now_s + self._grace_s
+                broker.port = None
         self.no_room = None
         try:
-            self._move(own, now_s)
+            taken = [node_id for node_id, port in own.items() if not self._tell(node_id, port)]
+            for node_id in taken:  # by another process
+                any(self._tell(node_id, port) for port in self._spare(node_id, own))
         except NoRoomError as error:  # those without a port have none for now
             self.no_room = str(error)
+        for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
+            del self._listeners[port]
+            self._close(port)
         held = {listener.node_id for listener in self._listeners.values()}
         for node_id in [one for one, broker in self._brokers.items() if not broker.live and one not in held]:
             del self._brokers[node_id]
         self._count()
 
-    def _move(self, own: Mapping[int, int], now_s: float) -> None:
-        wanted = set(own.values())
-        away = [node_id for node_id in sorted(own) if self._brokers[node_id].port != own[node_id]]
-        for node_id in away:
-            if self._may_have(node_id, own[node_id]):
-                self._tell(node_id, own[node_id], now_s)
-        # A broker needs another port if it has none, or the one that another broker is waiting for.
-        for node_id in away:
-            now = self._brokers[node_id].port
-            if now is not None and (now == own[node_id] or now not in wanted):
-                continue
-            spare = (port for port in self._from(own[node_id]) if port not in wanted and self._may_have(node_id, port))
-            if any(self._tell(node_id, port, now_s) for port in spare):
-                continue
-            if now is None or all(listener.until_s == math.inf for listener in self._listeners.values()):
-                self._move_at_once(own, now_s)
-                return
+    def _spare(self, node_id: int, own: Mapping[int, int]) -> list[int]:
+        """Ports that no live broker is told with, in turn from this broker's on; those that stand for others last."""
 
-    def _move_at_once(self, own: Mapping[int, int], now_s: float) -> None:
-        """Every broker to its own port, whatever that stood for."""
-        away = [node_id for node_id in sorted(own) if self._brokers[node_id].port != own[node_id]]
-        for node_id in away:
-            self._hold(self._brokers[node_id], now_s)
-        for node_id in away:
-            # Another process may have its own port.
-            for port in self._from(own[node_id]):
-                listener = self._listeners.get(port)
-                if listener is not None and listener.until_s == math.inf:
-                    continue
-                if listener is not None and listener.node_id != node_id:
-                    self._free(port)
-                if self._tell(node_id, port, now_s):
-                    break
+        def stands_for_another(port: int) -> bool:
+            held = self._listeners.get(port)
+            return held is not None and held.node_id != node_id
 
-    def _from(self, port: int) -> Iterator[int]:
-        """All ports in turn, from this one on."""
-        at = self._ports.index(port)
-        yield from self._ports[at:]
-        yield from self._ports[:at]
+        told = {*own.values(), *(broker.port for broker in self._brokers.values())}
+        at = self._ports.index(own[node_id])
+        spare = (port for port in (*self._ports[at:], *self._ports[:at]) if port not in told)
+        return sorted(spare, key=stands_for_another)
 
-    def _may_have(self, node_id: int, port: int) -> bool:
+    def _tell(self, node_id: int, port: int) -> bool:
+        """Clients are told this port from now on, whatever it stood for; False: another process has it."""
         held = self._listeners.get(port)
-        return held is None or held.node_id == node_id
-
-    def _tell(self, node_id: int, port: int, now_s: float) -> bool:
-        """Clients are told this port from now on, which stands for this broker or for none; False: it is taken."""
+        if held is not None and held.node_id != node_id:
+            del self._listeners[port]
+            self._close(port)
         if port not in self._listeners and not self._opened(node_id, port):
             return False
-        broker = self._brokers[node_id]
-        self._hold(broker, now_s)
-        broker.port = port
+        self._brokers[node_id].port = port
         self._listeners[port].until_s = math.inf
         return True
 
@@ -241,16 +214,6 @@ class AddressBook:
             return False
         self._listeners[port] = _Listener(node_id)
         return True
-
-    def _hold(self, broker: _Broker, now_s: float) -> None:
-        """The broker is not told with its port any more."""
-        if broker.port is not None:
-            self._listeners[broker.port].until_s = now_s + self._grace_s
-            broker.port = None
-
-    def _free(self, port: int) -> None:
-        del self._listeners[port]
-        self._close(port)
 
     def _count(self) -> None:
         self._live = sum(broker.live for broker in self._brokers.values())
