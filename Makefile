@@ -183,7 +183,7 @@ test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
-	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py tests/apiserver/with_examples.py $(PYTEST_ARGS)
 
 test-kubernetes: $(VENV)/.dev ## The image and the chart on a real Kubernetes node (root, Debian's containerd; the first time builds it: 20 minutes)
 	@echo "· the node's programs, built if need be"; nice $(BIN)/python -m tests.kubernetes.programs

@@ -7,7 +7,9 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +17,9 @@ import pytest
 
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.ports import free_ports
 from tests.support.browser import Browse, accessible, text
+from tests.support.forked import run_kquota
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -52,7 +56,7 @@ menu.value = wanted.value;
 menu.dispatchEvent(new Event("change"));
 """
 DIMMED = "return getComputedStyle(document.querySelector('main')).opacity"
-CHOSEN = "return document.getElementById('counter').selectedOptions[0].text"
+CHOSEN = "return document.getElementById('counter').selectedOptions[0]?.text"
 """Whose history is shown."""
 
 
@@ -266,6 +270,47 @@ def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> 
             wait_for("its return", lambda: driver.execute_script(DIMMED) == "1")
         wait_for("the end", lambda: "unreachable" in text(driver, "#status"))
         assert float(driver.execute_script(DIMMED)) < 1
+
+
+def test_many_sidecars_are_on_one_page(busy: Sidecar, kafka: KafkaCluster, browse: Browse, tmp_path: Path) -> None:
+    """One with a throttled client, one without clients and an address where nothing listens."""
+    from selenium.webdriver.common.by import By
+
+    log, gone = tmp_path / "log", f"http://127.0.0.1:{free_ports(1)[0]}"
+    with ExitStack() as stack:
+        idle = stack.enter_context(sidecar(kafka.bootstrap, []))
+        hosts = [url.removeprefix("http://") for url in (gone, busy.admin, idle.admin)]
+        arguments = [word for host in hosts for word in ("--admin", host)]
+        serving = run_kquota(["ui", *arguments, "--port", "0"], log)
+        stack.callback(serving.kill)
+        (url,) = wait_for("its address", lambda: re.findall(r"^3 sidecars: (\S+)", log.read_text()))
+        driver = stack.enter_context(browse())
+        driver.get(url)
+        wait_for("who is throttled", lambda: f"greedy in {hosts[1]}" in text(driver, "#held"))
+        rows = [line.split()[:2] for line in text(driver, "#sidecars tbody").splitlines()]
+        assert rows == [[hosts[0], f"{gone}:"], [hosts[1], "ready"], [hosts[2], "ready"]]
+        assert text(driver, "#status").startswith(f"not ready: {hosts[0]} · ")
+        assert f" of {len(driver.find_elements(By.CSS_SELECTOR, '#groups tbody tr'))} counters" in text(
+            driver, "#status"
+        )
+        assert hosts[1] in text(driver, "#connections")
+        wait_for("libraries", lambda: "unknown" in text(driver, "#libraries"), 120)
+        assert not driver.find_element(By.ID, "explain").is_displayed()
+        accessible(driver)
+        # A row leads to its sidecar's page, which explains it.
+        driver.find_element(By.ID, "filter").send_keys("greedy")
+        wait_for("the filter", lambda: len(driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr")) == 1)
+        here = driver.current_window_handle
+        driver.find_element(By.CSS_SELECTOR, "#groups tbody tr").click()
+        (there,) = wait_for("a page", lambda: set(driver.window_handles) - {here})
+        driver.switch_to.window(there)
+        try:
+            assert driver.current_url.startswith(f"{busy.admin}/ui/#")
+            wait_for("the explanation", lambda: "client-id greedy" in text(driver, "#explanation"))
+            wait_for("its history", lambda: driver.execute_script(CHOSEN) == "produce: (all) / greedy")
+        finally:
+            driver.close()
+            driver.switch_to.window(here)
 
 
 def test_ui_serves_only_its_files(busy: Sidecar) -> None:

@@ -150,12 +150,16 @@ def ci_values() -> list[Path]:
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.yaml"))}
 
 
-def render_example(name: str, kubernetes: str = NEWEST) -> str:
-    """What Helm renders of a file in examples: values (those about monitoring with a gateway's), or a resource of Argo
-    CD or Flux that contains them."""
-    given = list(yaml.safe_load_all(EXAMPLES[name].read_text()))[-1]
+def example_values(name: str) -> dict[str, Any]:
+    """The values in a file of examples, which may be a resource of Argo CD or Flux that contains them."""
+    given: dict[str, Any] = list(yaml.safe_load_all(EXAMPLES[name].read_text()))[-1]
     spec = given.get("spec", {})
-    values = spec.get("values") or spec.get("source", {}).get("helm", {}).get("valuesObject") or given
+    return spec.get("values") or spec.get("source", {}).get("helm", {}).get("valuesObject") or given
+
+
+def render_example(name: str, kubernetes: str = NEWEST) -> str:
+    """What Helm renders of a file in examples; that about monitoring with a gateway's."""
+    values = example_values(name)
     base = ("--values", EXAMPLES["gateway"]) if name == "monitoring" else ()
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(values, file)

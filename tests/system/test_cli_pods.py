@@ -83,6 +83,20 @@ def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
     assert "run `kubectl port-forward --namespace shop pod/orders-0 :9404`" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("namespace", "said"),
+    [
+        ("shop", "run `kubectl proxy --port=0 --accept-paths=^/api/v1/namespaces/shop/pods(/|$) "),
+        ("a/b", "--namespace 'a/b': expected a namespace's name, such as shop"),
+    ],
+)
+def test_page_of_a_namespace_needs_kubectl(tmp_path: Path, namespace: str, said: str) -> None:
+    done = kquota("ui", "--namespace", namespace, path=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert kquota("ui", path="").returncode == kquota("ui", "-n", "a", "--admin", "b:1", path="").returncode == 2
+
+
 @pytest.mark.parametrize("pod", ["a/b/c", "../x", "-n", "UPPER", "a b", ""])
 def test_refuses_invalid_pod_names(tmp_path: Path, pod: str) -> None:
     done = kquota("top", "--once", f"--pod={pod}", path=str(tmp_path))

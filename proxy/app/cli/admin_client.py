@@ -19,20 +19,30 @@ REFUSALS = (403, 421)
 MAX_REFUSAL_BYTES = 1000
 
 
-def get_json(admin_url: str, path: str, query: Mapping[str, str], expected: Collection[str]) -> dict[str, Any]:
+def with_scheme(admin_url: str) -> str:
+    """The URL of an admin port given as such or as host:port."""
+    return f"http://{admin_url}" if re.fullmatch(r"[^/]+:\d+", admin_url) else admin_url
+
+
+def get_json(
+    admin_url: str,
+    path: str,
+    query: Mapping[str, str],
+    expected: Collection[str],
+    timeout_s: float = ASK_TIMEOUT_S,
+) -> dict[str, Any]:
     """The JSON object that `path` answers, which must contain the keys in `expected`.
 
     Raises OSError with one readable sentence, whatever went wrong.
     """
-    if re.fullmatch(r"[^/]+:\d+", admin_url):  # host:port
-        admin_url = f"http://{admin_url}"
+    admin_url = with_scheme(admin_url)
     url = f"{admin_url.rstrip('/')}{path}"
     if query:
         url += f"?{urllib.parse.urlencode(query)}"
     if not url.startswith(("http://", "https://")):
         raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
     try:
-        with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as response:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
             answer = json.loads(response.read(MAX_ANSWER_BYTES))
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
             raise ValueError("unexpected answer")

@@ -346,6 +346,39 @@ def top(
     raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE))
 
 
+@app.command(short_help="Show the sidecars of a namespace or gateway on one web page.")
+def ui(
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Sidecars of this namespace, by kubectl.")
+    ] = None,
+    selector: Annotated[
+        str, typer.Option("--selector", "-l", metavar="LABELS", help="Only pods with these labels, such as app=orders.")
+    ] = "",
+    admin: Annotated[
+        list[str] | None, typer.Option("--admin", metavar="URL", help="Or a sidecar's admin port; repeatable.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65_535, metavar="PORT", help="Local port of the page; 0: any.")
+    ] = 9405,
+) -> None:
+    """Serve one page for many sidecars on 127.0.0.1: who is throttled in any of them. Rows lead to each sidecar's own
+    page."""
+    from proxy.app.cli.admin_client import with_scheme
+    from proxy.app.cli.port_forward import proxied
+    from proxy.app.cli.ui import Place, places_of, serve
+
+    if (namespace is None) == (admin is None):
+        raise typer.BadParameter("expected --namespace NAME, or --admin URL once or more")
+    with errors_said():
+        if namespace is None:
+            urls = [with_scheme(url).rstrip("/") for url in admin or ()]
+            serve(f"{len(urls)} sidecars", lambda: [Place(url.partition("://")[2], url) for url in urls], port)
+        else:
+            with proxied(namespace) as proxy:
+                places_of(proxy, namespace, selector)  # what is wrong with it is said at once
+                serve(f"namespace {namespace}", lambda: places_of(proxy, namespace, selector), port)
+
+
 @app.command(short_help="Write a small configuration file.")
 def init(
     bootstrap: Annotated[

@@ -1,4 +1,4 @@
-"""The admin port of a sidecar in a pod, through `kubectl port-forward`: with the user's own kubeconfig and rights."""
+"""Admin ports of sidecars in pods, through kubectl: with the user's own kubeconfig and rights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADMIN_PORT: Final = 9404
 _POD: Final = re.compile(
     r"(?:(?P<namespace>[a-z0-9][a-z0-9-]*)/)?(?P<name>[a-z0-9][a-z0-9.-]*)(?::(?P<port>[0-9]{1,5}))?"
 )
-_FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:([0-9]+) ->")
+_SERVING: Final = re.compile(r"(?:Forwarding from|Starting to serve on) 127\.0\.0\.1:([0-9]+)\b")
 
 
 @contextmanager
@@ -32,17 +32,35 @@ def forwarded(pod: str) -> Iterator[str]:
         raise OSError(f"--pod {visible(pod)!r}: expected NAMESPACE/NAME or NAME, such as shop/orders-7c9d8f6b5-x2x7p")
     namespace = () if found["namespace"] is None else ("--namespace", found["namespace"])
     arguments = ["port-forward", *namespace, f"pod/{found['name']}", f":{found['port'] or ADMIN_PORT}"]
+    with _kubectl("--pod", arguments) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def proxied(namespace: str) -> Iterator[str]:
+    """The URL at which the API server answers meanwhile, to reading pods of `namespace` alone. Raises OSError."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", namespace):
+        raise OSError(f"--namespace {visible(namespace)!r}: expected a namespace's name, such as shop")
+    paths = f"^/api/v1/namespaces/{namespace}/pods(/|$)"
+    arguments = ["proxy", "--port=0", f"--accept-paths={paths}", "--reject-methods=^(POST|PUT|PATCH|DELETE)$"]
+    with _kubectl("--namespace", arguments) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _kubectl(option: str, arguments: list[str]) -> Iterator[int]:
+    """The local port on which kubectl serves meanwhile."""
     program = shutil.which("kubectl")
     if program is None:
         raise OSError(
-            f"--pod needs kubectl, which is not on the PATH; where it is, run `kubectl {' '.join(arguments)}` and "
+            f"{option} needs kubectl, which is not on the PATH; where it is, run `kubectl {' '.join(arguments)}` and "
             "give the port that it prints as --admin http://127.0.0.1:PORT"
         )
     with subprocess.Popen(
         [program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
-            yield f"http://127.0.0.1:{_port(process, ' '.join(arguments))}"
+            yield _port(process, " ".join(arguments))
         finally:
             process.terminate()
 
@@ -63,10 +81,10 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
         try:
             line = lines.get(timeout=START_TIMEOUT_S)
         except Empty:
-            raise OSError(f"kubectl {arguments}: no port was forwarded within {START_TIMEOUT_S:.0f} s") from None
+            raise OSError(f"kubectl {arguments}: it serves no port within {START_TIMEOUT_S:.0f} s") from None
         if line is None:
             raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it ended without a message'}")
-        port = _FORWARDING.match(line)
+        port = _SERVING.match(line)
         if port is not None:
             return int(port[1])
         said.append(line.strip())

@@ -34,7 +34,7 @@ const title = (one) => `${one.kind}: ${name(one.user)} / ${name(one.client_id)}`
 
 async function ask(path) {
   const answer = await fetch(`../${path}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
-  if (!answer.ok) throw new Error(`${path}: HTTP ${answer.status}`);
+  if (!answer.ok) throw new Error(`${path}: HTTP ${answer.status} ${await answer.text()}`.slice(0, 300));
   return answer;
 }
 // Only what has changed is replaced: whatever is selected, pointed at or has the keyboard's focus stays as it is.
@@ -141,8 +141,10 @@ function line(now) {
   return `; ${now.waiting} connection${now.waiting === 1 ? " waits" : "s wait"}, the next passes ${first}${owes}`;
 }
 function showHeader(answer) {
-  const { sidecar, connections, quotas, throttled, not_ready: reasons } = answer, { muted = 0, waiting = 0 } = connections.states;
-  $("who").textContent = [[sidecar.namespace, sidecar.pod].filter(Boolean).join("/"), sidecar.cluster_id, sidecar.mode, sidecar.version, sidecar.config_loaded && `configuration of ${sidecar.config_loaded.slice(0, 16).replace("T", " ")} UTC`].filter(Boolean).join(" · ");
+  const { sidecar, sidecars, connections, quotas, throttled } = answer, { muted = 0, waiting = 0 } = connections.states;
+  const about = sidecars ? [answer.title] : [[sidecar.namespace, sidecar.pod].filter(Boolean).join("/"), sidecar.cluster_id, sidecar.mode, sidecar.version, sidecar.config_loaded && `configuration of ${sidecar.config_loaded.slice(0, 16).replace("T", " ")} UTC`];
+  const reasons = sidecars ? sidecars.filter((one) => one.error || one.not_ready.length).map((one) => one.pod) : answer.not_ready;
+  $("who").textContent = about.filter(Boolean).join(" · ");
   $("status").className = reasons.length ? "bad" : "";
   $("status").textContent = `${reasons.length ? `not ready: ${reasons.join("; ")}` : "ready"} · ${connections.total} connections, ${muted} muted${waiting ? `, ${waiting} waiting` : ""} · ${throttled.total} of ${quotas.total} counters throttled`;
   const at = element("time", `${answer.at.slice(0, 19).replace("T", " ")} UTC`);
@@ -243,9 +245,6 @@ function showHistory(answer) {
 function showSidecars(found) {
   state.many = true;
   document.body.classList.add("many");
-  $("who").textContent = `${found.length} sidecars`;
-  const silent = found.filter((one) => one.error);
-  if (silent.length) { $("status").className = "bad"; $("status").textContent += ` · no answer: ${silent.map((one) => one.pod).join(", ")}`; }
   fill("sidecars", found.map((one) => {
     const [text, look] = one.error ? [one.error, "bad"] : one.not_ready.length ? [`not ready: ${one.not_ready.join("; ")}`, "bad"] : ["ready", "good"];
     return cells(element("tr"), [link(one), element("td", text, look), ...["throttled", "connections", "muted"].map((what) => number(String(one[what] ?? "-"))), one.version ?? "-", one.config_loaded ? clock(one.config_loaded) : "-"]);

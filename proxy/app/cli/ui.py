@@ -1,0 +1,149 @@
+"""`kquota ui`: the page of the admin port for many sidecars at once, those of a namespace or the replicas of a gateway.
+
+Each is asked for its `/snapshot`; the page shows what they answer, joined. Nothing but this computer can open it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, Final
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from proxy.app.admin import ui
+from proxy.app.admin.explain import MAX_DECISIONS
+from proxy.app.admin.guard import Guard, Hosts
+from proxy.app.admin.server import AdminServer
+from proxy.app.cli.admin_client import get_json
+from proxy.app.common.text import say
+from proxy.net.listen.listeners import bind
+
+PATIENCE_S: Final = 4.0
+"""For a sidecar's answer: the page waits twice as long for all."""
+ASKED_AT_ONCE: Final = 20
+ROWS: Final = 200
+METRICS_PORT: Final = "kquota-metrics"
+LISTS: Final = {"quotas": "groups", "throttled": "throttled", "connections": "connections"}
+"""Of a snapshot, with the name of their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A sidecar: a pod's name, and where its admin port answers."""
+
+    pod: str
+    url: str
+
+
+def places_of(proxy: str, namespace: str, selector: str) -> list[Place]:
+    """The running pods with a kquota container, by the API server behind `proxy` (`kubectl proxy`). Raises OSError."""
+    root = f"/api/v1/namespaces/{namespace}/pods"
+    query = {"labelSelector": selector, "fieldSelector": "status.phase=Running"}
+    found = []
+    for pod in get_json(proxy, root, query, ["items"])["items"]:
+        name, spec = pod["metadata"]["name"], pod["spec"]
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            ports = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
+            if container["name"] == "kquota" and METRICS_PORT in ports:
+                found.append(Place(name, f"{proxy}{root}/{name}:{ports[METRICS_PORT]}/proxy"))
+    return found
+
+
+def joined(title: str, answers: Sequence[tuple[Place, dict[str, Any] | OSError]]) -> dict[str, Any]:
+    """One snapshot of all: rows with their pod, the most urgent first; `sidecars` has a row for each place."""
+    known = [(place, answer) for place, answer in answers if not isinstance(answer, OSError)]
+    most_urgent: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "quotas": lambda row: (row["limit"] is not None, row["delayed"] is not None, row["utilisation"] or 0.0),
+        "throttled": lambda row: (row["now"]["muted_ms"], row["now"]["wait_ms"]),
+        "connections": lambda row: max(row["muted_for_ms"], row["waited_ms"]),
+    }
+    whole: dict[str, Any] = {}
+    for name, rows in LISTS.items():
+        every = [row | {"pod": place.pod, "url": place.url} for place, one in known for row in one[name][rows]]
+        every.sort(key=most_urgent[name], reverse=True)
+        whole[name] = {rows: every[:ROWS], "total": sum(one[name]["total"] for _, one in known)}
+    whole["throttled"]["decisions"] = sorted(
+        (row | {"pod": place.pod, "url": place.url} for place, one in known for row in one["throttled"]["decisions"]),
+        key=itemgetter("at"),
+        reverse=True,
+    )[:MAX_DECISIONS]
+    states: Counter[str] = Counter()
+    for _, one in known:
+        states.update(one["connections"]["states"])
+    whole["connections"] |= {"shown": len(whole["connections"]["connections"]), "states": states}
+    libraries = _libraries(row for _, one in known for row in one["libraries"]["libraries"])
+    whole["libraries"] = {"libraries": libraries, "total": len(libraries), "shown": len(libraries)}
+    sidecars = [_sidecar(place, answer) for place, answer in answers]
+    sidecars.sort(key=lambda one: (one["error"] is None, not one["not_ready"], -one.get("throttled", 0), one["pod"]))
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"at": at, "title": title, "sidecars": sidecars, **whole}
+
+
+def _sidecar(place: Place, answer: dict[str, Any] | OSError) -> dict[str, Any]:
+    row: dict[str, Any] = {"pod": place.pod, "url": place.url, "error": None, "not_ready": []}
+    if isinstance(answer, OSError):
+        return row | {"error": str(answer)}
+    return row | {
+        "not_ready": answer["not_ready"],
+        "throttled": answer["throttled"]["total"],
+        "connections": answer["connections"]["total"],
+        "muted": answer["connections"]["states"].get("muted", 0),
+        "version": answer["sidecar"].get("version"),
+        "config_loaded": answer["sidecar"].get("config_loaded"),
+    }
+
+
+def _libraries(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each library and version once, with the sums over all sidecars."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        sums = found.setdefault((row["library"], row["version"]), Counter())
+        sums.update({name: row[name] for name in ("mutes", "mute_ms", "ignored", "ignored_ms")})
+    every = [{"library": library, "version": version, **sums} for (library, version), sums in found.items()]
+    return sorted(every, key=lambda one: (one["ignored_ms"], one["mute_ms"]), reverse=True)
+
+
+def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
+    """Serve the page on this port of the loopback until Ctrl-C; `places()` is asked each time. Raises OSError."""
+
+    def ask(place: Place) -> dict[str, Any] | OSError:
+        query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]
+        try:
+            return get_json(place.url, "/snapshot", query, expected, PATIENCE_S)
+        except OSError as error:
+            return error
+
+    async def snapshot(request: Request) -> Response:
+        answers: list[tuple[Place, dict[str, Any] | OSError]] = []
+        several = trio.CapacityLimiter(ASKED_AT_ONCE)
+
+        async def add(place: Place) -> None:
+            answers.append((place, await trio.to_thread.run_sync(ask, place, limiter=several, abandon_on_cancel=True)))
+
+        try:
+            found = await trio.to_thread.run_sync(places, abandon_on_cancel=True)
+        except OSError as error:
+            return JSONResponse({"error": str(error)}, 502)
+        async with trio.open_nursery() as nursery:
+            for place in found:
+                nursery.start_soon(add, place)
+        return JSONResponse(joined(title, answers))
+
+    async def to_page(request: Request) -> Response:
+        return RedirectResponse("ui/", 307)
+
+    pages = Starlette(routes=[Route("/", to_page), Route("/snapshot", snapshot), *ui.ROUTES])
+    listener = bind("127.0.0.1", port)
+    say(f"{title}: http://127.0.0.1:{listener.getsockname()[1]}/ui/ (Ctrl-C ends)")
+    try:
+        trio.run(AdminServer(listener, Guard(pages, Hosts([]))).serve)
+    except KeyboardInterrupt:
+        return
