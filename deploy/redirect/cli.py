@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from deploy.redirect.rules import Rules, RulesError
-from proxy.app.common.text import FAILED, WRONG_USE, errors_said, json_text, say
+from proxy.app.common.text import FAILED, WRONG_USE, AsJson, Form, OutputForm, errors_said, print_data, say
 
 app = typer.Typer(
     help="Redirect an application's connections to a sidecar in transparent mode (needs NET_ADMIN).",
@@ -125,7 +125,8 @@ def remove(dry_run: DryRun = False) -> None:
 
 @app.command(short_help="Show installed rules.")
 def show(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    form: OutputForm = Form.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Print kquota's rules from the kernel. Exits with 1 if there are none."""
     from deploy.redirect import run as redirect_run
@@ -134,8 +135,8 @@ def show(
         shown = redirect_run.show()
     except redirect_run.RedirectError as error:
         _fail(str(error), FAILED)
-    if as_json:
-        typer.echo(json_text({"rules": "\n".join(shown).splitlines()}))
+    if (form := Form.JSON if as_json else form).is_data:
+        print_data({"rules": "\n".join(shown).splitlines()}, form)
         raise typer.Exit(0 if shown else FAILED)
     if not shown:
         _fail("no rules of kquota", FAILED)

@@ -15,6 +15,7 @@ from config.table import to_table
 from proxy.app.cli.check import all_warnings
 from proxy.app.cli.main import app
 from quota.entity import DEFAULT, Kind
+from quota.table import RATE_FIELD
 from tests.support.strimzi import KAFKA_USERS
 
 BOOTSTRAP = 'upstream: {bootstrap: ["kafka-0.kafka:9092", "kafka-1.kafka:9092", "kafka-2.kafka:9092"]}\n'
@@ -84,6 +85,12 @@ def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
     assert [first.limit(kind) for kind in Kind] == [1_048_576, 2_097_152, 55, 0.5]
     assert (second.user, second.producer_byte_rate) == ("CN=orders", 5_000_000)  # by certificate: its subject
     assert json.loads(kquota("import", "strimzi", "--json", str(path)).stdout) == yaml.safe_load(done.stdout)
+    heads, *rows = kquota("import", "strimzi", "-o", "table", str(path)).stdout.splitlines()
+    assert heads.split() == ["user", *RATE_FIELD.values()]
+    assert [row.split() for row in rows] == [
+        ["reporting", "1048576", "2097152", "55", "0.5"],
+        ["CN=orders", "5000000", *["-"] * 3],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,13 @@ def test_check_warns_of_missing_tls_and_login_files(tmp_path: Path) -> None:
 
 
 # help, and the sidecar that is asked
+
+
+@pytest.mark.parametrize("command", ["version", "schema"])
+def test_programs_get_json_or_yaml(command: str) -> None:
+    found = json.loads(kquota(command, "-o", "json").stdout)
+    assert found == yaml.safe_load(kquota(command, "-o", "yaml").stdout)
+    assert found.keys() >= {"version": {"kquota", "python", "data_path"}, "schema": {"$schema"}}[command]
 
 
 def test_forms_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

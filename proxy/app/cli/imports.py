@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from config.problems import ConfigError, Place
-from proxy.app.common.text import FAILED, WRONG_USE, errors_said, json_text, say, say_problems
+from proxy.app.common.text import (
+    FAILED,
+    WRONG_USE,
+    AsJson,
+    Form,
+    OutputForm,
+    columns,
+    errors_said,
+    json_text,
+    print_data,
+    safe,
+    say,
+    say_problems,
+)
 from proxy.net.files import read_file
 
 if TYPE_CHECKING:
@@ -86,19 +99,16 @@ def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, 
     return {"user": f"CN={name}" if by_certificate else name} | limits
 
 
-def entries_text(entries: list[dict[str, Any]]) -> str:
-    """The entries as in a configuration file and in the chart's values."""
-    from config.scalars import dump
-
-    return dump({"quotas": entries}).rstrip("\n")
-
-
-def _print(entries: list[dict[str, Any]], as_json: bool, none: str) -> None:
-    """Print the entries; without any, the error `none`."""
+def _print(entries: list[dict[str, Any]], form: Form, none: str) -> None:
+    """Print the entries, in YAML as in a configuration file; without any, the error `none`."""
     if not entries:
         say(f"error: {none}", err=True)
         raise typer.Exit(FAILED)
-    say(json_text({"quotas": entries}) if as_json else entries_text(entries))
+    if form.is_data:
+        print_data({"quotas": entries}, form)
+        return
+    keys = list(dict.fromkeys(key for entry in entries for key in entry))
+    say(columns([keys, *(["-" if key not in entry else safe(str(entry[key])) for key in keys] for entry in entries)]))
 
 
 @app.callback()
@@ -122,7 +132,8 @@ def kafka(
         list[str] | None,
         typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker, without TLS and login; repeatable."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
+    form: OutputForm = Form.YAML,
+    as_json: AsJson = False,
 ) -> None:
     """Print a cluster's client quotas, as kafka-configs --describe shows them, as quota entries.
 
@@ -142,14 +153,15 @@ def kafka(
         found, left = entries_of_cluster(asked)
     for reason in left:
         say(f"warning: left out: {reason}", err=True)
-    _print(found, as_json, "the cluster has no client quotas that kquota can express")
+    _print(found, Form.JSON if as_json else form, "the cluster has no client quotas that kquota can express")
 
 
 @app.command(short_help="Import quotas of Strimzi's KafkaUser resources.")
 def strimzi(
     # Hidden in the list of options, because typer writes <list[Path]> there; the usage and the text below have it.
     files: Annotated[list[Path], typer.Argument(metavar="FILE", hidden=True)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
+    form: OutputForm = Form.YAML,
+    as_json: AsJson = False,
 ) -> None:
     """Convert KafkaUser spec.quotas to quota entries. Users with a certificate are CN=NAME, all others NAME.
 
@@ -167,4 +179,4 @@ def strimzi(
     except OSError as error:
         say(f"error: {error.filename or ''}: {error.strerror or error}", err=True)
         raise typer.Exit(WRONG_USE) from None
-    _print(found, as_json, "no KafkaUser with spec.quotas in these files")
+    _print(found, Form.JSON if as_json else form, "no KafkaUser with spec.quotas in these files")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +14,18 @@ from config.problems import ConfigError
 from deploy.redirect import cli as redirect_cli
 from proxy.app.cli import imports
 from proxy.app.common.blocked_imports import UNUSED, blocked_imports
-from proxy.app.common.text import FAILED, WRONG_USE, ascii_json, errors_said, json_text, say, say_problems
+from proxy.app.common.text import (
+    FAILED,
+    WRONG_USE,
+    AsJson,
+    Form,
+    OutputForm,
+    ascii_json,
+    errors_said,
+    print_data,
+    say,
+    say_problems,
+)
 
 if TYPE_CHECKING:
     from config.model import Config
@@ -52,21 +62,6 @@ AdminUrl = Annotated[
         metavar="URL",
         help="Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
     ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
-
-
-class Form(StrEnum):
-    """What a command prints."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-
-
-OutputForm = Annotated[
-    Form, typer.Option("--output", "-o", metavar="FORM", help="table, wide (no truncation), json or yaml.")
 ]
 
 
@@ -109,19 +104,9 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
     return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
 
 
-def _print_data(value: Any, form: Form = Form.JSON) -> None:
-    from config.scalars import dump  # not needed to show the help
-
-    say(dump(value).rstrip("\n") if form is Form.YAML else json_text(value))
-
-
-def _is_data(form: Form) -> bool:
-    return form in (Form.JSON, Form.YAML)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version()
+        version(Form.TABLE, as_json=False)
         raise typer.Exit(OK)
 
 
@@ -191,9 +176,9 @@ def check(
         loaded = load(config, on_paper=on_paper)
         table = table_in_force(loaded)
     except ConfigError as error:
-        if _is_data(form):
+        if form.is_data:
             problems = [problem.as_json() for problem in error.problems]
-            _print_data({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []}, form)
+            print_data({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []}, form)
         else:
             say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
@@ -206,8 +191,8 @@ def check(
         except OSError as error:
             say(f"error: {error}", err=True)
             raise typer.Exit(FAILED) from None
-    if _is_data(form):
-        _print_data(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster}), form)
+    if form.is_data:
+        print_data(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster}), form)
     else:
         say(summary_text(str(config), loaded, table))
         if cluster is not None:
@@ -258,8 +243,8 @@ def explain(
         answer = _ask(admin, user, client_id, address)
         text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
     form = Form.JSON if as_json else form
-    if _is_data(form):
-        _print_data(answer, form)
+    if form.is_data:
+        print_data(answer, form)
     else:
         say(text)
 
@@ -339,9 +324,9 @@ def top(
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
     admin = _admin_of(context, admin, pod)
     form = Form.JSON if as_json else form
-    if _is_data(form):
+    if form.is_data:
         with errors_said():
-            _print_data(look_json(admin, text, sort), form)
+            print_data(look_json(admin, text, sort), form)
         return
     raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE))
 
@@ -396,7 +381,7 @@ def init(
     port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port for clients.")] = 9092,
     shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, delay no client.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; default: standard output.")
+        Path | None, typer.Option("--output", metavar="FILE", help="A new file; default: standard output.")
     ] = None,
 ) -> None:
     """Write a small configuration file with comments. An existing file is never overwritten."""
@@ -420,20 +405,28 @@ def init(
 
 
 @app.command(short_help="Print the configuration's JSON schema.")
-def schema() -> None:
+def schema(
+    form: Annotated[
+        Literal["json", "yaml"], typer.Option("--output", "-o", metavar="FORM", help="json or yaml.")
+    ] = "json",
+) -> None:
     """Print the JSON schema of the configuration file."""
     from config.schema import json_schema
 
-    _print_data(json_schema())
+    print_data(json_schema(), Form(form))
 
 
 @app.command(short_help="Show version and build.")
-def version() -> None:
+def version(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
     """Show the versions of kquota and Python, and whether the data path is compiled."""
     from proxy.app.common.version import kquota_version
     from quota import compiled
 
-    say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {compiled.description()}")
+    found = {"kquota": kquota_version(), "python": platform.python_version(), "data_path": compiled.description()}
+    if (form := Form.JSON if as_json else form).is_data:
+        print_data(found, form)
+    else:
+        say("kquota {kquota}, Python {python}, data path: {data_path}".format_map(found))
 
 
 @app.command(short_help="Inject sidecars into pods (Kubernetes).")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -19,6 +20,26 @@ WRONG_USE: Final = 2
 """Exit codes: of something that failed, and of wrong use or configuration."""
 MAX_PROBLEMS: Final = 50
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
+
+
+class Form(StrEnum):
+    """What a command prints."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is for programs."""
+        return self in (Form.JSON, Form.YAML)
+
+
+OutputForm = Annotated[
+    Form, typer.Option("--output", "-o", metavar="FORM", help="table, wide (no truncation), json or yaml.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
 
 
 def readable_limit(kind: Kind, limit: float | None) -> str:
@@ -79,6 +100,13 @@ def json_text(value: Any) -> str:
         return text
     # Only strings have such characters; the line breaks are those of the indentation.
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def print_data(value: Any, form: Form = Form.JSON) -> None:
+    """Print a value for programs, in JSON or YAML."""
+    from config.scalars import dump  # not needed to show the help
+
+    say(dump(value).rstrip("\n") if form is Form.YAML else json_text(value))
 
 
 def ascii_json(value: Any, **options: Any) -> str:
