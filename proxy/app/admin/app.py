@@ -155,7 +155,7 @@ class AdminApp:
             rows = []
             async for row in self._steps("/brokers", self._proxy.brokers()):
                 rows.append(_row(dict(zip(names, row, strict=True))))
-            return _listed("brokers", rows, {"total": len(rows)})
+            return _Pieces(_listed("brokers", rows, {"total": len(rows)}))
 
     def _moment(self) -> Moment:
         return Moment(self._now_ms(), time.time(), self._history)
