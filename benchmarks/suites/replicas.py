@@ -220,7 +220,7 @@ def run(
         happen(event, one)
         for key, client in started.items():
             outcome, told = outcomes[key], finish(client)
-            outcome.errors = [text for text in told["errors"] if is_trouble(text)]
+            outcome.errors = [_short(text, topics[key]) for text in told["errors"] if is_trouble(text)]
             if outcome.role == "producer":
                 found = _found(cluster.bootstrap, topics[key])
                 numbers, wanted = Counter(number for _, number in found), told["acked"]
@@ -232,6 +232,12 @@ def run(
             outcome.repeated = sum(seen > 1 for seen in numbers.values())
         feeder.join()
     return list(outcomes.values())
+
+
+def _short(text: str, client: str) -> str:
+    """An error without what differs from run to run."""
+    text = re.sub(r"^\[\d{4}-[^\]]*\] ", "", text.replace(client, "CLIENT"))
+    return re.sub(r"127\.0\.0\.\d+:\d+", "ADDRESS", re.sub(r"after \d+ms", "after N ms", text))[:150]
 
 
 def _create(cluster: KafkaCluster, topics: Sequence[str]) -> None:
