@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.lab.demo.plan import PLANS
@@ -126,6 +127,8 @@ def test_ctrl_c_ends_everything_without_a_trace() -> None:
             before.append(line)
             if re.match(r" +\d+ s  batch ", line):
                 break
+        pages = re.findall(r"http://\S+/ui/", "".join(before))
+        assert [httpx.get(page).status_code for page in pages] == [200, 200], before
         assert len(running.survivors()) >= 8, before  # itself, broker, sidecars, clients, and their guardians
         # As a terminal does it: to the whole foreground process group, and people press twice.
         os.killpg(running.process.pid, signal.SIGINT)

@@ -72,7 +72,7 @@ def configuration(
 
 
 class DemoSidecar:
-    """A running sidecar; `bootstrap` is what clients connect to."""
+    """A running sidecar; `bootstrap` is what clients connect to, `admin` the URL of its admin port."""
 
     def __init__(
         self, number: int, plans: Sequence[DemoClient], upstream: Sequence[str], folder: Path, usage: Path | None
@@ -85,6 +85,7 @@ class DemoSidecar:
         folder = folder / f"sidecar-{number + 1}"
         folder.mkdir()
         listen, (self._admin,) = free_port_run(1 + BROKER_PORTS), free_ports(1)
+        self.admin = f"http://127.0.0.1:{self._admin}"
         self.bootstrap = f"127.0.0.1:{listen}"
         config = folder / "kquota.yaml"
         content = configuration(plans, upstream, listen, self._admin, key, usage)

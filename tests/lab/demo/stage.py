@@ -179,6 +179,8 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Pa
         sidecar.wait_until_ready()
     ready = " and ".join(sidecar.bootstrap for sidecar in sidecars)
     say(f"sidecars ready on {ready}; starting {len(plans)} clients, a process each")
+    say(f"meanwhile open {' or '.join(f'{sidecar.admin}/ui/' for sidecar in sidecars)}")
+    say(f"or run: kquota explain --admin {sidecars[0].admin} --client-id orders")
     clients: list[Client] = []
     stack.callback(stop_all, clients)
     for plan in plans:
