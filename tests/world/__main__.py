@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
+from pathlib import Path
 from typing import Any
 
-from tests.world import mutations
+from benchmarks.report.stored import text
+from tests.world import mutations, search
 from tests.world.properties import Violation
 from tests.world.script import Script, draw
 from tests.world.shrinker import shrink
@@ -27,6 +31,7 @@ class Tally:
     acknowledged: int = 0
     worst: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
 
     def add(self, world: World) -> None:
         """One more world has ended."""
@@ -36,6 +41,11 @@ class Tally:
         self.acknowledged += world.judge.acknowledged_batches
         self.worst = max([self.worst, *(meter.worst for meter in world.judge.meters.values())])
         self.faults += world.faults
+
+    def stored(self, took_s: float) -> dict[str, Any]:
+        """For `benchmarks/results`."""
+        speed = {"seconds": round(took_s), "hours_per_second": self.hours / took_s, "load": os.getloadavg()[0]}
+        return asdict(self) | {"hours": round(self.hours, 1), "faults": dict(sorted(self.faults.items()))} | speed
 
     def text(self, took_s: float) -> str:
         """For people."""
@@ -95,6 +105,9 @@ def main() -> int:
     parser.add_argument("--direct", action="store_true", help="the same worlds without kquota")
     parser.add_argument("--go-on", action="store_true", help="after a failure")
     parser.add_argument("--no-shrink", action="store_true", help="tell of a failure as it is")
+    parser.add_argument("--hours", type=float, default=inf, help="simulated; end once so many have held")
+    parser.add_argument("--store", type=Path, metavar="FILE", help="write what was simulated, from time to time")
+    parser.add_argument("--search", action="store_true", help="all orders of a fleet's actions, within bounds")
     parser.add_argument("--mutations", action="store_true", help="plant bugs, one after the other, and find them")
     options = parser.parse_args()
     if options.mutations:
@@ -103,6 +116,11 @@ def main() -> int:
             missed += not outcome.found
             print(f"{outcome.seconds:6.1f} s  {outcome.name}: {outcome.found or 'NOT FOUND'}", flush=True)
         return min(missed, 1)
+    if options.search:
+        for name, bounds in search.SEARCHES.items():
+            began_s = time.monotonic()
+            print(f"{name}: {search.search(bounds)} states, {time.monotonic() - began_s:.0f} s", flush=True)
+        return 0
     tally, began_s, failed = Tally(), time.monotonic(), 0
     for seed in range(options.seed, options.seed + options.seeds):
         script = draw(seed, options.minutes * 60)
@@ -115,12 +133,19 @@ def main() -> int:
         violation = play(script, direct=options.direct, tally=tally)
         if violation is not None:
             failed += 1
+            tally.failures.append(f"seed {seed}: {violation}")
             print(f"seed {seed}: {violation}\n  {command(script, options.minutes)}", flush=True)
             if not options.direct and not options.no_shrink:
                 smallest = shrunk(script, violation.name)
                 print(f"  shrunk: {play(smallest)}\n  {command(smallest, options.minutes)}", flush=True)
             if not options.go_on:
                 break
+        if options.store and seed % 50 == 49:
+            options.store.write_text(text(tally.stored(time.monotonic() - began_s)))
+        if tally.hours >= options.hours:
+            break
+    if options.store:
+        options.store.write_text(text(tally.stored(time.monotonic() - began_s)))
     print(tally.text(time.monotonic() - began_s))
     return 1 if failed else 0
 

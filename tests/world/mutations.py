@@ -97,10 +97,10 @@ MUTATIONS = (
         "        for (kind, entity)",
     ),
     Mutation(
-        "a full client is not read again once it has room",
+        "a byte is lost where a socket was full",
         "proxy/net/io/pair.py",
-        '        """What was left over has been sent."""\n        self._open_or_shut()',
-        '        """What was left over has been sent."""',
+        "self.unsent = left[done:] if done else left",
+        "self.unsent = left[done + 1 :] if done else left",
     ),
     Mutation(
         "clients without a limit are charged to a group of others",

@@ -60,6 +60,8 @@ class Meter:
         self.most, self.least = MOST, LEAST
         self.largest_bytes = 0
         """The largest request or response."""
+        self.requests = 1
+        """So many of these may come on top: one for each instance."""
         self.hungry = False
         """Some client always wants more."""
         self.total_bytes = 0
@@ -113,7 +115,7 @@ class Meter:
             )
         if now_s - STRETCH_S < self._checked_s:
             return
-        rate = (self._stretch_bytes - self.largest_bytes) / STRETCH_S / self.limit
+        rate = (self._stretch_bytes - self.requests * self.largest_bytes) / STRETCH_S / self.limit
         self.worst = max(self.worst, rate)
         if rate > self.most:
             self._judge.fail("rate", f"{self._name}: {rate:.3f} of its limit in {STRETCH_S:.0f} s besides one request")

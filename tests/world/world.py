@@ -177,6 +177,7 @@ class World:
             meter.hungry = meter.hungry and not wastes
             if self.script.fleet:
                 meter.most, meter.least = MOST_OF_FLEET, LEAST_OF_FLEET
+                meter.requests = self.script.instances
             elif wastes:
                 meter.most = MOST_WASTED
         return meter
@@ -285,9 +286,8 @@ class World:
     def _reload(self, factor: float) -> None:
         """All limits change; each instance learns of it in its own time."""
         now_s, self.factor = self.clock.now_s, factor
-        table = self._table()
         for instance in self.instances:
-            self.clock.after(self._chance.random() * RELOAD_S, instance.reload, table)
+            self.clock.after(self._chance.random() * RELOAD_S, lambda instance=instance: instance.reload(self._table()))
         for meter in self.judge.meters.values():
             meter.change(now_s, meter.whole * factor)
         self.judge.disturbed(now_s + RELOAD_S)
