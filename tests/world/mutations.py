@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("quota", "proxy", "config", "tests/world")
+FOLDERS = ("quota", "proxy", "config", "benchmarks/report", "tests/world")
 LONGEST_S = 600.0
 
 
@@ -137,7 +137,9 @@ def play() -> Iterator[Outcome]:
                     timeout=LONGEST_S,
                     check=False,
                 )
-                found = done.stdout.partition("\n")[0] or done.stderr[-500:]
+                found = done.stdout.partition("\n")[0]
+                if not found.startswith("seed "):
+                    raise ValueError(f"{mutation.name}: {done.stderr[-2000:]}")
             except subprocess.TimeoutExpired:
                 found = ""
             yield Outcome(mutation.name, time.monotonic() - began_s, found)
