@@ -154,6 +154,7 @@ def java(work: Work, result: Result) -> None:
     import subprocess
 
     from tests.lab.kafka import start_tool
+    from tests.support.clients import is_trouble
 
     arguments = ["--bootstrap-server", ",".join(work.bootstrap), "--topic", work.topic]
     arguments += ["--request-timeout-ms", "30000", "--max-memory-bytes", str(work.buffer_bytes)]
@@ -165,7 +166,7 @@ def java(work: Work, result: Result) -> None:
             process.stdin.write(work.record(number).decode() + "\n")
         out, err = process.communicate(timeout=150)
     for line in (out + err).splitlines():
-        if "] WARN " in line or "] ERROR " in line:
+        if ("] WARN " in line or "] ERROR " in line) and is_trouble(line):
             result.errors.append(line)
     if process.returncode:
         result.errors.append(f"ConsoleProducer ended with code {process.returncode}: {err[-2000:]}")
