@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 STRETCH_S = 24.0
 APART_S = 30.0
 """After instances have not heard of each other."""
-MOST_SHARES = 1.01
-"""1, and the floor of an instance that is going while the next one has begun."""
+FLOORS = 0.01
+"""Of the limit: each instance that is going while the next one has begun has a floor as well."""
 FIRST_S = 11.0
 """The first window: Kafka's eleven samples."""
 MOST = 1.05
@@ -207,7 +207,7 @@ class Judge:
         for group in [group for member in members for group in member.instance.ledger.groups()]:
             number = group_hash(group.kind, group.key)
             held = sum(member.fleet.share(number) for member in members)
-            if held > MOST_SHARES:
+            if held > 1.0 + FLOORS * (1 + max(len(members) - world.script.instances, 0)):
                 self.fail("shares", f"{held:.3f} of the {group.kind} limit of {group.key} may be used")
 
     def acknowledged(self, client: Producer, batch: Batch, offset: int) -> None:

@@ -254,7 +254,7 @@ class World:
                 self.topic.lossy_until_s = now_s + fault.lasts_s
         elif kind == "move":
             self.cluster.move(sorted(self.cluster.logs)[target % len(self.cluster.logs)])
-        elif not instances:
+        elif not instances or (kind != "reload" and instances[place].dead):
             pass
         elif kind == "crash":
             instances[place].crash()
