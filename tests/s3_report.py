@@ -133,6 +133,11 @@ def test_reports_from_and_to_an_object_store(store: Store) -> None:
     assert "s3a://usage/none: no files there" in wrong.stderr
 
 
+def rounded(table: str) -> str:
+    """A table with ten digits of each number: Spark adds up in any order."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.10g}", table)
+
+
 @pytest.mark.parametrize("form", ["files", "iceberg"])
 def test_a_compacted_store_in_an_object_store(store: Store, form: str) -> None:
     """Two days come, then late and repeated records of the first; a report of the store says what one of all the
@@ -165,6 +170,6 @@ def test_a_compacted_store_in_an_object_store(store: Store, form: str) -> None:
             made = kquota("report", report, *places, *(["--format", form] if source == "store" else []), *quick)
             assert made.returncode == 0, made.stderr[-3000:]
         for table in tables:
-            texts = [store.get(f"of-{source}/{report}/{table}.csv") for source in ("in", "store")]
+            texts = [rounded(store.get(f"of-{source}/{report}/{table}.csv")) for source in ("in", "store")]
             assert texts[0] == texts[1], (report, table)
             assert len(texts[0].splitlines()) > 1
