@@ -1,4 +1,4 @@
-"""Faults of the system around the sidecar, with a real broker: clocks that are set."""
+"""Faults of the system around the sidecar, with a real broker: names that do not resolve, and clocks that are set."""
 
 from __future__ import annotations
 
@@ -13,17 +13,66 @@ import pytest
 import yaml
 
 from tests.corpus.job import wait_for
-from tests.support.fault_tools import create_topic
+from tests.support.fault_tools import (
+    Consuming,
+    Producing,
+    check_promises,
+    create_topic,
+    least_held,
+    nothing_left_behind,
+    stored,
+)
+from tests.support.faults import ANSWERING, FAILING, SILENT, UNKNOWN, names_from
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
+from tests.support.sidecars import get, sidecar
 
 pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
 
+NAME_SERVER = "127.77.0.53"
+NAME = "kafka.example"
 LIMIT_S = 60.0
+
+
+def is_ready(admin: str) -> bool:
+    return get(admin + "/readyz").status_code == 200
+
+
+def test_unresolvable_names_recover(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    """The bootstrap server's name is denied, its name server fails, or says nothing at all; and comes back."""
+    port = kafka.bootstrap[0].rsplit(":", 1)[1]
+    create_topic(kafka.bootstrap[0], topic)
+    with names_from(NAME_SERVER, {NAME: "127.0.0.1"}, tmp_path) as (names, before):
+        names.mood = FAILING
+        with sidecar([f"{NAME}:{port}"], before=before, not_ready=NAME) as proxy:
+            names.mood = ANSWERING
+            wait_for("the sidecar to find the cluster", lambda: is_ready(proxy.admin), LIMIT_S)
+            with (
+                nothing_left_behind(proxy, least_held(proxy)),
+                Producing(proxy.bootstrap, topic) as producing,
+                Consuming(proxy.bootstrap, topic) as consuming,
+            ):
+                consuming.wait_for_progress()
+                newcomers: list[Producing] = []
+                for mood in (UNKNOWN, FAILING, SILENT):
+                    asked = names.asked
+                    names.mood = mood
+                    newcomers.append(Producing(proxy.bootstrap, topic, "newcomer"))
+                    with newcomers[-1] as newcomer:
+                        newcomer.wait_for_progress(1)  # led to a broker that is known by its address
+                        producing.wait_for_progress(1)
+                        newcomer.finish()
+                    # By a newcomer, or by the sidecar's own question, which comes every second.
+                    wait_for("the name to be asked for again", lambda: names.asked > asked, LIMIT_S)  # noqa: B023
+                    assert is_ready(proxy.admin)
+                names.mood = ANSWERING
+                producing.finish()
+                found = stored(kafka.bootstrap[0], topic)
+                consuming.finish(until=max(found) + 1)
+            check_promises(found, [producing, *newcomers], [consuming])
 
 
 def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
