@@ -11,7 +11,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -104,8 +104,8 @@ class Observed:
     """ConfigMaps with the name of copies, by namespace."""
     quotas: dict[str, Json]
     """ConfigMaps with quotas of namespaces, by namespace."""
-    policies: list[Json]
-    """NetworkPolicies of all namespaces, if they matter."""
+    policies: dict[str, list[Json]]
+    """NetworkPolicies by namespace, if they matter."""
 
 
 @dataclass(slots=True)
@@ -123,6 +123,10 @@ class NamespacePlan:
     """Why the namespace's quotas are rejected."""
     problem: str | None = None
     """Why nothing can be done."""
+    policy: Json | None = None
+    """The NetworkPolicy as it should be; None: it already is, or there should be none."""
+    other_policies: list[str] = field(default_factory=list)
+    """The namespace's own policies for ingress, because of which ours is to be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
     Each is worked out when asked for, those with the least quotas first, so that nobody waits for one with many; an
     exception of one is its own problem.
     """
-    ours = {where for where, one in seen.copies.items() if is_copy(one, told)}
+    ours = {where for where, one in seen.copies.items() if _is_ours(one, told)}
     for namespace in sorted(seen.namespaces, key=lambda one: (len(_own(seen, one) or ""), one)):
         chosen = seen.namespaces[namespace].get(INJECTION_LABEL) == "enabled" and (
             not told.only or namespace in told.only
@@ -157,31 +161,34 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
             continue
         try:
             plan = _plan(namespace, copy, seen, told, known)
+            plan.policy, plan.other_policies = _network_policy(namespace, seen, told)
         except Exception as error:
             log.exception("namespace configuration failed: internal error", namespace=namespace)
             plan = NamespacePlan(namespace, problem=fault(error))
         yield plan
 
 
-def network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple[Json | None, list[str]]:
-    """The NetworkPolicy that a namespace should have, and names of its own policies for ingress.
+def _network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple[Json | None, list[str]]:
+    """The NetworkPolicy to apply, or the namespace's own policies for ingress, because of which ours is to be deleted.
 
-    With one of those it gets none: policies add up, so ours would open ports that the namespace's own close.
+    Policies add up, so ours would open ports that the namespace's own close.
     """
+    there = seen.policies.get(namespace, [])
+    mine = [one["spec"] for one in there if _is_ours(one, told)]
     others = [
         one["metadata"]["name"]
-        for one in seen.policies
-        if one["metadata"]["namespace"] == namespace
-        and "Ingress" in one["spec"].get("policyTypes", ["Ingress"])
-        and not is_copy(one, told)
+        for one in there
+        if "Ingress" in one["spec"].get("policyTypes", ["Ingress"]) and not _is_ours(one, told)
     ]
     if others or told.network_policy is None:
-        return None, others
+        return None, others if mine else []
+    if mine == [told.network_policy]:
+        return None, []
     head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
     return head | {"metadata": _metadata(namespace, seen.owner, told), "spec": told.network_policy}, []
 
 
-def is_copy(one: Json, told: Distribution) -> bool:
+def _is_ours(one: Json, told: Distribution) -> bool:
     """Whether an object of a namespace is from this release."""
     return _annotations(one).get(COPY_ANNOTATION) == told.original
 

@@ -23,14 +23,13 @@ from deploy.kubernetes.distribution import (
     NamespacePlan,
     Observed,
     fault,
-    is_copy,
     judged,
     labels_of,
-    network_policy,
     plans,
 )
 
 EVERY_S: Final = 10.0
+POLICIES_API: Final = "/apis/networking.k8s.io/v1"
 MAX_MESSAGE: Final = 1000
 """Characters of an event's message; Kubernetes accepts 1024."""
 
@@ -79,11 +78,11 @@ class Distributor:
             del self._known[key]
         found = plans(seen, self.told, self._known)
         while (plan := await trio.to_thread.run_sync(next, found, None)) is not None:
-            await self._carry_out(plan, seen)
+            await self._carry_out(plan)
         for namespace in self._said.keys() - seen.namespaces.keys() - {""}:
             del self._said[namespace]
 
-    async def _carry_out(self, plan: NamespacePlan, seen: Observed) -> None:
+    async def _carry_out(self, plan: NamespacePlan) -> None:
         """Write one namespace's copy, and say there what is wrong. No exception of one reaches another."""
         namespace = plan.namespace
         try:
@@ -98,8 +97,7 @@ class Distributor:
                         f"Pods of this namespace get sidecars. They need the Secrets {', '.join(self.told.secrets)}"
                     )
                     await self._event(namespace, self.told.name, "SecretsNeeded", f"{needed} here.", kind="Normal")
-            if plan.problem is None:
-                await self._limit_admin_port(namespace, seen)
+            await self._limit_admin_port(plan)
         except ApiServerError as error:
             plan.problem = str(error)
         except Exception as error:
@@ -115,22 +113,20 @@ class Distributor:
             )
             await self._event(namespace, name, reason, self._said[namespace])
 
-    async def _limit_admin_port(self, namespace: str, seen: Observed) -> None:
-        """Create the namespace's NetworkPolicy, or delete it because the namespace has its own."""
-        wanted, others = network_policy(namespace, seen, self.told)
-        where = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{self.told.name}"
-        mine = [one for one in seen.policies if one["metadata"]["namespace"] == namespace and is_copy(one, self.told)]
-        if wanted is None:
-            for _ in mine:
-                await self.cluster.ask("DELETE", where)
-                named = ", ".join(others)
-                text = f"NetworkPolicy {self.told.name} is deleted: the namespace has its own ({named}). Allow the"
-                await self._event(
-                    namespace, self.told.name, "NetworkPolicyDeleted", f"{text} admin port there.", "Normal"
-                )
-        elif [one["spec"] for one in mine] != [wanted["spec"]]:
-            await self.cluster.apply(where, wanted)
+    async def _limit_admin_port(self, plan: NamespacePlan) -> None:
+        """Apply the NetworkPolicy, or delete it because the namespace has its own. Raises ApiServerError."""
+        namespace, name = plan.namespace, self.told.name
+        where = f"{POLICIES_API}/namespaces/{namespace}/networkpolicies/{name}"
+        if plan.policy is not None:
+            await self.cluster.apply(where, plan.policy)
             log.info("NetworkPolicy applied to namespace", namespace=namespace)
+        elif plan.other_policies:
+            await self.cluster.ask("DELETE", where)
+            text = (
+                f"NetworkPolicy {name} is deleted: the namespace has its own ({', '.join(plan.other_policies)}). "
+                "Allow the admin port there."
+            )
+            await self._event(namespace, name, "NetworkPolicyDeleted", text, kind="Normal")
 
     async def judge(self, namespace: str, quotas: str | None) -> str | None:
         """Why quotas that a namespace is about to have would be refused, None if they would not.
@@ -164,7 +160,10 @@ class Distributor:
         listed = {one["metadata"]["name"] for one in spaces}
         others = {one["metadata"]["namespace"] for one in copies} - listed  # pods created earlier may run there
         spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
-        policies = [] if told.network_policy is None else await ask.list("/apis/networking.k8s.io/v1/networkpolicies")
+        policies: dict[str, list[Json]] = {}
+        if told.network_policy is not None:
+            for one in await ask.list(f"{POLICIES_API}/networkpolicies"):
+                policies.setdefault(one["metadata"]["namespace"], []).append(one)
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
         return Observed(
             base=base,

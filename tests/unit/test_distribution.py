@@ -26,7 +26,7 @@ OWNER = {
 
 def seen(**given: Any) -> Observed:
     return Observed(
-        **({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}, "policies": []} | given)
+        **({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}, "policies": {}} | given)
     )
 
 
