@@ -315,7 +315,14 @@ def injection(pod: Json, template: Template) -> list[Json]:
     metadata = pod.get("metadata") or {}
     labels = template.labels | {INJECTED_LABEL: "true"}
     patch += _merge(metadata, "labels", labels, remove=SKIPPED_LABEL)
-    annotations, own = dict(template.annotations), metadata.get("annotations") or {}
+    patch += _merge(metadata, "annotations", _annotations(pod, template))
+    return patch
+
+
+def _annotations(pod: Json, template: Template) -> dict[str, str]:
+    """The template's annotations, with what the pod's own change of them."""
+    own = (pod.get("metadata") or {}).get("annotations") or {}
+    annotations = dict(template.annotations)
     if ADMIN_PORT in own and "prometheus.io/port" in annotations:
         annotations["prometheus.io/port"] = own[ADMIN_PORT]
     if _scraped(pod):
@@ -323,8 +330,7 @@ def injection(pod: Json, template: Template) -> list[Json]:
     if EVICTED in annotations and own.get(EVICTED):
         volumes_named = [*own[EVICTED].split(","), annotations[EVICTED]]
         annotations[EVICTED] = ",".join(dict.fromkeys(one.strip() for one in volumes_named))
-    patch += _merge(metadata, "annotations", annotations)
-    return patch
+    return annotations
 
 
 def _insert(spec: Json, key: str, at: str, items: list[Json]) -> list[Json]:
