@@ -178,8 +178,7 @@ class AddressBook:
         except NoRoomError as error:  # those without a port have none for now
             self.no_room = str(error)
         for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
-            del self._listeners[port]
-            self._close(port)
+            self._free(port)
         held = {listener.node_id for listener in self._listeners.values()}
         for node_id in [one for one, broker in self._brokers.items() if not broker.live and one not in held]:
             del self._brokers[node_id]
@@ -201,8 +200,7 @@ class AddressBook:
         """Clients are told this port from now on, whatever it stood for; False: another process has it."""
         held = self._listeners.get(port)
         if held is not None and held.node_id != node_id:
-            del self._listeners[port]
-            self._close(port)
+            self._free(port)
         if port not in self._listeners and not self._opened(node_id, port):
             return False
         self._brokers[node_id].port = port
@@ -214,6 +212,10 @@ class AddressBook:
             return False
         self._listeners[port] = _Listener(node_id)
         return True
+
+    def _free(self, port: int) -> None:
+        del self._listeners[port]
+        self._close(port)
 
     def _count(self) -> None:
         self._live = sum(broker.live for broker in self._brokers.values())
