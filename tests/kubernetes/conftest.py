@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes import workloads
-from tests.kubernetes.injected import orders, webhook
+from tests.kubernetes.injected import lenient, orders, webhook
 from tests.kubernetes.node import Node, attached_node, running_node
 from tests.kubernetes.programs import NoNodeError
 from tests.lab.chart import CHART
 from tests.support.chart_tools import helm_executable
 
-__all__ = ["orders", "webhook"]  # fixtures of more than one file
+__all__ = ["lenient", "orders", "webhook"]  # fixtures of more than one file
 IMAGES = ("client", "kafka", "kquota")
 """Those of all files; the others are imported by the one that needs them."""
 SHOP = Path(__file__).with_name("shop")

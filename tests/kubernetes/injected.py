@@ -57,6 +57,14 @@ def start_webhook(node: Node) -> None:
 
 
 @pytest.fixture(scope="module")
+def lenient(node: Node, webhook: Release) -> str:
+    """A namespace with the failure policy Ignore."""
+    workloads.namespace(node, LENIENT)
+    node.kubectl("label", "--overwrite", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
+    return LENIENT
+
+
+@pytest.fixture(scope="module")
 def orders(node: Node, webhook: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """The chart that `helm create` makes, with an image of ours: written by the makers of Helm, not by us."""
     folder = tmp_path_factory.mktemp("charts")

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.kubernetes import workloads
-from tests.kubernetes.injected import LABEL, LENIENT, ORDERS, ORDERS_POD, SYSTEM, start_webhook, stop_webhook, values
+from tests.kubernetes.injected import ORDERS, ORDERS_POD, SYSTEM, WEBHOOK_POD, start_webhook, stop_webhook, values
 from tests.kubernetes.installed import Release
 from tests.kubernetes.node import Node, NodeError
 from tests.kubernetes.workloads import container, container_id, is_ready, name_of_pod, statuses
@@ -23,20 +22,17 @@ ROUNDS = 12
 """Pods created while one replica of the webhook ends."""
 
 
-@pytest.fixture(scope="module")
-def lenient(node: Node, webhook: Release) -> str:
-    """A namespace with the failure policy Ignore."""
-    workloads.namespace(node, LENIENT)
-    node.kubectl("label", "--overwrite", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
-    return LENIENT
+def pod_of(name: str) -> str:
+    """A pod that only waits, as a manifest."""
+    spec = {"containers": [container("client", ["sleep", "infinity"])], "terminationGracePeriodSeconds": 1}
+    metadata = {"name": name, "labels": {"app": name}}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
 
 def new_pod(node: Node, namespace: str, name: str) -> str:
     """What becomes of a pod that is created now: its containers once it is ready, or the refusal."""
-    spec = {"containers": [container("client", ["sleep", "infinity"])], "terminationGracePeriodSeconds": 1}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
     began = time.monotonic()
-    created = node.try_kubectl("create", f"--namespace={namespace}", "--filename=-", given=yaml.safe_dump(pod))
+    created = node.try_kubectl("create", f"--namespace={namespace}", "--filename=-", given=pod_of(name))
     if created.returncode != 0:
         return created.stderr
     try:
@@ -87,17 +83,14 @@ def test_webhook_is_down(node: Node, webhook: Release, orders: Release, lenient:
 
 
 def test_one_replica_of_the_webhook_ends(node: Node, webhook: Release, orders: Release) -> None:
-    (first, _) = node.pods(SYSTEM, "app.kubernetes.io/component=webhook")
+    (first, _) = node.pods(SYSTEM, WEBHOOK_POD)
     with undisturbed(node, orders):
         node.kill(container_id(first, "webhook"), signal.SIGKILL)
         for number in range(ROUNDS):
-            node.kubectl("create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server", given=_pod(number))
+            node.kubectl(
+                "create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server", given=pod_of(f"p{number}")
+            )
             time.sleep(0.3)
-
-
-def _pod(number: int) -> str:
-    spec = {"containers": [container("client", ["sleep", "infinity"])]}
-    return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p{number}"}, "spec": spec})
 
 
 def test_kafka_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from tests.kubernetes import workloads
-from tests.kubernetes.injected import LABEL, LENIENT, ORDERS, ORDERS_POD, SYSTEM, start_webhook, stop_webhook, values
+from tests.kubernetes.injected import ORDERS, ORDERS_POD, SYSTEM, start_webhook, stop_webhook, values
 from tests.kubernetes.installed import RATE, Release
 from tests.kubernetes.node import Node
 from tests.kubernetes.workloads import container, deployment, job, name_of_pod, statuses, throttled_s
@@ -110,17 +110,15 @@ def test_an_injected_pod_is_used_as_before(node: Node, webhook: Release, orders:
     node.kubectl("delete", "deployment,service", "web", "--namespace", ORDERS)
 
 
-def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, orders: Release) -> None:
+def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
     """`Fail`: no pod without a sidecar; `Ignore`: pods without. The webhook comes back by itself, as its own pods are
     exempt, here with a new certificate: its Secret is gone as well."""
-    workloads.namespace(node, LENIENT)
-    node.kubectl("label", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
     before = authorities(node)
     stop_webhook(node)
     node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)
     sleeping = container("client", ["sleep", "infinity"])
-    node.apply(deployment("plain", sleeping, terminationGracePeriodSeconds=1), namespace=LENIENT)
-    assert "initContainers" not in workloads.ready_pod(node, LENIENT, "app=plain")["spec"]
+    node.apply(deployment("plain", sleeping, terminationGracePeriodSeconds=1), namespace=lenient)
+    assert "initContainers" not in workloads.ready_pod(node, lenient, "app=plain")["spec"]
     began = time.monotonic()
     node.kubectl("delete", "pod", "--namespace", ORDERS, f"--selector={ORDERS_POD}", "--timeout=90s")
 
