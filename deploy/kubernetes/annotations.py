@@ -23,7 +23,7 @@ CONFIG_MAP: Final = f"{PREFIX}config-map"
 BOOTSTRAP: Final = f"{PREFIX}bootstrap-variable"
 """Names of environment variables with the sidecar's address; empty: none."""
 ADMIN_PORT: Final = f"{PREFIX}admin-port"
-"""The sidecar's admin port, where the chart's is the application's own."""
+"""The sidecar's admin port, for pods whose application uses the chart's."""
 OURS: Final = (f"{PREFIX}restart-checksum",)
 """Annotations that the chart sets; they request nothing."""
 GROUPS: Final = {
@@ -36,7 +36,7 @@ GROUPS: Final = {
 """The groups in the chart's `webhook.podsMaySet`."""
 VOLUME: Final = "kquota-config"
 PORT_NAME: Final = "kquota-metrics"
-"""Of the admin port in the sidecar's container."""
+"""The name of the admin port in the sidecar's container."""
 
 _QUANTITY: Final = re.compile(r"(\d+\.?\d*|\.\d+)(n|u|m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?")
 _CPU: Final = re.compile(r"(\d+\.?\d*|\.\d+)([mk]|[eE][+-]?\d{1,2})?")

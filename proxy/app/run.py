@@ -128,7 +128,7 @@ class Sidecar:
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
-        """The real port of the admin listener; None when it is off."""
+        """The port of the admin listener: the one that `run` was given, if any, and once bound the real one."""
         self.interrupted = False
         """A second signal ended the drain early."""
 

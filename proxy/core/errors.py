@@ -63,7 +63,7 @@ class CloseReason(StrEnum):
     IDLE = "idle"
     """Nothing moved for `connections_max_idle_ms` (Kafka's connections.max.idle.ms)."""
     MAX_AGE = "max_age"
-    """The connection was `connections_max_age_ms` old, less its jitter, and nothing was in flight; or nothing more."""
+    """The connection reached `connections_max_age_ms`, less its jitter; it ended between requests or after the last."""
     DRAINED = "drained"
     """The sidecar is shutting down and this connection had nothing left in flight."""
     DRAIN_TIMEOUT = "drain_timeout"

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from deploy.kubernetes.annotations import PORT_NAME
 from proxy.app.admin import ui
 from proxy.app.admin.explain import MAX_DECISIONS
 from proxy.app.admin.guard import Guard, Hosts
@@ -26,11 +27,10 @@ from proxy.app.cli.admin_client import get_json
 from proxy.app.common.text import say
 from proxy.net.listen.listeners import bind
 
-PATIENCE_S: Final = 4.0
-"""For a sidecar's answer: the page waits twice as long for all."""
+ANSWER_TIMEOUT_S: Final = 4.0
+"""For a sidecar's answer; the page's timeout for all answers is twice as long."""
 ASKED_AT_ONCE: Final = 20
 ROWS: Final = 200
-METRICS_PORT: Final = "kquota-metrics"
 LISTS: Final = {"quotas": "groups", "throttled": "throttled", "connections": "connections"}
 """Of a snapshot, with the name of their rows."""
 
@@ -52,8 +52,8 @@ def places_of(proxy: str, namespace: str, selector: str) -> list[Place]:
         name, spec = pod["metadata"]["name"], pod["spec"]
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             ports = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
-            if container["name"] == "kquota" and METRICS_PORT in ports:
-                found.append(Place(name, f"{proxy}{root}/{name}:{ports[METRICS_PORT]}/proxy"))
+            if container["name"] == "kquota" and PORT_NAME in ports:
+                found.append(Place(name, f"{proxy}{root}/{name}:{ports[PORT_NAME]}/proxy"))
     return found
 
 
@@ -117,7 +117,7 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
     def ask(place: Place) -> dict[str, Any] | OSError:
         query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]
         try:
-            return get_json(place.url, "/snapshot", query, expected, PATIENCE_S)
+            return get_json(place.url, "/snapshot", query, expected, ANSWER_TIMEOUT_S)
         except OSError as error:
             return error
 

@@ -1,8 +1,8 @@
 """Which local port stands for which broker. Bookkeeping alone: callbacks open and close the listeners.
 
 Each broker has a port of its own, `own_ports`: a function of the ids of the live brokers, so that all instances agree,
-whenever they were started. A port that is no live broker's own goes on to stand for its last one during the grace time,
-as clients may know it from older metadata.
+whenever they were started. During the grace time clients may still use the port of a broker that left: it stays open
+unless a live broker needs it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const every = { look: 2000, history: 5000 };
 const state = { groups: [], total: 0, history: null, chosen: null, order: [], ordered: 0, many: false };
-const KEEP_ORDER_MS = 10000, PATIENCE_MS = 8000, THROTTLED_SHOWN = 20;
+const KEEP_ORDER_MS = 10000, ANSWER_TIMEOUT_MS = 8000, THROTTLED_SHOWN = 20;
 
 function element(tag, text, name) {
   const made = document.createElement(tag);
@@ -33,7 +33,7 @@ const key = (one) => JSON.stringify([one.kind, one.user, one.client_id, one.pod]
 const title = (one) => `${one.kind}: ${name(one.user)} / ${name(one.client_id)}`;
 
 async function ask(path) {
-  const answer = await fetch(`../${path}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+  const answer = await fetch(`../${path}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_TIMEOUT_MS) });
   if (!answer.ok) throw new Error(`${path}: HTTP ${answer.status} ${await answer.text()}`.slice(0, 300));
   return answer;
 }
