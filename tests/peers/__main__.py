@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 
 from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.releases import NEW, RUN
 from tests.peers.outcomes import NEVER_BEGUN, Row, count, side_by_side, table
 from tests.peers.suites import BROKERS, PARTITIONS, RECORDS, SUITES, NoSuiteError, Suite
 from tests.support.sidecars import sidecar
@@ -27,10 +29,10 @@ TRIES = 2
 
 
 @contextmanager
-def brokers(rate: int | None) -> Iterator[KafkaCluster]:
+def brokers(version: str, rate: int | None) -> Iterator[KafkaCluster]:
     """Brokers of its own; with a rate, they hold every client to it."""
     with KafkaCluster.start(
-        BROKERS, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
+        BROKERS, version=version, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
     ) as cluster:
         if rate is not None:
             limit_every_client(cluster, rate)
@@ -45,9 +47,9 @@ def limit_every_client(cluster: KafkaCluster, rate: int) -> None:
 
 
 @contextmanager
-def place(through: bool, rate: int | None, pacing: str) -> Iterator[str]:
+def place(version: str, through: bool, rate: int | None, pacing: str) -> Iterator[str]:
     """A bootstrap address: of a broker, or of a sidecar before one."""
-    with brokers(None if through else rate) as cluster:
+    with brokers(version, None if through else rate) as cluster:
         if not through:
             yield cluster.bootstrap[0]
             return
@@ -58,12 +60,12 @@ def place(through: bool, rate: int | None, pacing: str) -> Iterator[str]:
             yield running.bootstrap
 
 
-def compare(suite: Suite, names: Sequence[str], rate: int | None, pacing: str) -> list[Row]:
+def compare(suite: Suite, names: Sequence[str], version: str, rate: int | None, pacing: str) -> list[Row]:
     """Run it both ways, and what failed through the sidecar only again."""
     runs = []
     for through in (False, True):
         began_s = time.monotonic()
-        with place(through, rate, pacing) as bootstrap:
+        with place(version, through, rate, pacing) as bootstrap:
             runs.append(suite.run(bootstrap, names))
         print(f"{suite.name} {'through the sidecar' if through else 'directly'}: {time.monotonic() - began_s:.0f} s")
     rows = side_by_side(*runs)
@@ -71,7 +73,7 @@ def compare(suite: Suite, names: Sequence[str], rate: int | None, pacing: str) -
         again = [row for row in rows if row.suspect]
         for row in again:
             for through, tries in ((False, row.direct), (True, row.through)):
-                with place(through, rate, pacing) as bootstrap:
+                with place(version, through, rate, pacing) as bootstrap:
                     tries.append(suite.run(bootstrap, [row.name]).get(row.name, NEVER_BEGUN))
     return rows
 
@@ -81,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make peer-suites PEER_ARGS=…", description=__doc__.splitlines()[0])
     parser.add_argument("--suite", choices=SUITES, action="append", help="only this one")
     parser.add_argument("--test", action="append", default=[], help="only these tests of one suite, by their names")
+    parser.add_argument("--kafka", choices=RUN, action="append", help=f"release of the brokers (default {NEW})")
     parser.add_argument("--rate", type=int, help="bytes/s that each client may produce, and fetch")
     parser.add_argument("--pacing", choices=("smooth", "kafka"), default="smooth", help="of the sidecar (%(default)s)")
     parser.add_argument("--records", type=int, default=RECORDS, help="of franz-go's longer tests (%(default)s)")
@@ -89,13 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.test and len(given.suite or ()) != 1:
         parser.error("--test wants one --suite")
     broken = []
-    for name in given.suite or SUITES:
+    for version, name in product(given.kafka or [NEW], given.suite or SUITES):
         try:
             suite = SUITES[name](given.records)
             for _ in range(given.repeat):
-                rows = compare(suite, given.test, given.rate, given.pacing)
-                print(f"\n## {suite.name} ({suite.part})\n\n{table(rows)}\n\n{count(rows)}", flush=True)
-                broken += [f"{suite.name} {row.name}" for row in rows if row.suspect]
+                rows = compare(suite, given.test, version, given.rate, given.pacing)
+                head = f"{suite.name} ({suite.part}), Kafka {version}"
+                print(f"\n## {head}\n\n{table(rows)}\n\n{count(rows)}", flush=True)
+                broken += [f"{suite.name} {row.name}, Kafka {version}" for row in rows if row.suspect]
         except NoSuiteError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 2
