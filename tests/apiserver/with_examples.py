@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -112,7 +113,7 @@ def test_ui_shows_the_sidecars_of_a_namespace(
         for words, name in ((["run", "--config", str(config)], "run"), (["ui", "-n", "shop", "--port", "0"], "ui")):
             started = run_kquota(words, tmp_path / name, ())
             stack.callback(started.wait, 20)
-            stack.callback(started.kill)
+            stack.callback(started.send_signal, signal.SIGTERM)
         page = wait_for("the page", lambda: re.search(r"^namespace shop: (\S+)/ui/", (tmp_path / "ui").read_text()))
 
         def snapshot() -> Any:
@@ -128,3 +129,5 @@ def test_ui_shows_the_sidecars_of_a_namespace(
         assert b"<title>kquota</title>" in urllib.request.urlopen(f"{url}/ui/", timeout=20).read()
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(url.partition("/api/")[0] + "/api/v1/namespaces/shop/secrets", timeout=20)
+    with pytest.raises(urllib.error.URLError, match="refused"):  # kubectl has ended with it
+        urllib.request.urlopen(url, timeout=20)

@@ -5,6 +5,7 @@ Each is asked for its `/snapshot`; the page shows what they answer, joined. Noth
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
         return RedirectResponse("ui/", 307)
 
     pages = Starlette(routes=[Route("/", to_page), Route("/snapshot", snapshot), *ui.ROUTES])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that kubectl ends as well
     listener = bind("127.0.0.1", port)
     say(f"{title}: http://127.0.0.1:{listener.getsockname()[1]}/ui/ (Ctrl-C ends)")
     try:
