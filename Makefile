@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 DEMO_USAGE ?= demo-usage
 DEMO_REPORTS ?= demo-reports
 REPORT ?= usage
+# A week that is shipped, its teams and prices.
+SAMPLE = examples/usage/week.parquet --owners examples/usage/owners.yaml --recent 2 \
+	$(if $(filter all chargeback,$(REPORT)),--prices examples/usage/prices.yaml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
 # The data path is compiled by the target for it, and not a second time by pip. Nor does pip compile every module of every
@@ -90,8 +93,10 @@ demo: $(VENV)/.demo ## A real Kafka broker, the sidecar, real clients, a live vi
 	@$(AS_IMAGES) $(BIN)/kquota demo --usage $(DEMO_USAGE) $(DEMO_ARGS)
 	@echo "next: make report, or make report REPORT=throttling: Spark reports on those records (Java 17 or 21 has to be there)"
 
-report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded: REPORT=usage, throttling, recommend, noisy, obedience …
-	@$(BIN)/kquota report $(REPORT) --input $(DEMO_USAGE) --output $(DEMO_REPORTS) $(REPORT_ARGS)
+report: $(VENV)/.analysis ## A Spark report on what the demo's sidecars recorded, else on a sample week: REPORT=all, usage, throttling …
+	@if [ -d $(DEMO_USAGE) ]; then input=$(DEMO_USAGE); else input="$(SAMPLE)"; \
+		echo "· no records of make demo in $(DEMO_USAGE): reporting on the sample week in examples/usage"; fi; \
+	$(BIN)/kquota report $(REPORT) --input $$input --output $(DEMO_REPORTS) $(REPORT_ARGS)
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 

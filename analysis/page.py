@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -24,6 +25,12 @@ from analysis.words import cell, span
 from config.visible import visible
 
 MAX_LINES = 60
+DETAILS = "throttling"
+"""The report that clients on all pages link to."""
+IN_SHORT = ("chargeback", "throttling", "slo", "forecast", "anomalies")
+"""Reports whose first findings begin the index, in this order."""
+OPTIONAL = ("cluster_id", "group_user", "library")
+"""Columns of text that are left out if empty everywhere."""
 WHOLE_CHARACTERS = 16
 """Words of up to this length are not broken, however narrow the column: kinds, levels, names that people give."""
 
@@ -40,6 +47,8 @@ class _Cell:
     text: str
     sort: str | None
     """The sort key, if that is not its text; empty for no value, which comes last."""
+    client: str | None
+    """A client whose hours and causes the page of DETAILS has, for the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,12 @@ def render(
         length=span(quality.seconds),
         findings=[visible(text) for text in story.findings],
         plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(story.plots)],
-        tables=[_shown(name, table, tables[name]) for name, table in report.tables.items() if table.shown],
+        tables=[
+            _shown(name, table, tables[name], DETAILS in (others or {}))
+            for name, table in report.tables.items()
+            if table.shown
+        ],
+        details=DETAILS,
         files={visible(name): _head(visible(text, lines=True)) for name, text in story.files.items()},
         quality=[visible(text) for text in quality.sentences()],
         notes=[visible(text) for text in story.notes],
@@ -95,11 +109,12 @@ class IndexEntry:
 
 def render_index(entries: Sequence[IndexEntry], failed: Mapping[str, str]) -> str:
     """The page that links to all others, their findings first. `failed`: reports that could not be made, and why."""
-    quality = entries[0].quality
+    quality, found = entries[0].quality, {one.name: one for one in entries}
     return _template("index.html.j2").render(
         first=_moment(quality.first_ms),
         last=_moment(quality.last_ms),
         length=span(quality.seconds),
+        in_short=[(one, visible(found[one].findings[0])) for one in IN_SHORT if one in found and found[one].findings],
         reports=[
             {
                 "name": one.name,
@@ -134,17 +149,22 @@ def _template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
+def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> _Shown:
     rows = some_rows(frame, table.shown + 1)
     left_out = list(table.left_out)
     for field in frame.schema.fields:
-        if rows and isinstance(field.dataType, NumericType) and not any(row[field.name] for row in rows):
+        optional = isinstance(field.dataType, NumericType) or field.name in OPTIONAL
+        if rows and optional and not any(row[field.name] for row in rows):
             left_out.append(field.name)  # 0 or nothing everywhere
     fields = [field for field in frame.schema.fields if field.name not in left_out]
     numbers = [isinstance(field.dataType, NumericType | BooleanType) for field in fields]
     cells = [
         [
-            _Cell(visible(cell(field.name, row[field.name])), _sorted_by(row[field.name]) if number else None)
+            _Cell(
+                visible(cell(field.name, row[field.name], row["kind"] if "kind" in frame.columns else None)),
+                _sorted_by(row[field.name]) if number else None,
+                quote(visible(row[field.name])) if linked and field.name == "client_id" and row[field.name] else None,
+            )
             for field, number in zip(fields, numbers, strict=True)
         ]
         for row in rows[: table.shown]

@@ -65,6 +65,7 @@ def make_all(
     If one fails, the others are made all the same. Returns text for people, and the failures by name. Raises
     ReportError when none could be made.
     """
+    names = dict(sorted(names.items(), key=lambda one: one[0] != "chargeback"))  # cost comes first
     titles = {name: name for name in names}
     asked = replace(asked, output=asked.output.rstrip("/"), others=titles)
     entries, failed = [], {}

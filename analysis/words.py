@@ -50,10 +50,16 @@ def several(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def cell(name: str, value: Any) -> str:
-    """A table cell, in the unit given by its column's name."""
+RATES: Final = frozenset(("limit", "highest_rate", "rate", "peak_last_week"))
+"""Columns in the unit of their row's kind of quota."""
+
+
+def cell(name: str, value: Any, kind: str | None = None) -> str:
+    """A table cell, in the unit given by its column's name and its row's kind of quota."""
     if value is None:
         return "–"
+    if kind is not None and name in RATES:
+        return rate(kind, value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, datetime):

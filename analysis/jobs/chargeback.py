@@ -179,14 +179,15 @@ def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Sto
     assert total is not None
     top = some_rows(tables["bill"], 12)
     sum_ = total["total"] or 0.0
-    findings = [f"{several(total['payers'], 'payer')} owe {sum_:,.2f} {model.currency} in all."]
+    noun = "client" if model.payer == "client_id" else model.payer
+    findings = [f"{several(total['payers'], noun)} owe {sum_:,.2f} {model.currency} in all."]
     if sum_ > 0:
-        findings += [
+        findings = [
+            f"{findings[0][:-1]}, most of all {top[0]['payer']}: {top[0]['total']:,.2f} {model.currency}, "
+            f"{share(top[0]['total'] / sum_)} of everything.",
             f"{share(total['bursts'] / sum_)} of it is for bursts, "
             f"{share(total['idle_reservations'] / sum_)} for limits that "
             "were kept free and not used.",
-            f"{top[0]['payer']} pays most: {top[0]['total']:,.2f} {model.currency}, "
-            f"{share(top[0]['total'] / sum_)} of everything.",
         ]
         idle = max(top, key=lambda row: row["idle_reservations"])
         if idle["idle_reservations"] > idle["total"] / 2:

@@ -17,7 +17,7 @@ from analysis.columns import CLIENT, DAY_S, bucket, cluster, grain_for
 from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import MAX_ROWS, some_rows
-from analysis.words import rate, several, span
+from analysis.words import rate, several, span, who
 from config.visible import has_control
 from quota.entity import Kind
 from quota.record import MAX_NAME_CHARACTERS
@@ -212,7 +212,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
     if number:
         (most,) = some_rows(held.orderBy(F.col("delayed_seconds").desc(), *CLIENT), 1)
         findings.append(
-            f"{several(number, 'limit')} delayed a client, most of all {most['user']} / {most['client_id']} "
+            f"{several(number, 'limit')} delayed a client, most of all {who(most)} "
             f"({span(most['delayed_seconds'])}): there the need is not known, only that it is more than was allowed."
         )
     low = frame.where("confidence = 'low'").count()
@@ -227,7 +227,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
             "client has limits of both scopes, and an entry has one scope."
         )
     shown = {
-        f"{row['user']} / {row['client_id']} {row['kind']}": {
+        f"{who(row)} {row['kind']}": {
             "need": row["need"],
             "headroom": row["recommended"] - row["need"],
         }

@@ -81,6 +81,13 @@ def run(context: Context) -> Report:
             *(F.sum(name).alias(name) for name in _SUMS),
         )
     )
+    client_hours = hourly.where(count > 0).select(
+        *CLIENT,
+        moment("hour_s").alias("hour"),
+        delayed.alias("delayed_seconds"),
+        count.alias("requests_delayed"),
+        cause.alias("main_cause"),
+    )
     hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SECONDS))
     hours = hours.select(
         moment("hour_s").alias("hour"),
@@ -97,6 +104,9 @@ def run(context: Context) -> Report:
                 "Clients that were delayed",
                 [F.col("delayed_seconds").desc(), *CLIENT],
                 summed=("delayed_seconds", "held_seconds", "requests_delayed"),
+            ),
+            "client_hours": Table(
+                client_hours, "Hours of each client", [F.col("delayed_seconds").desc(), "hour", *CLIENT]
             ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },

@@ -29,4 +29,12 @@ for (const table of document.querySelectorAll("table.sortable")) {
     }
     told.textContent = shown === rows.length ? "" : `${shown} of ${rows.length} rows`;
   });
+  // A link to a client: what tables of clients have of it.
+  const follow = () => {
+    if (![...table.tHead.rows[0].cells].some((head) => head.textContent === "client id")) return;
+    field.value = decodeURIComponent(location.hash.slice(1));
+    field.dispatchEvent(new Event("input"));
+  };
+  addEventListener("hashchange", follow);
+  if (location.hash) follow();
 }

@@ -168,7 +168,7 @@ def test_chargeback_report(report: Make) -> None:
     assert bill["carol"] == pytest.approx([0.02, 0.096667, 0.015, 0.131667])
     assert bill["dave"] == pytest.approx([0.04, 0.193333, 0.015, 0.248333])
     assert bill["eve"] == [0, 0, 0, 0]  # a shadow limit keeps nothing free
-    assert "4 payers owe 7.98 EUR in all." in told
+    assert "4 users owe 7.98 EUR in all, most of all alice: 7.60 EUR, 95.2 % of everything." in told
 
 
 def test_recommend_report(report: Make) -> None:
