@@ -28,14 +28,14 @@ NEAR = 0.9
 """From this fraction of its limit on a group is shown as near it."""
 BAR_COLUMNS = 10
 HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "held", "state", "limit from")
-NAMES = {"user", "client-id", "limit from"}
+NAMES = ("client-id", "user", "limit from")
 FIGURES = {"limit", "now", "held"}
-SHORTEST_NAME = 9
+SHORTEST_NAME = 7
 """Columns that a name keeps where room is short."""
 UNCUT = 1000
 """The width without a terminal: nothing is cut, so that the output can be piped."""
 WIDE = 100
-"""From this many columns on there is room for bars and for the level that a limit comes from."""
+"""From this many columns on there is room for bars and for wider gaps."""
 GROUPS_ASKED = 10_000
 
 Key = tuple[str, str | None, str | None]
@@ -160,18 +160,18 @@ def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
 
 def table(found: Sequence[Row], most: int, width: int) -> Table:
     """The rows as a table of at most `most` rows for a terminal of `width` columns: names are cut, figures are not."""
-    lines = [_cells(row, BAR_COLUMNS if width >= WIDE else 0) for row in found[:most]]
-    headings = HEADINGS if width >= WIDE else HEADINGS[:-1]
+    bars, gap = (BAR_COLUMNS, 2) if width >= WIDE else (0, 1)
+    lines = [_cells(row, bars) for row in found[:most]]
     widths = {
-        heading: max([len(heading), *(len(cells[index]) for cells in lines)]) for index, heading in enumerate(headings)
+        heading: max([len(heading), *(len(cells[index]) for cells in lines)]) for index, heading in enumerate(HEADINGS)
     }
-    excess = sum(widths.values()) + 2 * len(headings) - width
-    for name in sorted(NAMES & widths.keys(), key=lambda name: -widths[name]):  # the longest is cut first
-        cut = min(max(excess, 0), max(widths[name] - SHORTEST_NAME, 0))
-        widths[name] -= cut
-        excess -= cut
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in headings:
+    while sum(widths.values()) + gap * len(HEADINGS) > width:
+        longest = max(NAMES, key=lambda name: widths[name])
+        if widths[longest] <= SHORTEST_NAME:
+            break
+        widths[longest] -= 1
+    shown = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
+    for heading in HEADINGS:
         shown.add_column(
             heading,
             no_wrap=True,
@@ -181,7 +181,7 @@ def table(found: Sequence[Row], most: int, width: int) -> Table:
             style="dim" if heading == "limit from" else None,
         )
     for cells in lines:
-        shown.add_row(*cells[: len(headings)])
+        shown.add_row(*cells)
     return shown
 
 
