@@ -6,6 +6,7 @@ configuration is shown as that of a container's, not as the temporary one.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from tests.support.browser import browser, resize, save_picture, text  # noqa: E
 IMAGES: Final = ROOT / "docs" / "images"
 PICTURE: Final = "ui-light.png"
 WIDTH: Final = 1300
+NAMES: Final = {"KQUOTA_CLUSTER_ID": "prod", "KQUOTA_POD_NAMESPACE": "shop", "KQUOTA_POD_NAME": "orders-0"}
 TRAFFIC_S: Final = 150.0
 RENAME: Final = """
 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -95,7 +97,8 @@ def main() -> None:
         config["upstream"] = {"bootstrap": list(kafka.bootstrap)}
         Path(folder, "kquota.yaml").write_text(yaml.safe_dump(config))
         command = [Path(sys.executable).with_name("kquota"), "run", "--config", "kquota.yaml"]
-        with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=folder, env=os.environ | NAMES, **quiet) as process:
             try:
                 wait_for("the sidecar", lambda: ready(f"http://127.0.0.1:{admin}/readyz", process))
                 with traffic(f"127.0.0.1:{port}"):
@@ -122,7 +125,6 @@ def shoot(url: str, picture: Path, folder: str) -> None:
         driver.get(url)
         wait_for("the throttled client", lambda: "etl" in text(driver, "#held"))
         wait_for("history", lambda: "etl" in text(driver, "#counter"))
-        driver.execute_script("document.querySelector('#groups tbody tr').click()")
         driver.find_element(By.NAME, "client_id").send_keys("etl\n")
         wait_for("the explanation", lambda: "THROTTLED" in text(driver, "#explanation"))
         wait_for("libraries", lambda: "rdkafka" in text(driver, "#libraries"))
