@@ -41,6 +41,7 @@ class Pacer:
         "_apart_ms",
         "_calm_since",
         "_delayed_until",
+        "_largest_ms",
         "_last_scheduled",
         "_most_ms",
         "_scheduled",
@@ -56,6 +57,7 @@ class Pacer:
         requests use the other half, because each of their charges pays as much of it, and by all of it while there are
         none. In total the group owes `paid_at - now + backlog_ms`, and no byte is charged twice or not at all."""
         self._apart_ms = apart_ms
+        self._largest_ms = 0.0  # of the charges in `backlog_ms`
         self._most_ms = most_ms
         """A charge leaves no larger debt than this before `paid_at`."""
         self._tolerance_ms = tolerance_ms
@@ -72,7 +74,7 @@ class Pacer:
         """Start an episode with the clock at the end of Kafka's delay: no earlier credit is left."""
         kafka_delay_ms = min(kafka_delay_ms, self._most_ms)
         self.paid_at = now + min(kafka_delay_ms, self._apart_ms)
-        self.backlog_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
+        self.backlog_ms = self._largest_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
         self._delayed_until = now + kafka_delay_ms
         self._last_scheduled = 0.0
         self._scheduled = None
@@ -83,6 +85,7 @@ class Pacer:
         self.pay_backlog(now)
         large = cost_ms > self._apart_ms
         if large:
+            self._largest_ms = max(self._largest_ms if self.backlog_ms else 0.0, cost_ms - self._apart_ms)
             self.backlog_ms += cost_ms - self._apart_ms
             cost_ms = self._apart_ms
         elif self.backlog_ms:
@@ -115,8 +118,10 @@ class Pacer:
         return self.paid_at + paid_ms, self.backlog_ms - paid_ms
 
     def credit_ms(self, now: int) -> float:
-        """How much time's worth may pass at once now; negative while something is unpaid."""
-        return min(now - self.paid_at, self._tolerance_ms)
+        """How much time's worth may pass at once now; negative while something is unpaid. Only one large charge may be:
+        fetches pass before their size is known, and if all are large, none would pay the backlog of the others."""
+        credit_ms = min(now - self.paid_at, self._tolerance_ms)
+        return credit_ms - max(self.debts(now)[1] - self._largest_ms, 0.0) if self.backlog_ms else credit_ms
 
     def give_back(self, cost_ms: float) -> None:
         """Undo part of a :meth:`take`."""
@@ -169,5 +174,6 @@ class Pacer:
         """The limit has changed from L to L / `factor`: debt and credit are amounts. A lower limit does not increase a
         credit."""
         if factor < 1 or self.paid_at > now:
-            self.paid_at = now - self.credit_ms(now) * factor
+            self.paid_at = now - min(now - self.paid_at, self._tolerance_ms) * factor
         self.backlog_ms *= factor
+        self._largest_ms *= factor

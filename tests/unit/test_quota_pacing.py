@@ -253,6 +253,17 @@ def test_batches_of_all_sizes_are_hardly_cut(limit: float, batch: int, payload: 
     assert run.longest_gap_ms(12_000, 72_000) <= 2000
 
 
+@pytest.mark.parametrize("connections", [1, 8])
+@pytest.mark.parametrize(("limit", "batch"), [(10_000, 1 * MB), (10_000, 300_000), (50_000, 1 * MB), (30, 3463)])
+def test_batches_worth_more_than_a_window_keep_the_limit(limit: float, batch: int, connections: int) -> None:
+    """Brokers send a whole batch however little is asked for: fetchers owe no more than two."""
+    run = fetch(limit, batch, connections, rtt_ms=5, until_ms=3_600_000)
+    for hour in (0.25, 0.5, 1):
+        passed = run.bytes_between(0, hour * 3_600_000)
+        assert passed <= limit * (hour * 3600 + 2) + 2 * (batch + OVERHEAD)  # 2 s are their tolerance
+        assert passed >= 0.95 * limit * hour * 3600
+
+
 @pytest.mark.parametrize("batch", [16_384, 100_000])
 @pytest.mark.parametrize(("idle", "least"), [(3, 0.95), (8, 0.95), (63, 0.93), (200, 0.9)])
 def test_consumers_without_data_do_not_hold_up_the_one_with_data(idle: int, least: float, batch: int) -> None:
