@@ -184,7 +184,7 @@ class Client:
         self.here = 0
         """The broker that it is connected to."""
         self.connections = self.timeouts = 0
-        self.stopped = False
+        self.stopped = self.dismissed = False
         self._connecting = False
         self._connects_s = 0.0
         self._backoff_s = BACKOFF_S[0]
@@ -198,6 +198,12 @@ class Client:
         """Send nothing more."""
         self.stopped = True
         self.step()
+
+    def dismiss(self) -> None:
+        """Close, whatever is owed."""
+        self.dismissed = True
+        if self.channel is not None:
+            self.channel.end("close")
 
     def next_number(self) -> int:
         """A new correlation id."""
@@ -220,7 +226,7 @@ class Client:
         """Go on: connect, ask for the leader, send."""
         if self.channel is None:
             early = self.world.clock.now_s < self._connects_s
-            if not (early or self._connecting or (self.stopped and not self.has_more())):
+            if not (early or self.dismissed or self._connecting or (self.stopped and not self.has_more())):
                 self._connecting = True
                 self.connections += 1
                 self.world.open(self, max(self.node, 0), self._connected)
@@ -286,6 +292,9 @@ class Client:
         if socket is None:
             self.node = -1
             self.step_later()
+            return
+        if self.dismissed:
+            socket.close()
             return
         self.channel = Channel(self, socket)
         self.wait_until_s = 0.0

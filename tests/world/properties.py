@@ -64,6 +64,10 @@ class Meter:
         """So many of these may come on top: one for each instance."""
         self.hungry = False
         """Some client always wants more."""
+        self.patience_s = 0.0
+        """How long such a client waits for an answer, at most."""
+        self.asked_bytes = 0.0
+        """What all clients of the group ask for at once."""
         self.total_bytes = 0
         self.worst = 0.0
         """The highest rate over a stretch, over the limit."""
@@ -124,7 +128,9 @@ class Meter:
         """A minute is over, in which nothing was wrong if `calm`."""
         used = (self._minute_bytes + self.largest_bytes) / MINUTE_S / self.limit
         self._minute_bytes = 0
-        if calm and self.hungry and used < self.least:
+        # A client whose answers come later than it waits reconnects, and wants nothing meanwhile.
+        answered = self.asked_bytes / self.limit < self.patience_s
+        if calm and self.hungry and answered and used < self.least:
             self._judge.fail("work", f"{self._name}: {used:.3f} of its limit in a minute, while clients want more")
 
 
@@ -227,11 +233,18 @@ class Judge:
 
     # ---- at the end -------------------------------------------------------------------------------------------------
 
+    def waits(self, client: Client) -> None:
+        """A client that was stopped long ago has not ended what it had begun. That may be where its group asks at once
+        for what takes longer than the client waits: it gives up, and asks again."""
+        world, habits = self.world, client.habits
+        group = world.groups.get(habits.group)
+        limit = 0.0 if group is None else (group.produce or group.fetch) * world.factor
+        if client.owed and not (limit and world.asked_bytes(habits.group) / limit >= habits.timeout_s):
+            self.fail("waits", f"{client} still waits for {client.owed} answers")
+
     def finish(self) -> None:
-        """All clients have stopped long ago."""
+        """All clients have closed, and instances had time to forward what they had sent."""
         for client in self.world.clients.values():
-            if client.owed and client.channel is not None:
-                self.fail("waits", f"{client} still waits for {client.owed} answers")
             self._log(client)
         for instance in self.world.instances:
             self._same_limits(instance)

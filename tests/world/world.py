@@ -21,6 +21,8 @@ RELOAD_S = 2.0
 """A changed file is everywhere after this time."""
 QUIET_S = 1500.0
 """After the clients have stopped: longer than any debt, and than connections may be idle."""
+FORWARDED_S = 15_000.0
+"""And until what clients without answers (acks=0) had sent is forwarded: 3 MB of each, in windows and read ahead."""
 
 
 class World:
@@ -74,6 +76,11 @@ class World:
             for instance in self.instances:
                 instance.quiet = True
             self.clock.run(self.script.seconds + QUIET_S)
+            for client in self.clients.values():
+                self.judge.waits(client)
+                client.dismiss()
+            while any(instance.links for instance in self.instances) and self.clock.now_s < FORWARDED_S:
+                self.clock.run(self.clock.now_s + QUIET_S)
             for instance in self.instances:
                 if instance.faults:
                     raise instance.faults[0]
@@ -130,6 +137,14 @@ class World:
             )
         done(near)
 
+    def asked_bytes(self, group: str, kind: str = "") -> float:
+        """What clients of a group ask for at once, at most: for fetches, for all else, or ("") for both."""
+        return sum(
+            client.in_flight * client.size_bytes * 1.1 + 200
+            for client in self.script.clients.values()
+            if client.group == group and (not kind or (client.kind == "fetcher") == (kind == "fetch"))
+        )
+
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _instance(self, place: int) -> Instance:
@@ -171,10 +186,13 @@ class World:
                     meter.largest_bytes = max(meter.largest_bytes, int(client.size_bytes * 1.1) + 200)
                     here = self.script.fleet or (not self.script.gateway and self._home(number) == instance.place)
                     persistent = client.kind in ("producer", "fetcher") and client.acks and not client.leave
-                    meter.hungry = meter.hungry or bool(here and persistent and not client.slow_bytes_per_s)
+                    if here and persistent and not client.slow_bytes_per_s:
+                        meter.hungry = True
+                        meter.patience_s = max(meter.patience_s, client.timeout_s)
                     # Half a request of theirs waits to be charged until its connection ends.
                     wastes = wastes or client.leave == "vanish"
             meter.hungry = meter.hungry and not wastes
+            meter.asked_bytes = self.asked_bytes(group.name, kind)
             if self.script.fleet:
                 meter.most, meter.least = MOST_OF_FLEET, LEAST_OF_FLEET
                 meter.requests = self.script.instances
