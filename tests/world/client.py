@@ -336,10 +336,6 @@ class Producer(Client):
     def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
         super().__init__(world, number, habits, chance)
         self.next_batch = 0
-        self.sends: dict[int, int] = {}
-        """By number, how often a batch was sent that is not acknowledged; for all if the client is not idempotent."""
-        self.acknowledged = -1
-        """The last number."""
         self._again: list[Batch] = []
         self._out: deque[Batch] = deque()
 
@@ -362,7 +358,7 @@ class Producer(Client):
                 if fresh is None:
                     return
                 batch = fresh
-            self.sends[batch.number] = self.sends.get(batch.number, 0) + 1
+                self.world.judge.sends(self, batch)
             frame = kafka.produce(self.next_number(), self.client_id, habits.acks, self.partition, batch)
             if habits.acks:
                 self._out.append(batch)
@@ -395,9 +391,6 @@ class Producer(Client):
             self.refused(batch, error)
         else:
             self.world.judge.acknowledged(self, batch, offset)
-            self.acknowledged = max(self.acknowledged, batch.number)
-            if self.habits.idempotent:
-                self.sends.pop(batch.number, None)
             self.succeeded()
             self.world.clock.after(self.habits.pause_s, self.step)
 
@@ -518,11 +511,10 @@ class Transactional(Producer):
         if error:
             self._over()
         elif self.state == "new":
-            self.epoch, self.next_batch, self.acknowledged, self.state = epoch, 0, -1, "begin"
+            self.epoch, self.next_batch, self.state = epoch, 0, "begin"
         elif self.state == "begin":
             self.state, self._left = "send", self.chance.randint(1, 4)
         else:
-            self.world.judge.committed(self)
             self.state = "begin"
         self.world.clock.after(self.habits.pause_s, self.step)
 

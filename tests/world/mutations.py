@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("quota", "proxy", "config", "benchmarks/report", "tests/world")
+FOLDERS = ("quota", "proxy", "config", "benchmarks/report", "tests/support", "tests/world")
 LONGEST_S = 600.0
 
 
