@@ -7,7 +7,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -16,13 +16,26 @@ from analysis.columns import grain_for, seen
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, unreadable_file, write_csv, write_text
-from analysis.intake import read
+from analysis.intake import Intake, read
 from analysis.page import IndexEntry, render, render_index
 from analysis.report import Context, with_teams, written
+from analysis.store import Store
 from config.visible import visible
 
 MAX_UNREADABLE = 200
 """With more unreadable files, the input is probably something else."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Records that are read and checked once for several reports."""
+
+    columns: Sequence[str]
+    """That any of them needs."""
+    staging: str
+    unreadable: list[str] = field(default_factory=list)
+    intake: Intake | None = None
+    """Read without the unreadable files; None: not yet, or one more was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,7 @@ class Asked:
     days: Days = EVERY_DAY
     others: Mapping[str, str] | None = None
     """Name -> title of all reports that are made together; their pages link to each other."""
+    shared: _Shared | None = None
 
 
 def make(
@@ -69,13 +83,19 @@ def make_all(
     titles = {name: name for name in names}
     asked = replace(asked, output=asked.output.rstrip("/"), others=titles)
     entries, failed = [], {}
-    for name, options in names.items():
-        try:
-            entries.append(_whole(spark, name, replace(asked, options=options), quiet=quiet))
-        except WrongUseError:
-            raise
-        except Exception as error:
-            failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
+    with contextlib.ExitStack() as stack:
+        # A store has rollups and columns of their own for each report, which cost less than all columns.
+        if not Store(spark, asked.source).exists():
+            columns = {one: None for name in names for one in _job(name).COLUMNS}
+            asked = replace(asked, shared=_Shared(list(columns), f"{asked.output}/_staging"))
+            stack.callback(delete, spark, f"{asked.output}/_staging")
+        for name, options in names.items():
+            try:
+                entries.append(_whole(spark, name, replace(asked, options=options), quiet=quiet))
+            except WrongUseError:
+                raise
+            except Exception as error:
+                failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
     if not entries:
         raise ReportError("; ".join(f"{name}: {text}" for name, text in failed.items()))
     index = f"{asked.output}/index.html"
@@ -83,6 +103,10 @@ def make_all(
     told = [_lines(one, f"{asked.output}/{one.name}/report.html", quality=False) for one in entries]
     told += [visible(f"  {text}") for text in entries[0].quality.sentences()]
     return "\n".join([*told, f"  {index}"]), failed
+
+
+def _job(name: str) -> Any:
+    return importlib.import_module(f"analysis.jobs.{name}")
 
 
 def _lines(entry: IndexEntry, page: str, *, quality: bool = True) -> str:
@@ -97,7 +121,7 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
         if not quiet:
             print(f"[{time.monotonic() - began_s:5.0f} s] {name}", file=sys.stderr, flush=True)
 
-    unreadable: list[str] = []
+    unreadable = [] if asked.shared is None else asked.shared.unreadable
     # Unreadable files are only found while they are read: they are then skipped, and everything starts again.
     while True:
         try:
@@ -107,31 +131,43 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
             if file is None or file in unreadable:
                 raise
             unreadable.append(file)
+            if asked.shared is not None:
+                asked.shared.intake = None
             if len(unreadable) > MAX_UNREADABLE:
                 raise ReportError(
                     f"--input {asked.source}: more than {MAX_UNREADABLE} files cannot be read, the last one is {file}"
                 ) from error
 
 
+def _intake(spark: SparkSession, job: Any, asked: Asked, staging: str, unreadable: Sequence[str]) -> Intake:
+    shared = asked.shared
+    if shared is not None and shared.intake is not None:
+        return shared.intake
+    found = read(
+        spark,
+        asked.source,
+        job.COLUMNS if shared is None else shared.columns,
+        staging if shared is None else shared.staging,
+        now_ms=asked.now_ms,
+        unreadable=unreadable,
+        days=asked.days,
+        rolled=shared is None and getattr(job, "ROLLED", False),
+    )
+    if shared is not None:
+        shared.intake = found
+    return found
+
+
 def _made(
     spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], unreadable: Sequence[str]
 ) -> IndexEntry:
-    job = importlib.import_module(f"analysis.jobs.{name}")
+    job = _job(name)
     directory = f"{asked.output}/{name}"
     staging = f"{directory}/_staging"
     with contextlib.ExitStack() as stack:
         stack.callback(delete, spark, staging)
         step(f"{name}: reading and checking records" if asked.others else "reading and checking records")
-        intake = read(
-            spark,
-            asked.source,
-            job.COLUMNS,
-            staging,
-            now_ms=asked.now_ms,
-            unreadable=unreadable,
-            days=asked.days,
-            rolled=getattr(job, "ROLLED", False),
-        )
+        intake = _intake(spark, job, asked, staging, unreadable)
         grain = grain_for(asked.grain_s, intake.quality.interval_s)
         if grain != asked.grain_s:
             intake = replace(intake, quality=replace(intake.quality, grain_s=grain))
