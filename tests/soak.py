@@ -25,13 +25,15 @@ import httpx
 import yaml
 
 from tests.support.fault_rig import Rig, between_links, cut, gone_for, reset_within_frames, with_setting
-from tests.support.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held_again, stored
+from tests.support.fault_tools import Held, at_work, create_topic, held_again
 from tests.support.faults import FROM_TARGET, TO_TARGET
+from tests.support.history import in_words
 from tests.support.sidecars import Sidecar
 from tests.support.soak_clients import TOPICS, Churn, churning
 
 QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 400_000, "consumer_byte_rate": 1_600_000}]
-STEADY = "soak-steady"
+STEADY, BESIDE = "soak-steady", "soak-beside"
+"""Clients through the sidecar, and without it."""
 RELOAD_EVERY_S = 7.0
 FAULT_EVERY_S = 10.0
 KILL_EVERY_S = 240.0
@@ -79,7 +81,8 @@ class Soaked:
     faults: Counter[str] = field(default_factory=Counter)
     reloads: int = 0
     refused_reloads: int = 0
-    acknowledged: int = 0
+    done: dict[str, str] = field(default_factory=dict)
+    """By STEADY and BESIDE: records acknowledged, transactions, and anomalies."""
     complaints: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     at_rest_before: Held | None = None
     at_rest_after: Held | None = None
@@ -225,23 +228,19 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         ) as stage,
     ):
         proxy, direct = stage.proxy, stage.cluster.bootstrap[0]
-        for topic in (STEADY, *TOPICS):
+        for topic in TOPICS:
             create_topic(direct, topic)
+        for topic in (STEADY, BESIDE):
+            create_topic(direct, topic, partitions=2)
         # The file of usage records is open from the first record on, except between two files.
         soaked.at_rest_before = replace(stage.at_rest, descriptors=stage.at_rest.descriptors + 1)
         with (
-            Producing(stage.bootstrap, STEADY, STEADY) as producing,
-            Consuming(stage.bootstrap, STEADY, STEADY) as consuming,
+            at_work(stage.direct, BESIDE, direct, transactions=True, clean=False) as beside,
+            at_work(stage.bootstrap, STEADY, direct, transactions=True, client_id=STEADY) as steady,
             churning(stage.bootstrap, seed) as churn,
         ):
-            producing.wait_for_progress()
-            consuming.wait_for_progress()
             _strike_and_watch(stage, soaked, churn, random.Random(seed), say)
-            producing.finish()
-            found = stored(direct, STEADY)
-            consuming.finish(until=max(found) + 1)
-        check_promises(found, [producing], [consuming])
-        soaked.acknowledged = len(producing.told)
+        soaked.done = {STEADY: in_words(steady.history), BESIDE: in_words(beside.history)}
         soaked.visits, soaked.failures = dict(churn.visits), dict(churn.failures)
         soaked.problems += churn.broken
         soaked.at_rest_after = held_again(proxy, soaked.at_rest_before)
@@ -341,7 +340,8 @@ def summary(soaked: Soaked) -> str:
     lines = [
         f"{soaked.minutes:g} minutes, {len(soaked.samples)} samples",
         f"memory, second half: {late[0].rss_mb:.1f} -> {late[-1].rss_mb:.1f} MB, {slope_mb_per_h(late):+.2f} MB/h",
-        f"steady producer: {soaked.acknowledged} records acknowledged, all where it was told, each once",
+        f"records acknowledged (transactions committed + aborted): anomalies; through: {soaked.done[STEADY]}, "
+        f"directly: {soaked.done[BESIDE]}",
         f"visits: {soaked.visits}",
         f"of these failed: {soaked.failures}",
         f"faults: {dict(soaked.faults)}",

@@ -1,7 +1,8 @@
 """Producers and consumers of several kinds that work until they are told to stop, while the cluster changes.
 
 A process of its own: `python -m tests.corpus.traffic`. To each line "count" on stdin it answers when every producer
-has got ten more acknowledgements; after another line it stops, reads everything back and writes its findings as JSON.
+has got ten more acknowledgements; after another line it stops, reads everything back and writes its findings as JSON:
+the history of all, each topic as a partition of it.
 """
 
 from __future__ import annotations
@@ -19,52 +20,58 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from tests.corpus.job import Job, wait_for
-from tests.corpus.records import read_confluent
 from tests.lab.kafka import start_tool
+from tests.support.fault_tools import read_log
+from tests.support.history import Event, History, assert_clean
 
 PAUSE_S = 0.02
 Acknowledged = Callable[[], None]
 
 
-def produce_confluent(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged) -> int:
+def produce_confluent(
+    job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged, history: History
+) -> None:
     """librdkafka, idempotent: finds new leaders by the answers themselves (KIP-951) and by Metadata."""
     from confluent_kafka import Producer
 
-    def delivered(error: Any, _message: Any) -> None:
+    def delivered(error: Any, message: Any) -> None:
         if error is not None:
             raise KafkaException(error)
+        history.append(Event("acknowledged", topic, message.value().decode(), topic, message.offset()))
         acknowledged()
 
     producer = Producer({"bootstrap.servers": job.bootstrap, "enable.idempotence": True})
     number = 0
     while not stop.wait(PAUSE_S):
-        producer.produce(topic, b"%06d" % number, partition=0, on_delivery=delivered)
+        history.append(Event("sent", topic, f"{topic}-{number}"))
+        producer.produce(topic, f"{topic}-{number}", partition=0, on_delivery=delivered)
         producer.poll(0)
         number += 1
     assert producer.flush(60) == 0, "records not delivered"
     job.learn("librdkafka", {(each.host, each.port) for each in producer.list_topics().brokers.values()})
-    return number
 
 
-def produce_aiokafka(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged) -> int:
+def produce_aiokafka(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged, history: History) -> None:
     """aiokafka, idempotent."""
     from aiokafka import AIOKafkaProducer
 
-    async def run() -> int:
+    async def run() -> None:
         number = 0
         async with AIOKafkaProducer(bootstrap_servers=job.bootstrap, enable_idempotence=True) as producer:
             while not stop.is_set():
-                await producer.send_and_wait(topic, b"%06d" % number, partition=0)
+                value = f"{topic}-{number}"
+                history.append(Event("sent", topic, value))
+                told = await producer.send_and_wait(topic, value.encode(), partition=0)
+                history.append(Event("acknowledged", topic, value, topic, told.offset))
                 acknowledged()
                 number += 1
                 await asyncio.sleep(PAUSE_S)
-        return number
 
-    return asyncio.run(run())
+    asyncio.run(run())
 
 
-def produce_java(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged) -> int:
-    """Kafka's ConsoleProducer, idempotent. It tells no acknowledgements: the end of the log is watched instead."""
+def produce_java(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged, history: History) -> None:
+    """Kafka's ConsoleProducer, idempotent. Only its end tells that all was acknowledged: that of the log is watched."""
     from confluent_kafka import Consumer, TopicPartition
 
     options = ["--bootstrap-server", job.bootstrap, "--topic", topic]
@@ -80,7 +87,8 @@ def produce_java(job: Job, topic: str, stop: threading.Event, acknowledged: Ackn
     with start_tool(tool, options, job.version, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         while not stop.wait(PAUSE_S):
-            process.stdin.write(f"{number:06d}\n")
+            history.append(Event("sent", topic, f"{topic}-{number}"))
+            process.stdin.write(f"{topic}-{number}\n")
             process.stdin.flush()
             number += 1
             if number % 10 == 0:
@@ -94,8 +102,8 @@ def produce_java(job: Job, topic: str, stop: threading.Event, acknowledged: Ackn
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert " ERROR " not in errors, errors
+    history += [Event("acknowledged", topic, f"{topic}-{each}", topic) for each in range(number)]
     watcher.close()
-    return number
 
 
 PRODUCERS = {"confluent-kafka": produce_confluent, "aiokafka": produce_aiokafka, "java": produce_java}
@@ -112,7 +120,7 @@ def main() -> None:
     job = Job(options.bootstrap, options.prefix, options.version, options.brokers)
     stop = threading.Event()
     counts = dict.fromkeys(PRODUCERS, 0)
-    sent: dict[str, int] = {}
+    history: History = []
     failures: dict[str, str] = {}
 
     def run(name: str, topic: str) -> None:
@@ -120,7 +128,7 @@ def main() -> None:
             counts[name] += 1
 
         try:
-            sent[name] = PRODUCERS[name](job, topic, stop, acknowledged)
+            PRODUCERS[name](job, topic, stop, acknowledged, history)
         except BaseException:
             failures[name] = traceback.format_exc()
 
@@ -143,11 +151,10 @@ def main() -> None:
     stop.set()
     for thread in threads:
         thread.join(60)
-    read = {}
-    for name, topic in topics.items():
-        if name in sent:
-            read[name] = [(each.value or b"").decode() for each in read_confluent(job, topic, 1, sent[name])]
-    print(json.dumps({"sent": sent, "read": read, "failures": failures, "learned": sorted(job.learned)}), flush=True)
+    if not failures:
+        for topic in topics.values():
+            history += [event._replace(partition=topic) for event in read_log(job.bootstrap, topic)]
+    print(json.dumps({"history": history, "failures": failures, "learned": sorted(job.learned)}), flush=True)
 
 
 class Traffic:
@@ -172,8 +179,11 @@ class Traffic:
         assert answer.get("failures") == {}, answer
 
     def finish(self) -> dict[str, Any]:
-        """Stop the clients and return their findings."""
-        return self._ask("stop")
+        """Stop the clients, check their history, and return their findings."""
+        found = self._ask("stop")
+        assert found["failures"] == {}
+        assert_clean([Event(*event) for event in found["history"]])
+        return found
 
     def close(self) -> None:
         """End the process; not needed after `finish`, harmless then."""

@@ -1,4 +1,7 @@
-"""A sidecar with a network that fails on both sides: clients -> links (127.0.0.2) -> sidecar -> link -> broker."""
+"""A sidecar with a network that fails on both sides: clients -> links (127.0.0.2) -> sidecar -> link -> broker.
+
+Clients without a sidecar have a link of their own to the broker, on which the same happens at the same time.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +33,43 @@ class Rig:
     proxy: Sidecar
     to_sidecar: list[Link]
     to_broker: Link
+    beside: Link
+    """To the broker, without the sidecar."""
     bootstrap: str
     """For clients."""
+    direct: str
+    """For clients without the sidecar."""
     at_rest: Held
 
     def links(self, where: str) -> list[Link]:
         """Those on the side of the "clients" or of the "broker"."""
-        return self.to_sidecar if where == "clients" else [self.to_broker]
+        return self.to_sidecar if where == "clients" else [self.to_broker, self.beside]
 
     def each(self, where: str, do: Callable[[Link], None]) -> None:
         """Do something to all links of one side."""
         for link in self.links(where):
             do(link)
 
+    def resets(self, where: str) -> int:
+        """How often connections of one side have been reset within a message; of two ways to a broker, the fewer."""
+        resets = [link.resets for link in self.links(where)]
+        return sum(resets) if where == "clients" else min(resets)
+
 
 @contextmanager
 def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator[Rig]:
     """A broker of its own and a sidecar with these quotas and further settings, with links before and behind it."""
-    own_port, told_port = free_ports(2)
-    listener = ExtraListener("FAULTS", own_port, told_port)
+    ports = iter(free_ports(4))
+    listeners = [ExtraListener(name, next(ports), next(ports)) for name in ("FAULTS", "BESIDE")]
     with ExitStack() as stack:
-        cluster = stack.enter_context(KafkaCluster.start(1, progress=print, extra_listeners=[listener]))
+        cluster = stack.enter_context(KafkaCluster.start(1, progress=print, extra_listeners=listeners))
         network = stack.enter_context(FaultyNetwork())
-        to_broker = network.link(("127.0.0.1", told_port), ("127.0.0.1", own_port))
+        to_broker, beside = (
+            network.link(("127.0.0.1", one.advertised_port), ("127.0.0.1", one.port)) for one in listeners
+        )
         proxy = stack.enter_context(
             sidecar(
-                [f"127.0.0.1:{told_port}"],
+                ["{}:{}".format(*to_broker.listen)],
                 list(quotas),
                 drain_timeout_s=2,
                 connections_max_idle_ms=IDLE_MS,
@@ -63,9 +77,10 @@ def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator
                 **settings,
             )
         )
-        ports = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
-        to_sidecar = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in ports]
-        yield Rig(cluster, proxy, to_sidecar, to_broker, f"{CLIENTS_HOST}:{proxy.port}", least_held(proxy))
+        doors = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
+        to_sidecar = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in doors]
+        bootstrap, direct = f"{CLIENTS_HOST}:{proxy.port}", "{}:{}".format(*beside.listen)
+        yield Rig(cluster, proxy, to_sidecar, to_broker, beside, bootstrap, direct, least_held(proxy))
 
 
 def cut(where: str, *, reset: bool) -> Callable[[Rig], None]:
@@ -108,9 +123,9 @@ def reset_within_frames(where: str, direction: str, count: int) -> Callable[[Rig
     """Reset connections after `count` bytes. Batches have 5 to 30 kB: the reset strikes inside a message."""
 
     def strike(rig: Rig) -> None:
-        before = sum(link.resets for link in rig.links(where))
+        before = rig.resets(where)
         rig.each(where, lambda link: link.reset_after(count, direction))
-        until(lambda: sum(link.resets for link in rig.links(where)) >= before + 3, "resets", 30)
+        until(lambda: rig.resets(where) >= before + 3, "resets", 30)
         rig.each(where, Link.heal)
 
     return strike

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from tests.corpus.job import wait_for
+from tests.support.history import Event, History, assert_clean
 from tests.support.sidecars import Sidecar
 
 VALUE_BYTES = 1000
@@ -32,66 +33,31 @@ LOOK_EVERY_S = 1.3
 """Longer than the second that an exposition may be old, and a look's own connection is held after its end."""
 
 
-class Producing:
-    """An idempotent librdkafka producer: numbered values at a steady rate, and what it was told about each."""
+class Working:
+    """A client in a thread of its own, whose history is written down."""
 
-    def __init__(self, bootstrap: str, topic: str, client_id: str = "writes", **settings: Any) -> None:
-        from confluent_kafka import Producer
-
-        self.name = uuid.uuid4().hex[:8]
+    def __init__(self, topic: str, history: History | None) -> None:
         self.topic = topic
-        self.sent = 0
-        self.told: dict[str, int] = {}
-        """Value -> the offset that it was acknowledged with."""
-        self.refused: dict[str, str] = {}
-        """Value -> the error instead."""
-        self._settings = settings
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "client.id": client_id,
-                "enable.idempotence": True,
-                "linger.ms": 5,
-                "message.timeout.ms": 120_000,
-            }
-            | IMPATIENT
-            | settings
-        )
+        self.history: History = [] if history is None else history
+        self.name = uuid.uuid4().hex[:8]
+        self.done = 0
+        """Records acknowledged or read; transactions committed."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="producing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def _run(self) -> None:
-        began = time.monotonic()
-        while not self._stop.is_set():
-            while self.sent < (time.monotonic() - began) * PER_S and len(self._producer) < 5000:
-                value = f"{self.name}-{self.sent:07d}"
-                self._producer.produce(
-                    self.topic, value=value.ljust(VALUE_BYTES, ".").encode(), on_delivery=self._note(value)
-                )
-                self.sent += 1
-            self._producer.poll(0.01)
-
-    def _note(self, value: str) -> Any:
-        def note(error: Any, message: Any) -> None:
-            if error is None:
-                self.told[value] = message.offset()
-            else:
-                self.refused[value] = error.name()
-
-        return note
+        raise NotImplementedError
 
     def wait_for_progress(self, count: int = 100) -> None:
-        """Until some more have been acknowledged."""
-        wanted = len(self.told) + count
-        wait_for(f"{count} more acknowledged", lambda: len(self.told) >= wanted, PROGRESS_S)
+        """Until so many more are done."""
+        wanted = self.done + count
+        wait_for(f"{count} more of {type(self).__name__}", lambda: self.done >= wanted, PROGRESS_S)
 
     def finish(self) -> None:
-        """Send no more, and wait until something was said about each."""
+        """Begin nothing more, and wait for the end of what was begun."""
         self._stop.set()
-        self._thread.join(10)
-        self._producer.flush(FINISH_S)
-        assert len(self._producer) == 0, f"{len(self._producer)} records that were neither confirmed nor refused"
-        del self._producer  # librdkafka closes its connections when the last reference goes
+        self._thread.join(FINISH_S)
+        assert not self._thread.is_alive(), f"{type(self).__name__} does not end"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -99,116 +65,258 @@ class Producing:
 
     def __exit__(self, *_exc: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(30)
+
+    def _produce(self, producer: Any, partition: int, value: str, transaction: str | None = None) -> None:
+        def note(error: Any, message: Any) -> None:
+            if error is None:
+                offset = message.offset() if message.offset() >= 0 else None
+                self.history.append(Event("acknowledged", self.name, value, partition, offset))
+                self.done += transaction is None
+            else:
+                what: Any = "failed" if error.name() == "_PURGE_QUEUE" else "unknown"
+                self.history.append(Event(what, self.name, value))
+                self.refused[value] = error.name()
+
+        self.history.append(Event("sent", self.name, value, transaction=transaction))
+        data = value.ljust(VALUE_BYTES, ".").encode()
+        producer.produce(self.topic, data, partition=partition, on_delivery=note)
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Value -> the error that its producer was told."""
+        return {}
 
 
-class Consuming:
-    """A librdkafka consumer of one partition from its beginning, which goes on whatever happens."""
+class Producing(Working):
+    """An idempotent librdkafka producer of partition 0: numbered values at a steady rate."""
 
-    def __init__(self, bootstrap: str, topic: str, client_id: str = "reads") -> None:
-        from confluent_kafka import Consumer, TopicPartition
+    def __init__(
+        self, bootstrap: str, topic: str, client_id: str = "writes", history: History | None = None, **settings: Any
+    ) -> None:
+        from confluent_kafka import Producer
 
-        self.seen: dict[int, str] = {}
-        """Offset -> value."""
-        self.order: list[int] = []
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "client.id": client_id,
-                "group.id": uuid.uuid4().hex,
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 200,
-                "fetch.error.backoff.ms": 100,
-            }
-            | IMPATIENT
+        super().__init__(topic, history)
+        own = {"bootstrap.servers": bootstrap, "client.id": client_id, "enable.idempotence": True, "linger.ms": 5}
+        self._producer = Producer(own | {"message.timeout.ms": 120_000} | IMPATIENT | settings)
+
+    def _run(self) -> None:
+        began, sent = time.monotonic(), 0
+        while not self._stop.is_set():
+            while sent < (time.monotonic() - began) * PER_S and len(self._producer) < 5000:
+                self._produce(self._producer, 0, f"{self.name}-{sent:07d}")
+                sent += 1
+            self._producer.poll(0.01)
+
+    def finish(self) -> None:
+        super().finish()
+        self._producer.flush(FINISH_S)
+        del self._producer  # librdkafka closes its connections when the last reference goes
+
+
+class Transacting(Working):
+    """A transactional librdkafka producer of partition 1: five values each time, of which every third is aborted."""
+
+    def __init__(self, bootstrap: str, topic: str, direct: str, history: History, client_id: str = "writes") -> None:
+        from confluent_kafka import Consumer
+
+        super().__init__(topic, history)
+        own = {"bootstrap.servers": bootstrap, "client.id": client_id, "transactional.id": f"t-{self.name}"}
+        self._settings = own | IMPATIENT
+        self._log = Consumer(
+            {"bootstrap.servers": direct, "group.id": self.name, "isolation.level": "read_uncommitted", "log_level": 0}
         )
-        self._consumer.assign([TopicPartition(topic, 0, 0)])
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="consuming", daemon=True)
+
+    def _run(self) -> None:
+        from confluent_kafka import KafkaException, Producer
+
+        number = 0
+        while True:
+            # A fatal error ends a producer; the next one fences it. Once more at the end: to begin with takes until all
+            # that belongs to the transaction before has been written.
+            producer = Producer(self._settings)
+            try:
+                self._patiently(producer.init_transactions)
+                while not self._stop.is_set():
+                    number += 1
+                    self._transaction(producer, number)
+                    producer.poll(0.05)
+                self._patiently(Producer(self._settings).init_transactions)
+            except KafkaException as error:
+                self.refused[f"transaction {number}"] = error.args[0].name()
+            else:
+                break
+        self._log.close()
+
+    def _transaction(self, producer: Any, number: int) -> None:
+        from confluent_kafka import KafkaException
+
+        name, keeps = f"{self.name}-{number:05d}", number % 3 > 0
+        producer.begin_transaction()
+        try:
+            for each in range(5):
+                self._produce(producer, 1, f"{name}-{each}", name)
+            if keeps:
+                self._patiently(producer.commit_transaction)
+            elif number % 2:
+                producer.flush(1.0)
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            keeps = False
+        if not keeps:
+            self._patiently(producer.abort_transaction)
+        end = Event("committed" if keeps else "aborted", self.name, name, 1, self._end(), name)
+        self.history.append(end)
+        self.done += keeps
+
+    def _patiently(self, call: Callable[[float], object]) -> None:
+        """Again until it is done."""
+        from confluent_kafka import KafkaException
+
+        until_s = time.monotonic() + PROGRESS_S
+        while True:
+            try:
+                call(5.0)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > until_s:
+                    raise
+            else:
+                return
+
+    def _end(self) -> int | None:
+        """Where the partition ends, if its broker can be asked at the moment."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        try:
+            return int(self._log.get_watermark_offsets(TopicPartition(self.topic, 1), timeout=1)[1])
+        except KafkaException:
+            return None
+
+
+def reader(bootstrap: str, topic: str, partitions: int, history: History, who: str, **settings: Any) -> Any:
+    """A librdkafka consumer at the beginning of these partitions; of transactions it reads what was committed."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    own = {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False, "log_level": 0}
+    consumer = Consumer(own | settings)
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    history.extend(Event("assigned", who, partition=number, offset=0) for number in range(partitions))
+    return consumer
+
+
+def polled(who: str, message: Any) -> Event:
+    """A record has come."""
+    return Event("polled", who, message.value().decode().rstrip("."), message.partition(), message.offset())
+
+
+class Consuming(Working):
+    """A librdkafka consumer of a topic from its beginning, which goes on whatever happens."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        client_id: str = "reads",
+        history: History | None = None,
+        partitions: int = 1,
+    ) -> None:
+        super().__init__(topic, history)
+        waits = {"client.id": client_id, "fetch.wait.max.ms": 200, "fetch.error.backoff.ms": 100}
+        self._consumer = reader(bootstrap, topic, partitions, self.history, self.name, **waits, **IMPATIENT)
+        self.last: dict[Any, int | None] = {}
+        """Of each partition, the offset read last."""
 
     def _run(self) -> None:
         while not self._stop.is_set():
             message = self._consumer.poll(0.1)
-            if message is None or message.error() is not None:
-                continue
-            self.order.append(message.offset())
-            self.seen[message.offset()] = message.value().decode().rstrip(".")
+            if message is not None and message.error() is None:
+                self.history.append(event := polled(self.name, message))
+                self.last[event.partition] = event.offset
+                self.done += 1
         self._consumer.close()
 
-    def wait_for_progress(self, count: int = 100) -> None:
-        """Until some more have come."""
-        wanted = len(self.seen) + count
-        wait_for(f"{count} more records", lambda: len(self.seen) >= wanted, PROGRESS_S)
 
-    def finish(self, *, until: int) -> None:
-        """Read up to this offset (exclusive), then end."""
-        wait_for(f"the records up to {until}", lambda: max(self.seen, default=-1) >= until - 1, FINISH_S)
-        self._stop.set()
-        self._thread.join(30)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-
-
-def create_topic(bootstrap: str, topic: str, replicas: int = 1) -> None:
-    """One partition, kept for ever; straight at the brokers."""
+def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
+    """On one broker, kept for ever; straight at the brokers."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    (future,) = admin.create_topics(
-        [NewTopic(topic, 1, replicas, config={"retention.ms": "-1", "min.insync.replicas": str(min(replicas, 2))})]
-    ).values()
+    (future,) = admin.create_topics([NewTopic(topic, partitions, 1, config={"retention.ms": "-1"})]).values()
     future.result(30)
 
 
-def stored(bootstrap: str, topic: str) -> dict[int, str]:
-    """Offset -> value, read straight from the brokers, everything there is."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "log_level": 0})
-    found: dict[int, str] = {}
+def read_log(bootstrap: str, topic: str, partitions: int = 1) -> History:
+    """All that is there, or was committed, straight from the brokers."""
+    history: History = []
+    consumer = reader(bootstrap, topic, partitions, history, "log", **{"enable.partition.eof": True})
+    left, until_s = set(range(partitions)), time.monotonic() + FINISH_S
     try:
-        partition = TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(partition, timeout=30)
-        consumer.assign([partition])
-        came_s, last = time.monotonic(), -1
-        while last < end - 1:  # however many they are: it ends when none come any more
-            assert time.monotonic() < came_s + FINISH_S, f"{len(found)} of {end} records, and then no more"
-            for message in consumer.consume(5000, 1.0):
+        while left:  # however many they are: it ends when none come any more
+            assert time.monotonic() < until_s, f"{len(history)} records, and then no more"
+            for message in consumer.consume(1000, 0.2):
+                until_s = time.monotonic() + FINISH_S
                 if message.error() is None:
-                    came_s, last = time.monotonic(), message.offset()
-                    found[last] = message.value().decode().rstrip(".")
+                    history.append(polled("log", message))
+                else:
+                    assert message.error().name() == "_PARTITION_EOF", message.error()
+                    left.discard(message.partition())
     finally:
         consumer.close()
-    return found
+    return history
 
 
-def check_promises(found: dict[int, str], producers: Sequence[Producing], consumers: Sequence[Consuming]) -> None:
-    """What was acknowledged stands where the client was told, once, in order; readers saw exactly what is there.
+@dataclass
+class Work:
+    """Producers and a consumer of one topic, and their history."""
 
-    What was not acknowledged may be there or not: the client was told nothing. Kafka itself promises no more.
-    """
-    times = Counter(found.values())
-    for producer in producers:
-        assert producer.told, "nothing was acknowledged: this has shown nothing"
-        misplaced = {value: at for value, at in producer.told.items() if found.get(at) != value}
-        assert not misplaced, f"{len(misplaced)} acknowledged records are not where they should be: {misplaced}"
-        repeated = {value: times[value] for value in producer.told if times[value] != 1}
-        assert not repeated, f"acknowledged once, stored several times: {repeated}"
-        offsets = [producer.told[value] for value in sorted(producer.told)]
-        assert offsets == sorted(offsets), "out of order"
-        unknown = producer.sent - len(producer.told) - len(producer.refused)
-        assert not unknown, f"{unknown} records of which nothing was said"
-    sent = {value for producer in producers for value in (*producer.told, *producer.refused)}
-    assert set(found.values()) <= sent
-    for consumer in consumers:
-        assert consumer.seen == {offset: found[offset] for offset in range(max(consumer.seen) + 1) if offset in found}
-        assert consumer.order == sorted(consumer.order), "a reader went back"
+    producers: list[Working]
+    consuming: Consuming
+    history: History
+
+    @property
+    def acknowledged(self) -> int:
+        """Records so far."""
+        return sum(event.what == "acknowledged" for event in self.history)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """What producers were told instead."""
+        return {value: error for each in self.producers for value, error in each.refused.items()}
+
+    def wait_for_progress(self, count: int = 100) -> None:
+        """Of each: so many records, a twentieth of that in transactions."""
+        for client in (*self.producers, self.consuming):
+            client.wait_for_progress(max(count // 20, 1) if isinstance(client, Transacting) else count)
+
+
+@contextmanager
+def at_work(
+    bootstrap: str, topic: str, direct: str, *, transactions: bool = False, clean: bool = True, client_id: str = ""
+) -> Iterator[Work]:
+    """Clients at work from before the block, when something has been acknowledged and read, to its end; then the log is
+    read straight from the brokers, and there may be no anomaly: what was acknowledged stands where the client was told,
+    once, in order; readers saw exactly what is there. With `transactions` the topic has two partitions; without `clean`
+    the caller looks at the history."""
+    history: History = []
+    partitions = 1 + transactions
+    writes, reads = (client_id, client_id) if client_id else ("writes", "reads")
+    with ExitStack() as stack:
+        producers: list[Working] = [stack.enter_context(Producing(bootstrap, topic, writes, history))]
+        if transactions:
+            producers.append(stack.enter_context(Transacting(bootstrap, topic, direct, history, writes)))
+        work = Work(producers, stack.enter_context(Consuming(bootstrap, topic, reads, history, partitions)), history)
+        work.wait_for_progress()
+        yield work
+        for producer in producers:
+            producer.finish()
+        log = read_log(direct, topic, partitions)
+        last = {event.partition: event.offset for event in log if event.what == "polled"}
+        wait_for(f"the records up to {last}", lambda: work.consuming.last == last, FINISH_S)
+        work.consuming.finish()
+    history += log
+    if clean:
+        assert_clean(history)
 
 
 @dataclass(frozen=True)
