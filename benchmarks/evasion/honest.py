@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from benchmarks.evasion.rows import BOUND, Row
 from benchmarks.evasion.run import WINDOW_NUM, Meter, child, line_of, with_prefix, work_of
 from benchmarks.evasion.stage import Stage, sidecars
 from tests.support import go_tools
+from tests.support.history import Event, History, check
 
 LIMIT = 100_000
 OFFER = 20
@@ -158,11 +159,10 @@ def run(
             acknowledged[name], results[name].sent, results[name].errors = told["acked"], told["sent"], told["errors"]
             results[name].achieved = compute_achieved(meter.seen[name], limit, WINDOW_NUM, until).achieved
     for name in commands:
-        numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
-        result = results[name]
+        result, log = results[name], read_numbers(on.cluster.bootstrap, prefix + name)
         result.acknowledged = len(acknowledged[name])
-        result.lost = sum(number not in numbers for number in acknowledged[name])
-        result.repeated = sum(count > 1 for count in numbers.values())
+        found = check(history_of(result.sent, acknowledged[name], log))
+        result.lost, result.repeated = len(found.get("lost", ())), len(found.get("duplicated", ()))
     for result in results.values():
         say(in_words(result))
     return list(results.values())
@@ -193,22 +193,30 @@ def finish(child: subprocess.Popen[str]) -> dict[str, Any]:
     }
 
 
-def _numbers(bootstrap: list[str], topic: str) -> list[int]:
-    """Of all records in a topic."""
+def read_numbers(bootstrap: Sequence[str], topic: str) -> list[tuple[int, int, int]]:
+    """(offset, number, when it was appended in ms) of all records in a topic."""
     from kafka import KafkaConsumer, TopicPartition
 
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
-    try:
+    with KafkaConsumer(
+        bootstrap_servers=list(bootstrap), auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         consumer.seek(partition, 0)
-        end, numbers = consumer.end_offsets([partition])[partition], []
+        end, found = consumer.end_offsets([partition])[partition], []
         while consumer.position(partition) < end:
             for records in consumer.poll(timeout_ms=1000).values():
-                numbers += [int(record.value[:12]) for record in records]
-        return numbers
-    finally:
-        consumer.close()
+                found += [(one.offset, int(one.value[:12]), one.timestamp) for one in records]
+        return found
+
+
+def history_of(sent: int, acknowledged: Iterable[int], read: Iterable[tuple[int, int, int]]) -> History:
+    """Of one producer, which tells no offsets, and one reader."""
+    return [
+        *(Event("sent", "producer", number) for number in range(sent)),
+        *(Event("acknowledged", "producer", number) for number in acknowledged),
+        *(Event("polled", "reader", number, offset=offset) for offset, number, _ in read),
+    ]
 
 
 def in_words(one: Honest) -> str:

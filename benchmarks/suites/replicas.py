@@ -3,10 +3,9 @@
 All clients begin on the first replica. In the middle of a run it is `rolled` (SIGTERM, then started again), `killed`
 (SIGKILL, not started again) or `scaled away` (SIGTERM, likewise). Producers offer numbered records at a steady pace,
 members of groups read such records; all settings are the libraries' own, but that kafka-go's producer waits for
-acknowledgements. What is measured is the longest time in which no record came, for producers at the broker; records
-acknowledged and not there, or there twice (consumers: not read, or read twice); and errors that the application was
-told, for Java and kafkajs in the log. What passes between two records in the seconds before (kafka-go sends once a
-second) is taken off. `python -m benchmarks.suites.replicas`.
+acknowledgements. What is measured is the longest time in which no record came, for producers at the broker; anomalies
+of their histories; and errors that the application was told, for Java and kafkajs in the log. What passes between two
+records in the seconds before (kafka-go sends once a second) is taken off. `python -m benchmarks.suites.replicas`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from uuid import uuid4
 
-from benchmarks.evasion.honest import command_of, finish, go_command, start
+from benchmarks.evasion.honest import command_of, finish, go_command, history_of, read_numbers, start
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
@@ -41,6 +40,7 @@ from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP, java_command
 from tests.support.clients import is_trouble, record
 from tests.support.go_tools import NoGoError
 from tests.support.haproxy import ADDRESS, haproxy
+from tests.support.history import check
 from tests.support.sidecars import Sidecar, sidecar
 
 EVENTS: Final = ("rolled", "killed", "scaled away")
@@ -150,8 +150,8 @@ class Outcome:
     """The longest time without a record from a second before the event on, less the longest in the four seconds before
     that; None: none came after it."""
     records: int = 0
-    lost: int = 0
-    repeated: int = 0
+    anomalies: dict[str, int] = field(default_factory=dict)
+    """By kind (tests/support/history.py)."""
     errors: list[str] = field(default_factory=list)
 
 
@@ -222,14 +222,15 @@ def run(
             outcome, told = outcomes[key], finish(client)
             outcome.errors = [_short(text, topics[key]) for text in told["errors"] if is_trouble(text)]
             if outcome.role == "producer":
-                found = _found(cluster.bootstrap, topics[key])
-                numbers, wanted = Counter(number for _, number in found), told["acked"]
-                times = [when / 1000 for when, _ in found]
-            else:
-                numbers, wanted, times = Counter(told["read"]), range(count), told["times"]
-            outcome.gap_s, outcome.records = _gap(times, at_s), len(numbers)
-            outcome.lost = sum(number not in numbers for number in wanted)
-            outcome.repeated = sum(seen > 1 for seen in numbers.values())
+                read = read_numbers(cluster.bootstrap, topics[key])
+                sent, acknowledged = told["sent"], told["acked"]
+            else:  # one producer has filled the topic, directly: each number is its offset
+                read = [(one, one, int(at * 1000)) for one, at in zip(told["read"], told["times"], strict=True)]
+                sent, acknowledged = count, range(count)
+            outcome.gap_s = _gap([at_ms / 1000 for _, _, at_ms in read], at_s)
+            outcome.records = len({number for _, number, _ in read})
+            found = check(history_of(sent, acknowledged, read))
+            outcome.anomalies = {kind: len(few) for kind, few in found.items() if kind != "unanswered"}
         feeder.join()
     return list(outcomes.values())
 
@@ -272,22 +273,6 @@ def _gap(times: Sequence[float], event_at: float) -> float | None:
     return max(worst_s - usual_s, 0.0) if times and times[-1] > event_at + 1.0 else None
 
 
-def _found(bootstrap: Sequence[str], topic: str) -> list[tuple[int, int]]:
-    """(when it was appended, number) of all records in a topic."""
-    from kafka import KafkaConsumer, TopicPartition
-
-    with KafkaConsumer(
-        bootstrap_servers=list(bootstrap), auto_offset_reset="earliest", enable_auto_commit=False
-    ) as consumer:
-        partition = TopicPartition(topic, 0)
-        consumer.assign([partition])
-        end, found = consumer.end_offsets([partition])[partition], []
-        while consumer.position(partition) < end:
-            for records in consumer.poll(timeout_ms=1000).values():
-                found += [(one.timestamp, int(one.value[:12])) for one in records]
-        return found
-
-
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown: a row for each client, a column for each event."""
     events = list(dict.fromkeys(one.event for one in outcomes))
@@ -304,7 +289,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _cell(one: Outcome) -> str:
     if one.missing:
         return "not tried"
-    found = {"lost": one.lost, "twice": one.repeated, "errors": len(one.errors)}
+    found = one.anomalies | {"errors": len(one.errors)}
     gap = "stayed away" if one.gap_s is None else f"{one.gap_s:.1f} s"
     return ", ".join([gap, *(f"{count} {what}" for what, count in found.items() if count)])
 
