@@ -139,8 +139,7 @@ def test_job_with_a_sidecar_completes(node: Node, shop: Path) -> None:
     parts = {name: one["state"]["terminated"] for name, one in statuses(pod).items()}
     assert {name: one["exitCode"] for name, one in parts.items()} == {"kquota": 0, "app": 0}
     assert at(parts["app"]["finishedAt"]) <= at(parts["kquota"]["finishedAt"])
-    found = workloads.read_topic(node, "nightly")[name_of_pod(pod)]
-    assert found == {"records": 3000, "missing": [], "repeated": []}
+    workloads.assert_records(node, "nightly", 3000, name_of_pod(pod))
     nightly.uninstall()
 
 

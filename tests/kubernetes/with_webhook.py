@@ -78,8 +78,7 @@ def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Re
         "kquota": 0,
         "app": 0,
     }
-    found = workloads.read_topic(node, "orders-nightly")[name_of_pod(pod)]
-    assert found == {"records": 2000, "missing": [], "repeated": []}
+    workloads.assert_records(node, "orders-nightly", 2000, name_of_pod(pod))
 
 
 def test_an_injected_pod_is_used_as_before(node: Node, webhook: Release, orders: Release) -> None:

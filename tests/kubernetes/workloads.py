@@ -9,6 +9,7 @@ from typing import Any, Final
 from tests.kubernetes.image_store import name_of
 from tests.kubernetes.node import Node
 from tests.support.certificates import Authority
+from tests.support.history import Event, assert_clean
 from tests.support.waiting import until
 
 BROKER: Final = "kafka-0.kafka.kafka:9092"
@@ -178,21 +179,23 @@ def _make_broker(node: Node) -> None:
     node.kubectl("rollout", "status", "--namespace=kafka", "deployment/reader", "--timeout=180s", limit_s=200)
 
 
-def read_topic(node: Node, topic: str) -> dict[str, dict[str, Any]]:
-    """What a topic has, by the pod that produced it; read by a pod that no quota slows down."""
+def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
+    """A topic has so many records of the pod that produced them, each once and in order; read by a pod that no quota
+    slows down."""
     said = node.kubectl(
         "exec", "--namespace=kafka", "deployment/reader", "--", "python3", "read.py", f"--bootstrap={BROKER}",
         f"--topic={topic}",
     )  # fmt: skip
-    found: dict[str, dict[str, Any]] = json.loads(said)
-    return found
+    history = [Event("sent", pod, number) for number in range(count)]
+    history += [Event("acknowledged", pod, number) for number in range(count)]
+    history += [Event("polled", "reader", number, place, offset) for place, offset, number in json.loads(said)[pod]]
+    assert_clean(history)
 
 
 def assert_exactly(node: Node, topic: str, done: dict[str, Any], pod: str) -> None:
-    """What an application has been told in the end is what the topic has: no record lost, none twice."""
+    """What an application has been told in the end is what the topic has."""
     assert (done["what"], done["unanswered"], done["failed"]) == ("done", 0, 0), done
-    found = read_topic(node, topic)[pod]
-    assert found == {"records": done["acknowledged"], "missing": [], "repeated": []}, (found, done)
+    assert_records(node, topic, done["acknowledged"], pod)
 
 
 def statuses(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reads a topic to its end: of each pod that has produced, how many records, which numbers are missing or repeated."""
+"""Reads a topic to its end: of each pod that has produced, partition, offset and number of each record."""
 
 import argparse
 import collections
@@ -17,7 +17,7 @@ consumer = Consumer(
 partitions = list(consumer.list_topics(options.topic, timeout=30).topics[options.topic].partitions)
 ends = {one: consumer.get_watermark_offsets(TopicPartition(options.topic, one), timeout=30)[1] for one in partitions}
 consumer.assign([TopicPartition(options.topic, one, 0) for one in partitions])
-seen: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+found: dict[str, list[tuple[int | None, int | None, int]]] = collections.defaultdict(list)
 while any(
     place.offset < ends[place.partition] and ends[place.partition] > 0
     for place in consumer.position([TopicPartition(options.topic, one) for one in partitions])
@@ -26,13 +26,5 @@ while any(
         if message.error():
             raise SystemExit(str(message.error()))
         host, number, _ = (message.value() or b"").split(b" ", 2)
-        seen[host.decode()][int(number)] += 1
-found = {
-    host: {
-        "records": sum(numbers.values()),
-        "missing": [number for number in range(max(numbers) + 1) if number not in numbers][:20],
-        "repeated": [number for number, times in numbers.items() if times > 1][:20],
-    }
-    for host, numbers in seen.items()
-}
+        found[host.decode()].append((message.partition(), message.offset(), int(number)))
 print(json.dumps(found))
