@@ -180,6 +180,11 @@ class QuotaCounter:
         been received, keeps a place: one that it shares with all others like it."""
         return False
 
+    def refuse(self, connection: object, amount: float, now: int) -> int | None:
+        """Throw away a held request of `amount`, keep the connection's place: how long until its turn. None: it goes on
+        waiting, as the group is not in debt or too much was thrown away."""
+        return None
+
     def leave_queue(self, connection: object) -> None:
         """The connection has no queued request here any more."""
 

@@ -36,6 +36,12 @@ MAX_KEPT_OF_ALL: Final = 256
 """so many of all groups,"""
 MAX_KEPT_BYTES_OF_ALL: Final = 32 * 1024 * 1024
 """with so many bytes."""
+MAX_REFUSED: Final = 8
+"""So many times its limit may a group send in requests that are thrown away: beyond it they wait as others do,"""
+MAX_REFUSED_MS: Final = 30_000
+"""and so long at this rate at once."""
+AWAY_MS: Final = 10_000
+"""A connection whose request was refused keeps its place so long after it was to come back."""
 REVIEW_MS: Final = 1000
 """How often it is reviewed whether a claimed request still arrives."""
 LONGEST_ARRIVAL_MS: Final = 30_000
@@ -76,7 +82,7 @@ class Kept:
 class Place:
     """A connection's place in the queue."""
 
-    __slots__ = ("ahead_ms", "asks_at", "cost_ms", "since")
+    __slots__ = ("ahead_ms", "asks_at", "away_until", "cost_ms", "since")
 
     def __init__(self, ahead_ms: float, cost_ms: float, now: int) -> None:
         self.ahead_ms = ahead_ms
@@ -84,6 +90,8 @@ class Place:
         self.cost_ms = cost_ms
         self.since = now
         self.asks_at = now
+        self.away_until = inf
+        """Its request was refused: another one is expected until then."""
 
 
 class Queue:
@@ -125,6 +133,17 @@ class Queue:
         ahead_ms = max(place.ahead_ms - self._left_ms, 0.0)
         wait_ms = min(max(ceil(debt_ms + ahead_ms), LOOK_AGAIN_FIRST_MS), LOOK_AGAIN_MS)
         place.asks_at = now + wait_ms
+        place.away_until = inf
+        return wait_ms
+
+    def refuse(self, connection: object, debt_ms: float, now: int) -> int:
+        """The connection's request is refused, and its place stays; returns how long until its turn, 0: it has no
+        place."""
+        place = self._find(connection)
+        if place is None:
+            return 0
+        wait_ms = max(ceil(debt_ms + max(place.ahead_ms - self._left_ms, 0.0)), 0)
+        place.away_until = now + wait_ms + AWAY_MS
         return wait_ms
 
     def asks_at(self, connection: object, at: int) -> None:
@@ -178,8 +197,13 @@ class Queue:
         while places:
             first, place = next(iter(places.items()))
             if now <= place.asks_at + LATE_MS:
-                return
+                break
             self._late[first] = places.pop(first)
+        while self._late:
+            first, place = next(iter(self._late.items()))
+            if now <= place.away_until:
+                return
+            self.leave(first)
 
 
 class Turn:
@@ -224,6 +248,7 @@ class Gate:
         "_ordinary",
         "_promised",
         "_promised_ms",
+        "_refused_until",
     )
 
     def __init__(self) -> None:
@@ -243,6 +268,7 @@ class Gate:
         self._claimed_until = -inf
         self._large_claimed_until = -inf
         self._claims: OrderedDict[object, Turn] = OrderedDict()
+        self._refused_until = -inf  # until then `MAX_REFUSED` limits are used by what was thrown away
 
     def __len__(self) -> int:
         shared = self._abandoned in self._ordinary or self._abandoned in self._large
@@ -321,6 +347,17 @@ class Gate:
             self._claims[connection] = Turn(*arriving, cost_ms, now)
         return 0
 
+    def refuse(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int | None:
+        """A held request of this cost is to be thrown away: how long until the connection's turn, which stays; None: so
+        many were that this one has to wait. Debts are those of :meth:`ask`."""
+        refused_until = max(self._refused_until, now) + cost_ms / MAX_REFUSED
+        if refused_until > now + MAX_REFUSED_MS:
+            return None
+        self._refused_until = refused_until
+        debt_ms = max(paid_at, self._claimed_until) - now - GRACE_MS
+        queue = self._ordinary if connection in self._ordinary else self._large
+        return queue.refuse(connection, debt_ms + (backlog_ms if queue is self._large else 0.0), now)
+
     def abandon(self, connection: object, size_bytes: int, paid_at: float, backlog_ms: float, now: int) -> bool:
         """The client of this queued request has gone, but the request is to be forwarded in its turn: the connection
         shares one place with all others like it. False: its turn is too far away (`MAX_KEPT_MS`), it has no place, or
@@ -353,6 +390,7 @@ class Gate:
         for claim in self._claims.values():
             claim.cost_ms *= factor
         self._abandoned_from = _later(self._abandoned_from, factor, now)
+        self._refused_until = _later(self._refused_until, factor, now)
         self._claimed_until = _later(self._claimed_until, factor, now)
         self._large_claimed_until = _later(self._large_claimed_until, factor, now)
         self._promised_ms *= factor

@@ -111,6 +111,16 @@ class DebtCounter(WindowCounter):
         # A share may be larger in a second: no connection waits longer before it asks again.
         return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
 
+    def refuse(self, connection: object, amount: float, now: int) -> int | None:
+        """See :meth:`QuotaCounter.refuse`."""
+        limit, now = self.limit, max(now, self.last_ms)
+        if limit is None or self.shadow or not self.may_queue:
+            return None
+        if self._gate is None:
+            self._gate = Gate()
+        wait_ms = self._gate.refuse(connection, amount * self._unit / limit * 1000.0, *self._debts(limit, now), now)
+        return None if wait_ms is None else self._capped(wait_ms)
+
     def abandon(self, connection: object, size_bytes: int, now: int) -> bool:
         """See :meth:`QuotaCounter.abandon`."""
         limit, gate = self.limit, self._gate

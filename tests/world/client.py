@@ -41,6 +41,8 @@ class Habits:
     """Between a response and the next request."""
     slow_bytes_per_s: int = 0
     """It reads no faster; 0: at any speed."""
+    sends_timeout: bool = False
+    """Its requests have its own timeout; else some have a longer one, as librdkafka's."""
     sessions: bool = False
     """Of fetches (KIP-227)."""
     starts_s: float = 0.0
@@ -339,6 +341,12 @@ class Producer(Client):
         self._again: list[Batch] = []
         self._out: deque[Batch] = deque()
 
+    @property
+    def wire_timeout_ms(self) -> int:
+        """In its requests."""
+        own = self.habits.sends_timeout or self.number % 3 < 2
+        return int(self.habits.timeout_s * 1000) if own else kafka.TIMEOUT_MS
+
     def has_more(self) -> bool:
         return bool(self._out or self._again) and self.habits.idempotent
 
@@ -359,7 +367,9 @@ class Producer(Client):
                     return
                 batch = fresh
                 self.world.judge.sends(self, batch)
-            frame = kafka.produce(self.next_number(), self.client_id, habits.acks, self.partition, batch)
+            frame = kafka.produce(
+                self.next_number(), self.client_id, habits.acks, self.partition, batch, self.wire_timeout_ms
+            )
             if habits.acks:
                 self._out.append(batch)
                 channel.send(frame, lambda answer, batch=batch: self._answered(batch, answer))  # type: ignore[misc]

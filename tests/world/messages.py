@@ -72,9 +72,11 @@ def answer(correlation: int, body: bytes) -> bytes:
 # ---- Produce --------------------------------------------------------------------------------------------------------
 
 
-def produce(correlation: int, client_id: bytes, acks: int, partition: int, batch: Batch) -> bytes:
+def produce(
+    correlation: int, client_id: bytes, acks: int, partition: int, batch: Batch, timeout_ms: int = TIMEOUT_MS
+) -> bytes:
     """A request with this batch."""
-    body = _PRODUCE.pack(-1, acks, TIMEOUT_MS, 1, 1, TOPIC, 1, partition, batch.size_bytes)
+    body = _PRODUCE.pack(-1, acks, timeout_ms, 1, 1, TOPIC, 1, partition, batch.size_bytes)
     return request(
         PRODUCE, correlation, client_id, body + _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size]
     )

@@ -132,6 +132,27 @@ def _fault(chance: Random, seconds: float) -> Fault:
     )
 
 
+def crowd(seed: int) -> Script:
+    """Producers of one group, whose round at the limit takes 0.3 to 6 times as long as they wait for an answer."""
+    chance = Random(f"crowd {seed}")
+    group = Group("g0", produce=int(_log_uniform(chance, 3_000, 30_000)))
+    number, under_way, timeout_s = chance.choice((4, 9, 16)), chance.choice((1, 2, 5)), chance.choice((5.0, 10.0, 30.0))
+    round_s = timeout_s * _log_uniform(chance, 0.3, 6.0)
+    one = Habits(
+        "producer",
+        group.name,
+        size_bytes=int(round_s * group.produce / number / under_way),
+        in_flight=under_way,
+        obeys=chance.random() < 0.5,
+        timeout_s=timeout_s,
+        idempotent=True,
+        sends_timeout=True,
+    )
+    clients = {place: replace(one, starts_s=chance.random() * 3.0) for place in range(number)}
+    delay_s = _log_uniform(chance, 0.0005, 0.02)
+    return Script(seed, 3 * round_s + 60.0, delay_s=delay_s, groups=(group,), clients=clients)
+
+
 def draw(seed: int, seconds: float) -> Script:
     """The world of a seed."""
     chance = Random(f"world {seed}")

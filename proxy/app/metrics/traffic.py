@@ -32,6 +32,7 @@ _PLAIN: Final = {
     "upstream_connects": (counter, "Connections to brokers."),
     "upstream_connect_failures": (counter, "Failed connections to brokers."),
     "throttles_told": (counter, "Responses that carry a throttle time of the sidecar's."),
+    "produces_refused": (counter, "Produce requests refused: REQUEST_TIMED_OUT."),
     "fetches_answered": (counter, "Fetches over quota answered with an empty response."),
     "fetches_shaped": (counter, "Fetches forwarded with a lower max_bytes."),
     "addresses_rewritten": (counter, "Broker addresses replaced in responses."),

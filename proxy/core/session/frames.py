@@ -273,10 +273,11 @@ class FrameReader:
             return
         if self._filter is not None:
             self._out.insert(self._filter(self._view[at : at + count]))
-        elif not self._dropping:
+        else:
             if self._looker is not None:
                 self._looker.see(self._view[at : at + count])
-            self._out.forward(at, at + count)
+            if not self._dropping:
+                self._out.forward(at, at + count)
         self._at = at + count
         self.left -= count
 

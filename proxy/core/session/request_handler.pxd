@@ -6,6 +6,7 @@ from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
+from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.wire cimport fetch_heads, integers, requests, responses
 from proxy.core.wire.requests cimport FetchFields, RepeatedHeader, RequestHeader
 from quota.accounts cimport Account as AccountType
@@ -23,7 +24,7 @@ cdef class RequestHandler:
     cdef public OutgoingType out
     cdef public AccountType account
     cdef public InFlightRequestType _current
-    cdef public object _client_id, _shaper, _sizes, software
+    cdef public object _client_id, _refusal, _shaper, _sizes, software
     cdef public dict _joined, _missed
     cdef public RepeatedHeader _repeated
     cdef public bint _unanswered, established, saw_request
@@ -35,7 +36,7 @@ cdef class RequestHandler:
                    delay_ms=cython.longlong)
     cpdef object ended(self, double now_ms)
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
-                   account=AccountType, pending=InFlightRequestType, verdict=VerdictType)
+                   account=AccountType, pending=InFlightRequestType, throttle=ThrottleType, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
     @cython.locals(acks=cython.int, repeated=RepeatedHeader)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
@@ -34,6 +35,8 @@ from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header, response_frame
+from proxy.core.wire.primitives import Buffer
+from proxy.core.wire.refusal import TOO_LARGE, ProduceRefusal
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.software import client_software
 from quota.counter import FetchGrant
@@ -45,6 +48,8 @@ MAX_PARTIAL_REQUEST_BYTES: Final = 65_536
 forwarded and throttled by their response, so that no partial request is larger."""
 FETCH_HEAD_BYTES: Final = 512
 """Read of Fetch requests that are not inspected whole: everything before the topics (header tags aside)."""
+MIN_TIMEOUT_MS: Final = 1000
+"""A Produce request is held so long at least, whatever its `timeout_ms`."""
 MAX_CLIENT_IDS: Final = 8
 """Client-ids whose accounts count a connection as theirs."""
 ACKS_ALL: Final = -1
@@ -85,6 +90,7 @@ class RequestHandler:
         "_max_header_bytes",
         "_missed",
         "_produced_bytes",
+        "_refusal",
         "_repeated",
         "_shaper",
         "_sizes",
@@ -110,6 +116,8 @@ class RequestHandler:
         """what it is charged then, if it is a Produce request,"""
         self._unanswered = False
         """and whether it gets no response (acks=0)."""
+        self._refusal: tuple[InFlightRequest, ProduceRefusal, int] | None = None
+        """The Produce request that is being thrown away, its answer, and how long to wait."""
         self._repeated: requests.RepeatedHeader | None = None
         """The header of the last Produce request of `account`."""
         self.account: Account | None = None
@@ -197,7 +205,9 @@ class RequestHandler:
     def ended(self, now_ms: float) -> None:
         """The last byte of a request has been read: the broker can begin; charge it, if it is charged now, and mute."""
         pending, self._current = self._current, None
-        if pending is None:  # a raw message, or an administrator's
+        if pending is None:  # a raw message, an administrator's, or refused
+            if self._refusal is not None:
+                self._refused(*self._refusal, now_ms)
             return
         pending.sent_ms = now_ms
         size_bytes, self._produced_bytes = self._produced_bytes, 0
@@ -233,10 +243,16 @@ class RequestHandler:
             if not state.auth.blocks:  # its user is not being looked up
                 state.auth.probe(header, now_ms)
             return _STOP
-        if account is not UNAUTHENTICATED and not gate.lets_through(
-            state, account, header, buf, end, total - (end - start), now_ms
-        ):
-            return _STOP
+        if account is not UNAUTHENTICATED:
+            throttle = state.throttle
+            if throttle.refuse_to > 0 and api_key == _PRODUCE and throttle.follows(self._before, now_ms):
+                verdict = self._refuse(buf, end, header, account, now_ms)
+                if verdict is not None:
+                    return verdict
+            if throttle.until_ms > now_ms or not gate.lets_through(
+                state, account, header, buf, end, total - (end - start), now_ms
+            ):
+                return self._held(buf, end, header, account, now_ms)
         pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         if api_key == _PRODUCE:
             verdict = self._produce(buf, start, end, total, header, pending)
@@ -249,6 +265,72 @@ class RequestHandler:
             if looker is not None:
                 self.reader.look(looker)
         return verdict
+
+    # ---- a request that may not be forwarded yet --------------------------------------------------------------------
+
+    @property
+    def _before(self) -> int:
+        """How many bytes have come before the request that is decided on."""
+        return self._state.throttle.client_bytes - self.reader.kept_bytes()
+
+    def _held(self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float) -> Verdict:
+        """The client is muted or queued. Shortly before a Produce request has waited for its own `timeout_ms` it is
+        refused: its client would give it up, and send it again on another connection."""
+        throttle, verdict = self._state.throttle, None
+        if throttle.due_ms <= 0.0:
+            throttle.due_ms = self._due_ms(buf, end, header, now_ms)
+        if 0.0 < throttle.due_ms <= now_ms:
+            verdict = self._refuse(buf, end, header, account, now_ms)
+        return _STOP if verdict is None else verdict
+
+    def _due_ms(self, buf: Buffer, end: int, header: requests.RequestHeader, now_ms: float) -> float:
+        """See `Throttle.due_ms`."""
+        throttle = self._state.throttle
+        if header.api_key != _PRODUCE or throttle.gone:
+            return inf
+        timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
+        if timeout_ms is None:
+            return -1.0
+        timeout_ms = max(timeout_ms, MIN_TIMEOUT_MS)
+        return throttle.came_ms(self._before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
+
+    def _refuse(
+        self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
+    ) -> Verdict | None:
+        """Begin to throw away a Produce request, uncharged. None: it goes on waiting, as it expects no answer, has too
+        many partitions, or too much has been thrown away."""
+        version = header.api_version
+        throttle, group = self._state.throttle, account.meter(PRODUCED).group
+        throttle.due_ms = inf
+        if group is None or requests.produce_acks(buf, header.body, end, version) in (0, _NO_ACKS_YET):
+            return None
+        refusal = ProduceRefusal(version)
+        try:
+            refusal.see(buf[header.body : end])
+        except WireError as error:
+            if error.reason == TOO_LARGE:
+                return None
+            raise
+        wait_ms = group.refuse(throttle, header.size, int(now_ms))
+        if wait_ms is None:
+            return None
+        throttle.refuse(account, header.size, now_ms)
+        pending = exchange.new_in_flight(header.correlation_id, _PRODUCE, version, account, now_ms)
+        self._refusal = pending, refusal, wait_ms
+        self.reader.look(refusal)
+        return _DROP
+
+    def _refused(self, pending: InFlightRequest, refusal: ProduceRefusal, wait_ms: int, now_ms: float) -> None:
+        """All of the request has been thrown away: answer it."""
+        self._refusal = None
+        state, version = self._state, pending.api_version
+        state.count_request(pending.account, _PRODUCE)
+        wait_ms = max(wait_ms, state.answered_here(pending, state.cpu_ms(), now_ms))
+        body = refusal.body(state.throttle.refused(wait_ms, now_ms))
+        pending.local_answer = response_frame(_PRODUCE, version, pending.correlation_id, body, 0)
+        pending.kept_bytes = len(pending.local_answer)
+        state.exchange.append(pending)
+        state.counters.produces_refused += 1
 
     def _produce(
         self,

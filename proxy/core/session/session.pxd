@@ -46,8 +46,10 @@ cdef class Session:
     @cython.locals(responses=ResponseHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_responses(self, double now_ms, double arrived_ms)
     @cython.locals(effects=EffectsType, exchange=ExchangeType, requests=FrameReaderType, responses=FrameReaderType,
-                   until_ms=cython.double, waits=cython.bint)
+                   until_ms=cython.double, due_ms=cython.double, waits=cython.bint)
     cdef EffectsType _settle(self, double now_ms)
+    @cython.locals(throttle=ThrottleType, reader=FrameReaderType)
+    cdef bint _looks(self, double now_ms) except -1
     @cython.locals(effects=EffectsType, plain=cython.bint, up=cython.bint)
     cdef object _settle_plain(self, bint waits)
     cdef object _carry_out(self, double now_ms)

@@ -40,7 +40,8 @@ from quota.ledger import Ledger
 MIN_UNREAD_BYTES: Final = 32_768
 """With less unread the receive window is open, and the client's end is reported without a read."""
 MIN_MUTE_READ_AHEAD_MS: Final = 1000.0
-"""With less of a mute left nothing is read ahead: nobody waits long for a client that has gone."""
+"""With less of a mute left nothing is read ahead: nobody waits long for a client that has gone. Or less from when the
+next request came until the end: it is not refused before."""
 # Compared for each request: C values in compiled code (see the .pxd).
 _FRAMES: Final = FRAMES_PER_TURN
 _END_OF_LITTLE: Final = FRAMES_PER_TURN - FRAMES_PER_TURN // 8
@@ -133,6 +134,9 @@ class Session:
         self.throttle.client_bytes += count
         if self.throttle.until_ms > now_ms:
             requests.reader.keep(view, count)
+            self.throttle.arrived(0, now_ms)
+            if self.throttle.due_ms < 0.0:
+                self.throttle.due_ms = 0.0
         else:
             requests.reader.feed(view, count)
             self._read_requests(now_ms)
@@ -197,6 +201,7 @@ class Session:
         throttle, reader = self.throttle, self.requests.reader
         left_bytes = reader.kept_bytes() + unread_bytes
         place = throttle.place
+        throttle.arrived(unread_bytes, now_ms)
         if place is not None:
             place.all_read = not unread_bytes
         if closed and self.client is _OPEN:
@@ -355,9 +360,14 @@ class Session:
             waits = self.state.blocked(now_ms)
             if waits and exchange.outcome is not None:
                 waits = self.throttle.blocks(now_ms)
-            if waits or effects.close is not None or requests.frames_left <= 0:
+            if effects.close is not None or requests.frames_left <= 0:
                 break
-            if exchange.outcome is not None:
+            if waits:
+                if not self._looks(now_ms):
+                    break
+                requests.go_on()
+                self._read_requests(now_ms)
+            elif exchange.outcome is not None:
                 self._carry_out(now_ms)
             elif requests.stopped and self.client is _OPEN:
                 requests.go_on()
@@ -366,7 +376,8 @@ class Session:
                 break
         until_ms = self.throttle.until_ms
         if until_ms > now_ms:
-            effects.wake_at_ms = until_ms
+            due_ms = self.throttle.due_ms
+            effects.wake_at_ms = due_ms if now_ms < due_ms < until_ms else until_ms
         else:
             effects.read_client = not requests.stopped
         if requests.left:
@@ -374,7 +385,9 @@ class Session:
         if responses.left:
             effects.splice_down = responses.movable()
         effects.more = responses.keeps() or (
-            not waits and (exchange.outcome is not None or (requests.stopped and self.client is _OPEN))
+            self._looks(now_ms)
+            if waits
+            else exchange.outcome is not None or (requests.stopped and self.client is _OPEN)
         )
         effects.yields = requests.frames_left < _END_OF_LITTLE or responses.frames_left < _END_OF_LITTLE
         if self.broker is not _UP:
@@ -383,6 +396,20 @@ class Session:
             self._settle_client()
         self._settle_plain(waits)
         return effects
+
+    def _looks(self, now_ms: float) -> bool:
+        """Whether a muted or queued client's next request, which is kept, has to be looked at: when it has to be
+        answered, or that it is time to (`Throttle.due_ms`)."""
+        throttle, reader = self.throttle, self.requests.reader
+        return (
+            throttle.until_ms > now_ms
+            and 0.0 <= throttle.due_ms <= now_ms
+            and self.client is _OPEN
+            and reader.keeps()
+            and not reader.left
+            and not self.auth.blocks
+            and self.exchange.state is _FLOWING
+        )
 
     def _settle_plain(self, waits: bool) -> None:
         """Whether the shorter doors may be used until another one is."""
@@ -441,7 +468,12 @@ class Session:
             return _NEVER
         if throttle.place is not None:
             return 0 if throttle.missing_bytes else MIN_UNREAD_BYTES
-        return MIN_UNREAD_BYTES if throttle.until_ms - now_ms >= MIN_MUTE_READ_AHEAD_MS else _NEVER
+        since_ms = now_ms
+        if throttle.due_ms <= 0.0:  # the head of the next request is wanted
+            since_ms = throttle.came_ms(throttle.client_bytes - self.requests.reader.kept_bytes(), now_ms)
+        if throttle.until_ms - since_ms < MIN_MUTE_READ_AHEAD_MS and not throttle.refuse_to:
+            return _NEVER
+        return 0 if throttle.due_ms <= 0.0 else MIN_UNREAD_BYTES
 
     def may_end(self, now_ms: float) -> bool:
         """Whether the client misses nothing if the connection ends: between two requests, nothing is owed, and it

@@ -49,6 +49,8 @@ class Throttled(enum.IntEnum):
     """After a request that exceeded a quota (KIP-219)."""
     QUEUED = 2
     """Before a request whose group is in debt for earlier ones (ADR 0026)."""
+    REFUSING = 3
+    """In a request that is thrown away and answered here, as it has been held for nearly its `timeout_ms`."""
 
 
 class Answering(enum.IntEnum):
@@ -89,6 +91,7 @@ class Event(enum.Enum):
     QUEUE = enum.auto()
     DEADLINE = enum.auto()
     ADMIT = enum.auto()
+    REFUSE = enum.auto()
     FILLED = enum.auto()
     ROOM = enum.auto()
     ASK = enum.auto()
@@ -124,15 +127,23 @@ BROKER: Final[Table[Broker]] = {
     Broker.GONE: {Event.CLOSE: Broker.GONE},
 }
 THROTTLE: Final[Table[Throttled]] = {
-    Throttled.FREE: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED},
-    Throttled.MUTED: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED, Event.DEADLINE: Throttled.FREE},
+    Throttled.FREE: {Event.MUTE: Throttled.MUTED, Event.QUEUE: Throttled.QUEUED, Event.REFUSE: Throttled.REFUSING},
+    Throttled.MUTED: {
+        Event.MUTE: Throttled.MUTED,
+        Event.QUEUE: Throttled.QUEUED,
+        Event.DEADLINE: Throttled.FREE,
+        Event.REFUSE: Throttled.REFUSING,
+    },
     # At its deadline a queued request asks again: it is admitted, or goes on waiting. A late response may mute as well.
     Throttled.QUEUED: {
         Event.MUTE: Throttled.QUEUED,
         Event.QUEUE: Throttled.QUEUED,
         Event.DEADLINE: Throttled.QUEUED,
         Event.ADMIT: Throttled.FREE,
+        Event.REFUSE: Throttled.REFUSING,
     },
+    # A mute resumes afterwards.
+    Throttled.REFUSING: {Event.MUTE: Throttled.REFUSING, Event.OVER: Throttled.FREE},
 }
 EXCHANGE: Final[Table[Answering]] = {
     Answering.FLOWING: {Event.FILLED: Answering.FULL, Event.ASK: Answering.ASKING},

@@ -4,7 +4,7 @@ from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType,
 from quota.accounts cimport Account as AccountType
 from quota.ledger cimport Ledger as LedgerType
 
-cdef object _MUTED, _QUEUED
+cdef object _MUTED, _QUEUED, _REFUSING
 
 
 cdef class Grace:
@@ -19,12 +19,14 @@ cdef class Grace:
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
-    cdef double _tell_again_ms
+    cdef double _resume_ms, _tell_again_ms, _together_ms
+    cdef list _marks
+    cdef long long _marked
     cdef public Grace grace
     cdef public object place, promised, state
     cdef public bint gone
-    cdef public long long client_bytes, due_bytes
-    cdef public double told_until_ms, until_ms
+    cdef public long long client_bytes, due_bytes, refuse_to
+    cdef public double due_ms, told_until_ms, until_ms
 
     @cython.locals(until_ms=cython.double, penalty=PenaltyType)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)

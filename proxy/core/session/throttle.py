@@ -21,6 +21,11 @@ SHORT_FETCH_MS: Final = 5000
 """The same for fetches, of which a consumer sends one at a time."""
 TELL_AGAIN_MS: Final = 10_000
 """Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
+REFUSED_TOGETHER_MS: Final = 50
+"""What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
+MARK_MS: Final = 100
+"""How exactly it is known when bytes came."""
+MAX_MARKS: Final = 32
 MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may pass unmuted before a client logs in again, twice (`Grace.passes`): more than the socket
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
@@ -29,6 +34,7 @@ MAX_RENEWAL_MS: Final = 30_000.0
 FETCHED: Final = Kind.FETCH  # an alias, as looking it up in the enum takes longer
 _MUTED: Final = Throttled.MUTED
 _QUEUED: Final = Throttled.QUEUED
+_REFUSING: Final = Throttled.REFUSING
 
 
 def renewal_ms(lifetime_ms: int) -> float:
@@ -125,13 +131,19 @@ class Throttle:
     __slots__ = (
         "_counters",
         "_ledger",
+        "_marked",
+        "_marks",
+        "_resume_ms",
         "_tell_again_ms",
+        "_together_ms",
         "client_bytes",
         "due_bytes",
+        "due_ms",
         "gone",
         "grace",
         "place",
         "promised",
+        "refuse_to",
         "state",
         "told_until_ms",
         "until_ms",
@@ -158,6 +170,19 @@ class Throttle:
         """The end of the latest throttle that a response tells the client."""
         self._tell_again_ms = -math.inf
         """Short throttles are not told before this time."""
+        self.due_ms = 0.0
+        """The held request is refused at this time; infinite: never; 0: it has not been looked at; below: more of it
+        has to come for that."""
+        self.refuse_to = 0
+        """Produce requests that begin before so many `client_bytes` are refused together with one before them,"""
+        self._together_ms = 0.0
+        """and those that begin before this time."""
+        self._resume_ms = 0.0
+        """The end of a mute that a refusal interrupts."""
+        self._marks: list[tuple[int, float]] = []
+        """How many bytes had come at which times, if they were not used at once,"""
+        self._marked = 0
+        """and at the last of these times."""
 
     # ---- after a request --------------------------------------------------------------------------------------------
 
@@ -225,7 +250,10 @@ class Throttle:
     def _mute(self, until_ms: float, now_ms: float) -> None:
         until_ms = self.grace.defer(until_ms, now_ms, self.client_bytes)
         self._step(Event.MUTE)
-        self.until_ms = max(self.until_ms, until_ms)
+        if self.state is _REFUSING:
+            self._resume_ms = max(self._resume_ms, until_ms)
+        else:
+            self.until_ms = max(self.until_ms, until_ms)
 
     # ---- before a request -------------------------------------------------------------------------------------------
 
@@ -252,8 +280,11 @@ class Throttle:
         place = self.place
         if place is None:
             return
-        self._leave(place)
         self._step(Event.ADMIT)
+        self._waited(place, account, api_key, amount, now_ms)
+
+    def _waited(self, place: Place, account: Account, api_key: int, amount: float, now_ms: float) -> None:
+        self._leave(place)
         if place.group is not None and place.group is not self.promised:
             place.group.leave_queue(self)  # its limits changed; otherwise it left the queue when it was let through
         waited_ms = round(now_ms - place.since_ms)
@@ -264,6 +295,60 @@ class Throttle:
     def may_renew(self, now_ms: float) -> bool:
         """Whether a client that should wait may pass so that its login can be read (KIP-368)."""
         return self.grace.may_renew(now_ms, self.client_bytes)
+
+    # ---- a held request that is refused -----------------------------------------------------------------------------
+
+    def arrived(self, unread_bytes: int, now_ms: float) -> None:
+        """So many bytes have come that were not received, and the client is not read."""
+        total, marks = self.client_bytes + unread_bytes, self._marks
+        if total <= self._marked:
+            return
+        self._marked = total
+        at_ms = math.ceil(now_ms / MARK_MS) * float(MARK_MS)
+        if marks and at_ms == marks[len(marks) - 1][1]:
+            marks.pop()
+        elif len(marks) == MAX_MARKS:
+            del marks[0 : MAX_MARKS - 1 : 2]
+        marks.append((total, at_ms))
+
+    def came_ms(self, before: int, now_ms: float) -> float:
+        """When the byte came that follows `before` others: a moment too late rather than too early."""
+        marks = self._marks
+        while marks and marks[0][0] <= before:
+            del marks[0]
+        return min(marks[0][1], now_ms) if marks else now_ms
+
+    def follows(self, before: int, now_ms: float) -> bool:
+        """Whether a Produce request, which begins after `before` bytes, is refused together with one before it: the
+        client sent it before it knew of that, and an idempotent one's sequence would have a gap."""
+        if before < self.refuse_to or now_ms < self._together_ms:
+            return True
+        self.refuse_to = 0
+        return False
+
+    def refuse(self, account: Account, size_bytes: int, now_ms: float) -> None:
+        """The held request is thrown away. Its place in the queue stays."""
+        place = self.place
+        self._resume_ms = self.until_ms
+        if place is not None:
+            self._resume_ms = 0.0
+            self._waited(place, account, PRODUCE, size_bytes, now_ms)
+        self._step(Event.REFUSE)
+        self.until_ms = 0.0
+
+    def refused(self, wait_ms: int, now_ms: float) -> int:
+        """All of it has been read. Returns how long the client is told to wait; `wait_ms` is for those before it."""
+        if not self.refuse_to:
+            self.refuse_to = max(self._marked, self.client_bytes)
+            self._together_ms = now_ms + REFUSED_TOGETHER_MS
+        self._step(Event.OVER)
+        if self._resume_ms > now_ms:
+            self._step(Event.MUTE)
+            self.until_ms = self._resume_ms
+        told_ms = max(wait_ms, math.ceil(self._resume_ms - now_ms))
+        self.told_until_ms = max(self.told_until_ms, now_ms + told_ms)
+        self._counters.throttles_told += told_ms > 0
+        return told_ms
 
     @property
     def missing_bytes(self) -> int:
@@ -327,6 +412,8 @@ class Throttle:
 
     def _enter(self, state: Throttled) -> None:
         counters = self._counters
+        if self.state is Throttled.FREE:
+            self.due_ms = 0.0
         counters.connections_muted += (state is _MUTED) - (self.state is _MUTED)
         counters.connections_waiting += (state is _QUEUED) - (self.state is _QUEUED)
         self.state = state

@@ -79,6 +79,8 @@ class Counters:
         chose (Fetch, JoinGroup, SyncGroup, ShareFetch)."""
         self.throttles_told = 0
         """Responses that told a client to wait, because of a quota here."""
+        self.produces_refused = 0
+        """Produce requests thrown away and answered REQUEST_TIMED_OUT."""
         self.fetches_answered = 0
         """Fetch requests answered with an empty response because their group was over its quota."""
         self.fetches_shaped = 0

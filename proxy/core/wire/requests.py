@@ -276,6 +276,19 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int:
     return integers.int16(buf, pos)
 
 
+def produce_timeout(buf: Buffer, body: int, end: int, version: int) -> int | None:
+    """The `timeout_ms` of a Produce request; None when more bytes are needed. Raises WireError as `produce_acks`."""
+    if produce_acks(buf, body, end, version) == _NO_ACKS_YET:
+        return None
+    pos = body
+    if version >= 9:
+        length, pos = read_uvarint(buf, body, end)
+        pos += max(length - 1, 0)
+    elif version >= 3:
+        pos += 2 + max(integers.int16(buf, body), 0)
+    return None if pos + 6 > end else integers.int32(buf, pos + 2)
+
+
 class FetchFields:
     """The head of a Fetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
 

@@ -77,12 +77,7 @@ class TopicWalk:
             elif code == p.TOPIC_ID:
                 yield from self._tell(argument)
             elif code == p.TAGS:
-                count = yield from self._uvarint()
-                for _ in range(count):
-                    self._count()
-                    yield from self._uvarint()
-                    size = yield from self._uvarint()
-                    self._at += size
+                yield from self._tags()
             else:
                 raise AssertionError(f"step {code} in a request")
 
@@ -100,6 +95,14 @@ class TopicWalk:
             for _ in range(count):
                 self._count()
                 yield from self._run(argument)
+
+    def _tags(self) -> Generator[None, None, None]:
+        count = yield from self._uvarint()
+        for _ in range(count):
+            self._count()
+            yield from self._uvarint()
+            size = yield from self._uvarint()
+            self._at += size
 
     def _tell(self, size: int) -> Generator[None, None, None]:
         while self._at + size > len(self._data):

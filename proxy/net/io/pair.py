@@ -474,7 +474,7 @@ class ConnectionPair:
             return
         if self.compliance is not None:
             self._look(self.compliance, now_s)
-        if up.over or queued:
+        if up.over or up.readable or queued:
             self.apply(session.on_unread(unread_bytes(client.sock), up.over, now_ms))
         if not self.closed:
             self._count_ahead(session.kept_bytes)
