@@ -1,0 +1,271 @@
+"""What a limit gets done when N × requests under way × request ÷ limit is longer than the clients' timers.
+
+Producers of one client-id, each with a partition of its own and always so many records of one request under way, share
+a limit: through a sidecar, or under the broker's own quota (`--broker`). Measured: distinct acknowledged bytes per
+second ÷ limit after the first window, bytes charged per distinct byte in the log, duplicates in the log, records given
+up, requests refused by the sidecar. `python -m benchmarks.suites.goodput`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from benchmarks.report import stored
+from benchmarks.report.measured import describe_project, in_words
+from benchmarks.rig.procstat import describe_machine
+from benchmarks.rig.topics import create_topics
+from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka.javalog import tool_arguments
+from tests.lab.kafka.tools import QUICK_JVM, java_command
+from tests.support.raw_client import set_brokers_quota
+from tests.support.sidecars import Sidecar, sidecar
+
+WINDOW_S = 11.0
+"""An empty window lets so many seconds' worth pass at once: goodput is measured after it."""
+RESULTS = Path("benchmarks/results")
+JAVA: Final = Path(__file__).parents[2] / "tests/java/Crowd.java"
+JAVA_VERSION: Final = "4.2.0"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group of producers."""
+
+    library: str
+    producers: int
+    under_way: int
+    timeout_s: float
+    """Of requests, on the wire and in the client."""
+    seconds: float
+    limit: int = 200_000
+    record_bytes: int = 256_000
+    idempotent: bool = True
+    life_s: float = 120.0
+    """A record is given up after this time."""
+
+    @property
+    def wait_s(self) -> float:
+        """A round of all of them, at the limit."""
+        return self.producers * self.under_way * self.record_bytes / self.limit
+
+    def __str__(self) -> str:
+        kind = "idempotent" if self.idempotent else "plain"
+        return f"{self.producers} {self.library}, {kind}, {self.under_way} under way, {self.timeout_s:g} s"
+
+
+@dataclass
+class Seen:
+    """What became of it."""
+
+    row: dict[str, Any]
+    at: str
+    acked: list[list[float]] = field(default_factory=list)
+    """[seconds after the start, producer, number] of each record."""
+    given_up: int = 0
+    timeouts: int = 0
+    """Lines that a client logs about its requests' timeouts."""
+    stored: int = 0
+    distinct: int = 0
+    """Records in the topic."""
+    charged_bytes: float = 0.0
+    refused: int = 0
+
+    @property
+    def goodput(self) -> float:
+        """Distinct acknowledged bytes per second after the first window, over the limit."""
+        row = Row(**self.row)
+        distinct = {(one, number) for at_s, one, number in self.acked if WINDOW_S <= at_s <= row.seconds}
+        return len(distinct) * row.record_bytes / (row.seconds - WINDOW_S) / row.limit
+
+
+ROWS: Final = (
+    Row("librdkafka", 16, 5, 30.0, 150.0),
+    Row("librdkafka", 16, 1, 10.0, 90.0, idempotent=False),
+    Row("librdkafka", 40, 1, 30.0, 150.0),
+    Row("librdkafka", 64, 1, 5.0, 90.0, limit=1_090_000),
+    Row("librdkafka", 4, 5, 10.0, 120.0),
+    Row("Java", 16, 5, 30.0, 150.0),
+    Row("Java", 16, 1, 10.0, 90.0),
+)
+
+
+def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Producers in this process."""
+    from confluent_kafka import KafkaError, Producer
+
+    lines: Counter[str] = Counter()
+
+    class Log:
+        """In place of a logger."""
+
+        def log(self, _level: int, line: str, *arguments: object) -> None:
+            lines[str(arguments[0]) if arguments else line.split(" ")[0]] += 1
+
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "client.id": topic,
+        "enable.idempotence": row.idempotent,
+        "max.in.flight": row.under_way,
+        "request.timeout.ms": int(row.timeout_s * 1000),
+        "socket.timeout.ms": int(row.timeout_s * 1000),
+        "message.timeout.ms": int(row.life_s * 1000),
+        "message.max.bytes": row.record_bytes + 10_000,
+        "batch.size": row.record_bytes,
+        "linger.ms": 0,
+    }
+    producers = [Producer(settings, logger=Log()) for _ in range(row.producers)]
+    began, sent, open_ = time.monotonic(), [0] * row.producers, [0] * row.producers
+
+    def told(one: int, number: int) -> Callable[[Any, Any], None]:
+        def call(error: Any, _message: Any) -> None:
+            open_[one] -= 1
+            if error is None:
+                seen.acked.append([time.monotonic() - began, one, number])
+            else:
+                seen.given_up += error.code() == KafkaError._MSG_TIMED_OUT
+
+        return call
+
+    while time.monotonic() < began + row.seconds:
+        for one, producer in enumerate(producers):
+            while open_[one] < row.under_way:
+                value = (b"%06d %012d " % (one, sent[one])).ljust(row.record_bytes, b"x")
+                producer.produce(topic, value, partition=one, on_delivery=told(one, sent[one]))
+                sent[one] += 1
+                open_[one] += 1
+            producer.poll(0)
+        time.sleep(0.005)
+    seen.timeouts = lines["REQTMOUT"]
+    for producer in producers:
+        producer.purge()
+        producer.poll(0)
+
+
+def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Producers in one JVM, of tests/java/Crowd.java."""
+    arguments = [bootstrap, topic, str(row.producers), str(row.under_way), str(row.seconds), str(row.record_bytes)]
+    arguments += [
+        f"client.id={topic}",
+        f"enable.idempotence={str(row.idempotent).lower()}",
+        f"max.in.flight.requests.per.connection={row.under_way}",
+        f"request.timeout.ms={row.timeout_s * 1000:.0f}",
+        f"delivery.timeout.ms={row.life_s * 1000:.0f}",
+        f"max.request.size={row.record_bytes + 10_000}",
+        f"batch.size={row.record_bytes}",
+    ]
+    command = java_command(str(JAVA), arguments, JAVA_VERSION, (*QUICK_JVM, "-Xmx512m", *tool_arguments(JAVA_VERSION)))
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
+    told = json.loads(done.stdout)
+    seen.acked, seen.given_up, seen.timeouts = told["acked"], told["given_up"], told["timeouts"]
+
+
+CLIENTS: Final = {"librdkafka": librdkafka, "Java": java}
+
+
+def measure(row: Row, cluster: KafkaCluster, number: int, at_broker: bool) -> Seen:
+    """Run one row."""
+    topic = f"goodput-{number}"
+    configs = {"max.message.bytes": str(row.record_bytes + 10_000), "retention.ms": "-1"}
+    create_topics(cluster.bootstrap, {topic: configs}, partitions=row.producers)
+    time.sleep(1)  # until the broker knows what the controller has made
+    seen = Seen(asdict(row), "broker" if at_broker else "sidecar")
+    with ExitStack() as stack:
+        bootstrap, proxy = ",".join(cluster.bootstrap), None
+        if at_broker:
+            set_brokers_quota(cluster.bootstrap[0], topic, "producer_byte_rate", row.limit)
+        else:
+            quotas = [{"client-id": topic, "producer_byte_rate": row.limit}]
+            proxy = stack.enter_context(sidecar(cluster.bootstrap, quotas, log={"level": "warning", "format": "json"}))
+            bootstrap = proxy.bootstrap
+        CLIENTS[row.library](row, bootstrap, topic, seen)
+        numbers = Counter(_records(cluster.bootstrap, topic, row.producers))
+        if proxy is not None:
+            seen.charged_bytes, seen.refused = _charged(proxy, topic)
+    seen.stored, seen.distinct = numbers.total(), len(numbers)
+    return seen
+
+
+def _charged(proxy: Sidecar, client_id: str) -> tuple[float, int]:
+    charged = proxy.metric("kquota_bytes_total", kind="produce", client_id=client_id)
+    return charged, int(proxy.metric("kquota_produces_refused_total"))
+
+
+def _records(bootstrap: Sequence[str], topic: str, partitions: int) -> Iterator[bytes]:
+    """The head of each record in a topic."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=list(bootstrap), enable_auto_commit=False)
+    try:
+        every = [TopicPartition(topic, number) for number in range(partitions)]
+        consumer.assign(every)
+        consumer.seek_to_beginning(*every)
+        ends = consumer.end_offsets(every)
+        while any(consumer.position(one) < ends[one] for one in every):
+            for records in consumer.poll(timeout_ms=1000).values():
+                yield from (bytes(record.value[:19]) for record in records)
+    finally:
+        consumer.close()
+
+
+def line(seen: Seen) -> str:
+    """A row of the table."""
+    row = Row(**seen.row)
+    served = len({one for _, one, _ in seen.acked})
+    charged = f"{seen.charged_bytes / max(seen.distinct * row.record_bytes, 1):.2f}" if seen.charged_bytes else "–"
+    return (
+        f"| {row} | {seen.at} | {row.wait_s:.0f} | {seen.goodput:.2f} | {served} | {charged} "
+        f"| {seen.stored - seen.distinct} | {seen.given_up} | {seen.timeouts} | {seen.refused} |"
+    )
+
+
+HEAD: Final = (
+    "| producers | limit at | round, s | goodput | served | charged / distinct | duplicates | given up "
+    "| timeouts | refused |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+
+
+def main() -> int:
+    """The command."""
+    arguments = argparse.ArgumentParser(prog="python -m benchmarks.suites.goodput", description=__doc__)
+    arguments.add_argument("--rows", help=f"numbers of rows, with commas between them; of {len(ROWS)}")
+    arguments.add_argument("--broker", action="store_true", help="under the broker's own quota as well")
+    arguments.add_argument("--store", action="store_true", help="write benchmarks/results/<date>-goodput.json and .md")
+    options = arguments.parse_args()
+    wanted = [int(one) for one in options.rows.split(",")] if options.rows else range(len(ROWS))
+    result: dict[str, Any] = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "project": describe_project(),
+        "machine": describe_machine(),
+    }
+    lines, rows = [f"- {in_words(result['project'])}", "", HEAD], []
+    print(HEAD, flush=True)
+    with (
+        TemporaryDirectory(prefix="kquota-goodput-") as folder,
+        KafkaCluster.start(1, directory=Path(folder, "kafka"), jvm=(*QUICK_JVM, "-Xmx512m")) as cluster,
+    ):
+        for number in wanted:
+            for at_broker in (False, True) if options.broker else (False,):
+                seen = measure(ROWS[number], cluster, 2 * number + at_broker, at_broker)
+                lines.append(line(seen))
+                rows.append(asdict(seen) | {"goodput": seen.goodput, "acked": len(seen.acked)})
+                print(lines[-1], flush=True)
+    if options.store:
+        file = RESULTS / f"{result['started'][:10]}-goodput.json"
+        file.write_text(stored.text(result | {"rows": rows}), encoding="utf-8")
+        file.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
