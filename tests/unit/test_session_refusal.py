@@ -105,6 +105,8 @@ class Client:
     def __init__(self, of: Ledger) -> None:
         self.one = session(of)
         self.now_ms = 0.0
+        self.encrypted = 1.0
+        """How many bytes are counted as unread for each."""
         self.heard: list[tuple[float, bytes]] = []
         """When which answers came."""
         self.forwarded: list[tuple[float, bytes]] = []
@@ -129,7 +131,8 @@ class Client:
             data, one.unread = one.unread, b""
             one.carry_out(one.on_client_bytes(memoryview(bytearray(data)), len(data), now_ms), now_ms)
         if one.mute_until_ms > now_ms:
-            one.carry_out(one.on_unread(len(one.unread), False, now_ms), now_ms)
+            unread_bytes = int(len(one.unread) * self.encrypted)
+            one.carry_out(one.on_unread(unread_bytes, False, now_ms), now_ms)
         for sent, into in ((one.taken(), self.forwarded), (one.seen(), self.heard)):
             if sent:
                 into.append((now_ms, sent))
@@ -260,6 +263,25 @@ def test_a_pipelined_request_is_as_old_as_its_bytes() -> None:
     one._go(one.now_ms)
     assert number_of(frames(one)[-1]) == 2
     assert 29_000 <= one.heard[0][0] <= 35_000
+
+
+def test_encrypted_bytes_make_no_request_older() -> None:
+    of = indebted(20)
+    one = Client(of)
+    one.encrypted = 1.02
+    one.send(produce(1), 1000.0)
+    one.send(produce(2, size=5 * KB), 1000.0)
+    assert one.one.unread
+    one.wait(21_000.0)
+    assert len(one.forwarded) == 2
+    one.one.broker_sends(produce_response(1) + produce_response(2), 21_000.0)
+    one.one.seen()
+    account = of.account("ANONYMOUS", "c")
+    for _ in range(40):
+        of.charge(account, Kind.PRODUCE, LIMIT, 21_000.0)
+    one.send(produce(3), 21_500.0)
+    one.wait(55_000.0)
+    assert 49_500 <= one.heard[0][0] <= 49_600
 
 
 def test_a_muted_client_that_sends_is_refused_and_stays_muted() -> None:
