@@ -13,9 +13,9 @@ from proxy.core.wire.primitives import INT16, INT32, Program, uvarint
 from proxy.core.wire.stream import MAX_TOPIC_BYTES, TopicWalk
 
 REQUEST_TIMED_OUT: Final = INT16.pack(7)
-MAX_ELEMENTS: Final = 2048
-"""Topics, partitions and tagged fields of a request that can be refused: walking over them takes some 4 ms, and their
-answer has 64 KB."""
+MAX_ELEMENTS: Final = 1024
+"""Topics, partitions and tagged fields of a request that can be refused: walking over them takes some 2 ms, and their
+answer has 32 KB, besides topics' names."""
 TOO_LARGE: Final = "request_too_large"
 _NO_OFFSET: Final = b"\xff" * 8
 
