@@ -175,7 +175,8 @@ class Shares:
             if not group.fleet:
                 gone.append(group)
                 continue
-            if usage.amount == local.amount and usage.throttled == local.throttled and key not in self._active:
+            quiet = usage.amount == local.amount and usage.throttled == local.throttled
+            if quiet and key not in self._active and not group.waiting:
                 continue
             trial = group.shadowed if group.shadow else None
             until_ms = group.throttled_until if trial is None else trial.until_ms

@@ -116,6 +116,17 @@ def test_new_counter_starts_from_floor_with_short_mutes() -> None:
     assert ledger.check(account, Kind.PRODUCE, site.now) <= 1100  # 1 MB at 1 MB/s
 
 
+def test_a_request_that_waits_for_old_debt_asks_for_a_share() -> None:
+    site = Site(3, _table())
+    site.run(3)
+    account = site.ledgers[0].account("u", "c")
+    site.ledgers[0].charge(account, Kind.PRODUCE, 200 * MB, site.now)
+    site.run(90)  # a minute without use gives the share back
+    assert site.limits()[0] == pytest.approx(MB * RESERVE / 3)
+    site.run(5, {0: MB})
+    assert site.limits()[0] == pytest.approx(MB * (CAPACITY + RESERVE / 3), rel=0.01)
+
+
 def test_reload_changes_the_limit_and_keeps_the_share() -> None:
     site = Site(2, _table())
     site.run(10, dict.fromkeys(range(2), 4 * MB))
