@@ -201,6 +201,11 @@ class Client:
         self.stopped = True
         self.step()
 
+    @property
+    def active(self) -> bool:
+        """Connected, or has to end something."""
+        return self.channel is not None or self.has_more()
+
     def dismiss(self) -> None:
         """Close, whatever is owed."""
         self.dismissed = True

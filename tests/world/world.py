@@ -21,6 +21,8 @@ RELOAD_S = 2.0
 """A changed file is everywhere after this time."""
 QUIET_S = 1500.0
 """After the clients have stopped: longer than any debt, and than connections may be idle."""
+LOOK_S = 150.0
+"""How often it is looked whether that is over."""
 FORWARDED_S = 15_000.0
 """And until what clients without answers (acks=0) had sent is forwarded: 3 MB of each, in windows and read ahead."""
 
@@ -70,17 +72,14 @@ class World:
             self._ended = True
             for client in self.clients.values():
                 client.stop()
-            self.clock.run(self.script.seconds + QUIET_S / 10)
-            for member in self.members:
-                member.working = False  # so that idle time costs little
-            for instance in self.instances:
-                instance.quiet = True
-            self.clock.run(self.script.seconds + QUIET_S)
+            self._run_until(lambda: not any(client.active for client in self.clients.values()), QUIET_S)
             for client in self.clients.values():
                 self.judge.waits(client)
                 client.dismiss()
-            while any(instance.links for instance in self.instances) and self.clock.now_s < FORWARDED_S:
-                self.clock.run(self.clock.now_s + QUIET_S)
+            self._run_until(lambda: not any(instance.links for instance in self.instances), FORWARDED_S)
+            for member in self.members:
+                member.working = False  # so that idle time costs little
+            self.clock.run(self.clock.now_s + QUIET_S)
             for instance in self.instances:
                 if instance.faults:
                     raise instance.faults[0]
@@ -89,6 +88,15 @@ class World:
             for instance in self.instances:
                 if not instance.dead:
                     instance.loop.close()
+
+    def _run_until(self, done: Callable[[], bool], most_s: float) -> None:
+        end_s = self.clock.now_s + most_s
+        while True:
+            self.clock.run(min(self.clock.now_s + LOOK_S, end_s))
+            for instance in self.instances:
+                instance.quiet = True
+            if done() or self.clock.now_s >= end_s:
+                return
 
     # ---- for clients ------------------------------------------------------------------------------------------------
 
