@@ -187,7 +187,7 @@ async def test_acks_0_and_close_does_not_fill_the_house(debt_s: int) -> None:
             ledger.charge(owed, Kind.PRODUCE, RATE, trio.current_time() * 1000)
         await until(lambda: broker.accepted == 1)  # the proxy's own question
         with socket.create_connection(("127.0.0.1", proxy.port)) as same_group:
-            same_group.sendall(produce(1000, 4000, client_id="attacker"))
+            same_group.sendall(produce(1000, 4000, client_id="attacker", timeout_ms=600_000))
             served, seen = await trio.to_thread.run_sync(attack)
             assert served == 30
             connections, kept = zip(*seen, strict=True)

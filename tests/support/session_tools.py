@@ -41,9 +41,11 @@ def response(api_key: int, version: int, correlation_id: int, body: bytes) -> by
     return framed(struct.pack(">i", correlation_id) + (b"\0" if flexible else b"") + body)
 
 
-def produce(correlation_id: int, size_bytes: int, *, acks: int = 1, client_id: str = "c") -> bytes:
+def produce(
+    correlation_id: int, size_bytes: int, *, acks: int = 1, client_id: str = "c", timeout_ms: int = 30_000
+) -> bytes:
     """A Produce v7 request whose frame, without the 4-byte prefix, has exactly `size_bytes`."""
-    head = request_header(PRODUCE, 7, correlation_id, client_id) + struct.pack(">hhii", -1, acks, 30_000, 0)
+    head = request_header(PRODUCE, 7, correlation_id, client_id) + struct.pack(">hhii", -1, acks, timeout_ms, 0)
     return framed(head + b"r" * (size_bytes - len(head)))
 
 
