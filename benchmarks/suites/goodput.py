@@ -94,7 +94,7 @@ ROWS: Final = (
     Row("librdkafka", 16, 1, 10.0, 90.0, idempotent=False),
     Row("librdkafka", 40, 1, 30.0, 150.0),
     Row("librdkafka", 64, 1, 5.0, 90.0, limit=1_090_000),
-    Row("librdkafka", 4, 5, 10.0, 120.0),
+    Row("librdkafka", 4, 5, 5.0, 90.0),
     Row("Java", 16, 5, 30.0, 150.0),
     Row("Java", 16, 1, 10.0, 90.0),
 )
@@ -162,7 +162,7 @@ def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         f"request.timeout.ms={row.timeout_s * 1000:.0f}",
         f"delivery.timeout.ms={row.life_s * 1000:.0f}",
         f"max.request.size={row.record_bytes + 10_000}",
-        f"batch.size={row.record_bytes}",
+        "batch.size=1",  # a record a batch
     ]
     command = java_command(str(JAVA), arguments, JAVA_VERSION, (*QUICK_JVM, "-Xmx512m", *tool_arguments(JAVA_VERSION)))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
