@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +41,8 @@ class Working:
         self.name = uuid.uuid4().hex[:8]
         self.done = 0
         """Records acknowledged or read; transactions committed."""
+        self.refused: dict[str, str] = {}
+        """Value -> the error that its producer was told."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
@@ -81,11 +82,6 @@ class Working:
         self.history.append(Event("sent", self.name, value, transaction=transaction))
         data = value.ljust(VALUE_BYTES, ".").encode()
         producer.produce(self.topic, data, partition=partition, on_delivery=note)
-
-    @cached_property
-    def refused(self) -> dict[str, str]:
-        """Value -> the error that its producer was told."""
-        return {}
 
 
 class Producing(Working):
@@ -144,6 +140,8 @@ class Transacting(Working):
                 self._patiently(Producer(self._settings).init_transactions)
             except KafkaException as error:
                 self.refused[f"transaction {number}"] = error.args[0].name()
+                producer.purge()
+                producer.flush(1.0)  # what becomes of the rest is told
             else:
                 break
         self._log.close()
@@ -213,14 +211,7 @@ def polled(who: str, message: Any) -> Event:
 class Consuming(Working):
     """A librdkafka consumer of a topic from its beginning, which goes on whatever happens."""
 
-    def __init__(
-        self,
-        bootstrap: str,
-        topic: str,
-        client_id: str = "reads",
-        history: History | None = None,
-        partitions: int = 1,
-    ) -> None:
+    def __init__(self, bootstrap: str, topic: str, client_id: str, history: History, partitions: int) -> None:
         super().__init__(topic, history)
         waits = {"client.id": client_id, "fetch.wait.max.ms": 200, "fetch.error.backoff.ms": 100}
         self._consumer = reader(bootstrap, topic, partitions, self.history, self.name, **waits, **IMPATIENT)
