@@ -79,7 +79,7 @@ def _go(package: str, *tags: str) -> Callable[[Work], list[str]]:
     return command
 
 
-def _java(version: str, *settings: str) -> Callable[[Work], list[str]]:
+def java_client(version: str, *settings: str) -> Callable[[Work], list[str]]:
     """Kafka's Java client of a release, run from source: that takes a JDK."""
 
     def command(work: Work) -> list[str]:
@@ -119,12 +119,12 @@ def _kafkajs(_work: Work) -> list[str]:
 REBOOTSTRAP: Final = "metadata.recovery.strategy=rebootstrap"
 """From Kafka 3.8 on; the default from 4.0 on."""
 CLIENTS: Final[Mapping[str, Callable[[Work], list[str]]]] = {
-    "Java 2.8": _java("2.8.2"),
-    "Java 3.7": _java("3.7.2"),
-    "Java 3.9": _java("3.9.1"),
-    "Java 3.9, rebootstrap": _java("3.9.1", REBOOTSTRAP),
-    "Java 4.2": _java("4.2.0"),
-    "Java 4.4": _java("4.4.0"),
+    "Java 2.8": java_client("2.8.2"),
+    "Java 3.7": java_client("3.7.2"),
+    "Java 3.9": java_client("3.9.1"),
+    "Java 3.9, rebootstrap": java_client("3.9.1", REBOOTSTRAP),
+    "Java 4.2": java_client("4.2.0"),
+    "Java 4.4": java_client("4.4.0"),
     "librdkafka 1.9": _go("librdkafka", "v1"),
     "librdkafka 2.8": _go("librdkafka"),
     "librdkafka 2.16": _python("confluent-kafka"),

@@ -143,18 +143,3 @@ def test_consumers_run_evenly_at_their_limit(kafka: KafkaCluster, limited: Sidec
         assert timeline.steady_rate(FIRST_WINDOW_S) == pytest.approx(RATE, rel=0.05), name
     assert max(timelines["kafka-python"].throttle.values()) > 0
     assert limited.metric("kquota_fetches_answered_total") > 0
-
-
-def test_javas_own_throttle_metrics_show_the_delay(kafka: KafkaCluster, topic: str) -> None:
-    """ProducerPerformance and ConsumerPerformance print the client's metrics; the console tools above have none."""
-    quotas = [{"client-id": "java-perf", "producer_byte_rate": 100_000, "consumer_byte_rate": 100_000}]
-    with sidecar(kafka.bootstrap, quotas) as running:
-        work = Load([running.bootstrap], topic, "java-perf", records=120, record_bytes=10_000)
-        made = PRODUCERS["java-perf"](work)  # 1.2 MB where the window has room for 1 MB
-        read = CONSUMERS["java-perf"](work)
-    for timeline in (made, read):
-        assert timeline.errors == []
-        assert timeline.total_bytes == work.total_bytes
-        longest = {name: value for name, value in timeline.throttle.items() if "throttle-time-max" in name}
-        assert longest, timeline.throttle
-        assert max(longest.values()) > 100, longest

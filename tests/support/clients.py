@@ -24,9 +24,10 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import linear_regression
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from tests.lab.kafka import GuardedProcess, start_tool
@@ -386,10 +387,15 @@ def _java(
 ) -> Iterator[GuardedProcess]:
     """Run a tool with the load's client id and settings; warnings on its stderr and a failure become errors."""
     command = ["--bootstrap-server", ",".join(load.bootstrap), "--topic", load.topic, *arguments]
-    for name, value in {"client.id": load.client_id, **load.settings}.items():
-        command += ["--command-property", f"{name}={value}"]
+    command += ["--command-property", f"client.id={load.client_id}"]
     stdin = subprocess.PIPE if input_ else subprocess.DEVNULL
-    with start_tool(f"org.apache.kafka.tools.{main_class}", command, JAVA_VERSION, stdin=stdin) as process:
+    with ExitStack() as stack:
+        file = stack.enter_context(NamedTemporaryFile("w", suffix=".properties"))
+        file.writelines(f"{name}={value}\n" for name, value in load.settings.items())
+        file.flush()
+        command += ["--command-config", file.name]
+        tool = f"org.apache.kafka.tools.{main_class}"
+        process = stack.enter_context(start_tool(tool, command, JAVA_VERSION, stdin=stdin))
         assert process.stderr is not None
         stderr = process.stderr
         lines: list[str] = []

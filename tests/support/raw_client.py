@@ -19,7 +19,7 @@ import struct
 import termios
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -328,14 +328,18 @@ def fetched_values(answer: Any) -> list[bytes]:
     return values
 
 
-def set_brokers_quota(address: str, client_id: str, key: str, value: float | None) -> None:
-    """Set a quota of a client-id that the broker itself enforces; None: remove it."""
+def set_brokers_quota(address: str, of: str | Mapping[str, str], key: str, value: float | None) -> None:
+    """Set a quota that the broker itself enforces; None: remove it. It is of a client-id, or of a user, a client-id or
+    both as kquota's file has them."""
     from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
     data = AlterClientQuotasRequest.EntryData
-    entity = data.EntityData(version=1, entity_type="client-id", entity_name=client_id)
+    entity = [
+        data.EntityData(version=1, entity_type=kind, entity_name=None if name == "<default>" else name)
+        for kind, name in ({"client-id": of} if isinstance(of, str) else of).items()
+    ]
     change = data.OpData(version=1, key=key, value=value or 0.0, remove=value is None)
-    entries = [data(version=1, entity=[entity], ops=[change])]
+    entries = [data(version=1, entity=entity, ops=[change])]
     with RawClient(address) as client:
         answer = client.ask(AlterClientQuotasRequest(version=1, entries=entries, validate_only=False)).message
     assert [each.error_code for each in answer.entries] == [0]

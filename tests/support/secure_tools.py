@@ -37,9 +37,9 @@ def security(authority: Authority) -> BrokerSecurity:
 
 
 @contextmanager
-def secure_cluster(authority: Authority, version: str = DEFAULT_VERSION) -> Iterator[KafkaCluster]:
+def secure_cluster(authority: Authority, version: str = DEFAULT_VERSION, **settings: Any) -> Iterator[KafkaCluster]:
     """One broker with everything; ACLs are in force when it is handed over."""
-    with KafkaCluster.start(1, version, progress=print, security=security(authority)) as cluster:
+    with KafkaCluster.start(1, version, progress=print, security=security(authority), **settings) as cluster:
         allow_all_but_closed(cluster)
         yield cluster
 
@@ -93,6 +93,7 @@ _PROTOCOL_SETTING: Final = {
     "aiokafka": "security_protocol",
     "confluent-kafka": "security.protocol",
     "java-console": "security.protocol",
+    "java-perf": "security.protocol",
 }
 _TRUSTS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
     "kafka-python": lambda file: {"ssl_cafile": str(file)},
@@ -153,4 +154,5 @@ _LOGINS: Final[dict[str, Callable[[str, str, str], dict[str, Any]]]] = {
     "aiokafka": _aiokafka,
     "confluent-kafka": _confluent,
     "java-console": _java,
+    "java-perf": _java,
 }

@@ -21,6 +21,7 @@ from tests.lab.releases import CHECKSUMS
 
 # Kafka's POMs name slf4j only: the binding is what Kafka's own distribution adds beside them.
 LOG_BINDING = {
+    "1": "org.slf4j:slf4j-reload4j:1.7.36",
     "2": "org.slf4j:slf4j-reload4j:1.7.36",
     "3": "org.slf4j:slf4j-reload4j:1.7.36",
     "4": "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3",
@@ -80,7 +81,7 @@ def main(versions: list[str]) -> int:
     """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
     wanted = [(name, name.removeprefix(CLIENTS)) for name in versions]
     if not versions or any(version.split(".")[0] not in LOG_BINDING for _, version in wanted):
-        print("use: python -m tests.lab.kafka.lock [clients-]VERSION...   (2.x to 4.x, e.g. 4.4.0)", file=sys.stderr)
+        print("use: python -m tests.lab.kafka.lock [clients-]VERSION...   (1.x to 4.x, e.g. 4.4.0)", file=sys.stderr)
         return 2
     watch = _FailOnWarning()
     logging.getLogger("jgo").addHandler(watch)
