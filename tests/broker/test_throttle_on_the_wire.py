@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -48,31 +47,16 @@ def limited_391(kafka_391: KafkaCluster) -> Iterator[Sidecar]:
         yield running
 
 
-def unread_bytes(client: RawClient) -> int:
-    """Bytes of this connection that lie in the sidecar's kernel buffer, unread (rx_queue of /proc/net/tcp)."""
-    _, port = client.socket.getsockname()
-    _, listener = client.socket.getpeername()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        cells = line.split()
-        local, remote = (int(cell.split(":")[1], 16) for cell in cells[1:3])
-        if (local, remote) == (listener, port):
-            return int(cells[4].split(":")[1], 16)
-    raise AssertionError("the sidecar has closed its side")
-
-
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
 """ApiVersions v0, correlation id 99, null client-id: a small request that is not charged."""
 
 
 def watch_mute(client: RawClient, throttled: Frame, throttle_ms: int) -> None:
-    """After a throttled answer: a request sent now stays in the kernel until the deadline, and is answered then."""
+    """After a throttled answer: a request sent now waits until the deadline, and is answered then."""
     # The mute began between the request's last byte and the answer's first; a busy machine can lie between the two.
     earliest = throttled.asked_at + throttle_ms / 1000
     latest = throttled.first_byte_at + throttle_ms / 1000
     client.send(API_VERSIONS_0)
-    middle = throttled.first_byte_at + throttle_ms / 2000
-    time.sleep(max(0.0, middle - time.monotonic()))  # an observation in the middle of the mute, not a wait for its end
-    assert unread_bytes(client) == len(API_VERSIONS_0)
     answer = client.read_frame()
     assert answer.correlation_id == 99
     assert answer.first_byte_at >= earliest - TOLERANCE_S
