@@ -245,7 +245,7 @@ class RequestHandler:
             return _STOP
         if account is not UNAUTHENTICATED:
             throttle = state.throttle
-            if throttle.refuse_to > 0 and api_key == _PRODUCE and throttle.follows(self._before, now_ms):
+            if throttle.refuse_to > 0 and api_key == _PRODUCE and throttle.follows(self.bytes_before, now_ms):
                 verdict = self._refuse(buf, end, header, account, now_ms)
                 if verdict is not None:
                     return verdict
@@ -269,8 +269,8 @@ class RequestHandler:
     # ---- a request that may not be forwarded yet --------------------------------------------------------------------
 
     @property
-    def _before(self) -> int:
-        """How many bytes have come before the request that is decided on."""
+    def bytes_before(self) -> int:
+        """How many bytes of the client were received before what is kept: before the request that is decided on."""
         return self._state.throttle.client_bytes - self.reader.kept_bytes()
 
     def _held(self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float) -> Verdict:
@@ -292,7 +292,7 @@ class RequestHandler:
         if timeout_ms is None:
             return -1.0
         timeout_ms = max(timeout_ms, MIN_TIMEOUT_MS)
-        return throttle.came_ms(self._before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
+        return throttle.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
     def _refuse(
         self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float

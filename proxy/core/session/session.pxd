@@ -46,7 +46,7 @@ cdef class Session:
     @cython.locals(responses=ResponseHandlerType, reader=FrameReaderType, event=cython.int)
     cdef object _read_responses(self, double now_ms, double arrived_ms)
     @cython.locals(effects=EffectsType, exchange=ExchangeType, requests=FrameReaderType, responses=FrameReaderType,
-                   until_ms=cython.double, due_ms=cython.double, waits=cython.bint)
+                   until_ms=cython.double, due_ms=cython.double, waits=cython.bint, goes_on=cython.bint)
     cdef EffectsType _settle(self, double now_ms)
     @cython.locals(throttle=ThrottleType, reader=FrameReaderType)
     cdef bint _looks(self, double now_ms) except -1

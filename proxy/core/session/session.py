@@ -362,16 +362,12 @@ class Session:
             waits = self.state.blocked(now_ms)
             if waits and exchange.outcome is not None:
                 waits = self.throttle.blocks(now_ms)
+            goes_on = self._looks(now_ms) if waits else requests.stopped and self.client is _OPEN
             if effects.close is not None or requests.frames_left <= 0:
                 break
-            if waits:
-                if not self._looks(now_ms):
-                    break
-                requests.go_on()
-                self._read_requests(now_ms)
-            elif exchange.outcome is not None:
+            if exchange.outcome is not None and not waits:
                 self._carry_out(now_ms)
-            elif requests.stopped and self.client is _OPEN:
+            elif goes_on:
                 requests.go_on()
                 self._read_requests(now_ms)
             else:
@@ -386,11 +382,7 @@ class Session:
             effects.splice_up = requests.movable()
         if responses.left:
             effects.splice_down = responses.movable()
-        effects.more = responses.keeps() or (
-            self._looks(now_ms)
-            if waits
-            else exchange.outcome is not None or (requests.stopped and self.client is _OPEN)
-        )
+        effects.more = responses.keeps() or goes_on or (exchange.outcome is not None and not waits)
         effects.yields = requests.frames_left < _END_OF_LITTLE or responses.frames_left < _END_OF_LITTLE
         if self.broker is not _UP:
             self._settle_broker()
@@ -472,7 +464,7 @@ class Session:
             return 0 if throttle.missing_bytes else MIN_UNREAD_BYTES
         since_ms = now_ms
         if throttle.due_ms <= 0.0:  # the head of the next request is wanted
-            since_ms = throttle.came_ms(throttle.client_bytes - self.requests.reader.kept_bytes(), now_ms)
+            since_ms = throttle.came_ms(self.requests.bytes_before, now_ms)
         if throttle.until_ms - since_ms < MIN_MUTE_READ_AHEAD_MS and not throttle.refuse_to:
             return _NEVER
         return 0 if throttle.due_ms <= 0.0 else MIN_UNREAD_BYTES
