@@ -240,16 +240,13 @@ def _unsupported(api_key: int, version: int) -> WireError:
     )
 
 
-def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int:
-    """The `acks` of a Produce request (0: the broker will not answer), or NO_ACKS_YET when more bytes are needed.
-
-    Raises WireError for versions that are not in the table: a wrong guess would lose track of the responses.
-    """
+def _acks_at(buf: Buffer, body: int, end: int, version: int) -> int:
+    """Where the `acks` of a Produce request begin; -1 when more bytes are needed."""
     if not 0 <= version <= _PRODUCE_MAX:
         raise _unsupported(PRODUCE, version)
     if version >= 9:  # compact: length + 1, 0 is null
         if body >= end:
-            return _NO_ACKS_YET
+            return -1
         length = integers.uint8(buf, body)
         if length < 0x80:
             pos = body + (length if length else 1)
@@ -258,35 +255,35 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int:
             if pos == -2:
                 raise WireError("request_malformed", "the transactional id's length is not a number")
             if pos == -1:
-                return _NO_ACKS_YET
+                return -1
             if length - 1 > MAX_STRING_BYTES:
                 raise WireError("request_malformed", f"the transactional id's length is {length - 1}")
             pos += length - 1
     elif version >= 3:
         if body + 2 > end:
-            return _NO_ACKS_YET
+            return -1
         length = integers.int16(buf, body)
         if length < -1:
             raise WireError("request_malformed", f"the transactional id's length is {length}")
         pos = body + 2 + (length if length > 0 else 0)
     else:
         pos = body
-    if pos + 2 > end:
-        return _NO_ACKS_YET
-    return integers.int16(buf, pos)
+    return pos if pos + 2 <= end else -1
+
+
+def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int:
+    """The `acks` of a Produce request (0: the broker will not answer), or NO_ACKS_YET when more bytes are needed.
+
+    Raises WireError for versions that are not in the table: a wrong guess would lose track of the responses.
+    """
+    at = _acks_at(buf, body, end, version)
+    return _NO_ACKS_YET if at < 0 else integers.int16(buf, at)
 
 
 def produce_timeout(buf: Buffer, body: int, end: int, version: int) -> int | None:
     """The `timeout_ms` of a Produce request; None when more bytes are needed. Raises WireError as `produce_acks`."""
-    if produce_acks(buf, body, end, version) == _NO_ACKS_YET:
-        return None
-    pos = body
-    if version >= 9:
-        length, pos = read_uvarint(buf, body, end)
-        pos += max(length - 1, 0)
-    elif version >= 3:
-        pos += 2 + max(integers.int16(buf, body), 0)
-    return None if pos + 6 > end else integers.int32(buf, pos + 2)
+    at = _acks_at(buf, body, end, version)
+    return None if at < 0 or at + 6 > end else integers.int32(buf, at + 2)
 
 
 class FetchFields:
