@@ -130,8 +130,7 @@ class Queue:
         if place is None:
             place = self._places[connection] = Place(self._entered_ms, cost_ms, now)
             self._entered_ms += cost_ms
-        ahead_ms = max(place.ahead_ms - self._left_ms, 0.0)
-        wait_ms = min(max(ceil(debt_ms + ahead_ms), LOOK_AGAIN_FIRST_MS), LOOK_AGAIN_MS)
+        wait_ms = min(max(self._turn_ms(place, debt_ms), LOOK_AGAIN_FIRST_MS), LOOK_AGAIN_MS)
         place.asks_at = now + wait_ms
         place.away_until = inf
         return wait_ms
@@ -142,9 +141,13 @@ class Queue:
         place = self._find(connection)
         if place is None:
             return 0
-        wait_ms = max(ceil(debt_ms + max(place.ahead_ms - self._left_ms, 0.0)), 0)
+        wait_ms = max(self._turn_ms(place, debt_ms), 0)
         place.away_until = now + wait_ms + AWAY_MS
         return wait_ms
+
+    def _turn_ms(self, place: Place, debt_ms: float) -> int:
+        """How long until its turn, if no other charge comes."""
+        return ceil(debt_ms + max(place.ahead_ms - self._left_ms, 0.0))
 
     def asks_at(self, connection: object, at: int) -> None:
         """The connection in the queue asks again at this time, which another queue has decided."""
