@@ -27,15 +27,31 @@ MAX_UNREADABLE = 200
 
 
 @dataclass(slots=True)
-class _Shared:
-    """Records that are read and checked once for several reports."""
+class _Records:
+    """The input, read and checked once: for one report, or for all."""
 
     columns: Sequence[str]
     """That any of them needs."""
     staging: str
+    rolled: bool = False
+    """Rollups will do in place of records."""
     unreadable: list[str] = field(default_factory=list)
     intake: Intake | None = None
-    """Read without the unreadable files; None: not yet, or one more was found."""
+    """Without the unreadable files; None: not read yet, or one more was found."""
+
+    def read(self, spark: SparkSession, asked: Asked) -> Intake:
+        if self.intake is None:
+            self.intake = read(
+                spark,
+                asked.source,
+                self.columns,
+                self.staging,
+                now_ms=asked.now_ms,
+                unreadable=self.unreadable,
+                days=asked.days,
+                rolled=self.rolled,
+            )
+        return self.intake
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,8 @@ class Asked:
     days: Days = EVERY_DAY
     others: Mapping[str, str] | None = None
     """Name -> title of all reports that are made together; their pages link to each other."""
-    shared: _Shared | None = None
+    records: _Records | None = None
+    """Of all reports; None: each reads its own."""
 
 
 def make(
@@ -87,7 +104,7 @@ def make_all(
         # A store has rollups and columns of their own for each report, which cost less than all columns.
         if not Store(spark, asked.source).exists():
             columns = {one: None for name in names for one in _job(name).COLUMNS}
-            asked = replace(asked, shared=_Shared(list(columns), f"{asked.output}/_staging"))
+            asked = replace(asked, records=_Records(list(columns), f"{asked.output}/_staging"))
             stack.callback(delete, spark, f"{asked.output}/_staging")
         for name, options in names.items():
             try:
@@ -121,53 +138,33 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
         if not quiet:
             print(f"[{time.monotonic() - began_s:5.0f} s] {name}", file=sys.stderr, flush=True)
 
-    unreadable = [] if asked.shared is None else asked.shared.unreadable
+    job = _job(name)
+    staging = f"{asked.output}/{name}/_staging"
+    records = asked.records or _Records(job.COLUMNS, staging, getattr(job, "ROLLED", False))
     # Unreadable files are only found while they are read: they are then skipped, and everything starts again.
     while True:
         try:
-            return _made(spark, name, asked, step, unreadable)
+            return _made(spark, name, asked, step, records)
         except Exception as error:
             file = unreadable_file(error)
-            if file is None or file in unreadable:
+            if file is None or file in records.unreadable:
                 raise
-            unreadable.append(file)
-            if asked.shared is not None:
-                asked.shared.intake = None
-            if len(unreadable) > MAX_UNREADABLE:
+            records.unreadable.append(file)
+            records.intake = None
+            if len(records.unreadable) > MAX_UNREADABLE:
                 raise ReportError(
                     f"--input {asked.source}: more than {MAX_UNREADABLE} files cannot be read, the last one is {file}"
                 ) from error
 
 
-def _intake(spark: SparkSession, job: Any, asked: Asked, staging: str, unreadable: Sequence[str]) -> Intake:
-    shared = asked.shared
-    if shared is not None and shared.intake is not None:
-        return shared.intake
-    found = read(
-        spark,
-        asked.source,
-        job.COLUMNS if shared is None else shared.columns,
-        staging if shared is None else shared.staging,
-        now_ms=asked.now_ms,
-        unreadable=unreadable,
-        days=asked.days,
-        rolled=shared is None and getattr(job, "ROLLED", False),
-    )
-    if shared is not None:
-        shared.intake = found
-    return found
-
-
-def _made(
-    spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], unreadable: Sequence[str]
-) -> IndexEntry:
+def _made(spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], records: _Records) -> IndexEntry:
     job = _job(name)
     directory = f"{asked.output}/{name}"
     staging = f"{directory}/_staging"
     with contextlib.ExitStack() as stack:
         stack.callback(delete, spark, staging)
         step(f"{name}: reading and checking records" if asked.others else "reading and checking records")
-        intake = _intake(spark, job, asked, staging, unreadable)
+        intake = records.read(spark, asked)
         grain = grain_for(asked.grain_s, intake.quality.interval_s)
         if grain != asked.grain_s:
             intake = replace(intake, quality=replace(intake.quality, grain_s=grain))
@@ -175,7 +172,7 @@ def _made(
         write_csv(seen(intake.instances.drop("renamed")), f"{directory}/instances.csv", ["instance"])
         aside = f"{directory}/set-aside"
         delete(spark, aside)
-        if intake.aside is not None and (any(intake.quality.aside.values()) or unreadable):
+        if intake.aside is not None and (any(intake.quality.aside.values()) or records.unreadable):
             intake.aside.write.mode("overwrite").json(aside)
         step(f"{name}: computing")
         report = with_teams(job.run(Context(intake, grain, staging, asked.options)), asked.options.get("owners"))
