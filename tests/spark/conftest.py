@@ -28,16 +28,11 @@ __all__ = ["browse", "kafka", "kafka_secure", "spark", "topic"]
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One small Spark for all tests of the jobs. Without a Java that can run it they fail: they are never skipped."""
-    from analysis.session import open_session
+    from analysis.session import SMALL, open_session
 
     small = {
-        "spark.sql.shuffle.partitions": "2",
+        **SMALL,  # test_analysis_cluster.py submits jobs whose queries are compiled
         "spark.default.parallelism": "2",
-        # Queries over a handful of rows: compiling them takes longer than interpreting them. What is submitted to a
-        # cluster (test_analysis_cluster.py) is compiled.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
         "spark.driver.extraJavaOptions": quick_jvm(),
         "spark.jars": str(local_files()),
     }

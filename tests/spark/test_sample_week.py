@@ -50,8 +50,9 @@ def test_shipped_week_is_the_generated_one() -> None:
 
 def test_reports_of_the_week_answer_soon(tmp_path: Path, browse: Browse) -> None:
     """One in less than 1.8 times of a session with a count; each further one in 4 s where that session takes 9."""
-    bare_s = timed("-c", BARE.format(str(FILE)))
-    one_s = report_s("usage", tmp_path)
+    # In turns, and the better of each three: other programs take as much of a shared machine as they like.
+    rounds = [(timed("-c", BARE.format(str(FILE))), report_s("usage", tmp_path)) for _ in range(3)]
+    bare_s, one_s = map(min, zip(*rounds, strict=True))
     all_s = report_s("all", tmp_path)
     names = [path.parent.name for path in tmp_path.glob("*/report.html")]
     assert len(names) == 11, "all but whatif, which needs a candidate"

@@ -17,16 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from analysis.session import QUICK_JVM, SMALL, open_session
 from tests.lab.kafka.archive import archive_path, make_once
 
-QUICK_JVM: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
-    "-Djdk.lang.Process.launchMechanism=VFORK"
-)
-"""For a few rows: the quick compiler only, and one collector thread. With that compiler alone Java reserves 48 MB for
-what it compiles, which Spark fills: then it throws methods away and compiles them again. What a query leaves behind is
-to be garbage before it is old. And Hadoop starts `chmod` for each file, for which Java starts a helper of its own each
-time if it is not told otherwise."""
 END_LIMIT_S: Final = 300.0
 JAR_TIME_S: Final = 1_577_836_800
 """Of all jars of Spark: the start of 2020, UTC."""
@@ -58,15 +51,8 @@ def learn(archive: Path) -> None:
     from pyspark import SparkContext
     from pyspark.sql import functions
 
-    from analysis.session import open_session
-
     java = f"{QUICK_JVM} -XX:ArchiveClassesAtExit={archive} -Xlog:disable -Xlog:all=error:stderr"
-    conf = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": java,
-    }
+    conf = {**SMALL, "spark.driver.extraJavaOptions": java}
     print("preparing the classes of Spark for quick starts")
     session, folder = open_session("local[2]", "1g", conf), archive.parent
     (folder / "rows.json").write_text('{"name": "a", "size": 1}\n{"name": "b", "size": 2}\nnone\n')

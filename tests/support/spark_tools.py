@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from analysis.session import SMALL
 from quota.record import Row, to_line
 from tests.support.spark_archive import quick_jvm
 from tests.support.usage_rows import build
@@ -19,13 +20,8 @@ T0_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
 QUICK = [
     part
-    for setting in (
-        "spark.sql.shuffle.partitions=2",
-        "spark.sql.codegen.wholeStage=false",  # for a few rows; test_analysis_cluster.py compiles
-        "spark.sql.codegen.factoryMode=NO_CODEGEN",
-        f"spark.driver.extraJavaOptions={quick_jvm()}",
-    )
-    for part in ("--conf", setting)
+    for name, value in (SMALL | {"spark.driver.extraJavaOptions": quick_jvm()}).items()
+    for part in ("--conf", f"{name}={value}")
 ]
 """Options of a report over a few rows, for which compiling takes longer than interpreting."""
 

@@ -11,10 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from config.load import load
-from config.overlay import table_in_force
-from proxy.app.cli.check import summary_json
-
 PYTHON_VARIABLE = "KQUOTA_ANALYSIS_PYTHON"
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -53,6 +49,11 @@ def _with_candidate(arguments: Sequence[str], directory: Path) -> list[str]:
             # Under its own name, which becomes the candidate's name in the report.
             target = directory / str(index) / f"{Path(file).stem}.json"
             target.parent.mkdir()
+            # Here, as few reports need it, and each waits for what is imported.
+            from config.load import load
+            from config.overlay import table_in_force
+            from proxy.app.cli.check import summary_json
+
             config = load(file, on_paper=True)
             target.write_text(json.dumps(summary_json(file, config, table_in_force(config))))
             changed[index : index + (1 if equals else 2)] = [f"--candidate={target}"] if equals else [name, str(target)]
