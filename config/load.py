@@ -41,6 +41,7 @@ _CONSTANTS: Final[dict[Place, str]] = {
 _MOVED: Final[dict[Place, str]] = {("listen", "advertised_host"): "listen.advertised.host"}
 """Keys of earlier versions, and their replacements."""
 _OF_KAFKA: Final = {
+    "bootstrap": "upstream.bootstrap",
     "bootstrap.servers": "upstream.bootstrap",
     "security.protocol": "upstream.tls, for TLS to the brokers; logins of clients pass",
     "ssl.truststore.location": "upstream.tls.ca_file (PEM)",

@@ -151,6 +151,7 @@ export: {directory: 7}
         ("controller.quota.window.size.seconds: 0.5", "got 0.5, expected seconds"),
         ("listen: 9092", "got 9092, expected a mapping"),
         ("export: {directory: /x, kafka: [bootstrap.servers]}", "export.kafka: unknown key, did you mean kafka_topic?"),
+        ("bootstrap: kafka:9092", "bootstrap: unknown key, did you mean upstream.bootstrap?"),
         ("client.id: etl", "client.id: unknown key, did you mean client-id?"),
         ("advertised.listeners: x", "unknown key, did you mean listen.advertised?"),
         ("listen: {advertised_host: a}", "no longer a key, it is listen.advertised.host now"),
