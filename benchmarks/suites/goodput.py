@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from benchmarks.evasion.honest import go_command
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.procstat import describe_machine
@@ -73,6 +74,8 @@ class Seen:
     acked: list[list[float]] = field(default_factory=list)
     """[seconds after the start, producer, number] of each record."""
     given_up: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    """Why, as far as the library tells."""
     timeouts: int = 0
     """Lines that a client logs about its requests' timeouts."""
     stored: int = 0
@@ -97,6 +100,10 @@ ROWS: Final = (
     Row("librdkafka", 4, 5, 5.0, 90.0),
     Row("Java", 16, 5, 30.0, 150.0),
     Row("Java", 16, 1, 10.0, 90.0),
+    Row("franz-go", 16, 5, 30.0, 150.0),
+    Row("franz-go", 16, 1, 10.0, 90.0),
+    Row("sarama", 16, 1, 30.0, 150.0),
+    Row("sarama", 16, 5, 10.0, 90.0, idempotent=False),
 )
 
 
@@ -170,7 +177,27 @@ def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     seen.acked, seen.given_up, seen.timeouts = told["acked"], told["given_up"], told["timeouts"]
 
 
-CLIENTS: Final = {"librdkafka": librdkafka, "Java": java}
+def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Producers in one process, of tests/go/honest/crowd."""
+    work = {
+        "library": row.library,
+        "bootstrap": bootstrap,
+        "topic": topic,
+        "producers": row.producers,
+        "underWay": row.under_way,
+        "bytes": row.record_bytes,
+        "seconds": row.seconds,
+        "timeoutSeconds": row.timeout_s,
+        "lifeSeconds": row.life_s,
+        "idempotent": row.idempotent,
+    }
+    command = [*go_command("crowd"), json.dumps(work)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
+    told = json.loads(done.stdout)
+    seen.acked, seen.given_up, seen.errors = told["acked"], told["given_up"], told["errors"]
+
+
+CLIENTS: Final = {"librdkafka": librdkafka, "Java": java, "franz-go": go, "sarama": go}
 
 
 def measure(row: Row, cluster: KafkaCluster, number: int, at_broker: bool) -> Seen:
