@@ -31,9 +31,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # A checkout runs what is written in it; what measures, or is shown, runs what images have (quota/compiled.py).
 AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
-	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
+	--constraint $(VENV)/image-pins.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills world
+.PHONY: help classes test-spark docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills world
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -155,7 +155,22 @@ test: check classes ## check, the unit tests, then every promise with real broke
 test-long: $(VENV)/.dev classes ## The tests that make test leaves out for their price (tests/README.md)
 	@$(LONG) $(PYTEST_ARGS)
 
-test-all: test test-long bench-guard evasion fuzz sanitize faults soak peer-suites test-apiserver test-kubernetes test-object-store stream-kills ## Every test (hours; root, Go, cargo)
+# A Spark in a folder of its own, in front of the one in the environment.
+SPARKS ?= 3.5.7 $(IMAGE_SPARK)
+IMAGE_SPARK := $(shell sed -n 's/^pyspark==//p' deploy/image/spark.txt)
+WITH_SPARK = PYTHONPATH=$(CURDIR)/$(VENV)/spark-$(1)
+
+$(VENV)/spark-%/pyspark: $(VENV)/.dev
+	@echo "· installing Spark $*"
+	@$(PIP) install --no-compile --target $(VENV)/spark-$* pyspark==$*
+	@$(call WITH_SPARK,$*) $(BIN)/python -m tests.support.spark_archive
+
+test-spark: classes $(SPARKS:%=$(VENV)/spark-%/pyspark) ## The tests of reports, stream and store on the image's Spark and an older one (SPARKS)
+	@for version in $(SPARKS); do echo "· Spark $$version"; \
+		$(call WITH_SPARK,$$version) $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/spark || exit 1; \
+	done
+
+test-all: test test-long test-spark bench-guard evasion fuzz sanitize faults soak peer-suites test-apiserver test-kubernetes test-object-store stream-kills ## Every test (hours; root, Go, cargo)
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
@@ -181,7 +196,7 @@ UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m 
 SIDE_BY_SIDE = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder \
 	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
 REST = $(SIDE_BY_SIDE) -m 'not unit and not long'
-LONG = $(SIDE_BY_SIDE) -m long
+LONG = $(SIDE_BY_SIDE) -m 'long and not packages'
 
 test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part of test-integration)
 	@$(BIN)/python -m pytest -n 2 tests/system/test_chart.py tests/system/test_chart_analysis.py tests/system/test_webhook.py $(PYTEST_ARGS)
@@ -200,11 +215,11 @@ test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: one pod is rea
 	@nice $(BIN)/python -m tests.kubernetes.image_store pause client kafka kquota
 	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_short.py $(PYTEST_ARGS)
 
-test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
-	@$(BIN)/python -m pytest --timeout 1200 tests/s3_report.py
+test-object-store: $(VENV)/.s3 $(VENV)/spark-$(IMAGE_SPARK)/pyspark ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
+	@$(call WITH_SPARK,$(IMAGE_SPARK)) $(BIN)/python -m pytest --timeout 1200 tests/s3_report.py
 
-stream-kills: $(VENV)/.dev ## The stream's exactly once: driver and executors killed twenty times at random, sums compared (KILLS_ARGS="--kills 4 --seed 7")
-	@$(BIN)/python -m tests.stream_kills $(KILLS_ARGS)
+stream-kills: $(VENV)/spark-$(IMAGE_SPARK)/pyspark ## The stream's exactly once: driver and executors killed twenty times at random, sums compared (KILLS_ARGS="--kills 4 --seed 7")
+	@$(call WITH_SPARK,$(IMAGE_SPARK)) $(BIN)/python -m tests.stream_kills $(KILLS_ARGS)
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -264,8 +279,9 @@ chart: $(VENV)/.dev ## Generate what the chart has from the configuration model,
 chart-package: $(VENV)/.dev ## The chart as a publisher publishes it (CHART_ARGS="--home URL --source URL --image REPOSITORY"; needs helm)
 	@$(BIN)/python -m tests.lab.chart_package $(CHART_ARGS)
 
-image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
+image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml, deploy/constraints.txt and deploy/image/spark.txt
 	@$(PIP) install -c deploy/constraints.txt uv
+	@{ grep -v ^pyspark= deploy/constraints.txt; cat deploy/image/spark.txt; } > $(VENV)/image-pins.txt
 	@$(LOCK) -o deploy/image/sidecar.txt --extra webhook pyproject.toml
 	@$(LOCK) -o deploy/image/analysis.txt --extra analysis pyproject.toml
 	@$(LOCK) -o deploy/image/build.txt deploy/image/build.in

@@ -19,13 +19,13 @@ _TYPES = {"bigint": pa.int64(), "double": pa.float64(), "int": pa.int32()}
 _FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))]
 
 
-def foretold(last_day: int, horizon: int) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+def foretold(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function over rows `series bigint, days array<bigint>, peaks array<double>`: `horizon` days after `last_day`.
 
     A series is one row, with its days (since 1970) in any order and the peak of each.
     """
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ahead = np.arange(last_day + 1, last_day + 1 + horizon)
         for batch in batches:
             rows: list[list[Any]] = [[] for _ in _FIELDS]

@@ -20,7 +20,7 @@ from analysis.runner import make
 from tests.support.iceberg_steps import DAYS, NOW_MS, OPTIONS, REPORT
 from tests.support.spark_tools import record, table, write
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.packages]
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
     from tests.support.certificates import Authority
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # several starts of Java each
+pytestmark = [pytest.mark.long, pytest.mark.packages, pytest.mark.timeout(900)]  # several starts of Java each
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S, STOP_LIMIT_S = 240.0, 120.0
 
