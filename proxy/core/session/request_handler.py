@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 from proxy.core.errors import CloseReason, SessionError
@@ -31,8 +31,9 @@ from proxy.core.session.frames import (
 from proxy.core.session.sizes import SizeLimits, bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
+from proxy.core.session.throttle import UNKNOWN_SESSION_MS, UNSLICED_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
-from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
+from proxy.core.wire.apis import API_VERSIONS, FETCH, HEARTBEATS, JOIN_GROUP, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header, response_frame
 from proxy.core.wire.primitives import Buffer
@@ -291,7 +292,7 @@ class RequestHandler:
         timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
         if timeout_ms is None:
             return -1.0
-        timeout_ms = max(timeout_ms, MIN_TIMEOUT_MS)
+        timeout_ms = max(min(timeout_ms, 2 * throttle.slice_ms), MIN_TIMEOUT_MS)
         return throttle.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
     def _refuse(
@@ -405,6 +406,13 @@ class RequestHandler:
             verdict = state.auth.request(buf, start, end, header, pending)
             if verdict is not _FORWARD:
                 return verdict
+        elif api_key == JOIN_GROUP and header.known:
+            session_ms = requests.session_timeout(buf, header.body, end, header.api_version)
+            if session_ms is None and end - start < min(total, _MAX_PARTIAL_BYTES):
+                return need(min(total, 2 * (end - start)))
+            state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
+        elif api_key in HEARTBEATS and state.throttle.slice_ms == UNSLICED_MS:
+            state.throttle.carries()
         elif api_key in state.interceptors and header.known:
             return self._intercept(buf, start, end, total, header, pending, now_ms)
         self._begin(pending, False)
@@ -440,6 +448,8 @@ class RequestHandler:
         deferred_ms, self._deferred_ms = self._deferred_ms, 0
         if deferred_ms > 0:
             grant = FetchGrant(deferred_ms, 0)
+        elif state.throttle.turn_ms > now_ms:
+            grant = FetchGrant(ceil(state.throttle.turn_ms - now_ms), 0)
         else:
             grant = state.ledger.admit(pending.account, FETCHED, asked, now_ms, head_bytes)
         if grant.throttle_ms > 0:
@@ -495,7 +505,8 @@ class RequestHandler:
         self._begin_fetch(pending, now_ms)
         self.reader.frames_left -= total >> BODY_SHIFT
         state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
-        told_ms = delay_ms if pending.penalty is not None and pending.penalty.told_until_ms else 0
+        tells = pending.penalty is not None and pending.penalty.told_until_ms
+        told_ms = min(delay_ms, state.throttle.slice_ms) if tells else 0
         pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
         state.counters.fetches_answered += 1
         return _DROP
@@ -594,6 +605,7 @@ class RequestHandler:
             self.out.insert(framed(head + (body if outcome.body is None else outcome.body)))
         else:
             delay_ms = max(outcome.delay_ms, state.answered_here(pending, began_ms, now_ms))
+            delay_ms = min(delay_ms, state.throttle.slice_ms)
             pending.local_answer = response_frame(
                 pending.api_key, pending.api_version, pending.correlation_id, outcome.body, delay_ms
             )

@@ -23,6 +23,16 @@ TELL_AGAIN_MS: Final = 10_000
 """Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
 REFUSED_TOGETHER_MS: Final = 50
 """What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
+UNSLICED_MS: Final = 1 << 40
+"""Longer than any throttle: the connection carries no heartbeats of a group's member."""
+SLICES: Final = 4
+"""A throttle lasts at most this part of a session. A heartbeat waits for two slices, that of the request before it
+included, and is sent after a third of a session at the latest (`heartbeat.interval.ms`)."""
+MIN_SLICE_MS: Final = 1000
+"""Whatever session a client asks for."""
+UNKNOWN_SESSION_MS: Final = 6000
+"""The session of a member that joined on another connection: the shortest that brokers allow by default
+(`group.min.session.timeout.ms`)."""
 MARK_MS: Final = 100
 """How exactly it is known when bytes came."""
 MAX_MARKS: Final = 32
@@ -144,8 +154,10 @@ class Throttle:
         "place",
         "promised",
         "refuse_to",
+        "slice_ms",
         "state",
         "told_until_ms",
+        "turn_ms",
         "until_ms",
     )
 
@@ -164,6 +176,10 @@ class Throttle:
         """Bytes received from the client,"""
         self.due_bytes = 0
         """and how many it will be when the latest Produce request that the gate was asked about is whole."""
+        self.slice_ms = UNSLICED_MS
+        """One throttle lasts no longer than this, so that heartbeats get through."""
+        self.turn_ms = 0.0
+        """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
         self.told_until_ms = 0.0
@@ -184,6 +200,13 @@ class Throttle:
         self._marked = 0
         """and at the last of these times."""
 
+    def carries(self, session_ms: int = UNKNOWN_SESSION_MS) -> None:
+        """The connection carries heartbeats of a group's member, which is expelled when none comes within `session_ms`:
+        throttles are cut to slices of it. The rest of a debt delays the next requests in the gate, and a Fetch's is
+        kept here. A broker cuts none, nor does `pacing: kafka`."""
+        if self._ledger.settings.smooth:
+            self.slice_ms = min(self.slice_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+
     # ---- after a request --------------------------------------------------------------------------------------------
 
     def impose(
@@ -199,6 +222,10 @@ class Throttle:
         Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
         for every throttle that it is told of.
         """
+        if delay_ms > self.slice_ms:
+            if kind is FETCHED:
+                self.turn_ms = now_ms + delay_ms
+            delay_ms = self.slice_ms
         until_ms = now_ms + delay_ms
         penalty = pending.penalty
         if penalty is None:
@@ -215,6 +242,7 @@ class Throttle:
 
     def impose_unanswered(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float) -> None:
         """The same for a Produce request that gets no response (acks=0)."""
+        delay_ms = min(delay_ms, self.slice_ms)
         self._ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
         self._mute(now_ms + delay_ms, now_ms)
 
@@ -345,7 +373,7 @@ class Throttle:
         if self._resume_ms > now_ms:
             self._step(Event.MUTE)
             self.until_ms = self._resume_ms
-        told_ms = max(wait_ms, math.ceil(self._resume_ms - now_ms))
+        told_ms = min(max(wait_ms, math.ceil(self._resume_ms - now_ms)), self.slice_ms)
         self.told_until_ms = max(self.told_until_ms, now_ms + told_ms)
         self._counters.throttles_told += told_ms > 0
         return told_ms

@@ -20,6 +20,8 @@ FIND_COORDINATOR: Final = 10
 JOIN_GROUP: Final = 11
 SYNC_GROUP: Final = 14
 API_VERSIONS: Final = 18
+HEARTBEATS: Final = frozenset({12, SYNC_GROUP, 68, 76, 88})
+"""Heartbeats of the members of groups (classic, KIP-848, share and Streams), and SyncGroup, which counts as one."""
 DESCRIBE_CLIENT_QUOTAS: Final = 48
 ALTER_CLIENT_QUOTAS: Final = 49
 SHARE_FETCH: Final = 78

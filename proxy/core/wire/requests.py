@@ -286,6 +286,22 @@ def produce_timeout(buf: Buffer, body: int, end: int, version: int) -> int | Non
     return None if at < 0 or at + 6 > end else integers.int32(buf, at + 2)
 
 
+def session_timeout(buf: Buffer, body: int, end: int, version: int) -> int | None:
+    """The `session_timeout_ms` of a JoinGroup request, which follows the group's name; None when more bytes are
+    needed."""
+    if version >= 6:  # compact: length + 1
+        length, at = read_uvarint(buf, body, end)
+        if at < 0:
+            return None
+        at += max(length - 1, 0)
+    else:
+        at = body + 2
+        if at > end:
+            return None
+        at += max(integers.int16(buf, body), 0)
+    return integers.int32(buf, at) if at + 4 <= end else None
+
+
 class FetchFields:
     """The head of a Fetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
 
