@@ -6,7 +6,7 @@ import pytest
 
 from quota.entity import Kind
 from tests.world.__main__ import Tally, play
-from tests.world.script import Fault, Habits, Script, crowd, draw
+from tests.world.script import Fault, Habits, Script, crowd, draw, members
 from tests.world.shrinker import shrink
 from tests.world.world import World
 
@@ -41,6 +41,12 @@ def test_producers_that_wait_too_long_are_all_served(seed: int) -> None:
     assert served["timeouts"] == 0, world.script
     assert served["least"] >= 1
     assert served["charged"] <= 1.05 * served["stored"]
+
+
+@pytest.mark.parametrize("seed", [0, 3, 4, 9])
+def test_no_throttle_expels_a_member_from_its_group(seed: int) -> None:
+    violation = play(members(seed))
+    assert violation is None, violation
 
 
 @pytest.mark.parametrize("seed", [3, 7])

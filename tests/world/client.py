@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from tests.world import messages as kafka
+from tests.world.broker import SESSION_TIMEOUT_S
 from tests.world.messages import Batch
 from tests.world.network import Socket
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Leave = Literal["", "close", "half", "reset", "vanish", "inside"]
 """How a client ends its connections: in order, by half, by a reset, without a word; inside a request."""
 BACKOFF_S = 0.1, 2.0
+HEARTBEAT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Habits:
     """Its requests have its own timeout; else some have a longer one, as librdkafka's."""
     sessions: bool = False
     """Of fetches (KIP-227)."""
+    heartbeats: bool = False
+    """A fetcher is a member of a group that heartbeats on the connection it fetches on (sarama, kafkajs)."""
     starts_s: float = 0.0
 
 
@@ -436,10 +440,15 @@ class Fetcher(Client):
         self._epoch = 0
         self._named = -1
         """The offset that the session knows."""
+        self._fetching = False
+        self._pulse = Pulse(self)
 
     def go_on(self, channel: Channel) -> None:
-        if channel.socket.shut or channel.owed or self.leaves(channel):
+        if self.habits.heartbeats:
+            self._pulse.beat(channel)
+        if channel.socket.shut or self._fetching or self.leaves(channel):
             return
+        self._fetching = True
         session, epoch, partition = (
             (self._session, self._epoch, self.partition) if self.habits.sessions else (0, -1, self.partition)
         )
@@ -450,6 +459,7 @@ class Fetcher(Client):
         channel.send(kafka.fetch(self.next_number(), self.client_id, wanted), self._answered)
 
     def _answered(self, frame: bytes) -> None:
+        self._fetching = False
         throttle_ms, error, session, partition_error, batches = kafka.fetch_answered(frame)
         self.told(throttle_ms)
         self.world.judge.told(self, throttle_ms)
@@ -467,24 +477,57 @@ class Fetcher(Client):
 
     def gave_up(self) -> None:
         self._session = self._epoch = 0
+        self._fetching = False
+        self._pulse.gave_up()
+
+
+class Pulse:
+    """The heartbeats of a member of a group: one at a time, every `HEARTBEAT_S`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._joined = self._waits = False
+        self._next_s = 0.0
+
+    def beat(self, channel: Channel) -> None:
+        """Send one if it is time, or join."""
+        client, now_s = self._client, self._client.world.clock.now_s
+        if self._waits or now_s < self._next_s:
+            return
+        self._waits, self._next_s = True, now_s + HEARTBEAT_S
+        client.world.clock.at(self._next_s, client.step)
+        number, session_ms = client.next_number(), int(SESSION_TIMEOUT_S * 1000)
+        if self._joined:
+            frame = kafka.simple(kafka.HEARTBEAT, number, client.client_id, client.number)
+        else:
+            frame = kafka.join(number, client.client_id, client.number, session_ms)
+        channel.send(frame, self._answered)
+
+    def _answered(self, frame: bytes) -> None:
+        throttle_ms, error, _, _ = kafka.simple_answered(frame)
+        self._client.told(throttle_ms)
+        self._client.world.judge.told(self._client, throttle_ms)
+        self._joined, self._waits = not error, False
+        self._client.succeeded()
+        self._client.step()
+
+    def gave_up(self) -> None:
+        """The connection is no more."""
+        self._waits, self._next_s = False, 0.0
 
 
 class Member(Client):
     """A member of a group, whose heartbeats have a connection of their own."""
 
-    joined = False
+    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
+        super().__init__(world, number, habits, chance)
+        self._pulse = Pulse(self)
 
     def go_on(self, channel: Channel) -> None:
-        if not channel.owed:
-            api = kafka.HEARTBEAT if self.joined else kafka.JOIN
-            channel.send(kafka.simple(api, self.next_number(), self.client_id, self.number), self._answered)
+        self._pulse.beat(channel)
 
-    def _answered(self, frame: bytes) -> None:
-        throttle_ms, error, _, _ = kafka.simple_answered(frame)
-        self.world.judge.told(self, throttle_ms)
-        self.joined = not error
-        self.succeeded()
-        self.world.clock.after(3.0, self.step)
+    def gave_up(self) -> None:
+        self._pulse.gave_up()
 
 
 class Transactional(Producer):

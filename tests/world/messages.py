@@ -26,6 +26,7 @@ _ASKED: Final = struct.Struct(">iiqqi")
 _FETCHED: Final = struct.Struct(">ihi")
 _RECORDS: Final = struct.Struct(">ihqqqiii")
 _SIMPLE: Final = struct.Struct(">qhi")
+_JOIN: Final = struct.Struct(">hqi")
 _SIMPLE_ANSWER: Final = struct.Struct(">ihqh")
 
 
@@ -217,8 +218,16 @@ def simple(api: int, correlation: int, client_id: bytes, who: int, epoch: int = 
     return request(api, correlation, client_id, _SIMPLE.pack(who, epoch, number))
 
 
+def join(correlation: int, client_id: bytes, who: int, session_ms: int) -> bytes:
+    """A member joins: its number stands for the group's name, and its session for the epoch."""
+    return request(JOIN, correlation, client_id, _JOIN.pack(_JOIN.size - 6, who, session_ms))
+
+
 def simple_of(frame: bytes, body: int) -> tuple[int, int, int]:
     """Its content."""
+    if head_of(frame).api == JOIN:
+        _, who, session_ms = _JOIN.unpack_from(frame, body)
+        return who, session_ms, 0
     who, epoch, number = _SIMPLE.unpack_from(frame, body)
     return who, epoch, number
 

@@ -94,7 +94,7 @@ def _producer(chance: Random, group: Group) -> Habits:
 
 
 def _fetcher(chance: Random, group: Group) -> Habits:
-    return Habits(
+    habits = Habits(
         "fetcher",
         group.name,
         size_bytes=max(int(_log_uniform(chance, 0.1, 4.0) * group.fetch), 3000),
@@ -105,6 +105,7 @@ def _fetcher(chance: Random, group: Group) -> Habits:
         sessions=chance.random() < 0.5,
         starts_s=chance.random() * 3.0,
     )
+    return replace(habits, heartbeats=not (habits.leave or habits.slow_bytes_per_s) and chance.random() < 0.5)
 
 
 def _client(chance: Random, groups: tuple[Group, ...]) -> Habits:
@@ -151,6 +152,20 @@ def crowd(seed: int) -> Script:
     clients = {place: replace(one, starts_s=chance.random() * 3.0) for place in range(number)}
     delay_s = _log_uniform(chance, 0.0005, 0.02)
     return Script(seed, 3 * round_s + 60.0, delay_s=delay_s, groups=(group,), clients=clients)
+
+
+def members(seed: int) -> Script:
+    """Members of a group that heartbeat on the connection they fetch on, whose batches take 2 to 30 s of the limit."""
+    chance = Random(f"members {seed}")
+    group = Group("g0", fetch=int(_log_uniform(chance, 3_000, 30_000)))
+    number, batch_s = chance.choice((1, 3, 8)), _log_uniform(chance, 2.0, 30.0)
+    one = Habits("fetcher", group.name, int(3 * batch_s * group.fetch), heartbeats=True)
+    clients = {
+        place: replace(one, obeys=chance.random() < 0.5, sessions=chance.random() < 0.5, starts_s=chance.random() * 3.0)
+        for place in range(number)
+    }
+    delay_s = _log_uniform(chance, 0.0005, 0.02)
+    return Script(seed, 600.0, delay_s=delay_s, groups=(group,), clients=clients)
 
 
 def draw(seed: int, seconds: float) -> Script:
