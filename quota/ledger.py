@@ -175,6 +175,11 @@ class Ledger:
         if group is not None:
             group.record(amount, int(now_ms))
 
+    def is_limited(self, account: Account, kind: Kind) -> bool:
+        """Whether a limit of this kind applies to the client, if only in shadow."""
+        table = self.table
+        return table.records(kind) and table.resolve(kind, *account.identity).limit is not None
+
     def charge_mutation(self, account: Account, amount: float, strict: bool, now_ms: float) -> Mutation:
         """Charge partition mutations (KIP-599). Strict: refused, and not charged, while the bucket is below zero."""
         group = self._group(account, Kind.MUTATION, int(now_ms))

@@ -14,13 +14,23 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from kafka.protocol.metadata import MetadataResponse
 from kio.serial import entity_reader, entity_writer
 
 from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
 from tests.lab.releases import NEW, OLD
-from tests.support.mutation_tools import EXISTS, INVALID_REQUEST, THROTTLED, UNKNOWN_TOPIC, create, delete, partitions
+from tests.support.mutation_tools import (
+    EXISTS,
+    INVALID_REQUEST,
+    THROTTLED,
+    UNKNOWN_TOPIC,
+    create,
+    delete,
+    metadata,
+    partitions,
+)
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
@@ -230,6 +240,70 @@ def test_a_topic_is_deleted_by_its_id(proxies: dict[str, Sidecar], broker: str) 
     assert {topic.topic_id for topic in answer.responses} == set(ids)
     (left,) = (topic.name for topic in answer.responses if topic.error_code)
     settled(raw.proxy.bootstrap, {left: 25} if left else {}, (first, second))
+
+
+# ---- topics that brokers create for Metadata -------------------------------------------------------------------------
+
+
+def by_librdkafka(bootstrap: str, client_id: str, names: list[str]) -> None:
+    """Asked for by confluent-kafka, one after the other."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "client.id": client_id})
+    for name in names:
+        producer.list_topics(name, timeout=10)
+
+
+def by_version(version: int) -> Callable[[str, str, list[str]], None]:
+    """The same in this version of Metadata, with several requests on their way."""
+
+    def ask(bootstrap: str, client_id: str, names: list[str]) -> None:
+        with RawClient(bootstrap, client_id) as client:
+            for name in names:
+                client.send(client.frame(metadata(version, [name])))
+            for name in names:
+                answer = MetadataResponse.decode(client.read_frame().payload[4 + (version >= 9) :], version=version)
+                assert {topic.name for topic in answer.topics} <= {name, ""}
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("broker", "ask"),
+    [
+        pytest.param("kafka", by_librdkafka, id="librdkafka"),
+        *(pytest.param("kafka", by_version(version), id=f"{NEW}-v{version}") for version in (0, 3, 13)),
+        pytest.param("kafka_391", by_version(0), id=f"{OLD}-v0", marks=pytest.mark.long),
+    ],
+)
+def test_topics_created_for_metadata_are_counted(
+    request: pytest.FixtureRequest, broker: str, ask: Callable[[str, str, list[str]], None]
+) -> None:
+    cluster: KafkaCluster = request.getfixturevalue(broker)
+    stem = uuid.uuid4().hex[:12]
+    names, others = (tuple(f"{kind}-{stem}-{number}" for number in range(12)) for kind in ("auto", "free"))
+    rate, burst = 0.5, 3  # partitions, of which the brokers' default is one
+    with sidecar(
+        cluster.bootstrap,
+        [{"client-id": LIMITED, "controller_mutation_rate": rate}],
+        **{"controller.quota.window.num": int(burst / rate)},
+    ) as proxy:
+        began = time.monotonic()
+        ask(proxy.bootstrap, LIMITED, list(names))
+        most = burst + 1 + rate * (time.monotonic() - began)  # whoever has tokens left may overdraw them once
+        ask(proxy.bootstrap, FREE, list(others))
+        settled(proxy.bootstrap, dict.fromkeys(others, 1), others)
+        created = counts_of(proxy.bootstrap, names)
+        assert burst < len(created) <= most < len(names)
+        assert charged(proxy) == len(created)
+        late = next(name for name in names if name not in created)
+
+        def there() -> bool:
+            ask(proxy.bootstrap, LIMITED, [late])
+            return late in counts_of(proxy.bootstrap, names)
+
+        until(there)
+        assert len(counts_of(proxy.bootstrap, names)) == len(created) + 1 == charged(proxy)
 
 
 # ---- the same refusals from a broker ---------------------------------------------------------------------------------

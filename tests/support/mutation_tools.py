@@ -31,7 +31,7 @@ THROTTLED = 89
 UNKNOWN_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNOWN_ID = 3, 36, 37, 42, 100
 POLICY_VIOLATION = 44
 
-CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS = range(8), range(7), range(4)
+CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS, METADATA_VERSIONS = range(8), range(7), range(4), range(14)
 Request = CreateTopicsRequest | DeleteTopicsRequest | CreatePartitionsRequest
 MESSAGES: dict[int, tuple[Any, Any]] = {
     METADATA: (MetadataRequest, MetadataResponse),
@@ -89,6 +89,14 @@ def partitions(version: int, topics: dict[str, int] | list[tuple[str, int]], *, 
     )
 
 
+def metadata(version: int, names: list[str] | None, *, creates: bool = True, ids: tuple[uuid.UUID, ...] = ()) -> Any:
+    """A Metadata request about topics by name, and (from version 10) by id; None: about all."""
+    cls = MetadataRequest.MetadataRequestTopic
+    topics = None if names is None else [cls(version=version, name=name, topic_id=NO_ID) for name in names]
+    topics = topics if topics is None else topics + [cls(version=version, name=None, topic_id=one) for one in ids]
+    return MetadataRequest(version=version, topics=topics, allow_auto_topic_creation=creates)
+
+
 def encoded(message: Any) -> bytes:
     """The body of a kafka-python message."""
     return bytes(message.encode(version=message.API_VERSION))
@@ -106,6 +114,8 @@ class Cluster:
     """Topics that Metadata does not know yet."""
     fail: dict[str, int] = field(default_factory=dict)
     """Topics that end in this error."""
+    auto_create: bool = True
+    """Whether Metadata may create topics."""
     describe_configs: bool = True
     """Whether the client may know how many partitions its new topic has."""
     _ids: Any = field(default_factory=lambda: itertools.count(1))
@@ -138,17 +148,21 @@ class Cluster:
         return next((name for name, (known, _) in self.topics.items() if known == topic_id), None)
 
     def _metadata(self, version: int, message: Any) -> dict[str, Any]:
-        assert not message.allow_auto_topic_creation
+        creates = self.auto_create and message.allow_auto_topic_creation
         cls, topics = MetadataResponse.MetadataResponseTopic, []
         led = {"leader_id": 1, "leader_epoch": 0, "replica_nodes": [1], "isr_nodes": [1], "offline_replicas": []}
         part = partial(cls.MetadataResponsePartition, version=version, error_code=0, **led)
-        for one in message.topics:
+        for one in message.topics or ():
             by_id = version >= 10 and one.name is None
             name = self._name_of(one.topic_id) if by_id else one.name
             if name in self.topics and name not in self.hidden:
                 (topic_id, count), error = self.topics[name], 0
             else:
                 topic_id, count, error = (one.topic_id, 0, UNKNOWN_ID) if by_id else (NO_ID, 0, UNKNOWN_TOPIC)
+                if (
+                    creates and name and not by_id and name not in self.topics
+                ):  # as the controller does, after the answer
+                    self.add(**{name: self.default_count})
                 name = None if by_id else name
             parts = [part(partition_index=index) for index in range(count)]
             known = {"name": name, "topic_id": topic_id, "is_internal": False, "partitions": parts}

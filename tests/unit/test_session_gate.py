@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import timedelta
 
 import pytest
 
@@ -16,13 +17,16 @@ from tests.support.session_tools import (
     PRODUCE,
     Cut,
     byte_by_byte,
+    encode,
     from_broker,
     from_client,
     in_sevens,
+    kio_message,
     ledger,
     produce,
     produce_response,
     request,
+    response,
     resumed,
     session,
     whole,
@@ -285,6 +289,41 @@ def test_permissive_mutations_wait_and_strict_are_refused() -> None:
     at_ms, out = one.wait(1000.0)
     assert out == create
     assert at_ms == 10_000.0
+
+
+def test_metadata_is_kept_only_of_clients_with_mutation_limit() -> None:
+    from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
+    from quota.table import Entry, QuotaTable
+    from tests.support.mutation_tools import Cluster, encoded, metadata
+
+    of = Ledger(QuotaTable([Entry(client_id="c", controller_mutation_rate=1)]))
+    of.charge_mutation(of.account("ANONYMOUS", "c"), 21, False, 0.0)
+    handler = MutationQuota(of)
+    handler.learn_default(3, 0.0)
+    interceptors = dict.fromkeys(MUTATION_APIS, handler)
+    other = session(of, interceptors=interceptors)
+    for body in (encoded(metadata(12, ["t"])), b"\xff\xff\xff\xff"):
+        frame = request(METADATA, 12, 1, body, client_id="other")
+        assert from_client(other, frame[:-1]) == frame[:-1]
+        assert from_client(other, frame[-1:]) == frame[-1:]
+    one = session(of, interceptors=interceptors)
+    frame = request(METADATA, 12, 7, encoded(metadata(12, ["t"])))
+    assert from_client(one, frame[:-1]) == b""
+    forbidden = encoded(metadata(12, ["t"], creates=False))
+    assert from_client(one, frame[-1:]) == request(METADATA, 12, 7, forbidden)
+    assert from_broker(one, response(METADATA, 12, 7, Cluster().handle(METADATA, 12, forbidden))) == b""
+    assert one.taken() == request(METADATA, 12, 7, forbidden)
+    answer = kio_message("metadata", 12, "response")
+    broker = answer.MetadataResponseBroker(node_id=1, host="b", port=9092, rack=None)
+    body = encode(
+        answer.MetadataResponse(
+            throttle_time=timedelta(0), brokers=(broker,), cluster_id="c", controller_id=1, topics=()
+        )
+    )
+    told = from_broker(one, response(METADATA, 12, 7, body))
+    assert b"\2b" not in told  # its address is replaced as ever
+    with pytest.raises(SessionError):
+        from_client(one, request(METADATA, 12, 8, b"\xff\xff\xff\xff"))
 
 
 def test_reaches_login_behind_queued_request_before_session_end() -> None:

@@ -23,6 +23,8 @@ of the topic itself later: mostly within milliseconds, on a busy machine after s
 _NONE, _UNKNOWN_SERVER_ERROR, _UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _UNKNOWN_TOPIC_ID = 0, -1, 3, 5, 7, 100
 EXISTS: Final = frozenset({_NONE, _LEADER_NOT_AVAILABLE})
 """Errors in Metadata of topics that exist."""
+MISSING: Final = _UNKNOWN_TOPIC
+"""The error in Metadata of a name that a broker may create a topic of."""
 _UNKNOWN: Final = frozenset({_UNKNOWN_TOPIC, _UNKNOWN_TOPIC_ID})
 _MAYBE_DONE: Final = frozenset({_TIMED_OUT, _UNKNOWN_SERVER_ERROR})
 """Errors after which the change may have happened, or will happen, all the same: the charge stays, as in Kafka. So it
@@ -36,6 +38,8 @@ class Recent(NamedTuple):
 
     partitions: int
     topic_id: uuid.UUID | None
+    unseen: bool = False
+    """See `RecentChanges.is_paid`."""
 
 
 class RecentChanges:
@@ -44,16 +48,27 @@ class RecentChanges:
     def __init__(self) -> None:
         self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
 
-    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int) -> None:
-        """The topic has this many partitions from now on."""
+    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int, *, unseen: bool = False) -> None:
+        """The topic has this many partitions from now on; `unseen`: it is new."""
         if topic_id is None and name is not None and name in self._topics:
             topic_id = self._topics[name].topic_id
         for key in (name, topic_id):
             if key:
                 self._topics.pop(key, None)
-                self._topics[key] = Recent(partitions, topic_id)
+                self._topics[key] = Recent(partitions, topic_id, unseen)
         while len(self._topics) > RECENT_TOPICS:
             self._topics.popitem(last=False)
+
+    def is_paid(self, name: str) -> bool:
+        """Whether the creation of the topic has been charged, and Metadata has not shown it since."""
+        recent = self._topics.get(name)
+        return recent is not None and recent.unseen
+
+    def see(self, name: str | None) -> None:
+        """Metadata has shown the topic."""
+        recent = self.get(name)
+        if name is not None and recent is not None:
+            self._topics[name] = recent._replace(unseen=False)
 
     def forget(self, *keys: TopicKey | None) -> None:
         """The topic has been deleted."""
@@ -301,7 +316,7 @@ class MutationRequest:
     def _remember(self, topic: Wanted, result: TopicResult, partitions: int, now_ms: float) -> None:
         recent = self._knowledge.recent
         if self.request.api_key == CREATE_TOPICS:
-            recent.put(result.name, result.topic_id, partitions)
+            recent.put(result.name, result.topic_id, partitions, unseen=True)
             if topic.said is None and result.partitions:
                 self._knowledge.learn_default(result.partitions, now_ms)
         elif self.request.api_key == CREATE_PARTITIONS:

@@ -1,8 +1,12 @@
-"""The partition-mutation quota (KIP-599) on the wire: CreateTopics, DeleteTopics and CreatePartitions.
+"""The partition-mutation quota (KIP-599) on the wire: CreateTopics, DeleteTopics, CreatePartitions, and Metadata.
 
 Each topic costs the partitions that are created or deleted. For clients that understand THROTTLING_QUOTA_EXCEEDED (see
 `topics.STRICT_FROM`), topics are refused one by one and in order while the tokens are below zero: they are removed from
 the request and added with that error to the broker's answer. Older clients get everything, and a delay.
+
+A Metadata request lets the broker create the topics that it names and that do not exist. Those are charged when it is
+forwarded, or it is forwarded without that permission. Whether the broker created them its answer does not say: each is
+charged once until Metadata shows it.
 
 What a request does not say is asked on the same connection just before it is forwarded, and the broker's answer to the
 request itself then corrects the charge. Why not a cache: docs/adr/0008.
@@ -12,19 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import filterfalse, islice
 from typing import Final
 
 from proxy.core.interceptors.intercept import AdminRequest, Ask, Decision, Forward, Outcome, Work
-from proxy.core.interceptors.mutation_request import EXISTS, MutationRequest, RecentChanges
+from proxy.core.interceptors.mutation_request import EXISTS, MISSING, MutationRequest, RecentChanges
 from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import METADATA
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.lengths import SLICE, Slices, portions
-from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
 from quota.entity import Kind
 from quota.ledger import Ledger
 
-MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
+MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS, METADATA)
 DEFAULT_COUNT_MS: Final = 60_000
 """How long a broker's default partition count is believed; every new topic created with it renews it."""
 MAX_ASKED: Final = 10
@@ -32,7 +37,8 @@ MAX_ASKED: Final = 10
 
 
 class MutationQuota:
-    """Inspects the three requests (an `intercept.Interceptor`). One for all connections to a cluster."""
+    """Inspects the four requests, Metadata only of limited clients (an `intercept.Interceptor`). One for all
+    connections to a cluster."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -43,14 +49,14 @@ class MutationQuota:
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""
-        return Work(self._judge(request, now_ms))
+        return Work((self._let_create if request.api_key == METADATA else self._judge)(request, now_ms))
 
     def learn_default(self, partitions: int, now_ms: float) -> None:
         """A new topic that left the count to the broker has got this many partitions."""
         self.default_count, self._default_since_ms = partitions, now_ms
 
     def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
-        limited = self.ledger.table.resolve(Kind.MUTATION, *request.account.identity).limit is not None
+        limited = self.ledger.is_limited(request.account, Kind.MUTATION)
         try:
             topics, now_ms = yield from wire.read_request(request.api_key, request.api_version, request.body, now_ms)
         except WireError:
@@ -80,9 +86,15 @@ class MutationQuota:
 
     def _create(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.counts]
+        return (yield from self._with_default(unsaid, lambda now_ms: self._create_counted(work, now_ms), now_ms))
+
+    def _with_default(
+        self, names: list[str], then: Callable[[float], Slices[Decision]], now_ms: float
+    ) -> Slices[Decision]:
+        """Go on when the default count is known, which new topics of these names get."""
         fresh = self.default_count is not None and now_ms - self._default_since_ms <= DEFAULT_COUNT_MS
-        if not unsaid or fresh:
-            return (yield from self._create_counted(work, now_ms))
+        if not names or fresh:
+            return (yield from then(now_ms))
 
         def told(body: bytes, now_ms: float) -> Slices[Decision]:
             with suppress(WireError):  # the answer to the request itself will tell
@@ -90,9 +102,9 @@ class MutationQuota:
                 for result in results:
                     if result.partitions:
                         self.learn_default(result.partitions, now_ms)
-            return (yield from self._create_counted(work, now_ms))
+            return (yield from then(now_ms))
 
-        version, question = wire.default_count_question(unsaid[:MAX_ASKED])
+        version, question = wire.default_count_question(names[:MAX_ASKED])
         return Ask(CREATE_TOPICS, version, question, _in_slices(told))
 
     def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
@@ -118,6 +130,53 @@ class MutationQuota:
         # There are too few tokens for all. Topics that already exist must not use up what is left, nor be told to come
         # back later: programs that create topics "if missing" ask for them again at every start.
         version, question, _ = yield from wire.metadata_question(work.names(), [], ids_wanted=False, now_ms=now_ms)
+        return Ask(METADATA, version, question, _in_slices(told))
+
+    def _let_create(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        """A broker creates what a Metadata request names and does not exist."""
+        asked, now_ms = yield from wire.read_asked(request.api_version, request.body, now_ms)
+        if not asked.may_create:
+            return Forward()
+        if len(asked.found) > MAX_TOPICS:
+            return Forward(asked.creating_none(None))
+        names = list(dict.fromkeys(topic.name for topic in asked.found if topic.name))
+        if not names:
+            return Forward()
+        missing: dict[str, None] = {}
+
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            described, now_ms = yield from wire.read_metadata(version, body, len(asked.found), now_ms)
+            for part in portions(described):
+                for topic in part:
+                    if topic.error in EXISTS:
+                        self.recent.see(topic.name)
+                    elif topic.error == MISSING and topic.name:
+                        missing[topic.name] = None
+                if len(part) == SLICE:
+                    now_ms = yield
+            new = list(islice(filterfalse(self.recent.is_paid, missing), MAX_ASKED))
+            return (yield from self._with_default(new, charged, now_ms)) if new else Forward()
+
+        def charged(now_ms: float) -> Slices[Decision]:
+            new: list[str] = []
+            for part in portions(list(missing)):
+                new += filterfalse(self.recent.is_paid, part)
+                if len(part) == SLICE:
+                    now_ms = yield
+            count = self.default_count or 1
+            if new and not self.ledger.charge_mutation(request.account, count * len(new), True, now_ms).accepted:
+                return Forward(asked.creating_none(new))
+            for part in portions(new):
+                for name in part:
+                    self.recent.put(name, None, count, unseen=True)
+                if len(part) == SLICE:
+                    yield
+            return Forward()
+
+        if asked.can_forbid:
+            version, question = request.api_version, asked.creating_none(None)
+        else:
+            version, question, _ = yield from wire.metadata_question(names, [], ids_wanted=False, now_ms=now_ms)
         return Ask(METADATA, version, question, _in_slices(told))
 
     def _look_up(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:

@@ -33,7 +33,17 @@ from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
 from proxy.core.session.throttle import UNKNOWN_SESSION_MS, UNSLICED_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
-from proxy.core.wire.apis import API_VERSIONS, FETCH, HEARTBEATS, JOIN_GROUP, PRODUCE, SHARE_FETCH, api_name, is_known
+from proxy.core.wire.apis import (
+    API_VERSIONS,
+    FETCH,
+    HEARTBEATS,
+    JOIN_GROUP,
+    METADATA,
+    PRODUCE,
+    SHARE_FETCH,
+    api_name,
+    is_known,
+)
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header, response_frame
 from proxy.core.wire.primitives import Buffer
@@ -64,6 +74,7 @@ _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
+_METADATA: Final = METADATA
 _MAX_PARTIAL_BYTES: Final = MAX_PARTIAL_REQUEST_BYTES
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
@@ -413,7 +424,12 @@ class RequestHandler:
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
         elif api_key in HEARTBEATS and state.throttle.slice_ms == UNSLICED_MS:
             state.throttle.carries()
-        elif api_key in state.interceptors and header.known:
+        elif (
+            api_key in state.interceptors
+            and header.known
+            # Metadata may create topics; only clients whose mutations are limited are charged for it.
+            and (api_key != _METADATA or state.ledger.is_limited(pending.account, Kind.MUTATION))
+        ):
             return self._intercept(buf, start, end, total, header, pending, now_ms)
         self._begin(pending, False)
         return _FORWARD

@@ -60,6 +60,8 @@ _THROTTLE_BYTES: Final = 4
 _NO_THROTTLE: Final = bytes(_THROTTLE_BYTES)
 _NO_TAGS: Final = b"\0"
 _DEFAULT_COUNT: Final = -1
+_FORBIDS_FROM: Final = 4
+"""The first version of Metadata that can forbid to create topics."""
 _NO_ID: Final = uuid.UUID(int=0)
 _RESULTS: Final = {CREATE_TOPICS: "topics", DELETE_TOPICS: "responses", CREATE_PARTITIONS: "results"}
 _KNOWN_ERRORS: Final = frozenset(int(code) for code in ErrorCode)
@@ -298,6 +300,58 @@ def _element_class(cls: Any) -> Any:
     return next(typing.get_args(hint)[0] for hint in hints.values() if typing.get_origin(hint) is tuple)
 
 
+class Asked(NamedTuple):
+    """The topics that a Metadata request names."""
+
+    version: int
+    body: bytes
+    found: list[RequestedTopic]
+    end: int
+    """Where they end in the body."""
+
+    @property
+    def can_forbid(self) -> bool:
+        """Whether this version can forbid the broker to create those that do not exist."""
+        return self.version >= _FORBIDS_FROM
+
+    @property
+    def may_create(self) -> bool:
+        """Whether it does not."""
+        return not self.can_forbid or self.body[self.end] != 0
+
+    def creating_none(self, missing: Sequence[str] | None) -> bytes:
+        """The body of a request that creates no topic: it forbids it. One of a version that cannot names only topics
+        that are not `missing`; None: it is not known which are.
+
+        Raises WireError ("request_too_large") in that case.
+        """
+        if self.can_forbid:
+            return self.body[: self.end] + b"\0" + self.body[self.end + 1 :]
+        if missing is None:
+            text = f"Metadata version {self.version} names more than {MAX_TOPICS} topics, which is not judged"
+            raise WireError("request_too_large", text)
+        gone = frozenset(missing)
+        left = [topic.raw for topic in self.found if topic.name not in gone]
+        if not left and self.version == 0:
+            left = [string("")]  # no list means all topics; a broker calls this one invalid
+        return INT32.pack(len(left)) + b"".join(left)
+
+
+def read_asked(version: int, body: bytes, now_ms: float) -> Slices[tuple[Asked, float]]:
+    """The topics that a Metadata request names, and the time. Raises WireError ("request_malformed")."""
+    module = module_of("metadata", version, "request")
+    cls, name = module.MetadataRequest, place(module.MetadataRequestTopic, "name") or 0
+    found: list[RequestedTopic] = []
+
+    def take(starts: Starts) -> None:
+        topic = read_string(body, starts[name], cls.__flexible__)
+        found.append(RequestedTopic(topic, None, None, body[starts[0] : starts[-1]]))
+
+    with readable("request_malformed", cls):
+        starts, now_ms = yield from walk(cls, body, {"topics": take}, now_ms, more_may_follow=True)
+    return Asked(version, body, found, starts[1]), now_ms
+
+
 def metadata_question(
     names: Sequence[str], topic_ids: Sequence[uuid.UUID], *, ids_wanted: bool, now_ms: float
 ) -> Slices[tuple[int, bytes, float]]:
@@ -306,15 +360,15 @@ def metadata_question(
     The oldest version that can express it, so that old brokers understand: 4 may forbid creation, 10 answers with ids,
     and 12 can ask by id.
     """
-    version = 12 if topic_ids else 10 if ids_wanted else 4
+    version = 12 if topic_ids else 10 if ids_wanted else _FORBIDS_FROM
     parts: list[bytes] = []
     for name in names:
-        parts.append(string(name) if version == 4 else _NO_ID.bytes + compact_string(name) + _NO_TAGS)
+        parts.append(string(name) if version == _FORBIDS_FROM else _NO_ID.bytes + compact_string(name) + _NO_TAGS)
         if len(parts) % SLICE == 0:
             now_ms = yield
     parts += [topic_id.bytes + b"\0" + _NO_TAGS for topic_id in topic_ids]
     no = b"\0"  # allow_auto_topic_creation, and whether authorised operations are wanted
-    if version == 4:
+    if version == _FORBIDS_FROM:
         return version, INT32.pack(len(parts)) + b"".join(parts) + no, now_ms
     return version, _array(parts) + no * (3 if version == 10 else 2) + _NO_TAGS, now_ms
 
