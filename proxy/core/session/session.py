@@ -40,8 +40,8 @@ from quota.ledger import Ledger
 MIN_UNREAD_BYTES: Final = 32_768
 """With less unread the receive window is open, and the client's end is reported without a read."""
 MIN_MUTE_READ_AHEAD_MS: Final = 1000.0
-"""With less of a mute left nothing is read ahead: nobody waits long for a client that has gone. Or less from when the
-next request came until the end: it is not refused before."""
+"""Nothing is read ahead while less of a mute is left, as nobody waits long for a client that has gone, or while less
+lies between the next request's arrival and the mute's end, as it is not refused before that."""
 TLS_SHIFT: Final = 5
 """Encrypted bytes are counted as unread: 3 % more than come of them. A later request must not seem to be among them."""
 # Compared for each request: C values in compiled code (see the .pxd).

@@ -81,10 +81,9 @@ func franz(w work) producer {
 		kgo.ProducerLinger(0),
 		kgo.ProduceRequestTimeout(seconds(w.TimeoutSeconds)),
 		kgo.RecordDeliveryTimeout(seconds(w.LifeSeconds)),
-		kgo.MaxProduceRequestsInflightPerBroker(w.UnderWay),
 	}
-	if !w.Idempotent {
-		options = append(options, kgo.DisableIdempotentWrite())
+	if !w.Idempotent { // idempotent ones choose how many requests are under way
+		options = append(options, kgo.DisableIdempotentWrite(), kgo.MaxProduceRequestsInflightPerBroker(w.UnderWay))
 	}
 	client := paced.Must(kgo.NewClient(options...))
 	return func(partition int32, value []byte, done func(error)) {
