@@ -363,6 +363,9 @@ class Attacker:
             await self._partitions(wire, here, version=1 if flavour.endswith("old") else 3)
         elif flavour.startswith("delete"):
             await self._delete(wire, here, version=4 if flavour.endswith("old") else 5)
+        elif flavour.startswith("metadata"):
+            names = [f"{self.topic}-x{next(self._number)}" for _ in range(self.row.size)]
+            await self._ask(wire, frames.metadata(1 if flavour.endswith("old") else 12, names, self.client_id))
         else:
             await self._create(wire)
 

@@ -223,6 +223,16 @@ def metadata_of_nothing(client_id: str) -> bytes:
     return framed(header(METADATA, 1, client_id, flexible=False) + bytes(4))
 
 
+def metadata(version: int, names: list[str], client_id: str) -> bytes:
+    """Metadata 1 or 12 about topics that the broker may create."""
+    if version == 12:
+        body = uvarint(len(names) + 1) + b"".join(bytes(16) + compact(name.encode()) + b"\0" for name in names)
+        body += b"\1\0\0"
+    else:
+        body = struct.pack(">i", len(names)) + b"".join(struct.pack(">h", len(name)) + name.encode() for name in names)
+    return framed(header(METADATA, version, client_id, flexible=version == 12) + body)
+
+
 def share_fetch(
     group: str, member: str, epoch: int, topic_id: bytes, most_bytes: int, client_id: str, accepted: tuple[int, int]
 ) -> bytes:

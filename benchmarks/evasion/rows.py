@@ -16,7 +16,7 @@ Counter = Literal["client-id", "user", "user+client-id", "nothing"]
 
 Flavour = Literal[
     "", "compressed", "idempotent", "transactional", "names", "session", "small", "validate", "ids", "old",
-    "partitions", "partitions-old", "delete", "delete-old",
+    "partitions", "partitions-old", "delete", "delete-old", "metadata", "metadata-old",
 ]  # fmt: skip
 """`names`: a client-id per request. Of mutations what is asked for, and whether in a version that is never refused."""
 
@@ -321,6 +321,8 @@ def _mutations() -> Iterator[Row]:
         ("CreatePartitions 1 (permissive)", "partitions-old"),
         ("DeleteTopics 5", "delete"),
         ("DeleteTopics 4 (permissive)", "delete-old"),
+        ("Metadata 12 of a missing topic", "metadata"),
+        ("Metadata 1 of a missing topic", "metadata-old"),
     )
     for words, flavour in asked:
         yield Row(f"m4-{flavour}", f"{words}: 4 × one partition, a new connection per request", "mutations",

@@ -23,7 +23,7 @@ SHORT_BOUND = BOUND + 0.05
 WORST = (
     "p4-reconnect", "p30-impatient", "p4-half-close", "p4-acks-0-reconnect", "p4-idempotent", "p8-addresses", "p4-tls",
     "p4-certificate", "p8-ipv6-addresses", "s4-plain", "s4-gssapi", "s1-oauth-5s-piped", "n-user", "m4-impatient",
-    "m4-partitions", "m4-delete", "r4-reconnect", "h4-share", "f30-v4-reconnect", "f30-v17-half-close",
+    "m4-partitions", "m4-delete", "m4-metadata", "r4-reconnect", "h4-share", "f30-v4-reconnect", "f30-v17-half-close",
 )  # fmt: skip
 # A debt outlives the longest mute (5 s here).
 LONG_DEBT = Row("debt", "2 MB at 50 kB/s (40 s)", "large", limit=50_000, size=2_000_000, offer=50, one_at_least=False)
