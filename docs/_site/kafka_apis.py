@@ -16,6 +16,7 @@ from proxy.core.wire.apis import (
     API_VERSIONS,
     DESCRIBE_CLIENT_QUOTAS,
     FETCH,
+    METADATA,
     PRODUCE,
     SHARE_FETCH,
 )
@@ -33,6 +34,7 @@ _DONE: Final = {
     topics.CREATE_TOPICS: _MUTATIONS,
     topics.DELETE_TOPICS: _MUTATIONS,
     topics.CREATE_PARTITIONS: _MUTATIONS,
+    METADATA: "topics that it creates charged; over quota it may create none",
     DESCRIBE_CLIENT_QUOTAS: _QUOTAS,
     ALTER_CLIENT_QUOTAS: _QUOTAS,
     SASL_HANDSHAKE: _LOGIN,
