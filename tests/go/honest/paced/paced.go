@@ -34,6 +34,8 @@ type Result struct {
 	// What a member of a group read, and when, in seconds since 1970.
 	Read  []int     `json:"read"`
 	Times []float64 `json:"times"`
+	// How often it became a member.
+	Joined int `json:"joined"`
 }
 
 // Acknowledged notes a record that the broker has.

@@ -50,7 +50,11 @@ func produce(work paced.Work, result *paced.Result, config *sarama.Config) {
 
 type handler struct{ result *paced.Result }
 
-func (handler) Setup(sarama.ConsumerGroupSession) error   { return nil }
+func (h handler) Setup(sarama.ConsumerGroupSession) error {
+	h.result.Joined++
+	return nil
+}
+
 func (handler) Cleanup(sarama.ConsumerGroupSession) error { return nil }
 
 func (h handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
