@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from kafka import KafkaProducer
 
 from benchmarks.evasion.honest import finish, go_command, start
 from tests.lab.kafka import KafkaCluster
 from tests.support.sidecars import sidecar
+
+pytestmark = pytest.mark.long  # a minute, and `loopback/test_world` has such members
 
 LIMIT = 20_000
 RECORD_BYTES = 500_000
