@@ -20,7 +20,7 @@ from analysis.columns import DAY_S, HOUR_S, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
-from analysis.store import WORDS, Store, days_below
+from analysis.store import WORDS, Store, days_below, parquet_ddl
 from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
@@ -255,10 +255,9 @@ def _from_parquet(
 ) -> DataFrame:
     """Only the requested columns are read, so only they are checked."""
     try:
-        # The files' own schema is not used: a foreign one gives nulls, and those are set aside. Integers may be wider
-        # than ours, as other programs write them: Parquet readers widen, they do not narrow.
-        wide = spark_ddl().replace(" INT,", " BIGINT,")
-        rows = without_files(spark.read.option("recursiveFileLookup", True).schema(wide).parquet(*places), unreadable)
+        # The files' own schema is not used: a foreign one gives nulls, and those are set aside.
+        found = spark.read.option("recursiveFileLookup", True).schema(parquet_ddl()).parquet(*places)
+        rows = without_files(found, unreadable)
     except AnalysisException as error:
         raise ReportError(f"--input {places[0]}: {error}") from error
     return _checked(rows, wanted, now_ms)

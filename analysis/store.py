@@ -31,12 +31,20 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, file_system, read_text, write_text
 from analysis.iceberg import IcebergRecords
 from analysis.rollups import STEPS
+from analysis.session import spark_version
 from quota.record import spark_ddl
 
 WORDS = "words"
 """The rollup that says which records the others cover."""
 STALE_MS = 2 * 3_600_000
 """A lock that has not been touched for this long belonged to a run that was killed. It is touched with each day."""
+
+
+def parquet_ddl() -> str:
+    """The columns of records in Parquet. Integers may be wider than ours, as other programs write them: Spark's readers
+    widen from 4.0 on (SPARK-40876), and never narrow."""
+    ddl = spark_ddl()
+    return ddl if spark_version()[0].startswith("3.") else ddl.replace(" INT,", " BIGINT,")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ class Store:
 
     def read(self) -> DataFrame:
         """All of it, with the columns `date` and `cluster` that directories are named by."""
-        schema = f"{spark_ddl().replace(' INT,', ' BIGINT,')}, date STRING, cluster STRING"
+        schema = f"{parquet_ddl()}, date STRING, cluster STRING"
         if self.table is not None:
             columns = (one.split(" ") for one in schema.split(", "))
             return self.table.read().select(*(F.col(name).cast(kind).alias(name) for name, kind in columns))
