@@ -109,6 +109,12 @@ MUTATIONS = (
         "        user, client_id = account.identity\n"
         "        client_id = 'g0' if client_id == 'free' else client_id\n        self.counters.lead(",
     ),
+    Mutation(
+        "throttles of members are not cut",
+        "proxy/core/session/throttle.py",
+        "        if delay_ms > self.slice_ms:",
+        "        if delay_ms < 0:",
+    ),
 )
 
 

@@ -105,7 +105,9 @@ def _fetcher(chance: Random, group: Group) -> Habits:
         sessions=chance.random() < 0.5,
         starts_s=chance.random() * 3.0,
     )
-    return replace(habits, heartbeats=not (habits.leave or habits.slow_bytes_per_s) and chance.random() < 0.5)
+    if habits.leave or habits.slow_bytes_per_s or chance.random() < 0.5:
+        return habits
+    return replace(habits, heartbeats=True, size_bytes=habits.size_bytes * chance.choice((1, 10)))
 
 
 def _client(chance: Random, groups: tuple[Group, ...]) -> Habits:
