@@ -1,3 +1,6 @@
+cimport cython
+
+
 cdef class Usage:
     cdef double _amount
     cdef public long long charges, throttled, throttle_ms, queued, queued_ms
@@ -14,6 +17,7 @@ cdef class QuotaCounter:
     cpdef object _impose(self, object delay, long long now)
 
 
+@cython.final
 cdef class FetchGrant:
     cdef public object throttle_ms, max_bytes
     cdef public QuotaCounter group

@@ -1,4 +1,7 @@
+cimport cython
 
+
+@cython.final
 cdef class FetchSizer:
     cdef public object batch
     cdef public double head

@@ -1,4 +1,6 @@
 cimport cython
+# For results that tell an error: Cython 3.3 writes a `long long` one's -1 wrongly where the class is final.
+from libc.stdint cimport int64_t
 
 # Aliased, because `quota.ledger` itself exports Account and Meter to modules that import them from there.
 from quota.accounts cimport Account as AccountType, Meter as MeterType
@@ -8,13 +10,14 @@ from quota.reservation cimport FetchCounter
 from quota.window cimport WindowCounter
 
 
+@cython.final
 cdef class Ledger:
     cdef dict __dict__
     cdef public long long generation, reservations
 
     cpdef object wake(self, AccountType account)
     @cython.locals(meter=MeterType, group=QuotaCounter, now=cython.longlong)
-    cpdef long long charge(self, AccountType account, object kind, double amount, double now_ms) except? -1
+    cpdef int64_t charge(self, AccountType account, object kind, double amount, double now_ms) except? -1
     @cython.locals(group=QuotaCounter)
     cpdef object charge_no_throttle(self, AccountType account, object kind, double amount, double now_ms)
     @cython.locals(group=QuotaCounter, window=WindowCounter, grant=FetchGrantType)

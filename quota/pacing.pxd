@@ -1,3 +1,7 @@
+cimport cython
+
+
+@cython.final
 cdef class Pacer:
     cdef public double paid_at, backlog_ms, _apart_ms, _delayed_until, _largest_ms, _last_scheduled, _most_ms
     cdef public long long _tolerance_ms

@@ -1,6 +1,7 @@
 cimport cython
 
 
+@cython.final
 cdef class Sample:
     cdef public long long start, last
     cdef public double sum

@@ -1,3 +1,5 @@
+cimport cython
+
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.frames cimport Verdict as VerdictType
@@ -5,6 +7,7 @@ from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.wire.requests cimport RequestHeader
 
 
+@cython.final
 cdef class Auth:
     cdef EffectsType _effects
     cdef ExchangeType _exchange

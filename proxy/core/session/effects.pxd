@@ -5,6 +5,7 @@ from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 cdef double _NEVER
 
 
+@cython.final
 cdef class Effects:
     cdef public OutgoingType to_broker, to_client
     cdef public object ask, close, ended, identified

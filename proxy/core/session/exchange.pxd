@@ -8,12 +8,14 @@ cdef long long _MAX_KEPT_BYTES
 cdef object _ASKING, _FULL
 
 
+@cython.final
 cdef class Penalty:
     cdef public object charged, kind
     cdef public long long delay_ms
     cdef public double told_until_ms, until_ms
 
 
+@cython.final
 cdef class InFlightRequest:
     cdef public long long correlation_id, kept_bytes, replicated_bytes
     cdef public int api_key, api_version
@@ -29,6 +31,7 @@ cdef class InFlightRequest:
 cpdef InFlightRequest new_in_flight(long long correlation_id, int api_key, int api_version, AccountType account, double sent_ms)
 
 
+@cython.final
 cdef class Exchange:
     cdef public InFlightRequest newest, oldest, question
     cdef public Py_ssize_t count

@@ -6,6 +6,7 @@ from proxy.core.wire cimport integers
 cdef int _PREFIX_BYTES, _NOTHING, _HEAD, _END, _NEED, _FORWARD, _REPLACE, _DROP, _FILTER, _STOP
 
 
+@cython.final
 cdef class Verdict:
     cdef readonly int kind
     cdef readonly Py_ssize_t count

@@ -1,3 +1,7 @@
+cimport cython
+
+
+@cython.final
 cdef class Outgoing:
     cdef public object view
     cdef public Py_ssize_t start, end

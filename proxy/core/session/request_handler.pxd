@@ -18,6 +18,7 @@ cdef long long _MAX_PARTIAL_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
 
 
+@cython.final
 cdef class RequestHandler:
     cdef public SessionStateType _state
     cdef public FrameReaderType reader

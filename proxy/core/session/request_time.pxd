@@ -4,6 +4,7 @@ cdef int _FETCH, _PRODUCE, _RECENT
 cdef double _HANDOVER_MS, _MIN_MS, _UNKNOWN
 
 
+@cython.final
 cdef class RequestTime:
     cdef public double free_ms, round_trip_ms
     cdef double[15] _recent

@@ -1,4 +1,6 @@
 cimport cython
+# For results that tell an error: Cython 3.3 writes a `long long` one's -1 wrongly where the class is final.
+from libc.stdint cimport int64_t
 
 from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
@@ -14,6 +16,7 @@ cdef int _METADATA, _NEED, _PRODUCE
 cdef VerdictType _FORWARD
 
 
+@cython.final
 cdef class ResponseHandler:
     cdef public SessionStateType _state
     cdef public FrameReaderType reader
@@ -45,11 +48,11 @@ cdef class ResponseHandler:
     cdef InFlightRequestType _oldest(self, long long correlation_id)
     @cython.locals(state=SessionStateType, broker_throttle_ms=cython.longlong)
     cdef object _note(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here)
-    cpdef double _latency_ms(self, InFlightRequestType pending) except? -1.0
+    cdef double _latency_ms(self, InFlightRequestType pending) except? -1.0
     @cython.locals(state=SessionStateType, now_ms=cython.double, busy_ms=cython.double, delay_ms=cython.longlong)
-    cpdef object _charge_time(self, InFlightRequestType pending)
+    cdef object _charge_time(self, InFlightRequestType pending)
     @cython.locals(left_ms=cython.double)
-    cpdef long long _throttle_ms(self, InFlightRequestType pending) except? -1
+    cdef int64_t _throttle_ms(self, InFlightRequestType pending) except? -1
     @cython.locals(state=SessionStateType, now_ms=cython.double, version=cython.int, account=AccountType,
                    grant=FetchGrantType, share=cython.bint, tags=cython.int, named_bytes=cython.longlong,
                    amount_bytes=cython.longlong, delay_ms=cython.longlong)

@@ -14,6 +14,7 @@ cdef int _FETCH, _PRODUCE
 cdef object _FLOWING
 
 
+@cython.final
 cdef class SessionState:
     cdef public LedgerType ledger
     cdef public RequestTimeType request_time

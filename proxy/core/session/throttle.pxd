@@ -7,6 +7,7 @@ from quota.ledger cimport Ledger as LedgerType
 cdef object _MUTED, _QUEUED, _REFUSING
 
 
+@cython.final
 cdef class Grace:
     cdef public double expire_ms, owed_until_ms, renew_ms
     cdef object _from_bytes
@@ -16,6 +17,7 @@ cdef class Grace:
     cpdef bint passes(self, double now_ms, long long taken_bytes) except -1
 
 
+@cython.final
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters

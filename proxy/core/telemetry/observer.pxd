@@ -4,6 +4,7 @@ cdef int _BUCKETS
 cdef double[15] _BOUNDS
 
 
+@cython.final
 cdef class Histogram:
     cdef long long[16] _counts
     cdef public double sum_s

@@ -5,6 +5,7 @@ from proxy.core.wire cimport apis, integers
 cdef int _FETCH_MAX, _NO_ACKS_YET, _PREFIX_BYTES, _PRODUCE_MAX, _UNKNOWN
 
 
+@cython.final
 cdef class RequestHeader:
     cdef public int api_key, api_version
     cdef public long long size, correlation_id
@@ -13,6 +14,7 @@ cdef class RequestHeader:
     cdef public bint known
 
 
+@cython.final
 cdef class RepeatedHeader:
     cdef readonly int api_version
     cdef readonly Py_ssize_t body
@@ -21,6 +23,7 @@ cdef class RepeatedHeader:
     cpdef bint begins(self, object buf, Py_ssize_t end) except -1
 
 
+@cython.final
 cdef class FetchFields:
     cdef public long long min_bytes, session_id, session_epoch
     cdef public Py_ssize_t max_bytes_at, min_bytes_at, rest, session_epoch_at

@@ -7,6 +7,7 @@ cdef unsigned int _OVER, _READABLE, _ROOM
 cdef Py_ssize_t _AGAIN
 
 
+@cython.final
 cdef class Clock:
     cdef object _source
 
@@ -21,10 +22,12 @@ cdef class Handler:
     cpdef object on_time(self)
 
 
+@cython.final
 cdef class Watch:
     cdef public Handler reader, writer
 
 
+@cython.final
 cdef class EventLoop:
     cdef public calls.Poller poller
     cdef public Clock clock

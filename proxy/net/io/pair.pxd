@@ -27,18 +27,24 @@ cdef class Direction(Handler):
 
     @cython.locals(pair=ConnectionPair, _=cython.int)
     cpdef object run(self)
+    @cython.final
     @cython.locals(sent=cython.Py_ssize_t, total=cython.Py_ssize_t, more=cython.bint, sink=EndpointType)
-    cpdef object send(self, OutgoingType out)
+    cdef object send(self, OutgoingType out)
+    @cython.final
     @cython.locals(sent=cython.Py_ssize_t, sink=EndpointType)
-    cpdef object send_range(self, object view, Py_ssize_t start, Py_ssize_t end, bint more)
+    cdef object send_range(self, object view, Py_ssize_t start, Py_ssize_t end, bint more)
+    @cython.final
     @cython.locals(pair=ConnectionPair, wanted=cython.Py_ssize_t, received=cython.Py_ssize_t)
     cdef bint _read(self) except -1
+    @cython.final
     @cython.locals(pair=ConnectionPair, splice=SpliceType)
     cdef bint _move(self) except -1
+    @cython.final
     @cython.locals(pair=ConnectionPair, sink=EndpointType, done=cython.Py_ssize_t, total=cython.Py_ssize_t, sent=cython.Py_ssize_t)
     cdef bint _flush(self) except -1
 
 
+@cython.final
 cdef class ConnectionPair:
     cdef public object _shared, _changed, _identify, compliance, reason
     cdef public EventLoop _loop

@@ -3,11 +3,13 @@ cimport cython
 from proxy.net.io cimport calls
 
 
+@cython.final
 cdef class Pipe:
     cdef public int read_fd, write_fd
     cdef public long long size_bytes
 
 
+@cython.final
 cdef class PipePool:
     cdef public list _free
     cdef public long long pipes_open
@@ -15,6 +17,7 @@ cdef class PipePool:
     cpdef Pipe take(self)
 
 
+@cython.final
 cdef class Splice:
     cdef public Pipe _pipe
     cdef public PipePool _pool
