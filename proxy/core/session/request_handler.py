@@ -63,7 +63,6 @@ MIN_TIMEOUT_MS: Final = 1000
 """A Produce request is held so long at least, whatever its `timeout_ms`."""
 MAX_CLIENT_IDS: Final = 8
 """Client-ids whose accounts count a connection as theirs."""
-ACKS_ALL: Final = -1
 BODY_SHIFT: Final = 8
 """256 bytes of a Fetch whose session is kept here count as one frame."""
 DEFERRED_BYTES: Final = 4096
@@ -80,6 +79,7 @@ _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
 _NO_ACKS_YET: Final = requests.NO_ACKS_YET
+_ACKS_ALL: Final = -1
 _MAX_REPEATED_BYTES: Final = 512
 """Longer headers than this are parsed each time."""
 _HEADER_SHIFT: Final = 5
@@ -383,7 +383,7 @@ class RequestHandler:
         return pending
 
     def _begin_produce(self, pending: InFlightRequest, size_bytes: int, acks: int) -> None:
-        if acks == ACKS_ALL:
+        if acks == _ACKS_ALL:
             pending.replicated_bytes = size_bytes
         self._produced_bytes = size_bytes
         self._begin(pending, acks == 0)

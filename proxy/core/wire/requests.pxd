@@ -38,7 +38,7 @@ cdef RequestHeader _header(long long size, int api_key, int api_version, long lo
                length=cython.int, pos=cython.Py_ssize_t, body=cython.Py_ssize_t, headers=bytes, header_version=cython.int, names=dict)
 cpdef RequestHeader parse_request_header(object buf, Py_ssize_t frame, Py_ssize_t end, long long max_frame_bytes=*)
 
-@cython.locals(pos=cython.Py_ssize_t)
+@cython.locals(length=cython.longlong, pos=cython.Py_ssize_t)
 cdef Py_ssize_t _acks_at(object buf, Py_ssize_t body, Py_ssize_t end, int version) except? -2
 
 @cython.locals(at=cython.Py_ssize_t)

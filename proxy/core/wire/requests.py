@@ -251,7 +251,7 @@ def _acks_at(buf: Buffer, body: int, end: int, version: int) -> int:
         if length < 0x80:
             pos = body + (length if length else 1)
         else:
-            length, pos = read_uvarint(buf, body, end)
+            length, pos = integers.uvarint(buf, body, end)
             if pos == -2:
                 raise WireError("request_malformed", "the transactional id's length is not a number")
             if pos == -1:
