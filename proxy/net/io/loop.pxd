@@ -35,7 +35,7 @@ cdef class EventLoop:
     cdef public object again, turns
     cdef public double since_ms, told_s
     cdef public bint running, asleep
-    cdef bint _has_posted, _waits
+    cdef bint _has_posted, _just_woken, _waits
     cdef public int served
     cdef object _posted
     cdef int _wakeup_fd
@@ -46,6 +46,7 @@ cdef class EventLoop:
     cpdef object go_on_later(self, Handler handler)
     cpdef object come_back(self, double at_s, Handler handler)
     cpdef double next_s(self) except? -1.0
+    cpdef double ready_s(self) except? -1.0
     @cython.locals(now_s=cython.double, wait_s=cython.double)
     cpdef object run(self)
     @cython.locals(poller=calls.Poller, watches=list, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t,

@@ -101,6 +101,7 @@ class EventLoop:
 
     __slots__ = (
         "_has_posted",
+        "_just_woken",
         "_marked_s",
         "_number",
         "_posted",
@@ -154,6 +155,8 @@ class EventLoop:
         """
         self.told_s = 0.0
         """When the latest wait ended."""
+        self._just_woken = False
+        """No handler has used that time yet."""
         self._turn_s = NEVER
         """When the turn began that the watchdog measures."""
         self._marked_s = -NEVER
@@ -211,6 +214,13 @@ class EventLoop:
         """The next deadline."""
         return self.late[0][0] if self.late else _NEVER
 
+    def ready_s(self) -> float:
+        """The time at which what a handler has just read was there: for the first in a round, the end of the wait."""
+        if self._just_woken:
+            self._just_woken = False
+            return self.told_s
+        return self.clock.now_s()
+
     def run(self) -> None:
         """Serve until `running` is False."""
         now_s = self.clock.now_s()
@@ -227,6 +237,7 @@ class EventLoop:
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > _WAITED_S else self.told_s) * 1000.0
         self.told_s = self._turn_s = now_s
+        self._just_woken = count > 0
         if now_s - self._marked_s >= _MARK_S:
             self._marked_s = now_s
             self.turns.mark()
@@ -237,6 +248,7 @@ class EventLoop:
             watch = watches[fd] if fd < len(watches) else None
             if watch is not None:
                 self._serve(watch, poller.flags_of(event))
+                self._just_woken = False
         if self._waits:
             self._run_again(left)
         if self.late and self.next_s() <= now_s:

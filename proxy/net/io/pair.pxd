@@ -18,6 +18,7 @@ cdef class ConnectionPair
 cdef class Direction(Handler):
     cdef public ConnectionPair _pair
     cdef public object _buffer
+    cdef public Py_ssize_t _buffer_bytes
     cdef public EventLoop _loop
     cdef public SpliceType _splice
     cdef public long long moves

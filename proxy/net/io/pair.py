@@ -72,6 +72,7 @@ class Direction(Handler):
 
     __slots__ = (
         "_buffer",
+        "_buffer_bytes",
         "_loop",
         "_pair",
         "_splice",
@@ -88,7 +89,7 @@ class Direction(Handler):
         super().__init__()
         self._pair: ConnectionPair | None = pair
         self._loop = shared.loop
-        self._buffer = shared.buffer
+        self._buffer, self._buffer_bytes = shared.buffer, len(shared.buffer)
         self._upward = upward
         self._splice = Splice(shared.pipes)
         self.source: Endpoint | None = None
@@ -186,10 +187,9 @@ class Direction(Handler):
 
     def _read(self) -> bool:
         """Read once. False: there is no more for now."""
-        pair, source, buffer = self._pair, self.source, self._buffer
+        pair, source, buffer, wanted = self._pair, self.source, self._buffer, self._buffer_bytes
         assert pair is not None
         assert source is not None
-        wanted = len(buffer)
         try:
             received = source.receive(buffer, wanted)
         except OSError as error:
@@ -396,7 +396,7 @@ class ConnectionPair:
 
     def on_bytes(self, upward: bool, buffer: memoryview, count: int) -> None:
         """`count` bytes were read."""
-        self.active_s = self._loop.clock.now_s()
+        self.active_s = self._loop.ready_s()
         now_ms = self.active_s * 1000.0
         session, up, since_ms = self.session, self.up, self._loop.since_ms
         was_open = up.open
