@@ -36,20 +36,20 @@ class Account(Activity):
     """
 
     __slots__ = (
-        "_fetched",
-        "_mutated",
-        "_produced",
-        "_requested",
         "broker_throttle_ms",
         "broker_throttled",
+        "fetched",
         "identity",
         "last_ms",
+        "mutated",
+        "produced",
+        "requested",
     )
 
     def __init__(self, identity: Identity) -> None:
         super().__init__()
         self.identity: Final = identity
-        self._produced, self._fetched, self._requested, self._mutated = Meter(), Meter(), Meter(), Meter()
+        self.produced, self.fetched, self.requested, self.mutated = Meter(), Meter(), Meter(), Meter()
         self.last_ms = 0
         self.broker_throttled = 0
         """Responses in which the broker itself told the client to wait."""
@@ -58,10 +58,10 @@ class Account(Activity):
     def meter(self, kind: Kind) -> Meter:
         """The client's totals for one kind."""
         if kind is _PRODUCE:
-            return self._produced
+            return self.produced
         if kind is _FETCH:
-            return self._fetched
-        return self._requested if kind is _REQUEST else self._mutated
+            return self.fetched
+        return self.requested if kind is _REQUEST else self.mutated
 
     @property
     def meters(self) -> dict[Kind, Meter]:

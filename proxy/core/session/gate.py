@@ -82,7 +82,7 @@ def is_open(state: SessionState, account: Account) -> bool:
     throttle, generation = state.throttle, state.ledger.generation
     if throttle.gone or throttle.place is not None or throttle.grace.owed_until_ms:
         return False
-    return not (_asks(account.meter(PRODUCED), generation) or _asks(account.meter(REQUESTED), generation))
+    return not (_asks(account.produced, generation) or _asks(account.requested, generation))
 
 
 def _asks(meter: Meter, generation: int) -> bool:
