@@ -36,7 +36,8 @@ cdef class ResponseHandler:
     @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
                    version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
-    @cython.locals(state=SessionStateType, pending=InFlightRequestType, after=InFlightRequestType, version=cython.int)
+    @cython.locals(state=SessionStateType, pending=InFlightRequestType, after=InFlightRequestType,
+                   throttle_at=cython.Py_ssize_t, broker_throttle_ms=cython.longlong, throttle_ms=cython.longlong)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms, double arrived_ms)
     @cython.locals(api_key=cython.int)
     cdef object _answered(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here,
@@ -46,8 +47,8 @@ cdef class ResponseHandler:
                                 InFlightRequestType pending, long long throttle_ms)
     @cython.locals(pending=InFlightRequestType)
     cdef InFlightRequestType _oldest(self, long long correlation_id)
-    @cython.locals(state=SessionStateType, broker_throttle_ms=cython.longlong)
-    cdef object _note(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here)
+    @cython.locals(state=SessionStateType)
+    cdef object _note(self, InFlightRequestType pending, long long broker_throttle_ms)
     cdef double _latency_ms(self, InFlightRequestType pending) except? -1.0
     @cython.locals(state=SessionStateType, now_ms=cython.double, busy_ms=cython.double, delay_ms=cython.longlong)
     cdef object _charge_time(self, InFlightRequestType pending)

@@ -157,20 +157,27 @@ class ResponseHandler:
         and nothing in it is to be replaced. None: it is not, and nothing has been done."""
         state = self._state
         pending = state.exchange.oldest
-        if pending is None or pending.api_key != _PRODUCE or pending.penalty is not None or end < 8:
+        if pending is None or pending.api_key != _PRODUCE or pending.penalty is not None or end < _HEAD_BYTES:
             return None
         if pending.hook is not None or pending.local_answer is not None:
             return None
-        after, version = pending.next, pending.api_version
+        after = pending.next
         if after is not None and after.local_answer is not None:
             return None
         if integers.int32(buf, 0) != end - 4 or integers.int32(buf, 4) != pending.correlation_id:
             return None
-        if end - 4 > self._max_response_bytes or not responses.is_plain(_PRODUCE, version, buf, 0, end):
+        throttle_at = throttle.plain_produce(buf, 0, end, pending.api_version)
+        if throttle_at < 0 or end - 4 > self._max_response_bytes:
             return None
         self._now_ms, self.came_ms = now_ms, arrived_ms
         self._charge_time(pending)
-        self._answered(pending, buf, 0, end, end, True, self._throttle_ms(pending))
+        state.exchange.popleft()
+        self._latency.add(self._latency_ms(pending) / 1000.0)
+        broker_throttle_ms = integers.int32(buf, throttle_at)
+        self._note(pending, broker_throttle_ms)
+        throttle_ms = self._throttle_ms(pending)
+        if throttle_ms > max(broker_throttle_ms, 0):
+            integers.put_int32(buf, throttle_at, throttle_ms)
         self.bytes_total += end
         self.ended()
         return pending
@@ -194,7 +201,7 @@ class ResponseHandler:
             throttle_ms = self._throttle_ms(pending)
         elif api_key == _PRODUCE or api_key not in WAITING_APIS:
             self._latency.add(self._latency_ms(pending) / 1000.0)
-        self._note(pending, buf, start, here)
+        self._note(pending, throttle.read_throttle(buf, start, start + here, api_key, pending.api_version))
         if throttle_ms > 0 and unchanged:
             throttle.patch_throttle(buf, start, start + here, api_key, pending.api_version, throttle_ms)
 
@@ -231,10 +238,9 @@ class ResponseHandler:
         text = f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}"
         raise broker_malformed(text, "broker_correlation_id")
 
-    def _note(self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int) -> None:
+    def _note(self, pending: InFlightRequest, broker_throttle_ms: int) -> None:
         """Record the throttle that the broker tells, and the one that the request caused here."""
         state = self._state
-        broker_throttle_ms = throttle.read_throttle(buf, start, start + here, pending.api_key, pending.api_version)
         if broker_throttle_ms > 0:
             state.broker_throttled(pending, broker_throttle_ms, self._now_ms)
         if pending.penalty is not None:
