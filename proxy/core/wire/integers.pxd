@@ -9,19 +9,29 @@ from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
 
 cdef inline uint8_t *bytes_at(object buf, Py_ssize_t at, Py_ssize_t count, bint to_write) except NULL:
     cdef Py_buffer *view
+    if PyMemoryView_Check(buf) and at >= 0 and count >= 0:
+        view = PyMemoryView_GET_BUFFER(buf)
+        if is_bytes(view, to_write) and count <= view.len - at:
+            return <uint8_t *>view.buf + at
+    return bytes_elsewhere(buf, at, count, to_write)
+
+
+cdef inline bint is_bytes(Py_buffer *view, bint to_write) noexcept:
+    return view.itemsize == 1 and view.ndim == 1 and view.strides[0] == 1 and not (to_write and view.readonly)
+
+
+# Of other objects, or an error: apart from the above, which is short enough to become part of its callers.
+cdef inline uint8_t *bytes_elsewhere(object buf, Py_ssize_t at, Py_ssize_t count, bint to_write) except NULL:
     cdef uint8_t *data
     cdef Py_ssize_t size
-    if PyMemoryView_Check(buf):
-        view = PyMemoryView_GET_BUFFER(buf)
-        if view.itemsize != 1 or view.ndim != 1 or view.strides[0] != 1 or (to_write and view.readonly):
-            raise TypeError("not a contiguous view of bytes, or one that cannot be written to")
-        data, size = <uint8_t *>view.buf, view.len
-    elif PyByteArray_CheckExact(buf):
+    if PyByteArray_CheckExact(buf):
         data, size = <uint8_t *>PyByteArray_AS_STRING(buf), PyByteArray_GET_SIZE(buf)
     elif PyBytes_CheckExact(buf) and not to_write:
         data, size = <uint8_t *>PyBytes_AS_STRING(buf), PyBytes_GET_SIZE(buf)
+    elif PyMemoryView_Check(buf) and is_bytes(PyMemoryView_GET_BUFFER(buf), to_write):
+        raise IndexError("beyond the buffer")
     else:
-        raise TypeError("neither a memoryview, nor a bytearray, nor bytes that are only read")
+        raise TypeError("no bytearray, nor bytes that are only read, nor a contiguous view of bytes")
     if at < 0 or count < 0 or count > size or at > size - count:
         raise IndexError("beyond the buffer")
     return data + at
