@@ -2,19 +2,25 @@ cimport cython
 
 from proxy.net.io cimport calls
 
+cdef Py_ssize_t _POOL_SIZE
+
 
 @cython.final
 cdef class Pipe:
     cdef public int read_fd, write_fd
     cdef public long long size_bytes
+    cdef public Pipe next
 
 
 @cython.final
 cdef class PipePool:
-    cdef public list _free
+    cdef public Pipe _free
+    cdef public Py_ssize_t _count
     cdef public long long pipes_open
 
+    @cython.locals(pipe=Pipe)
     cpdef Pipe take(self)
+    cpdef object give_back(self, Pipe pipe, bint is_empty)
 
 
 @cython.final

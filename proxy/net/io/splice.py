@@ -14,15 +14,17 @@ from proxy.net.io import calls
 
 PIPE_BYTES: Final = 1 << 20
 """Requested size; the kernel may grant less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
-POOL_SIZE: Final = 32
+_POOL_SIZE: Final = 32
 
 
 class Pipe:
     """A kernel pipe; `size_bytes` is what it can hold."""
 
-    __slots__ = ("read_fd", "size_bytes", "write_fd")
+    __slots__ = ("next", "read_fd", "size_bytes", "write_fd")
 
     def __init__(self) -> None:
+        self.next: Pipe | None = None
+        """In the pool: the one that was given back before it."""
         self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self.size_bytes = fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -38,16 +40,22 @@ class Pipe:
 class PipePool:
     """Empty pipes to reuse. `pipes_open` counts all that exist, so that tests can detect a leak."""
 
-    __slots__ = ("_free", "pipes_open")
+    __slots__ = ("_count", "_free", "pipes_open")
 
     def __init__(self) -> None:
-        self._free: list[Pipe] = []
+        self._free: Pipe | None = None
+        """The one that was given back last,"""
+        self._count = 0
+        """of so many."""
         self.pipes_open = 0
 
     def take(self) -> Pipe | None:
         """An empty pipe; None when the process is out of file descriptors: bytes then go through the receive buffer."""
-        if self._free:
-            return self._free.pop()
+        pipe = self._free
+        if pipe is not None:
+            self._free, pipe.next = pipe.next, None
+            self._count -= 1
+            return pipe
         try:
             pipe = Pipe()
         except OSError:
@@ -55,19 +63,22 @@ class PipePool:
         self.pipes_open += 1
         return pipe
 
-    def give_back(self, pipe: Pipe, *, is_empty: bool) -> None:
+    def give_back(self, pipe: Pipe, is_empty: bool) -> None:
         """Return a pipe; one that still holds bytes is closed."""
-        if is_empty and len(self._free) < POOL_SIZE:
-            self._free.append(pipe)
+        if is_empty and self._count < _POOL_SIZE:
+            pipe.next, self._free = self._free, pipe
+            self._count += 1
         else:
             pipe.close()
             self.pipes_open -= 1
 
     def close(self) -> None:
         """Close the free pipes."""
-        while self._free:
-            self._free.pop().close()
+        pipe, self._free, self._count = self._free, None, 0
+        while pipe is not None:
+            pipe.close()
             self.pipes_open -= 1
+            pipe = pipe.next
 
 
 class Step(enum.Enum):
@@ -160,13 +171,13 @@ class Splice:
                 self._pipe = pipe
             else:
                 self._pipe = None
-                self._pool.give_back(pipe, is_empty=True)
+                self._pool.give_back(pipe, True)
         return step
 
     def close(self) -> None:
         """Release the pipe; bytes still inside are lost."""
         if self._pipe is not None:
-            self._pool.give_back(self._pipe, is_empty=False)
+            self._pool.give_back(self._pipe, False)
             self._pipe = None
 
 
