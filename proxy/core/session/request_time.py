@@ -50,6 +50,7 @@ _FETCH: Final = FETCH
 _RECENT: Final = RECENT
 _HANDOVER_MS: Final = HANDOVER_MS
 _MIN_MS: Final = MIN_MS
+_MS_PER_BYTE: Final = MS_PER_BYTE
 _UNKNOWN: Final = -1.0
 
 NEVER_WAIT: Final = _keys(
@@ -135,7 +136,7 @@ class RequestTime:
             elapsed = now_ms - start_ms
             busy = least_ms if elapsed >= least_ms else elapsed if elapsed > 0.0 else 0.0
         if replicated_bytes:
-            most = self.baseline_ms + replicated_bytes * MS_PER_BYTE
+            most = self._most_ms() + replicated_bytes * _MS_PER_BYTE
             return busy if busy < most else most
         if api_key == _PRODUCE or (api_key != _FETCH and api_key in NEVER_WAIT):
             at = self._at
@@ -145,7 +146,7 @@ class RequestTime:
             return busy
         if api_key != _FETCH and api_key in EXEMPT:
             return 0.0
-        most = self.baseline_ms
+        most = self._most_ms()
         return busy if busy < most else most
 
     @property
@@ -156,6 +157,9 @@ class RequestTime:
     @property
     def baseline_ms(self) -> float:
         """The maximum charge of a request that may wait."""
+        return self._most_ms()
+
+    def _most_ms(self) -> float:
         baseline = self._baseline
         if baseline == _UNKNOWN:
             baseline = self._baseline = sorted(self.recent)[RECENT // 2]
