@@ -18,8 +18,13 @@ cdef class QuotaCounter:
 
 
 @cython.final
+@cython.freelist(8)
 cdef class FetchGrant:
     cdef public object throttle_ms, max_bytes
     cdef public QuotaCounter group
     cdef public double reserved, paced_ms
     cdef public long long head_bytes
+
+
+@cython.locals(grant=FetchGrant)
+cpdef FetchGrant granted(object max_bytes, QuotaCounter group, double reserved, double paced_ms, long long head_bytes)

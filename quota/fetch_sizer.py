@@ -53,6 +53,14 @@ FADE: Final = 0.9
 """Sizes of batches differ. The largest recent one counts: each smaller one lets the estimate decay by this."""
 SINGLE: Final = 1
 """As ``max_bytes``: the first batch, whole and alone."""
+# Used with each fetch: C numbers in compiled code (see the .pxd).
+_FADE: Final = FADE
+_HEADS: Final = HEADS
+_HEAD_BYTES: Final = HEAD_BYTES
+_HEAD_FADE: Final = HEAD_FADE
+_LONGEST_FOR_HEADS_MS: Final = LONGEST_FOR_HEADS_MS
+_LEAST_RECORDS_BYTES: Final = EMPTY_BYTES - HEAD_BYTES
+_SINGLE: Final = SINGLE
 
 
 class FetchSizer:
@@ -69,16 +77,16 @@ class FetchSizer:
 
     def expect(self, head_bytes: int) -> None:
         """A fetch asks, or is answered, whose response has `head_bytes` without its records."""
-        self.head = max(float(max(head_bytes, HEAD_BYTES)), self.head * HEAD_FADE)
+        self.head = max(float(max(head_bytes, _HEAD_BYTES)), self.head * _HEAD_FADE)
 
     def learn(self, max_bytes: int | None, records_bytes: float) -> None:
         """A fetch that was granted `max_bytes` got a response with `records_bytes` besides its head."""
-        if max_bytes == SINGLE and records_bytes > EMPTY_BYTES - HEAD_BYTES:
-            self.batch = max(records_bytes, self.batch * FADE)
+        if max_bytes == _SINGLE and records_bytes > _LEAST_RECORDS_BYTES:
+            self.batch = max(records_bytes, self.batch * _FADE)
 
     def heads_ms(self, limit: float) -> float:
         """How much time's worth keeps the heads of responses a small part of them."""
-        return min(HEADS * self.head / limit * 1000.0, LONGEST_FOR_HEADS_MS)
+        return min(_HEADS * self.head / limit * 1000.0, _LONGEST_FOR_HEADS_MS)
 
     def min_chunk_ms(self, limit: float, waiting: int) -> float:
         """How much time's worth to wait for at `limit` bytes/s, while `waiting` other fetchers wait as well."""

@@ -4,6 +4,10 @@ from quota.pacing cimport Pacer
 from quota.window cimport WindowCounter
 
 
+cdef double _LEARN
+
+
+@cython.locals(known=cython.double)
 cpdef double mean_with(double value, object mean) except? -1.0
 
 

@@ -23,7 +23,10 @@ _LEARN: Final = 1 / 16
 
 def mean_with(value: float, mean: float | None) -> float:
     """The running mean after this value; None: it is the first."""
-    return value if mean is None else mean + (value - mean) * _LEARN
+    if mean is None:
+        return value
+    known = mean
+    return known + (value - known) * _LEARN
 
 
 class DebtCounter(WindowCounter):

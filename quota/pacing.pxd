@@ -1,5 +1,7 @@
 cimport cython
 
+cdef long long _FETCH_TOLERANCE_MS
+
 
 @cython.final
 cdef class Pacer:
@@ -7,6 +9,7 @@ cdef class Pacer:
     cdef public long long _tolerance_ms
     cdef public object _scheduled, _calm_since
 
+    @cython.locals(tolerance_ms=cython.longlong)
     cpdef object tolerate(self, double portion_ms)
     cpdef double owed_ms(self, long long now) except? -1.0
     cpdef double credit_ms(self, long long now) except? -1.0

@@ -32,6 +32,8 @@ LARGE_MS: Final = 10_000
 wait for all of it: see :attr:`Pacer.backlog_ms`."""
 CALM_SHARE: Final = 0.9
 """Below this fraction of the limit a group counts as calm; two whole windows of calm end the episode."""
+# Used with each fetch: a C number in compiled code (see the .pxd).
+_FETCH_TOLERANCE_MS: Final = FETCH_TOLERANCE_MS
 
 
 class Pacer:
@@ -68,7 +70,8 @@ class Pacer:
 
     def tolerate(self, portion_ms: float) -> None:
         """Fetches bring this much time's worth: one that comes late may still catch up."""
-        self._tolerance_ms = max(FETCH_TOLERANCE_MS, int(portion_ms + 1000))
+        tolerance_ms = int(portion_ms + 1000.0)
+        self._tolerance_ms = max(_FETCH_TOLERANCE_MS, tolerance_ms)
 
     def begin(self, now: int, kafka_delay_ms: float) -> None:
         """Start an episode with the clock at the end of Kafka's delay: no earlier credit is left."""

@@ -1,9 +1,13 @@
 cimport cython
 
+from quota cimport counter, paced
 from quota.counter cimport FetchGrant as FetchGrantType
 from quota.fetch_sizer cimport FetchSizer
 from quota.paced cimport PacedCounter
 from quota.pacing cimport Pacer
+
+cdef long long _HEAD_BYTES
+cdef double _SHORTEST_MS, _TOLERANCE_MS
 
 
 cdef class FetchCounter(PacedCounter):
@@ -12,9 +16,9 @@ cdef class FetchCounter(PacedCounter):
     cdef public FetchSizer _fetch_sizer
     cdef public double _outstanding
 
-    @cython.locals(pacer=Pacer, sizer=FetchSizer, chunk_ms=cython.double, kafka=cython.longlong, wait=cython.longlong, expected=cython.double, paced_ms=cython.double, paced=cython.bint)
+    @cython.locals(pacer=Pacer, sizer=FetchSizer, chunk_ms=cython.double, kafka=cython.longlong, wait=cython.longlong, expected=cython.double, paced_ms=cython.double, in_episode=cython.bint)
     cpdef object admit(self, object wanted, long long now, long long head_bytes=*)
-    cpdef object settle(self, FetchGrantType grant, object amount)
+    cpdef object settle(self, FetchGrantType grant, double amount)
     cdef long long _due(self, double limit, long long now) except? -1
     @cython.locals(total=cython.double, window_ms=cython.longlong, available_ms=cython.double, kafka=cython.longlong)
     cdef (long long, long long) _delays(self, double limit, double chunk_ms, long long now) except *

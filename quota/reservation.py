@@ -2,16 +2,21 @@
 
 from typing import Final
 
+from quota import counter, paced
 from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings
 from quota.entity import CounterKey, Kind
 from quota.fetch_sizer import HEAD_BYTES, SHORTEST_MS, FetchSizer
-from quota.paced import PacedCounter, mean_with
+from quota.paced import PacedCounter
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, PLENTY, SLACK_MS, TOLERANCE_MS
 from quota.rate import MAX_THROTTLE_MS, round_half_up
 
 UNKNOWN_BATCH_BYTES: Final = 1_000_000
 """The least that a fetch is expected to bring, if it asks for as much, before any response has shown it: brokers send
 one whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
+# Used with each fetch: C numbers in compiled code (see the .pxd).
+_HEAD_BYTES: Final = HEAD_BYTES
+_SHORTEST_MS: Final = SHORTEST_MS
+_TOLERANCE_MS: Final = TOLERANCE_MS
 
 
 class FetchCounter(PacedCounter):
@@ -50,9 +55,9 @@ class FetchCounter(PacedCounter):
             self.throttled_until = max(self.throttled_until, now + delay)
             return FetchGrant(delay, 0)
         granted = max(int(self._room_besides(limit, chunk_ms, now)), 0)
-        paced = self.may_queue
-        if not paced:
-            granted = min(granted, int(limit * max(TOLERANCE_MS, chunk_ms) / 1000.0))
+        in_episode = self.may_queue
+        if not in_episode:
+            granted = min(granted, int(limit * max(_TOLERANCE_MS, chunk_ms) / 1000.0))
         # Reserved in full while nothing is known, and later by experience: most consumers wait at the end of a log and
         # ask for far more than they get, and must not delay others by what they will not take. One batch comes whole,
         # whatever is granted.
@@ -62,7 +67,7 @@ class FetchCounter(PacedCounter):
             expected = min(max(granted, sizer.batch + sizer.head), self._typical)
         granted = max(granted - int(sizer.head), 0)
         paced_ms = 0.0
-        if paced:
+        if in_episode:
             granted = sizer.grant(granted, limit, pacer.credit_ms(now))
             paced_ms = expected / limit * 1000.0
             if pacer.credit_ms(now) > PLENTY * chunk_ms:
@@ -70,7 +75,8 @@ class FetchCounter(PacedCounter):
             pacer.take(paced_ms, now)
         self._admitted += 1
         self._outstanding += expected
-        return FetchGrant(0, max(min(granted, wanted), 1), self, expected, paced_ms, max(head_bytes, HEAD_BYTES))
+        head_bytes = max(head_bytes, _HEAD_BYTES)
+        return counter.granted(max(min(granted, wanted), 1), self, expected, paced_ms, head_bytes)
 
     def settle(self, grant: FetchGrant, amount: float) -> None:
         """Release what :meth:`admit` reserved and learn from the actual size, which the caller then records."""
@@ -80,7 +86,7 @@ class FetchCounter(PacedCounter):
         if grant.paced_ms and self.may_queue:
             self.pacer.give_back(grant.paced_ms)
         if amount:  # else there was no response to learn from
-            self._typical = mean_with(amount, self._typical)
+            self._typical = paced.mean_with(amount, self._typical)
             self._fetch_sizer.expect(grant.head_bytes)
             self._fetch_sizer.learn(grant.max_bytes, amount - grant.head_bytes)
 
@@ -119,7 +125,7 @@ class FetchCounter(PacedCounter):
         """Fetches wait until this much time's worth is allowed."""
         if self.may_queue:
             return self._fetch_sizer.min_chunk_ms(limit, self.pacer.waiting(now))
-        return max(SHORTEST_MS, self._fetch_sizer.heads_ms(limit))
+        return max(_SHORTEST_MS, self._fetch_sizer.heads_ms(limit))
 
     def _chunk_begun_ms(self, limit: float, now: int) -> float:
         """The chunk at `now`. Fetches stop short of a violation, so for them an episode begins when less than half of
