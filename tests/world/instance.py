@@ -43,8 +43,6 @@ class Quiet:
 
     def look(self, *_: object) -> None: ...
 
-    def mark(self) -> None: ...
-
 
 class Poller(calls.Poller):
     """epoll of simulated sockets, edge-triggered."""

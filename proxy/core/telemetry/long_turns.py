@@ -6,7 +6,6 @@ millisecond at most. What may take long says what it is (`begin`), so that the t
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Final
 
@@ -32,7 +31,6 @@ class LongTurns:
         self.longest_cpu_s = 0.0
         self._what = ""
         self._begun_s = 0.0
-        self._cpu_s = 0.0
         self._said_s = -LOG_INTERVAL_S
         self._unsaid = 0
 
@@ -40,14 +38,9 @@ class LongTurns:
         """Something begins that may take long; `what` is one of a small number of names."""
         self._what, self._begun_s = what, now_s
 
-    def mark(self) -> None:
-        """A turn begins."""
-        self._cpu_s = time.thread_time()
-
-    def look(self, what: str, began_s: float, now_s: float, callbacks: int = 0) -> None:
-        """A turn has taken more than `LONG_S`, perhaps because the thread had no core. `what`: if nothing was begun."""
-        cpu_s = time.thread_time()
-        took_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
+    def look(self, what: str, began_s: float, now_s: float, took_s: float, callbacks: int = 0) -> None:
+        """A turn has taken more than `LONG_S`, of which the thread had a core for `took_s`. `what`: if nothing was
+        begun."""
         if took_s <= LONG_S + EACH_S * callbacks:
             return
         if self._begun_s >= began_s and self._what:

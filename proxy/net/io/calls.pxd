@@ -8,6 +8,8 @@ cdef class PlainEndpoint(Endpoint):
 
 cpdef double monotonic_s() noexcept
 
+cpdef double thread_s() noexcept
+
 cpdef Py_ssize_t splice(int source_fd, int sink_fd, Py_ssize_t count, bint more) except -2
 
 

@@ -16,6 +16,8 @@ MAX_EVENTS: Final = 256
 _LONGEST_WAIT_S: Final = 2e6
 monotonic_s = time.perf_counter
 """CLOCK_MONOTONIC in seconds."""
+thread_s = time.thread_time
+"""CPU time of the calling thread in seconds."""
 
 
 class PlainEndpoint(Endpoint):

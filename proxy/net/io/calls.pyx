@@ -50,6 +50,7 @@ cdef extern from *:
         time_t tv_sec
         long tv_nsec
     const int CLOCK_MONOTONIC
+    const int CLOCK_THREAD_CPUTIME_ID
     int clock_gettime(int clock, timespec *now) nogil
 
 
@@ -91,6 +92,12 @@ cpdef double monotonic_s() noexcept:
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
     return now.tv_sec + now.tv_nsec * 1e-9
+
+
+cpdef double thread_s() noexcept:
+    cdef timespec used
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used)
+    return used.tv_sec + used.tv_nsec * 1e-9
 
 
 cpdef Py_ssize_t splice(int source_fd, int sink_fd, Py_ssize_t count, bint more) except -2:

@@ -39,7 +39,7 @@ cdef class EventLoop:
     cdef public int served
     cdef object _posted
     cdef int _wakeup_fd
-    cdef double _turn_s, _marked_s
+    cdef double _cpu_s, _marked_s, _turn_s
     cdef long long _number
 
     cpdef object forget(self, int fd)
@@ -60,5 +60,5 @@ cdef class EventLoop:
     @cython.locals(handler=Handler, at_s=cython.double, _=object)
     cdef object _call_back(self, double now_s)
     cdef object _wake(self)
-    @cython.locals(now_s=cython.double)
+    @cython.locals(now_s=cython.double, cpu_s=cython.double)
     cdef double _measured(self, object what) except? -1.0

@@ -100,6 +100,7 @@ class EventLoop:
     """
 
     __slots__ = (
+        "_cpu_s",
         "_has_posted",
         "_just_woken",
         "_marked_s",
@@ -160,7 +161,9 @@ class EventLoop:
         self._turn_s = NEVER
         """When the turn began that the watchdog measures."""
         self._marked_s = -NEVER
-        """When CPU time was read last."""
+        """When CPU time was read last,"""
+        self._cpu_s = 0.0
+        """and what it was."""
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 
@@ -240,7 +243,7 @@ class EventLoop:
         self._just_woken = count > 0
         if now_s - self._marked_s >= _MARK_S:
             self._marked_s = now_s
-            self.turns.mark()
+            self._cpu_s = calls.thread_s()
         self.served = count
         left = min(len(self.again), _AGAIN) if self._waits else 0
         for event in range(count):
@@ -276,7 +279,9 @@ class EventLoop:
         """A turn is over: have the watchdog look at it if it was long. Returns the time."""
         now_s = self.clock.now_s()
         if now_s - self._turn_s > _LONG_S:
-            self.turns.look(what, self._turn_s, now_s, self.served)
+            cpu_s = calls.thread_s()
+            self.turns.look(what, self._turn_s, now_s, cpu_s - self._cpu_s, self.served)
+            self._cpu_s = cpu_s
         self._turn_s = now_s
         return now_s
 
