@@ -37,8 +37,12 @@ cdef class Exchange:
     cdef public Py_ssize_t count
     cdef public object outcome, state, waiting
     cdef public long long kept_bytes
+    cdef InFlightRequest _spare
     cdef Py_ssize_t _most
 
+    @cython.locals(pending=InFlightRequest)
+    cpdef InFlightRequest plain(self, long long correlation_id, int api_key, int api_version, AccountType account, double sent_ms)
+    cpdef object reuse(self, InFlightRequest pending)
     cpdef object append(self, InFlightRequest pending)
     @cython.locals(pending=InFlightRequest)
     cpdef InFlightRequest popleft(self)

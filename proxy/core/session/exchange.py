@@ -103,11 +103,24 @@ def new_in_flight(
 class Exchange:
     """The requests in flight of one connection, oldest first; and the one whose interceptor has not decided yet."""
 
-    __slots__ = ("_most", "count", "kept_bytes", "newest", "oldest", "outcome", "question", "state", "waiting")
+    __slots__ = (
+        "_most",
+        "_spare",
+        "count",
+        "kept_bytes",
+        "newest",
+        "oldest",
+        "outcome",
+        "question",
+        "state",
+        "waiting",
+    )
 
     def __init__(self, most: int) -> None:
         self._most = most
         """With so many requests in flight no further one is inspected (backpressure)."""
+        self._spare: InFlightRequest | None = None
+        """One that has been answered, for the next request."""
         self.kept_bytes = 0
         """Kept of requests in flight and of their answers; above a bound no further request is inspected."""
         self.state = Answering.FLOWING
@@ -121,6 +134,27 @@ class Exchange:
         """What is to be done about it next: its interceptor has decided, or has more to compute."""
         self.question: InFlightRequest | None = None
         """The request in flight that the client does not know of; its hook decides."""
+
+    def plain(
+        self, correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float
+    ) -> InFlightRequest:
+        """As `new_in_flight`, by the entry that `reuse` was given if there is one."""
+        pending = self._spare
+        if pending is None:
+            return new_in_flight(correlation_id, api_key, api_version, account, sent_ms)
+        self._spare = None
+        pending.correlation_id = correlation_id
+        pending.api_key = api_key
+        pending.api_version = api_version
+        pending.account = account
+        pending.sent_ms = sent_ms
+        pending.replicated_bytes = 0
+        return pending
+
+    def reuse(self, pending: InFlightRequest) -> None:
+        """This request has been answered, and nothing else refers to it. All that `plain` does not set is as in a new
+        one."""
+        self._spare = pending
 
     def append(self, pending: InFlightRequest) -> None:
         """A request is forwarded, or answered here."""
@@ -173,7 +207,7 @@ class Exchange:
         """Forget all requests."""
         if self.waiting is not None:
             self.take_waiting()
-        self.outcome = self.question = None
+        self.outcome = self.question = self._spare = None
         while self.oldest is not None:
             self.popleft()
 

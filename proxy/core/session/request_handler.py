@@ -377,7 +377,7 @@ class RequestHandler:
         if acks in (0, _NO_ACKS_YET):
             return None
         number = integers.int32(buf, 8)
-        pending = exchange.new_in_flight(number, _PRODUCE, repeated.api_version, account, now_ms)
+        pending = state.exchange.plain(number, _PRODUCE, repeated.api_version, account, now_ms)
         self._begin_produce(pending, end - 4, acks)
         self.ended(now_ms)
         return pending

@@ -180,6 +180,9 @@ class ResponseHandler:
             integers.put_int32(buf, throttle_at, throttle_ms)
         self.bytes_total += end
         self.ended()
+        if pending.penalty is None:
+            self._timed = None
+            state.exchange.reuse(pending)
         return pending
 
     def _answered(
