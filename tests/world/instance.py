@@ -70,11 +70,8 @@ class Poller(calls.Poller):
         self.came.clear()
         return len(self._found)
 
-    def fd_of(self, event: int) -> int:
-        return self._found[event][0]
-
-    def flags_of(self, event: int) -> int:
-        return self._found[event][1]
+    def event(self, number: int) -> tuple[int, int]:
+        return self._found[number]
 
     def close(self) -> None: ...
 

@@ -20,5 +20,4 @@ cdef class Poller:
     cdef int _count
 
     cpdef int wait(self, double timeout_s) except -1
-    cpdef int fd_of(self, int event) except -1
-    cpdef unsigned int flags_of(self, int event) except? 0
+    cpdef (int, unsigned int) event(self, int number) except *

@@ -54,17 +54,13 @@ class Poller:
         self._epoll.unregister(fd)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for events, `timeout_s` at most. Returns their number, for `fd_of` and `flags_of`."""
+        """Wait for events, `timeout_s` at most. Returns their number, for `event`."""
         self._events = self._epoll.poll(min(timeout_s, _LONGEST_WAIT_S), MAX_EVENTS)
         return len(self._events)
 
-    def fd_of(self, event: int) -> int:
-        """The descriptor of one of the events."""
-        return self._events[event][0]
-
-    def flags_of(self, event: int) -> int:
-        """The event's flags: EPOLLIN and so on."""
-        return self._events[event][1]
+    def event(self, number: int) -> tuple[int, int]:
+        """The descriptor of one of the events, and its flags: EPOLLIN and so on."""
+        return self._events[number]
 
     def close(self) -> None:
         """Close the epoll instance."""

@@ -142,15 +142,10 @@ cdef class Poller:
         self._count = count
         return count
 
-    cpdef int fd_of(self, int event) except -1:
-        if not 0 <= event < self._count:
-            raise IndexError(event)
-        return kq_event_fd(self._events, event)
-
-    cpdef unsigned int flags_of(self, int event) except? 0:
-        if not 0 <= event < self._count:
-            raise IndexError(event)
-        return kq_event_flags(self._events, event)
+    cpdef (int, unsigned int) event(self, int number) except *:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        return kq_event_fd(self._events, number), kq_event_flags(self._events, number)
 
     def close(self):
         self._epoll.close()

@@ -50,7 +50,7 @@ cdef class EventLoop:
     @cython.locals(now_s=cython.double, wait_s=cython.double)
     cpdef object run(self)
     @cython.locals(poller=calls.Poller, watches=list, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t,
-                   event=cython.int, fd=cython.int, watch=Watch, _=cython.int)
+                   number=cython.int, fd=cython.int, flags=cython.uint, watch=Watch, _=cython.int)
     cpdef double serve(self, double wait_s, double asked_s) except? -1.0
     @cython.locals(reader=Handler, writer=Handler)
     cdef object _serve(self, Watch watch, unsigned int flags)

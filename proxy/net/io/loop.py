@@ -246,11 +246,11 @@ class EventLoop:
             self._cpu_s = calls.thread_s()
         self.served = count
         left = min(len(self.again), _AGAIN) if self._waits else 0
-        for event in range(count):
-            fd = poller.fd_of(event)
+        for number in range(count):
+            fd, flags = poller.event(number)
             watch = watches[fd] if fd < len(watches) else None
             if watch is not None:
-                self._serve(watch, poller.flags_of(event))
+                self._serve(watch, flags)
                 self._just_woken = False
         if self._waits:
             self._run_again(left)
