@@ -97,7 +97,7 @@ class FetchSizer:
             min(max(worth_ms, SHORTEST_MS), LONGEST_MS, max(CYCLE_MS / (1 + waiting), SHARED_MS)), self.heads_ms(limit)
         )
 
-    def grant(self, room: int, limit: float, credit_ms: float) -> int:
+    def grant(self, room: float, limit: float, credit_ms: float) -> float:
         """``max_bytes`` for a fetch whose records may have `room` bytes, while the clock lags behind by `credit_ms`."""
         batch = self.batch
         if not batch:
@@ -107,7 +107,7 @@ class FetchSizer:
         if room < batch or (self._one_by_one(room, limit) and credit_ms < LATE_MS):
             return SINGLE
         self._fetches += 1
-        return int(room // batch * batch) if self._fetches % PROBE_EACH else SINGLE
+        return room // batch * batch // 1.0 if self._fetches % PROBE_EACH else SINGLE
 
     def _one_by_one(self, room: float, limit: float) -> bool:
         """Whether batches are too large for `room` bytes to contain many of them."""

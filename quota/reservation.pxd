@@ -7,7 +7,7 @@ from quota.paced cimport PacedCounter
 from quota.pacing cimport Pacer
 
 cdef long long _HEAD_BYTES
-cdef double _SHORTEST_MS, _TOLERANCE_MS
+cdef double _SHORTEST_MS, _TOLERANCE_MS, _UNKNOWN_BATCH_BYTES
 
 
 cdef class FetchCounter(PacedCounter):
@@ -16,7 +16,8 @@ cdef class FetchCounter(PacedCounter):
     cdef public FetchSizer _fetch_sizer
     cdef public double _outstanding
 
-    @cython.locals(pacer=Pacer, sizer=FetchSizer, chunk_ms=cython.double, kafka=cython.longlong, wait=cython.longlong, expected=cython.double, paced_ms=cython.double, in_episode=cython.bint)
+    @cython.locals(pacer=Pacer, sizer=FetchSizer, chunk_ms=cython.double, kafka=cython.longlong, wait=cython.longlong, expected=cython.double, paced_ms=cython.double, in_episode=cython.bint,
+                   asked=cython.double, granted=cython.double, per_s=cython.double)
     cpdef object admit(self, object wanted, long long now, long long head_bytes=*)
     cpdef object settle(self, FetchGrantType grant, double amount)
     cdef long long _due(self, double limit, long long now) except? -1

@@ -17,6 +17,7 @@ one whole batch however little is asked for (KIP-74), and batches may have up to
 _HEAD_BYTES: Final = HEAD_BYTES
 _SHORTEST_MS: Final = SHORTEST_MS
 _TOLERANCE_MS: Final = TOLERANCE_MS
+_UNKNOWN_BATCH_BYTES: Final = UNKNOWN_BATCH_BYTES
 
 
 class FetchCounter(PacedCounter):
@@ -47,36 +48,38 @@ class FetchCounter(PacedCounter):
         now = max(now, self.last_ms)
         pacer, sizer = self.pacer, self._fetch_sizer
         sizer.expect(head_bytes)
-        chunk_ms = self._chunk_begun_ms(limit, now)
+        # Bytes are floats here: a limit may be larger than an integer of 64 bits.
+        asked, per_s = float(wanted), float(limit)
+        chunk_ms = self._chunk_begun_ms(per_s, now)
         pacer.tolerate(chunk_ms)
-        kafka, wait = self._delays(limit, chunk_ms, now)
+        kafka, wait = self._delays(per_s, chunk_ms, now)
         if kafka > 0 or wait > 0:
             delay = max(self._impose(kafka, now), self._wait_in_turn(limit, kafka, wait, chunk_ms, now))
             self.throttled_until = max(self.throttled_until, now + delay)
             return FetchGrant(delay, 0)
-        granted = max(int(self._room_besides(limit, chunk_ms, now)), 0)
+        granted = max(self._room_besides(per_s, chunk_ms, now), 0.0) // 1.0
         in_episode = self.may_queue
         if not in_episode:
-            granted = min(granted, int(limit * max(_TOLERANCE_MS, chunk_ms) / 1000.0))
+            granted = min(granted, per_s * max(_TOLERANCE_MS, chunk_ms) / 1000.0 // 1.0)
         # Reserved in full while nothing is known, and later by experience: most consumers wait at the end of a log and
         # ask for far more than they get, and must not delay others by what they will not take. One batch comes whole,
         # whatever is granted.
         if self._typical is None:
-            expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
+            expected = max(min(max(granted, _UNKNOWN_BATCH_BYTES), asked), 1.0)
         else:
             expected = min(max(granted, sizer.batch + sizer.head), self._typical)
-        granted = max(granted - int(sizer.head), 0)
+        granted = max(granted - sizer.head // 1.0, 0.0)
         paced_ms = 0.0
         if in_episode:
             granted = sizer.grant(granted, limit, pacer.credit_ms(now))
-            paced_ms = expected / limit * 1000.0
+            paced_ms = expected / per_s * 1000.0
             if pacer.credit_ms(now) > PLENTY * chunk_ms:
                 pacer.shorten_queue(now)
             pacer.take(paced_ms, now)
         self._admitted += 1
         self._outstanding += expected
         head_bytes = max(head_bytes, _HEAD_BYTES)
-        return counter.granted(max(min(granted, wanted), 1), self, expected, paced_ms, head_bytes)
+        return counter.granted(int(max(min(granted, asked), 1.0)), self, expected, paced_ms, head_bytes)
 
     def settle(self, grant: FetchGrant, amount: float) -> None:
         """Release what :meth:`admit` reserved and learn from the actual size, which the caller then records."""
