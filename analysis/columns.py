@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -22,6 +24,11 @@ def bucket(seconds: int) -> Column:
     """
     middle_s = (F.col("start_ms") + F.col("end_ms")) / 2 / 1000
     return (F.floor(middle_s / seconds) * seconds).cast("long")
+
+
+def place_in(name: str, texts: Sequence[str]) -> Column:
+    """The place of the text in this column among `texts`, from 0; null if it is none of them."""
+    return F.coalesce(*(F.when(F.col(name) == text, F.lit(place)) for place, text in enumerate(texts)))
 
 
 def grain_for(asked_s: int, interval_s: float) -> int:

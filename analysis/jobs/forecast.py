@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, cluster, moment, ratio
+from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
 from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
@@ -64,7 +64,7 @@ def run(context: Context) -> Report:
     series = context.kept(series.withColumn("series", F.monotonically_increasing_id()), "series")
     ahead = context.kept(_ahead(series, last_day, horizon), "ahead")
     found = _judged(series, ahead, last_day)
-    pressing = F.array_position(F.array(*map(F.lit, STATES)), F.col("state"))
+    pressing = place_in("state", STATES)
     order: list[Column | str] = [pressing, F.col("expected_on").asc_nulls_last(), F.col("used_share").desc()]
     left_out = ("growth_per_day", "held_out_days")
     of_cluster = F.col("scope") == WHOLE

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import cluster, ratio
+from analysis.columns import cluster, place_in, ratio
 from analysis.kinds import MEASURES
 from analysis.levels import CandidateQuotas, resolved
 from analysis.replay.arrow import RESULT, ROWS, folded
@@ -326,7 +326,7 @@ def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -
             for kind in (Kind.PRODUCE, Kind.FETCH)
         ),
     )
-    place = F.array_position(F.array(*map(F.lit, names)), F.col("candidate"))
+    place = place_in("candidate", names)
     return Table(sums, f"Candidates; too long is more than {share(at_most)} of the time", [place])
 
 
