@@ -64,9 +64,10 @@ def _files_below(system: Any, status: Any) -> Iterator[str]:
 def unreadable_file(error: Exception) -> str | None:
     """The address of the file that Spark could not read, as in `_metadata.file_path`; None if it failed otherwise.
 
-    Truncated, damaged, or not of the format: Spark reports the error class FAILED_READ_FILE and ends the query.
+    Truncated, damaged, or not of the format: Spark ends the query with this message (from 4.0 on as the error class
+    FAILED_READ_FILE).
     """
-    found = re.search(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (\S+)", str(error))
+    found = re.search(r"Encountered error while reading file (\S+)", str(error))
     return found[1].removesuffix(".") if found else None
 
 

@@ -236,7 +236,7 @@ def follow(
                     continue
                 told[query.name] = progress["batchId"]
                 if metrics is not None:
-                    metrics.seen(query.name, json.loads(progress.json))
+                    metrics.seen(query.name, progress if isinstance(progress, dict) else json.loads(progress.json))
                 late = late_rows(progress)
                 if progress["numInputRows"] or late:
                     dropped = f", {late} came too late and were dropped" if late else ""

@@ -15,7 +15,7 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.intake import read
 from analysis.runner import make
 from quota.record import SCHEMA_VERSION, spark_ddl, to_line
-from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, record, table, write
+from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,7 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
     assert not (out / "_staging").exists()
 
 
+@not_before_4
 def test_files_that_cannot_be_read_are_set_aside_whole(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +128,7 @@ def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: P
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"))
 
 
+@not_before_4
 def test_reads_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> None:
     """The same records give the same figures; a foreign Parquet file is set aside row by row."""
     lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in (1, 2, 2, 4))

@@ -18,7 +18,7 @@ from analysis.runner import make
 from benchmarks.suites.analysis_queries import queries
 from tests.lab.fleet import START_MS, GeneratedFleet, write
 from tests.support.plan_tools import Watched, watched
-from tests.support.spark_tools import DAY_MS, table
+from tests.support.spark_tools import DAY_MS, not_before_4, table
 
 pytestmark = pytest.mark.long
 
@@ -72,6 +72,7 @@ def made(spark: SparkSession, fleet: Path, out: Path) -> Iterator[Callable[[str]
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
 
+@not_before_4
 @pytest.mark.parametrize("name", OPTIONS)
 def test_plans_are_fit_for_any_size(made: Callable[[str], Watched], name: str) -> None:
     assert made(name).plans

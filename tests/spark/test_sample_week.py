@@ -14,6 +14,7 @@ import pytest
 
 from tests.lab.sample_week import FILE, table
 from tests.support.browser import Browse, accessible
+from tests.support.spark_tools import not_before_4
 
 pytestmark = pytest.mark.long
 
@@ -48,6 +49,7 @@ def test_shipped_week_is_the_generated_one() -> None:
     assert pq.read_table(FILE).equals(table()), "run python -m tests.lab.sample_week"
 
 
+@not_before_4
 def test_reports_of_the_week_answer_soon(tmp_path: Path, browse: Browse) -> None:
     """One in less than 1.8 times of a session with a count; each further one in 4 s where that session takes 9."""
     # In turns, and the better of each three: other programs take as much of a shared machine as they like.
