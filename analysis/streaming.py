@@ -236,7 +236,8 @@ def follow(
                     continue
                 told[query.name] = progress["batchId"]
                 if metrics is not None:
-                    metrics.seen(query.name, progress if isinstance(progress, dict) else json.loads(progress.json))
+                    # Spark 3.5 gives what it reports; later ones a dict in which offsets are texts of Python.
+                    metrics.seen(query.name, json.loads(progress.json) if hasattr(progress, "json") else progress)
                 late = late_rows(progress)
                 if progress["numInputRows"] or late:
                     dropped = f", {late} came too late and were dropped" if late else ""
