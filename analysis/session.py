@@ -69,6 +69,11 @@ def spark_version() -> tuple[str, str]:
     return pyspark.__version__, "2.12" if number < (4, 0) else "2.13"
 
 
+def before_spark_4() -> bool:
+    """Whether Spark 3 is installed. Raises ReportError as `spark_version`."""
+    return spark_version()[0].startswith("3.")
+
+
 def kafka_package() -> str:
     """The Kafka source and sink for the Spark that is installed; fetched from Maven Central at first use."""
     version, scala = spark_version()

@@ -31,7 +31,7 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, file_system, read_text, write_text
 from analysis.iceberg import IcebergRecords
 from analysis.rollups import STEPS
-from analysis.session import spark_version
+from analysis.session import before_spark_4
 from quota.record import spark_ddl
 
 WORDS = "words"
@@ -44,7 +44,7 @@ def parquet_ddl() -> str:
     """The columns of records in Parquet. Integers may be wider than ours, as other programs write them: Spark's readers
     widen from 4.0 on (SPARK-40876), and never narrow."""
     ddl = spark_ddl()
-    return ddl if spark_version()[0].startswith("3.") else ddl.replace(" INT,", " BIGINT,")
+    return ddl if before_spark_4() else ddl.replace(" INT,", " BIGINT,")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from analysis.session import SMALL, spark_version
+from analysis.session import SMALL, before_spark_4
 from quota.record import Row, to_line
 from tests.support.spark_archive import quick_jvm
 from tests.support.usage_rows import build
 
-not_before_4 = pytest.mark.skipif(spark_version()[0].startswith("3."), reason="Spark 3.5 cannot (docs/analysis.md)")
+not_before_4 = pytest.mark.skipif(before_spark_4(), reason="Spark 3.5 cannot (docs/analysis.md)")
 Make = Callable[..., tuple[str, Path]]
 """make(name, records, **options) -> what a report tells, and where its files are."""
 DAY_MS = 86_400_000
