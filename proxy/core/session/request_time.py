@@ -20,14 +20,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from proxy.core.wire.apis import FETCH, PRODUCE
-from proxy.core.wire.schema import APIS
-
-
-def _keys(*names: str) -> frozenset[int]:
-    by_name = {known[0]: key for key, known in APIS.items()}
-    return frozenset(by_name[name] for name in names)
-
+from proxy.core.wire.apis import FETCH, PRODUCE, keys_of
 
 HANDOVER_MS: Final = 0.08
 """The least that handing a request from thread to thread in a broker takes, and its answer back; no thread is busy
@@ -53,7 +46,7 @@ _MIN_MS: Final = MIN_MS
 _MS_PER_BYTE: Final = MS_PER_BYTE
 _UNKNOWN: Final = -1.0
 
-NEVER_WAIT: Final = _keys(
+NEVER_WAIT: Final = keys_of(
     "Produce",  # those with acks=1; acks=0 has no response, acks=all is told apart by the caller
     "ListOffsets",
     "Metadata",
@@ -86,7 +79,7 @@ NEVER_WAIT: Final = _keys(
 (JoinGroup, SyncGroup), for replicas (commits, transactions, group heartbeats that change something, DeleteRecords), for
 the controller (everything forwarded to it), for the broker's acceptor (ApiVersions, a connection's first request) - or
 it is unknown (an API newer than the sidecar)."""
-EXEMPT: Final = _keys(
+EXEMPT: Final = keys_of(
     "LeaderAndIsr",
     "StopReplica",
     "UpdateMetadata",

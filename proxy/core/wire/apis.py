@@ -20,12 +20,21 @@ FIND_COORDINATOR: Final = 10
 JOIN_GROUP: Final = 11
 SYNC_GROUP: Final = 14
 API_VERSIONS: Final = 18
-HEARTBEATS: Final = frozenset({12, SYNC_GROUP, 68, 76, 88})
-"""Heartbeats of the members of groups (classic, KIP-848, share and Streams), and SyncGroup, which counts as one."""
 DESCRIBE_CLIENT_QUOTAS: Final = 48
 ALTER_CLIENT_QUOTAS: Final = 49
 SHARE_FETCH: Final = 78
 
+
+def keys_of(*names: str) -> frozenset[int]:
+    """The API keys of these names."""
+    by_name = {name: key for key, name in schema.API_NAMES.items()}
+    return frozenset(by_name[name] for name in names)
+
+
+HEARTBEATS: Final = keys_of(
+    "Heartbeat", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "SyncGroup"
+)
+"""Heartbeats of the members of groups, and SyncGroup, which counts as one."""
 UNKNOWN: Final = 255
 """In a table of facts about versions of APIs (`by_place`): no value."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
