@@ -27,6 +27,8 @@ cdef class InFlightRequest:
     cdef public object hook, local_answer
 
 
+cdef InFlightRequest _for(InFlightRequest pending, long long correlation_id, int api_key, int api_version, AccountType account, double sent_ms)
+
 @cython.locals(pending=InFlightRequest)
 cpdef InFlightRequest new_in_flight(long long correlation_id, int api_key, int api_version, AccountType account, double sent_ms)
 

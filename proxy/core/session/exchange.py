@@ -85,18 +85,25 @@ def new_in_flight(
     """A new entry for a request of `account` that was read at `sent_ms`."""
     # Not by calling the class, which in compiled code would take longer than everything else here.
     pending = InFlightRequest.__new__(InFlightRequest)
+    pending.penalty = None
+    pending.local_answer = None
+    pending.grant = None
+    pending.hook = None
+    pending.kept_bytes = 0
+    pending.next = None
+    return _for(pending, correlation_id, api_key, api_version, account, sent_ms)
+
+
+def _for(
+    pending: InFlightRequest, correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float
+) -> InFlightRequest:
+    """The entry, for this request."""
     pending.correlation_id = correlation_id
     pending.api_key = api_key
     pending.api_version = api_version
     pending.account = account
     pending.sent_ms = sent_ms
-    pending.penalty = None
-    pending.local_answer = None
     pending.replicated_bytes = 0
-    pending.grant = None
-    pending.hook = None
-    pending.kept_bytes = 0
-    pending.next = None
     return pending
 
 
@@ -143,16 +150,10 @@ class Exchange:
         if pending is None:
             return new_in_flight(correlation_id, api_key, api_version, account, sent_ms)
         self._spare = None
-        pending.correlation_id = correlation_id
-        pending.api_key = api_key
-        pending.api_version = api_version
-        pending.account = account
-        pending.sent_ms = sent_ms
-        pending.replicated_bytes = 0
-        return pending
+        return _for(pending, correlation_id, api_key, api_version, account, sent_ms)
 
     def reuse(self, pending: InFlightRequest) -> None:
-        """This request has been answered, and nothing else refers to it. All that `plain` does not set is as in a new
+        """This request has been answered, and nothing else refers to it. All that `_for` does not set is as in a new
         one."""
         self._spare = pending
 
