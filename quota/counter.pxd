@@ -18,7 +18,6 @@ cdef class QuotaCounter:
 
 
 @cython.final
-@cython.freelist(8)
 cdef class FetchGrant:
     cdef public object throttle_ms, max_bytes
     cdef public QuotaCounter group

@@ -40,27 +40,22 @@ EMPTY_BYTES: Final = 160
 """Responses up to this size contain no batch (or one so small that cutting it does not matter)."""
 HEAD_BYTES: Final = 64
 """The minimum size of a response without its records."""
-HEADS: Final = 8
+_HEADS: Final = 8
 """A consumer waits until a fetch may be this many times as large as a response without records, ..."""
-LONGEST_FOR_HEADS_MS: Final = 5_000
+_LONGEST_FOR_HEADS_MS: Final = 5_000
 """... but no longer than this, half of Kafka's default window: larger fetches would exceed the limit for minutes."""
 WORK_BYTES: Final = 64
 """What a fetch costs besides the head of its response, as bytes."""
-HEAD_FADE: Final = 0.95
+_HEAD_FADE: Final = 0.95
 """The largest recent size of a response without records counts for the whole group, as its fetchers share one clock:
 one that is content with less would take what another waits for."""
-FADE: Final = 0.9
+_FADE: Final = 0.9
 """Sizes of batches differ. The largest recent one counts: each smaller one lets the estimate decay by this."""
-SINGLE: Final = 1
+_SINGLE: Final = 1
 """As ``max_bytes``: the first batch, whole and alone."""
-# Used with each fetch: C numbers in compiled code (see the .pxd).
-_FADE: Final = FADE
-_HEADS: Final = HEADS
+# Used with each fetch: C numbers in compiled code, as others above (see the .pxd).
 _HEAD_BYTES: Final = HEAD_BYTES
-_HEAD_FADE: Final = HEAD_FADE
-_LONGEST_FOR_HEADS_MS: Final = LONGEST_FOR_HEADS_MS
 _LEAST_RECORDS_BYTES: Final = EMPTY_BYTES - HEAD_BYTES
-_SINGLE: Final = SINGLE
 
 
 class FetchSizer:
@@ -103,11 +98,11 @@ class FetchSizer:
         if not batch:
             self._fetches += 1
             # Usually one in `PROBE_EACH` brings more than a single batch; where heads are large, one brings a single.
-            return room if (self._fetches % PROBE_EACH == 0) != (HEADS * self.head > room) else SINGLE
+            return room if (self._fetches % PROBE_EACH == 0) != (_HEADS * self.head > room) else _SINGLE
         if room < batch or (self._one_by_one(room, limit) and credit_ms < LATE_MS):
-            return SINGLE
+            return _SINGLE
         self._fetches += 1
-        return room // batch * batch // 1.0 if self._fetches % PROBE_EACH else SINGLE
+        return room // batch * batch // 1.0 if self._fetches % PROBE_EACH else _SINGLE
 
     def _one_by_one(self, room: float, limit: float) -> bool:
         """Whether batches are too large for `room` bytes to contain many of them."""

@@ -10,14 +10,13 @@ from quota.paced import PacedCounter
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, PLENTY, SLACK_MS, TOLERANCE_MS
 from quota.rate import MAX_THROTTLE_MS, round_half_up
 
-UNKNOWN_BATCH_BYTES: Final = 1_000_000
+_UNKNOWN_BATCH_BYTES: Final = 1_000_000
 """The least that a fetch is expected to bring, if it asks for as much, before any response has shown it: brokers send
 one whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
 # Used with each fetch: C numbers in compiled code (see the .pxd).
 _HEAD_BYTES: Final = HEAD_BYTES
 _SHORTEST_MS: Final = SHORTEST_MS
 _TOLERANCE_MS: Final = TOLERANCE_MS
-_UNKNOWN_BATCH_BYTES: Final = UNKNOWN_BATCH_BYTES
 
 
 class FetchCounter(PacedCounter):
