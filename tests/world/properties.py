@@ -31,8 +31,9 @@ LEAST = 0.9
 MOST_AT_ONCE = 2 * FIRST_S
 """Seconds' worth in a first window: what fits into it may come at once, and then the limit's rate goes on."""
 MINUTE_S = 60.0
-MOST_OF_FLEET, LEAST_OF_FLEET = 1.12, 0.6
-"""Shares move: the part of an instance where nobody asks is used elsewhere after some seconds."""
+MOST_OF_FLEET, LEAST_OF_FLEET, LEAST_OF_WANDERERS = 1.12, 0.6, 0.5
+"""Shares move: the part of an instance where nobody asks is used elsewhere after some seconds. A client that reconnects
+to another instance every few seconds leaves part of a share unused at each."""
 MOST_WASTED = 1.12
 """With clients that vanish inside requests: what was forwarded of those is charged when they are given up."""
 SETTLES_S = 60.0
@@ -113,7 +114,7 @@ class Meter:
         self._window_bytes = _slide(self._window, self._window_bytes, now_s, count, FIRST_S)
         if self._window_bytes >= 0.95 * self.limit * (FIRST_S - 1):
             self._busy_s = now_s
-        burst = (self._window_bytes - self.largest_bytes) / self.limit
+        burst = (self._window_bytes - self.requests * self.largest_bytes) / self.limit
         if burst > MOST_AT_ONCE and now_s > self._forgot_s + FIRST_S:
             self._judge.fail(
                 "burst", f"{self._name}: {burst:.1f} s of its limit in {FIRST_S:.0f} s besides one request"
@@ -122,7 +123,7 @@ class Meter:
             return
         rate = (self._stretch_bytes - self.requests * self.largest_bytes) / STRETCH_S / self.limit
         self.worst = max(self.worst, rate)
-        if rate > self.most:
+        if rate > (MOST_WASTED if now_s < self._judge.late_until_s else self.most):
             self._judge.fail("rate", f"{self._name}: {rate:.3f} of its limit in {STRETCH_S:.0f} s besides one request")
 
     def minute(self, now_s: float, calm: bool) -> None:
@@ -152,6 +153,8 @@ class Judge:
         """By instance (0: the fleet), group and kind."""
         self.wrong_until_s = 0.0
         """Faults, and what follows from them, are over then."""
+        self.late_until_s = 0.0
+        """Slow paths may release requests until then that were charged before."""
         self.acknowledged_batches = 0
         self._histories: dict[int, History] = defaultdict(list)
         """By partition, each of which one client writes to."""

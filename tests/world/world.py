@@ -14,7 +14,16 @@ from tests.world.clock import Clock
 from tests.world.fleet import Member, Topic
 from tests.world.instance import Instance
 from tests.world.network import Path, Socket
-from tests.world.properties import LEAST_OF_FLEET, MINUTE_S, MOST_OF_FLEET, MOST_WASTED, Judge, Meter
+from tests.world.properties import (
+    LEAST_OF_FLEET,
+    LEAST_OF_WANDERERS,
+    MINUTE_S,
+    MOST_OF_FLEET,
+    MOST_WASTED,
+    STRETCH_S,
+    Judge,
+    Meter,
+)
 from tests.world.script import Fault, Group, Script
 
 RELOAD_S = 2.0
@@ -44,6 +53,8 @@ class World:
         self._chance = Random(f"reloads {script.seed}")
         self.factor = 1.0
         """Of all limits, as reloaded last."""
+        self._former = (1.0, 0.0)
+        """The factor before, and until when instances may not have the present one."""
         self.instances: list[Instance] = []
         self.topic = Topic(self.clock, Random(f"topic {script.seed}")) if script.fleet and not direct else None
         self.members: list[Member] = []
@@ -185,9 +196,10 @@ class World:
         key = (0 if self.script.fleet else instance.number, group.name, kind)
         meter = self.judge.meters.get(key)
         if meter is None:
-            meter = self.judge.meters[key] = Meter(
-                self.judge, f"{kind} of {group.name} at {key[0]}", limit, self.factor
-            )
+            now_s, (former, until_s) = self.clock.now_s, self._former
+            factor = former if now_s < until_s else self.factor
+            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit, factor)
+            meter.change(now_s, limit * self.factor)
             wastes = False
             for number, client in self.script.clients.items():
                 if client.group == group.name and (client.kind == "fetcher") == (kind == "fetch"):
@@ -202,7 +214,10 @@ class World:
             meter.hungry = meter.hungry and not wastes
             meter.asked_bytes = self.asked_bytes(group.name, kind)
             if self.script.fleet:
-                meter.most, meter.least = MOST_OF_FLEET, LEAST_OF_FLEET
+                wander = self.script.gateway and any(
+                    client.leave and client.group == group.name for client in self.script.clients.values()
+                )
+                meter.most, meter.least = MOST_OF_FLEET, LEAST_OF_WANDERERS if wander else LEAST_OF_FLEET
                 meter.requests = self.script.instances
             elif wastes:
                 meter.most = MOST_WASTED
@@ -292,6 +307,8 @@ class World:
             self._reload(0.5 + 1.5 * fault.value)
 
     def _path_fault(self, fault: Fault, path: Path) -> None:
+        if fault.kind != "reset":
+            self.judge.late_until_s = max(self.judge.late_until_s, self.clock.now_s + fault.lasts_s + STRETCH_S)
         if fault.kind == "stall":
             path.stalled_until_s = max(path.stalled_until_s, self.clock.now_s + fault.lasts_s)
         elif fault.kind == "reset":
@@ -311,7 +328,8 @@ class World:
 
     def _reload(self, factor: float) -> None:
         """All limits change; each instance learns of it in its own time."""
-        now_s, self.factor = self.clock.now_s, factor
+        now_s = self.clock.now_s
+        self._former, self.factor = (self.factor, now_s + RELOAD_S), factor
         for instance in self.instances:
             self.clock.after(self._chance.random() * RELOAD_S, lambda instance=instance: instance.reload(self._table()))
         for meter in self.judge.meters.values():
