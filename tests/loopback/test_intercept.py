@@ -61,6 +61,9 @@ class Scripted:
         self.decide = decide
         self.given: list[AdminRequest] = []
 
+    def wants(self, _api_key: int, _account: object) -> bool:
+        return True
+
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         self.given.append(request)
         return self.decide(request, now_ms)

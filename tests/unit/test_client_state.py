@@ -43,6 +43,9 @@ class Deciding:
         self.outcomes = list(outcomes)
         self.decide: Callable[[Outcome], None] | None = None
 
+    def wants(self, _api_key: int, _account: object) -> bool:
+        return True
+
     def request(self, _request: AdminRequest, _now_ms: float) -> Outcome:
         return self.outcomes.pop(0)
 

@@ -128,6 +128,9 @@ Hook: TypeAlias = Callable[[bytes, float], "Reply | Decision | Work[Any]"]
 class Interceptor(Protocol):
     """Inspects requests of some API keys. One object serves all connections: it keeps no per-request state."""
 
+    def wants(self, api_key: int, account: Account) -> bool:
+        """Whether it inspects this client's requests of the API; all others are forwarded unseen."""
+
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """Inspect a request. Raises WireError ("request_malformed") if it cannot be parsed: its connection ends."""
 

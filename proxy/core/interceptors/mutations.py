@@ -27,7 +27,7 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.lengths import SLICE, Slices, portions
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
 from quota.entity import Kind
-from quota.ledger import Ledger
+from quota.ledger import Account, Ledger
 
 MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS, METADATA)
 DEFAULT_COUNT_MS: Final = 60_000
@@ -46,6 +46,10 @@ class MutationQuota:
         self.default_count: int | None = None
         """The brokers' default partition count, as last seen."""
         self._default_since_ms = 0.0
+
+    def wants(self, api_key: int, account: Account) -> bool:
+        """Metadata may create topics: of clients with a limit it is inspected; all others send it often."""
+        return api_key != METADATA or self.ledger.is_limited(account, Kind.MUTATION)
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""

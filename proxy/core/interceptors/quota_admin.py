@@ -50,6 +50,7 @@ from quota.admin import (
     selection,
     validate_one,
 )
+from quota.ledger import Account
 
 AlterRule = Literal["deny", "forward", "apply"]
 
@@ -111,6 +112,10 @@ class QuotaAdmin:
         self._answers: dict[Question, bytes] = {}
         self.requests: Counter[str] = Counter()
         """AlterClientQuotas by outcome: denied, unauthorized, invalid, validated, applied, failed, forwarded."""
+
+    def wants(self, _api_key: int, _account: Account) -> bool:
+        """See :meth:`proxy.core.interceptors.intercept.Interceptor.wants`."""
+        return True
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """Inspect a request of either API. Raises WireError if it cannot be read."""

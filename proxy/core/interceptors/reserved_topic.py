@@ -34,6 +34,7 @@ from proxy.core.wire.stream import TopicWalk
 from proxy.core.wire.throttle import by_version
 from proxy.core.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
 from proxy.core.wire.topics import DELETE_TOPICS
+from quota.ledger import Account
 
 _IDS_FROM: Final = 6
 """The first version of DeleteTopics that may give topics by id."""
@@ -58,6 +59,10 @@ class ReservedTopic:
     def interceptors(self) -> Mapping[int, Interceptor]:
         """The others, with this one before them."""
         return {**self._others, **dict.fromkeys(TOPIC_CHANGES, self)}
+
+    def wants(self, _api_key: int, _account: Account) -> bool:
+        """See :meth:`proxy.core.interceptors.intercept.Interceptor.wants`."""
+        return True
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""

@@ -11,6 +11,7 @@ from proxy.core.interceptors.intercept import (
     AdminRequest,
     Ask,
     Forward,
+    Interceptor,
     Outcome,
     Wait,
     Work,
@@ -38,7 +39,6 @@ from proxy.core.wire.apis import (
     FETCH,
     HEARTBEATS,
     JOIN_GROUP,
-    METADATA,
     PRODUCE,
     SHARE_FETCH,
     api_name,
@@ -73,7 +73,6 @@ _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
-_METADATA: Final = METADATA
 _MAX_PARTIAL_BYTES: Final = MAX_PARTIAL_REQUEST_BYTES
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
@@ -424,13 +423,10 @@ class RequestHandler:
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
         elif api_key in HEARTBEATS and state.throttle.slice_ms == UNSLICED_MS:
             state.throttle.carries()
-        elif (
-            api_key in state.interceptors
-            and header.known
-            # Metadata may create topics; only clients whose mutations are limited are charged for it.
-            and (api_key != _METADATA or state.ledger.is_limited(pending.account, Kind.MUTATION))
-        ):
-            return self._intercept(buf, start, end, total, header, pending, now_ms)
+        elif header.known:
+            interceptor = state.interceptors.get(api_key)
+            if interceptor is not None and interceptor.wants(api_key, pending.account):
+                return self._intercept(interceptor, buf, start, end, total, header, pending, now_ms)
         self._begin(pending, False)
         return _FORWARD
 
@@ -549,6 +545,7 @@ class RequestHandler:
 
     def _intercept(
         self,
+        interceptor: Interceptor,
         buf: bytearray | memoryview,
         start: int,
         end: int,
@@ -568,7 +565,7 @@ class RequestHandler:
         body = bytes(buf[header.body : end])
         request = AdminRequest(api_key, version, self._state.auth.user, pending.account, body)
         self.reader.frames_left = 0  # one in a turn
-        outcome = self._state.interceptors[api_key].request(request, now_ms)
+        outcome = interceptor.request(request, now_ms)
         self._state.exchange.ask(bytes(buf[start + 4 : header.body]), body, pending)
         self._act(outcome, now_ms)
         return _DROP
