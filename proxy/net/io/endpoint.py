@@ -37,8 +37,8 @@ class Endpoint:
     def send(self, buffer: Buffer, start: int, end: int, more: bool) -> int:
         """Send `buffer[start:end]`. Returns how many bytes were taken, 0 when the socket is full.
 
-        `more`: the rest of a large frame follows at once, and may share a packet with its head. What was not taken has
-        to be sent again before anything else.
+        `more`: the rest of a frame follows, and may share a packet with this. What was not taken has to be sent again
+        before anything else.
         """
         try:
             return self.sock.send(memoryview(buffer)[start:end], MSG_MORE if more else 0)

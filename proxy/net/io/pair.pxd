@@ -22,14 +22,14 @@ cdef class Direction(Handler):
     cdef public EventLoop _loop
     cdef public SpliceType _splice
     cdef public long long moves
-    cdef public bint _upward, open
+    cdef public bint _upward, open, unfinished
     cdef public EndpointType sink, source
     cdef public bytes unsent
 
     @cython.locals(pair=ConnectionPair, _=cython.int)
     cpdef object run(self)
     @cython.final
-    @cython.locals(sent=cython.Py_ssize_t, total=cython.Py_ssize_t, more=cython.bint, sink=EndpointType)
+    @cython.locals(sent=cython.Py_ssize_t, total=cython.Py_ssize_t, sink=EndpointType)
     cdef object send(self, OutgoingType out)
     @cython.final
     @cython.locals(sent=cython.Py_ssize_t, sink=EndpointType)

@@ -81,6 +81,7 @@ class Direction(Handler):
         "open",
         "sink",
         "source",
+        "unfinished",
         "unsent",
     )
 
@@ -99,6 +100,9 @@ class Direction(Handler):
         """The session lets it read."""
         self.moves = 0
         """How many of the next bytes may be spliced; 0 as well if they are too few, or one side cannot."""
+        self.unfinished = False
+        """What is sent next is part of a frame, with which its receiver can do nothing yet: the kernel may keep less
+        than a segment of it for up to 0.2 s (MSG_MORE). Java's TLS clients write a Produce request in three records."""
         self.unsent = b""
         """What the sink did not take: it is sent first, and nothing is read until then."""
 
@@ -146,14 +150,13 @@ class Direction(Handler):
             self.unsent += b"".join(out.parts())
             out.begin()
             return
-        more = self.readable and self.moves > 0  # the rest of a large frame shares a packet with its head
         if out.buffers is None:
-            self.send_range(out.view, out.start, out.end, more)
+            self.send_range(out.view, out.start, out.end, self.unfinished)
             return
         parts = out.parts()
         out.begin()  # they may be copies of a login's messages
         try:
-            sent = sink.send_all(parts, more)
+            sent = sink.send_all(parts, self.unfinished)
         except OSError as error:
             self._fail(not self._upward, error)
             return
@@ -525,6 +528,7 @@ class ConnectionPair:
                 return
         up, down = self.up, self.down
         least = self._splice_min_bytes
+        up.unfinished, down.unfinished = effects.splice_up > 0, effects.splice_down > 0
         up.moves = effects.splice_up if effects.splice_up >= least > 0 else 0
         down.moves = effects.splice_down if effects.splice_down >= least > 0 else 0
         self.yields, self._may_read = effects.yields, effects.read_client
