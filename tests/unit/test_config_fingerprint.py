@@ -39,20 +39,9 @@ def test_a_configmap_swap_is_a_change(tmp_path: Path) -> None:
     assert after.data == b"a: 2\n"
 
 
-def test_a_change_that_keeps_size_and_time_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text("a: 1\n")
-    before = fingerprint(path)
-    stat = path.stat()
-    path.write_text("a: 2\n")
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert fingerprint(path).digest != before.digest
-
-
 def test_a_missing_file_is_a_state_not_an_exception(tmp_path: Path) -> None:
     found = fingerprint(tmp_path / "none.yaml")
-    assert (found.digest, found.data) == (None, None)
-    assert found.error == "No such file or directory"
+    assert (found.digest, found.data, found.error) == (None, None, "No such file or directory")
 
 
 WHOLE = b"a: 1\nb: 2\n"
@@ -84,12 +73,7 @@ def test_parts_are_one_file_when_they_are_of_one_version(tmp_path: Path) -> None
         (b"\x1f\x8b not gzip", "it begins as a gzip file and is none"),
         (gzip.compress(bytes(MAX_FILE_BYTES + 1)), f"it expands to more than {MAX_FILE_BYTES} bytes"),
     ],
-    ids=[
-        "whole",
-        "cut",
-        "other",
-        "large",
-    ],  # a gzip file holds the time it was made: an id of its bytes differs between workers
+    ids=["whole", "cut", "other", "large"],
 )
 def test_compressed_files_are_expanded_within_the_bound(data: bytes, error: str | None, tmp_path: Path) -> None:
     (path := tmp_path / "kquota.yaml").write_bytes(data)

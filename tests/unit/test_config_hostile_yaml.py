@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -30,25 +31,16 @@ def refused(data: bytes) -> list[str]:
     return [str(problem) for problem in error.value.problems]
 
 
-# ---- depth ----
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [
         ("[" * 100_000, "1:33"),
-        ("[" * 50_000 + "]" * 50_000, "1:33"),
-        ("{" * 100_000, "1:33"),
         ("{a: " * 50_000 + "1" + "}" * 50_000, "1:129"),
         ("- " * 100_000 + "x", "1:65"),
         ("? " * 100_000 + "x", "1:65"),
-        ("[{a: " * 50_000, "1:81"),
-        ("[[]," * 100_000, "1:126"),
-        ("[? " * 50_000, "1:49"),
         ("".join(" " * level + "a:\n" for level in range(1000)) + " " * 1000 + "b", "33:33"),
         (HEAD + "quotas: " + "[" * 100_000, "2:40"),
         ("a: &a 1\nb: " + "[" * 100_000, "2:35"),
-        ("!!seq [" * 50_000, "1:225"),
     ],
 )
 def test_depth_is_refused_where_it_begins(text: str, place: str) -> None:
@@ -58,44 +50,35 @@ def test_depth_is_refused_where_it_begins(text: str, place: str) -> None:
         parse_overlay("o.yaml", text.encode())
 
 
-@pytest.mark.parametrize("anchor", ["", "&anchored "])
-def test_as_many_levels_as_are_taken(anchor: str) -> None:
-    def nested(levels: int) -> bytes:
-        return (anchor + "[" * levels + "1" + "]" * levels).encode()
+@pytest.mark.parametrize(
+    ("start", "item", "end", "most", "said"),
+    [
+        ("", "[", "]", MAX_DEPTH, "levels of nesting"),
+        ("&anchored ", "[", "]", MAX_DEPTH, "levels of nesting"),
+        ("- a\n", "- a\n", "", MAX_VALUES - 2, "values in the file"),
+        ("- &anchored a\n", "- a\n", "", MAX_VALUES - 2, "values in the file"),
+        ("", "%TAG !a{} a\n", "--- 1\n", MAX_DIRECTIVES, "directives"),
+    ],
+)
+def test_takes_as_much_as_the_bound(start: str, item: str, end: str, most: int, said: str) -> None:
+    def written(count: int) -> bytes:
+        items = "".join(item.replace("{}", f"{number}!") for number in range(count))
+        return (start + items + (end * count if end == "]" else end)).encode()
 
-    value = parse("q.yaml", nested(MAX_DEPTH)).values
-    for _ in range(MAX_DEPTH):
-        (value,) = value
-    assert value == 1
-    with pytest.raises(ConfigError, match="levels of nesting"):
-        parse("q.yaml", nested(MAX_DEPTH + 1))
+    assert parse("q.yaml", written(most)).values
+    with pytest.raises(ConfigError, match=said):
+        parse("q.yaml", written(most + 1))
 
 
 OPENERS = [
-    "[",
-    "{",
-    "- ",
-    "? ",
-    "{a: ",
-    "[{a: ",
-    "&a [",
-    "!!seq [",
-    "[[],",
-    "a: [",
-    "\n- ",
-    "? - ",
-    '"a": [',
-    "[? ",
-    "-\n",
-]
+    "[", "{", "- ", "? ", "{a: ", "[{a: ", "&a [", "!!seq [", "[[],", "a: [", "\n- ", "? - ", '"a": [', "[? ", "-\n",
+]  # fmt: skip
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(OPENERS), st.integers(1, 60_000)), min_size=1, max_size=5), st.text("]} a:,\n")
 )
 @settings(max_examples=examples(150))
-@example([("[", 60_000)], "")
-@example([("{a: ", 60_000)], "")
 @example([("- ", 60_000)], "a")
 def test_no_nesting_ends_the_process(parts: list[tuple[str, int]], end: str) -> None:
     data = ("".join(opener * times for opener, times in parts) + end).encode()
@@ -104,20 +87,15 @@ def test_no_nesting_ends_the_process(parts: list[tuple[str, int]], end: str) -> 
             read()
 
 
-# ---- number ----
-
-
 TOO_MANY = f"expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("- a\n" * MAX_VALUES, MAX_VALUES),
         ("[" + "a,\n" * MAX_VALUES + "]", MAX_VALUES),
         ("".join(f"k{number}: 1\n" for number in range(MAX_VALUES)), MAX_VALUES // 2),
         (HEAD + "quotas:\n" + "- {user: a, ip: b}\n" * MAX_VALUES, 50_001),
-        (HEAD + "quotas:\n" + "- user: a\n  ip: b\n" * MAX_VALUES, 99_999),
         ("- [" + "[],\n" * MAX_VALUES, MAX_VALUES - 1),
     ],
 )
@@ -127,35 +105,15 @@ def test_too_many_values_are_refused(text: str, line: int) -> None:
     assert abs(int(found.split(":")[1]) - line) <= 2
 
 
-def test_as_many_values_as_are_taken_whichever_way_they_are_read() -> None:
-    items = MAX_VALUES - 1
-    for first in ("a", "&anchored a"):  # from events alone, and from nodes
-        assert len(parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * (items - 1)).values) == items
-        with pytest.raises(ConfigError, match="values in the file"):
-            parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * items)
-
-
 def test_a_file_of_too_many_bytes() -> None:
     (found,) = refused(b"#" * (MAX_FILE_BYTES + 1))
     assert found == f"q.yaml: (the whole file): expected a file of at most 16777216 bytes, it has {MAX_FILE_BYTES + 1}"
 
 
-def test_directives_are_counted() -> None:
-    """libyaml compares each with all before it: a million of them took an hour in which no other thread ran."""
-    text = "".join(f"%TAG !a{number}! a\n" for number in range(MAX_DIRECTIVES))
-    assert parse("q.yaml", (text + "--- 1\n").encode()).values == 1
-    (found,) = refused((text + "%TAG !b! b\n" + "--- 1\n").encode())
-    assert "expected at most 100 directives (lines that begin with %), there are 101" in found
-
-
-# ---- what grows when it is read ----
-
-
 def lists_of_lists(item: str, reference: str) -> bytes:
-    lines = [f"a: &a {item}"]
-    for number in range(98, 115):
-        lines.append(f"{chr(number)}: &{chr(number)} {reference % ','.join([f'*{chr(number - 1)}'] * 10)}")
-    return "\n".join(lines).encode()
+    names = "abcdefghijklmnopqr"
+    lines = [f"{name}: &{name} {reference % ','.join([f'*{of}'] * 10)}" for of, name in pairwise(names)]
+    return "\n".join([f"a: &a {item}", *lines]).encode()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +145,6 @@ def test_numbers_that_take_long(value: str) -> None:
     ("text", "mistakes"),
     [
         ("".join(f"k{number}: 1\n" for number in range(100_000)), 100_001),
-        (HEAD + "quotas:\n" + "- {user: a, x: b, y: c}\n" * 30_000, 60_000),
         ("a: 1\n" * 100_000, 99_999),
         (HEAD + "quotas:\n" + "- {user: a, producer_byte_rate: 1M}\n" * 30_000, 29_999),
     ],
