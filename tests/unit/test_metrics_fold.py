@@ -37,15 +37,6 @@ class Clients:
         return {labels: values[0] for labels, values in self.fold.series()}
 
 
-def test_most_active_series_get_and_keep_places() -> None:
-    clients = Clients(2)
-    for name, amount in (("small", 1), ("big", 100), ("bigger", 200), ("tiny", 0.5)):
-        clients.add(name, amount)
-    assert clients.look() == {("bigger", "c"): 200, ("big", "c"): 100, REST: 1.5}
-    clients.add("small", 10_000)  # comes too late, but is counted
-    assert clients.look() == {("bigger", "c"): 200, ("big", "c"): 100, REST: 10_001.5}
-
-
 def test_idle_series_give_way_after_15_minutes() -> None:
     clients = Clients(1)
     clients.add("old", 1)
@@ -58,13 +49,6 @@ def test_idle_series_give_way_after_15_minutes() -> None:
     assert clients.look(IDLE_MS * 10 + 1) == {("new", "c"): 5, REST: 2}  # what it did before is not counted again
     clients.add("new", 1)
     assert clients.look(IDLE_MS * 10 + 2) == {("new", "c"): 6, REST: 2}
-
-
-def test_client_named_other_is_no_duplicate() -> None:
-    fold: TopKSeries[str] = TopKSeries(5, 1, weight)
-    for _ in fold.look([("x", REST, (3.0,)), ("y", ("y", "c"), (1.0,))], 0):
-        pass
-    assert sorted(fold.series()) == [(REST, [3.0]), (("y", "c"), [1.0])]
 
 
 def test_counts_random_histories_once_and_monotonic() -> None:

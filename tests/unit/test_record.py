@@ -19,16 +19,12 @@ def a_row(**values: Any) -> record.Row:
 
 
 def test_a_line_is_the_row_again() -> None:
-    row = a_row(client_id='a "quoted"\nname ü', produce_bytes=5, produce_limit=2e6, produce_limit_mode="shadow")
+    row = a_row(client_id='a "quoted"\nname ü', fetch_bytes=-1, produce_limit=2e6, produce_limit_mode="shadow")
     line = record.to_line(row)
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert from_line(line) == row
     assert tuple(json.loads(line)) == NAMES
-
-
-def test_amounts_that_can_be_given_back_may_be_negative() -> None:
-    a_row(fetch_bytes=-1, request_seconds=-0.5, mutations=-3.0)
 
 
 def test_types_for_spark_and_duckdb_name_every_field_once() -> None:
