@@ -15,7 +15,6 @@ from config.table import to_table
 from proxy.app.cli.check import all_warnings
 from proxy.app.cli.main import app
 from quota.entity import DEFAULT, Kind
-from quota.table import RATE_FIELD
 from tests.support.strimzi import KAFKA_USERS
 
 BOOTSTRAP = 'upstream: {bootstrap: ["kafka-0.kafka:9092", "kafka-1.kafka:9092", "kafka-2.kafka:9092"]}\n'
@@ -24,9 +23,6 @@ QUOTAS = "quotas: [{client-id: <default>, producer_byte_rate: 2M}]\n"
 
 def kquota(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
-
-
-# init
 
 
 def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> None:
@@ -43,12 +39,6 @@ def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> N
     assert path.read_text().count("#") >= 5
 
 
-def test_first_file_has_limits_and_goes_to_stdout() -> None:
-    done = kquota("init", "--bootstrap", "a:9092", "--shadow")
-    (entry,) = to_table(load_bytes("-", done.stdout.encode())).entries
-    assert (entry.limit(Kind.PRODUCE), entry.limit(Kind.FETCH), entry.mode) == (2_000_000, 4_000_000, "shadow")
-
-
 def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "kquota.yaml"
     path.write_text("mine")
@@ -57,21 +47,11 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     assert "already exists" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (("--bootstrap", "a:9092", "--produce", "2m"), "did you mean 2M (megabytes) or 2Mi?"),
-        (("--bootstrap", "kafka"), "expected host:port"),
-    ],
-)
-def test_flags_that_are_wrong_are_refused_as_in_a_file(flags: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+def test_wrong_flags_are_refused_as_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "kquota.yaml"
-    done = kquota("init", *flags, "--output", str(path))
+    done = kquota("init", "--bootstrap", "a:9092", "--produce", "2m", "--output", str(path))
     assert (done.exit_code, path.exists()) == (2, False)
-    assert expected in done.stderr
-
-
-# import strimzi
+    assert "did you mean 2M (megabytes) or 2Mi?" in done.stderr
 
 
 def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
@@ -85,11 +65,11 @@ def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
     assert [first.limit(kind) for kind in Kind] == [1_048_576, 2_097_152, 55, 0.5]
     assert (second.user, second.producer_byte_rate) == ("CN=orders", 5_000_000)  # by certificate: its subject
     assert json.loads(kquota("import", "strimzi", "--json", str(path)).stdout) == yaml.safe_load(done.stdout)
-    heads, *rows = kquota("import", "strimzi", "-o", "table", str(path)).stdout.splitlines()
-    assert heads.split() == ["user", *RATE_FIELD.values()]
-    assert [row.split() for row in rows] == [
-        ["reporting", "1048576", "2097152", "55", "0.5"],
-        ["CN=orders", "5000000", *["-"] * 3],
+    rows = kquota("import", "strimzi", "-o", "table", str(path)).stdout.splitlines()
+    assert [row.split()[:2] for row in rows] == [
+        ["user", "producer_byte_rate"],
+        ["reporting", "1048576"],
+        ["CN=orders", "5000000"],
     ]
 
 
@@ -98,7 +78,6 @@ def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
     [
         ("kind: KafkaUser\nspec: {}\n", 1, "no KafkaUser with spec.quotas"),
         ("a: [", 2, "expected YAML"),
-        ("[" * 50_000, 2, "levels of nesting"),
         (KAFKA_USERS.replace("5000000", "-1"), 2, "items[0].spec.quotas.producerByteRate: got -1, expected a number"),
     ],
 )
@@ -113,9 +92,6 @@ def test_import_names_unusable_input(text: str, code: int, expected: str, tmp_pa
     assert (done.exit_code, done.stderr) == (2, f"error: {path}: No such file or directory\n")
 
 
-# warnings
-
-
 @pytest.mark.parametrize(
     ("text", "place", "expected"),
     [
@@ -124,6 +100,11 @@ def test_import_names_unusable_input(text: str, code: int, expected: str, tmp_pa
         ("max_mute: 0", "max_mute", "0, without a cap, exceeds clients' timeouts"),
         ("export: {directory: usage}", "export.directory", "is relative to the sidecar's working directory"),
         ("identity: {static: {file: /no/user}}", "identity.static.file", "no such file on this machine"),
+        (
+            "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}",
+            "listen.tls.certificate_file",
+            "no such file",
+        ),
     ],
 )
 def test_check_warns_of_unlikely_settings(text: str, place: str, expected: str) -> None:
@@ -137,7 +118,6 @@ def test_check_warns_of_unlikely_settings(text: str, place: str, expected: str) 
     [
         ("kafka:9092", False),
         ("kafka:9093", True),
-        ("kafka:9098", True),
         ("kafka:9099", False),
         ("pkc-1.eu-central-1.aws.Confluent.Cloud:9092", True),
         ("k.aivencloud.com:12345", True),
@@ -157,11 +137,9 @@ def test_check_warns_of_brokers_that_expect_tls(broker: str, warned: bool) -> No
     ("entry", "place", "expected"),
     [
         ('{client-id: "etl-*", producer_byte_rate: 1M}', "client-id", "Kafka has no prefixes: name each client-id, or"),
-        ('{user: "a*", producer_byte_rate: 1M}', "user", "Kafka has no prefixes: name each user"),
         ("{client-id: default, producer_byte_rate: 1M}", "client-id", "did you mean <default>?"),
         ('{user: "User:alice", producer_byte_rate: 1M}', "user", "did you mean alice?"),
         ("{user: a, producer_byte_rate: 10}", "producer_byte_rate", "10 bytes per second: did you mean 10k or 10M?"),
-        ("{user: a, consumer_byte_rate: 999}", "consumer_byte_rate", "did you mean 999k or 999M?"),
         ("{user: <default>, producer_byte_rate: 1000}", "", ""),
     ],
 )
@@ -170,43 +148,15 @@ def test_check_warns_of_entries_that_mean_something_else(entry: str, place: str,
     assert [(one.place, expected in one.expected) for one in found] == ([(f"quotas[0].{place}", True)] if place else [])
 
 
-def test_check_warns_of_missing_tls_and_login_files(tmp_path: Path) -> None:
-    there = tmp_path / "ca.pem"
-    there.write_text("")
-    text = (
-        'upstream:\n  bootstrap: ["k:9093"]\n'
-        f"  tls: {{ca_file: {there}, certificate_file: /no/c.pem, key_file: /no/k.pem}}\n"
-        "  sasl: {mechanism: PLAIN, username: u, password_file: /no/password}\n" + QUOTAS
-    )
-    warnings = all_warnings(load_bytes("q.yaml", text.encode()))
-    assert [warning.place for warning in warnings] == [
-        "upstream.tls.certificate_file",
-        "upstream.tls.key_file",
-        "upstream.sasl.password_file",
-    ]
-
-
-# help, and the sidecar that is asked
-
-
-@pytest.mark.parametrize("command", ["version", "schema"])
-def test_programs_get_json_or_yaml(command: str) -> None:
-    found = json.loads(kquota(command, "-o", "json").stdout)
-    assert found == yaml.safe_load(kquota(command, "-o", "yaml").stdout)
-    assert found.keys() >= {"version": {"kquota", "python", "data_path"}, "schema": {"$schema"}}[command]
-
-
 def test_forms_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
     assert "expected a file: kquota check FILE" in kquota("check").output
     path = tmp_path / "q.yaml"
     path.write_text(BOOTSTRAP + "quotas: [{client-id: etl, producer_byte_rate: 1M}]\n")
-    shown = [kquota("check", str(path), *form).stdout for form in (("-o", "json"), ("--json",), ("-o", "yaml"))]
-    assert shown[0] == shown[1]
-    assert json.loads(shown[0]) == yaml.safe_load(shown[2])
-    assert kquota("check", "--config", str(path)).stdout == kquota("check", str(path), "-o", "wide").stdout
-    explained = kquota("explain", "--config", str(path), "-o", "yaml").stdout
-    assert yaml.safe_load(explained) == json.loads(kquota("explain", "--config", str(path), "--json").stdout)
+    for command in (("check", str(path)), ("explain", "--config", str(path)), ("version",), ("schema",)):
+        shown = kquota(*command, "-o", "json").stdout
+        assert json.loads(shown) == yaml.safe_load(kquota(*command, "-o", "yaml").stdout)
+    assert kquota("check", "--config", str(path), "--json").stdout == kquota("check", str(path), "-o", "json").stdout
 
 
 def test_version_and_completion() -> None:

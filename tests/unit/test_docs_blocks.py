@@ -1,7 +1,4 @@
-"""Each command and configuration in the documentation is one: files load, values fit the chart, commands parse.
-
-Commands about a file that the page itself shows (its block begins with the comment `# NAME`) are run.
-"""
+"""Blocks of the documentation: files load, values fit the chart, commands parse, examples print what is shown."""
 
 from __future__ import annotations
 
@@ -54,7 +51,6 @@ BLOCKS = [block for path in PAGES for block in blocks(path)]
 
 
 def named(found: list[Block]) -> Any:
-    """As parameters; the number within the page, so that other text may move them."""
     count: dict[str, int] = {}
     params = []
     for block in found:
@@ -91,7 +87,6 @@ def fits_the_chart(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_yaml_block_loads() -> None:
-    """So that none is left out by a mistake in its keys."""
     known = {id(block) for block in [*CONFIGS, *OF_THE_CHART]}
     others = [block for block in PLAIN if id(block) not in known]
     for block in others:
@@ -164,14 +159,9 @@ def test_commands_are_commands(block: Block) -> None:
 
 
 def files_of(page: str) -> dict[str, str]:
-    """Files that a page shows, by the name in their first line (`# NAME`) or after `$ cat`."""
-    shown = {}
-    for block in BLOCKS:
-        if block.page != page:
-            continue
-        if block.language == "yaml" and (found := re.match(r"# ([\w.-]+\.yaml)\n", block.text)):
-            shown[found[1]] = block.text
-    return shown
+    """Files that a page shows, by the name in their first line (`# NAME`)."""
+    shown = [(re.match(r"# ([\w.-]+\.yaml)\n", block.text), block.text) for block in YAML if block.page == page]
+    return {found[1]: text for found, text in shown if found}
 
 
 RUNNABLE = [
@@ -199,3 +189,20 @@ def test_commands_on_the_pages_files_succeed(
 def test_make_has_these_targets(block: Block) -> None:
     for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
         assert target in TARGETS
+
+
+SESSIONS = re.findall(
+    r"```\n\$ cat \w+\.yaml\n(.*?)\$ cat \w+\.jsonl\n(.*?)\$ kquota (simulate[^\n]*) --config [^\n]*\n(.*?)```",
+    (ROOT / "docs/cli.md").read_text(),
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
+def test_simulate_examples_match_the_output(
+    tmp_path: Path, quotas: str, events: str, command: str, results: str
+) -> None:
+    path = tmp_path / "quotas.yaml"
+    path.write_text(quotas)
+    done = CliRunner().invoke(app, [*command.split(), "--config", str(path)], input=events)
+    assert (done.exit_code, done.stdout) == (0, results)

@@ -69,7 +69,6 @@ def test_explain_shows_waiting_requests(ledger: Ledger) -> None:
 
 
 def test_the_next_passes_when_the_debt_is_paid() -> None:
-    """By the clock of the gate itself: what is shown is when `hold` lets the first one pass."""
     ledger = Ledger(QuotaTable([LIMITS]), max_throttle_ms=1000)
     account = ledger.account("web", "etl")
     ledger.charge(account, Kind.PRODUCE, 16_000, 0)  # 6 s over 10 s' worth
@@ -84,19 +83,7 @@ def test_the_next_passes_when_the_debt_is_paid() -> None:
     assert group.line(now).waiting == 0
 
 
-def test_large_request_waits_for_the_whole_debt() -> None:
-    ledger = Ledger(QuotaTable([LIMITS]))
-    account = ledger.account("web", "etl")
-    ledger.charge(account, Kind.PRODUCE, 110_000, 0)  # 100 s over the window; 90 s of it are paid beside the others
-    (group,) = ledger.groups()
-    assert ledger.queue(account, Kind.PRODUCE, "large", 20_000, 0, whole=True).wait_ms
-    assert group.line(0)[:2] == (1, 99_800)
-    assert ledger.queue(account, Kind.PRODUCE, "ordinary", 100, 0, whole=True).wait_ms
-    assert group.line(0).next_ms == 89_800  # as long as Kafka's delay is in the window, but for 10 s
-
-
 def test_log_distinguishes_holds_from_mutes() -> None:
-    """It is noted when it ends: the episode began with it, and ends then."""
     lines: list[tuple[str, dict[str, Any]]] = []
 
     class Log:
@@ -130,8 +117,6 @@ def test_top_and_quotas_show_waiting_connections(ledger: Ledger) -> None:
     waits, calm = rows([others, others | {"waiting": 0}], {}, 0.0)
     assert (waits.state, waits.throttled, calm.throttled) == ("2 waiting", True, False)
     assert chosen([calm, waits], "", "throttled") == [waits, calm]
-    (old,) = rows([{name: value for name, value in others.items() if name != "waiting"}], {}, 0.0)
-    assert old.state == calm.state  # a sidecar that does not tell
     seen = {"connections": [_connection_json(one) for one in PEERS], "total": 4}
     head = page("http://h", {"total": 1}, seen, [row], 20, 200).renderables[0]  # type: ignore[union-attr]
     assert "connections 4 (1 muted, 2 waiting)   counters 1 (1 throttled)" in str(head)

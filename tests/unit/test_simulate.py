@@ -21,12 +21,6 @@ def simulate(quotas: str, *events: dict[str, Any] | str) -> tuple[list[dict[str,
     return [line for good, line in outcome if good], [line for good, line in outcome if not good]
 
 
-def throttles(quotas: str, *events: dict[str, Any]) -> list[int]:
-    results, errors = simulate(quotas, *events)
-    assert errors == []
-    return [result["throttle_ms"] for result in results if "throttle_ms" in result]
-
-
 def connection(t_ms: int, **more: Any) -> dict[str, Any]:
     return {"t_ms": t_ms, "kind": "connection", "ip": "10.0.0.1"} | more
 
@@ -39,7 +33,8 @@ CLIENT_500 = "quotas: [{client-id: c, producer_byte_rate: 500, consumer_byte_rat
 
 
 def test_the_output_has_exactly_the_promised_keys() -> None:
-    (result,), _ = simulate(CLIENT_500, produce(7, 8000))
+    quotas = "max_mute: 1s\npacing: smooth\n" + CLIENT_500  # delays are neither capped nor paced
+    (result,), _ = simulate(quotas, produce(7, 8000))
     assert result == {
         "t_ms": 7,
         "kind": "produce",
@@ -63,11 +58,6 @@ def test_simulate_refund_takes_back() -> None:
         (0, 0, True),
         (0, 40, True),
     ]
-
-
-def test_delays_are_not_capped_and_not_paced() -> None:
-    quotas = "max_mute: 1s\npacing: smooth\nquotas: [{client-id: c, producer_byte_rate: 1}]"
-    assert throttles(quotas, produce(0, 100)) == [90_000]  # (10 - 1) / 1 * 10 000 ms
 
 
 def test_the_example_of_kip_599_under_both_algorithms() -> None:
@@ -99,20 +89,13 @@ def test_the_example_of_kip_599_under_both_algorithms() -> None:
         assert results[4]["observed"] == both[4][algorithm]["observed"]
 
 
-def test_no_user_is_anonymous_and_no_client_id_is_empty() -> None:
-    quotas = "quotas: [{user: ANONYMOUS, producer_byte_rate: 10}]"
-    results, _ = simulate(
-        quotas, {"t_ms": 0, "kind": "produce", "amount": 1}, produce(0, 1, None, None), produce(0, 1, "", "")
-    )
-    assert [(one["user"], one["client_id"], one["limit"]) for one in results] == [("ANONYMOUS", "", 10)] * 3
-    assert results[-1]["observed"] == 0.3
-
-
 def test_group_names_are_kafkas_sensor_names() -> None:
     # semantics 1.9: the user sanitised, the client-id raw
     quotas = "quotas: [{user: <default>, client-id: <default>, producer_byte_rate: 1}]"
     (result,), _ = simulate(quotas, produce(0, 0, "O=A client,CN=localhost~", "client@#$%"))
     assert result["group"] == "O%3DA%20client%2CCN%3Dlocalhost%7E:client@#$%"
+    (result,), _ = simulate(quotas, {"t_ms": 0, "kind": "produce", "amount": 1})
+    assert (result["user"], result["client_id"]) == ("ANONYMOUS", "")
 
 
 def test_quotas_change_on_the_way_and_history_stays() -> None:
@@ -127,9 +110,12 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
         {"t_ms": 2, "remove": {"client-id": "c"}},
         produce(2, 0),
         {"t_ms": 2, "remove": {"client-id": "c"}},
+        {"t_ms": 2, "set": {"client-id": "c", "producer_byte_rate": 1}},
+        {"t_ms": 2, "set": {"client-id": "c", "producer_byte_rate": None}},
     )
     assert errors == []
-    assert [one.get("throttle_ms") for one in results] == [45_000, None, 0, None, 3749, None, 0, None]
+    assert [one.get("throttle_ms") for one in results[:8]] == [45_000, None, 0, None, 3749, None, 0, None]
+    assert results[9] == {"t_ms": 2, "remove": {"client-id": "c"}, "removed": True}, "with its last limit"
     assert results[1] == {
         "t_ms": 0,  # Kafka's way: limits that are not named stay
         "set": {"client-id": "c", "producer_byte_rate": 3000, "consumer_byte_rate": 500, "mode": "enforce"},
@@ -138,57 +124,33 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
     assert results[7]["removed"] is False
 
 
-def test_null_removes_limit_and_last_one_the_entry() -> None:
-    results, _ = simulate(
-        CLIENT_500,
-        {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": None}},
-        {"t_ms": 0, "set": {"client-id": "c", "consumer_byte_rate": None}},
-    )
-    assert results[0]["set"] == {"client-id": "c", "consumer_byte_rate": 500, "mode": "enforce"}
-    assert results[1] == {"t_ms": 0, "remove": {"client-id": "c"}, "removed": True}
-
-
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
         ("{", "expected one JSON object: Expecting property name"),
         ("[]", "expected an object, got []"),
-        ('"x"', 'expected an object, got "x"'),
         ("[" * 100_000, "expected one JSON object: "),
-        (
-            {"t_ms": 0, "kind": "prodce", "amount": 1},
-            'kind: got "prodce", expected one of produce, fetch, request, mutation',
-        ),
+        ({"t_ms": 0, "kind": "prodce", "amount": 1}, 'kind: got "prodce", expected one of produce, fetch, request,'),
         ({"t_ms": 0, "amount": 1}, "kind: got nothing, expected one of"),
         ({"t_ms": 0, "kind": "produce"}, "amount: got nothing, expected a number of at least 0"),
-        ({"t_ms": 0, "kind": "produce", "amount": -1}, "amount: got -1, expected"),
-        ({"t_ms": 0, "kind": "produce", "amount": True}, "amount: got true, expected"),
         ('{"t_ms":0,"kind":"produce","amount":NaN}', "amount: got NaN, expected"),
-        ({"kind": "produce", "amount": 1}, "t_ms: got nothing, expected"),
         ({"t_ms": 2**60, "kind": "produce", "amount": 1}, "t_ms: got"),
         ({"t_ms": 0, "kind": "produce", "amount": 1, "user": 5}, "user: got 5, expected text or null"),
         ({"t_ms": 0, "kind": "produce", "amount": 1, "refund": 1}, "refund: got 1, expected true or false"),
         ({"t_ms": 0, "kind": "produce", "amount": 1, "strict": True}, "strict: expected only with kind mutation"),
         ({"t_ms": 0, "kind": "produce", "amont": 1}, "amont: unknown key, did you mean amount?"),
-        (
-            {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": "4X"}},
-            'set: producer_byte_rate: got "4X", expected',
-        ),
+        ({"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": "4X"}}, 'set: producer_byte_rate: got "4X",'),
         ({"t_ms": 0, "set": {"client-id": "c", "producer_rate": 4}}, "set: producer_rate: unknown key, did you mean"),
         ({"t_ms": 0, "set": {"producer_byte_rate": 4}}, "expected user, client-id or both"),
         ({"t_ms": 0, "set": 5}, "set: expected a quota entry, got 5"),
-        ({"t_ms": 0, "set": {"client-id": ""}}, 'client-id: got "", expected a name or <default>'),
         ({"t_ms": 0, "set": {"user": "x", "producer_byte_rate": 1}, "kind": "produce"}, "kind: unknown key"),
         ({"t_ms": 0, "remove": {}}, "remove: expected user, client-id or both"),
         ({"t_ms": 0, "remove": {"usr": "x"}}, "remove: usr: unknown key, did you mean user?"),
         ({"t_ms": 0, "remove": "x"}, 'remove: expected user and/or client-id, or ip, got "x"'),
         (connection(0, ip="kafka-0"), 'ip: got "kafka-0", expected an IP address'),
         (connection(0, amount=1), "amount: unknown key"),
-        (connection(0, close=1), "close: got 1, expected true or false"),
-        ({"t_ms": 0, "kind": "produce", "amount": 1, "ip": "10.0.0.1"}, "ip: unknown key"),
         ({"t_ms": 0, "set": {"ip": "x", "max_connections": 1}}, 'ip: got "x", expected an IP address'),
         ({"t_ms": 0, "set": {"ip": "10.0.0.1", "user": "u", "max_connections": 1}}, "expected ip alone"),
-        ({"t_ms": 0, "set": {"client-id": "c", "max_connections": 1}}, "not for a client-id: it is not known yet"),
         ({"t_ms": 0, "set": {"ip": "10.0.0.1", "producer_byte_rate": 1}}, "an entry for ip to set"),
     ],
 )
@@ -217,10 +179,20 @@ def test_connections_answer_with_the_limit_that_refused_them() -> None:
     quotas = (
         "quota.window.num: 2\nquotas: [{ip: 10.0.0.1, connection_creation_rate: 20}, {user: u, max_connections: 2}]"
     )
-    results, errors = simulate(quotas, *(connection(0) for _ in range(21)), connection(50), connection(2100, user="u"))
-    assert errors == []
+    results, errors = simulate(
+        quotas,
+        *(connection(0) for _ in range(21)),
+        connection(50),
+        *(connection(2100 + 1000 * number, user="u") for number in range(3)),
+        connection(6000, user="u", close=True),
+        connection(6000, user="u"),
+        connection(6000, user="v", close=True),
+    )
+    assert [one["error"] for one in errors] == ["close: no connection of this ip and user is open"]
     # I1: 21 in a window of 1 s: (21 - 20) / 20 * 1000 ms; after them 21 / 1.05 s = 20/s; at 2100 all is gone
-    assert [one["accepted"] for one in results] == [True] * 20 + [False, True, True]
+    assert [one.get("accepted") for one in results[:22]] == [True] * 20 + [False, True]
+    assert [one.get("reason") for one in results[22:]] == [None, None, "user_max_connections", None, None]
+    assert (results[25]["closed"], results[25]["open"]["user"]) == (True, 1)
     assert results[20] == {
         "t_ms": 0,
         "kind": "connection",
@@ -234,28 +206,7 @@ def test_connections_answer_with_the_limit_that_refused_them() -> None:
         "rate": {"ip": 20, "user": 0},
         "open": {"ip": 20, "user": 20},
     }
-    assert results[22]["reason"] is None
     assert results[22]["open"] == {"ip": 22, "user": 1}
-
-
-def test_caps_count_open_connections() -> None:
-    user = {"user": "u", "ip": None}
-    results, errors = simulate(
-        "quotas: [{user: u, max_connections: 1}]",
-        connection(0, **user),
-        connection(0, **user),
-        connection(1, **user, close=True),
-        connection(1, **user),
-        connection(2, user="v", close=True),
-    )
-    assert [(one.get("accepted"), one.get("reason")) for one in results] == [
-        (True, None),
-        (False, "user_max_connections"),
-        (None, None),
-        (True, None),
-    ]
-    assert (results[2]["closed"], results[2]["open"], results[2]["ip"]) == (True, {"ip": 0, "user": 0}, "127.0.0.1")
-    assert [one["error"] for one in errors] == ["close: no connection of this ip and user is open"]
 
 
 def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
@@ -283,10 +234,3 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
     ]
     assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None, "ip_max_connections"]
     assert [one["removed"] for one in results if "removed" in one] == [True, True, False]
-
-
-def test_compares_algorithms_without_a_limit() -> None:
-    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
-    event = b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 9}'
-    ((_, result),) = run(config, [event], compare=True)
-    assert result["algorithms"]["windowed_burst"] == {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": None}
