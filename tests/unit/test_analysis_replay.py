@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ import pytest
 from analysis.replay import fold as replay
 from analysis.replay.fold import ReplayResult, Rule, fold
 from analysis.replay.intervals import near, ordered
-from analysis.replay.window import sample_begins
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
-from quota.burst import WindowedBurst
 
 
 def configuration(limits: str, **windows: int | str) -> Any:
@@ -157,12 +154,6 @@ def test_replays_partitions_as_simulate(shape: str, algorithm: str) -> None:
     assert outcome.seconds_over[2].tolist() == [0, 0]
 
 
-def test_a_tie_of_a_bucket_is_rounded_up() -> None:
-    # 16 per second in windows of 5 s: a burst of 80. 81 leave -1: 62.5 ms, half up 63 ms.
-    outcome = folded(Rule(5, 1000, tokens="token_bucket"), [(0, 0, 1.0, 81.0)], [[16.0]])
-    assert (outcome.seconds_over.tolist(), outcome.longest_ms.tolist()) == ([[1]], [[63]])
-
-
 def test_distant_limit_adds_no_delay() -> None:
     """A day of calm and one burst: only what the burst's windows can see is made into events."""
     rows = [(0, number * 10_000, 10.0, 5000.0 if number == 4000 else 100.0) for number in range(8640)]
@@ -176,25 +167,3 @@ def test_distant_limit_adds_no_delay() -> None:
     outcome = fold(Rule(), group, start_ms, duration_s, amount, np.array([[400.0]]))
     assert outcome.longest_ms.tolist() == [[2525]]  # (501 - 400) / 400 * 10 s
     assert outcome.seconds_over.tolist() == [[6]]
-
-
-def test_spread_bursts_agree_with_the_counter() -> None:
-    """The seconds that are passed over, full queues and long pauses, leave no trace."""
-    dice, rows, at_ms = random.Random(4), [], 5000
-    for number in range(400):
-        rows.append((0, at_ms, 10.0, float(dice.choice((0, 0, 0, 3, 12, 90 if number % 9 == 0 else 1)))))
-        at_ms += dice.choice((10_000, 10_000, 13_700))
-    counter, left = WindowedBurst(11, 1000), defaultdict(int)
-    for _, start_ms, _, amount in rows:
-        for step in range(10):
-            tokens = counter.take(amount / 10, 1.25, start_ms + step * 1000)
-            if tokens < 0 and int(-tokens / 1.25 * 1000 + 0.5) > 0:
-                left["seconds"] += 1
-    outcome = folded(Rule(tokens="windowed_burst"), rows, [[1.25]])
-    assert outcome.seconds_over.tolist() == [[left["seconds"]]]
-    assert left["seconds"] > 30
-
-
-def test_sparse_events_each_begin_a_sample() -> None:
-    assert sample_begins(np.array([0, 1000, 2500]), 1000).tolist() == [True, True, True]
-    assert sample_begins(np.array([0, 999, 1000]), 1000).tolist() == [True, False, True]

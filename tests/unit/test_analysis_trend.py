@@ -49,18 +49,6 @@ def test_held_out_weeks_are_within_stated_bounds(alike: float, least: float, mos
     assert np.mean([one.error_share for one in found]) < most_error
 
 
-def test_weekends_without_any_use_are_foretold_as_such() -> None:
-    day, value = weeks(42)
-    busy = day % 7 < 5
-    days, values = every_day(day[busy][::-1], value[busy][::-1], int(day[-1]))
-    assert list(days) == list(day)
-    ahead = np.arange(day[-1] + 1, day[-1] + 15)
-    found = outlook(days, values, ahead)
-    assert found is not None
-    assert (found.mean[ahead % 7 >= 5] == 0).all()
-    assert (found.mean[ahead % 7 < 5] > 100 * MB).all()
-
-
 def test_trend_of_departed_client_is_not_negative() -> None:
     day, value = weeks(21, growth=0.0)
     days, values = every_day(day, value, int(day[-1]) + 21)

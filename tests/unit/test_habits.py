@@ -1,7 +1,8 @@
-"""What a public project promises about itself: one version everywhere, workflows that call targets that exist."""
+"""One version everywhere, workflows call targets that exist, published figures name their runs."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def test_the_version_is_the_same_everywhere() -> None:
     for manifest in (ROOT / "deploy/kubernetes").glob("*.yaml"):
         tags = set(re.findall(r"image: \"?kquota:([^\"\s]+)", manifest.read_text()))
         assert tags <= {version}, manifest
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(ROOT / "examples").glob("*.yaml")]
+    for page in pages:  # the image has no public home yet: one name stands for it everywhere
+        for image, tag in re.findall(r"(registry\.[\w./-]*/kquota[\w-]*)(?::([v\d][\w.]*))?", page.read_text()):
+            assert re.fullmatch(r"registry\.example/(charts/)?kquota(-analysis|-redirect)?", image), f"{page}: {image}"
+            assert tag in ("", version), f"{page}: {image}:{tag}"
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
@@ -33,6 +39,17 @@ def test_workflows_call_targets_of_the_makefile(workflow: Path) -> None:
         assert job["timeout-minutes"] <= 120, "a job that hangs must not hang for six hours"
     assert called <= TARGETS
     assert called or workflow.stem == "docs"
+
+
+def test_published_figures_name_their_runs() -> None:
+    """And the commit, where the run stored it."""
+    run = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[\w-]+\.json)`(?:, commit\s`(\w+)`)?")
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    named = {name: commit for page in pages for name, commit in run.findall(page.read_text())}
+    assert named.keys() == {file.name for file in (ROOT / "benchmarks/results").glob("*.json")}
+    for name, commit in named.items():
+        result = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        assert (commit or None) == (result.get("project", {}).get("commit") if isinstance(result, dict) else None), name
 
 
 def test_no_test_has_a_name_longer_than_60_characters() -> None:

