@@ -11,7 +11,6 @@ import pytest
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import ClosedByPeerError, RawClient
-from tests.support.sasl_tools import handshake
 from tests.support.secure_tools import PASSWORDS
 from tests.support.session_tools import API_VERSIONS, METADATA, produce, request
 from tests.support.sidecars import Sidecar, sidecar
@@ -56,20 +55,6 @@ def test_a_broker_closes_and_the_sidecar_charges_no_client(wanted: Sidecar, kafk
     assert wanted.metric("kquota_throttle_seconds_total") == 0
     assert wanted.metric("kquota_requests_total", api="Produce") == 0
     assert '"reason": "login_missing"' in wanted.log.read_text()
-
-
-def test_a_login_that_a_broker_has_begun_ends_there_too(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
-    """Directly it is answered with an error first (ILLEGAL_SASL_STATE in the layout of Produce)."""
-    (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
-    before = wanted.metric("kquota_connections_closed_total", reason="login_missing")
-    frames = [handshake("PLAIN"), produce(2, 5000)]
-    for address in (direct, wanted.bootstrap):
-        came = end_of(address, frames)
-        assert came[:6] == b"\0\0\0\1\0\0", "the handshake is answered, without an error"
-    wait_for(
-        "one more", lambda: wanted.metric("kquota_connections_closed_total", reason="login_missing") == before + 1, 10.0
-    )
-    assert wanted.metric("kquota_bytes_total") == 0
 
 
 def test_listener_without_login_goes_on_where_one_was_expected(

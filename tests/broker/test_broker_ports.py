@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,10 @@ import pytest
 
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import SENDERS, Record
-from tests.corpus.tools import create_topic_on, leaders, wait_until_known
-from tests.corpus.traffic import Traffic
+from tests.corpus.tools import create_topic_on, leaders
 from tests.lab.kafka import KafkaCluster, run_tool
-from tests.lab.kafka.ports import free_port_run, free_ports
 from tests.lab.kafka.probe import brokers_seen_by
-from tests.support.fault_tools import Producing, at_work, read_log
-from tests.support.faults import FaultyNetwork
+from tests.support.fault_tools import Producing, read_log
 from tests.support.raw_client import RawClient
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
@@ -38,26 +34,6 @@ def shown(proxy: Sidecar) -> dict[int, int | None]:
         each["id"]: None if each["local_port"] is None else each["local_port"] - first
         for each in proxy.get("/brokers")["brokers"]
     }
-
-
-def move(cluster: KafkaCluster, job: Job, topic: str, node_id: int) -> None:
-    """The topic's one partition goes to this broker alone."""
-    from kafka import KafkaAdminClient, TopicPartition
-
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
-        admin.alter_partition_reassignments({TopicPartition(topic, 0): [node_id]})
-        wait_for("the move", lambda: leaders(job, topic) == {0: node_id})
-    finally:
-        admin.close()
-    wait_until_known(job, topic, {0: [node_id]})
-
-
-def unregister(cluster: KafkaCluster, node_id: int) -> None:
-    """Stop a broker and take it out of the cluster."""
-    cluster.stop_broker(node_id)
-    arguments = ["unregister", "--bootstrap-server", cluster.bootstrap[0], "--id", str(node_id)]
-    run_tool("org.apache.kafka.tools.ClusterTool", arguments, cluster.version)
 
 
 @pytest.fixture(scope="module")
@@ -114,29 +90,6 @@ def test_a_broker_without_a_port_costs_its_own_partitions_only(from_1001: KafkaC
         assert "java" in {event.value for event in read_log(direct.bootstrap, topics[1002])}
 
 
-@pytest.mark.long
-def test_ids_that_go_up_for_ever_are_not_noticed() -> None:
-    """Add a broker, move the topic there, unregister the one before; three ports, never more than three brokers."""
-    with KafkaCluster.start(1, first_id=FIRST_ID, progress=print) as cluster:
-        cluster.add_broker(1002)
-        job = Job(cluster.bootstrap[0], f"ever-{uuid.uuid4().hex[:6]}", cluster.version, 2)
-        topic = create_topic_on(job, "moves", {0: [1002]})
-        with (
-            sidecar(cluster.bootstrap[:1], broker_ports=3) as proxy,
-            at_work(proxy.bootstrap, topic, job.bootstrap) as work,
-        ):
-            for newest in range(1003, 1006):
-                cluster.add_broker(newest)
-                move(cluster, job, topic, newest)
-                work.wait_for_progress()
-                unregister(cluster, newest - 1)
-                wait_for("the sidecar to know", lambda alive=newest: set(told(proxy)) == {1001, alive})
-                work.wait_for_progress()
-            with sidecar(cluster.bootstrap[:1], broker_ports=3) as later:
-                assert shown(proxy) == shown(later) == told(later) == told(proxy), "in the grace time as well"
-        assert work.refused == {}
-
-
 @pytest.mark.parametrize("keeps", [True, False])
 def test_clients_that_know_only_a_broker_port_come_back(
     keeps: bool, kafka_secure: KafkaCluster, tmp_path: Path
@@ -167,41 +120,3 @@ def test_clients_that_know_only_a_broker_port_come_back(
                 with pytest.raises(ConnectionRefusedError):
                     RawClient(f"127.0.0.1:{port}")
                 proxy.kill()
-
-
-@pytest.mark.long
-def test_clients_go_on_with_another_replica_of_a_gateway(from_1001: KafkaCluster) -> None:
-    """Two replicas behind one address, as a Service has it: one is rolled, then the other one killed. Java 3.9.1 with
-    its defaults never bootstraps again: the address of each broker has to lead to the other replica."""
-    (port,), first = free_ports(1), free_port_run(10)
-    ports = (port, *range(first, first + 10))
-    listen = {"port": port, "broker_ports": f"{first}-{first + 9}", "advertised": {"host": "127.0.0.1"}}
-    direct = Job(",".join(from_1001.bootstrap), f"gateway-{uuid.uuid4().hex[:6]}", "3.9.1", 3)
-    topics = [create_topic_on(direct, f"on-{node.node_id}", {0: [node.node_id]}) for node in from_1001.nodes]
-    command = [sys.executable, "-m", "tests.corpus.traffic", f"--bootstrap=127.0.0.1:{port}", "--prefix=gateway"]
-    command += ["--version=3.9.1", "--brokers=3", *(f"--topic={topic}" for topic in topics)]
-    with (
-        FaultyNetwork() as service,
-        sidecar(from_1001.bootstrap, listen=listen | {"host": "127.0.0.2"}) as one,
-        sidecar(from_1001.bootstrap, listen=listen | {"host": "127.0.0.3"}) as other,
-    ):
-        links = [service.link(("127.0.0.1", each), ("127.0.0.2", each)) for each in ports]
-
-        def lead_to(host: str) -> None:
-            for link in links:
-                link.target = host, link.target[1]
-
-        clients = Traffic(command, cwd=Path(__file__).parents[2])
-        try:
-            clients.wait_for_progress()
-            lead_to("127.0.0.3")
-            one.stop()
-            clients.wait_for_progress()
-            assert other.metric("kquota_connections_opened_total") >= 3
-            one.start_again()
-            lead_to("127.0.0.2")
-            other.kill()
-            clients.wait_for_progress()
-            clients.finish()
-        finally:
-            clients.close()

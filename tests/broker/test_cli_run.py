@@ -188,16 +188,6 @@ def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path, which: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_warnings_of_the_file_are_logged_with_their_place(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    ports = free_ports(4)
-    path.write_text(text_of(ports, "1M", "identity: {sources: [tls]}\n"))
-    with running(tmp_path, path, ports) as run:
-        (warning,) = run.logged("configuration")
-        assert warning["level"] == "warning"
-        assert f"{path}:5:22: identity.sources[0]" in warning["warning"]
-
-
 def test_a_reload_changes_the_log_level(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         visits = 0

@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import trio
 
 from tests.lab.kafka import KafkaCluster
-from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until
 
@@ -95,33 +93,6 @@ def test_client_above_cap_fails_with_reason(kafka: KafkaCluster, topic: str) -> 
         until(lambda: running.metric("kquota_user_connections", user="web") == 0)
 
 
-@pytest.mark.long
-def test_clients_over_connection_rate_are_all_served(kafka: KafkaCluster) -> None:
-    """Five connections a second for a user, ten clients at once: librdkafka backs off and tries again.
-
-    By default it bootstraps anew after each refusal and then does not back off; how long its clients take is then a
-    matter of luck (docs/architecture.md, "Non-obvious").
-    """
-    from confluent_kafka.admin import AdminClient
-
-    backs_off = {"metadata.recovery.strategy": "none"}
-    quotas = [{"user": "web", "connection_creation_rate": 5}]
-    identity = {"sources": ["static"], "static": "web"}
-    with sidecar(kafka.bootstrap, quotas, identity=identity, **{"quota.window.num": 2}) as running:
-
-        def brokers(_: int) -> int:
-            client = AdminClient({"bootstrap.servers": running.bootstrap} | backs_off)
-            return len(client.list_topics(timeout=60).brokers)
-
-        # Spread over seconds, as on a busy machine, they would stay below the rate.
-        with precedence(running.pid), ThreadPoolExecutor(10) as pool:
-            found = list(pool.map(brokers, range(10)))
-        assert found == [1] * 10
-        refused = running.metric("kquota_connections_refused_total", reason="user_connection_rate", mode="enforce")
-        assert refused >= 1
-        assert running.metric("kquota_connections_closed_total", reason="user_connection_rate") <= refused
-
-
 async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -> None:
     """100 connections a second from one address, 20 allowed, Kafka's test windows (2 samples of 1 s)."""
     duration_s, interval_s = 5.0, 0.01
@@ -199,12 +170,3 @@ def test_a_sidecar_without_descriptors_is_not_ready(kafka: KafkaCluster) -> None
             assert "no file descriptors for another connection" in get(ready).text
             assert get(ready).status_code == 503
         until(lambda: get(ready).status_code == 200)
-
-
-def test_listeners_leave_descriptors_for_connections(kafka: KafkaCluster) -> None:
-    """67, less 64 and the first listener: one more would leave none."""
-    with (
-        sidecar(kafka.bootstrap, before=("prlimit", "--nofile=67:67"), not_ready="one more listener") as running,
-        served(running, 2) as answered,
-    ):
-        assert answered == 1

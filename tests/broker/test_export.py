@@ -4,20 +4,15 @@ topic, clock or process."""
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from config.load import load_bytes
 from proxy.app.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
-from proxy.app.export.worker import Batch, Worker
 from quota import record
-from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka import KafkaCluster
@@ -192,25 +187,6 @@ def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
     run_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", cluster.bootstrap[0], *entity])
 
 
-class Memory:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.batches: list[Batch] = []
-        self.written = threading.Event()
-
-    def write(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        self.written.set()
-
-    def tick(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def rows(self) -> list[record.Row]:
-        return [from_line(line) for batch in self.batches for line in batch.lines]
-
-
 class Times:
     """Two clocks that the test sets."""
 
@@ -226,40 +202,7 @@ class Times:
         self.wall_s += seconds
 
 
-def use(ledger: Ledger, now_s: float) -> None:
-    """A client's request of 100 bytes."""
-    account = ledger.account("u", "c")
-    ledger.wake(account)
-    ledger.charge(account, Kind.PRODUCE, 100, now_s * 1000)
-
-
 CONSTANTS = {"instance": "i", "kquota_version": "1"}
-
-
-@pytest.mark.long
-def test_clock_set_back_only_overlaps_intervals() -> None:
-    times, memory, ledger = Times(), Memory(), Ledger(QuotaTable())
-    worker = Worker("memory", memory, 10**6)
-    exporter = Exporter(ledger, [worker], 10.0, CONSTANTS, clocks=times.clocks())
-    worker.start()
-    for step_s in (0.0, 0.0, -7200.0, 0.0, 3600.0):
-        use(ledger, times.monotonic_s)
-        times.advance(10.0)
-        times.wall_s += step_s
-        list(exporter._sampler.tick(times.monotonic_s * 1000))
-        list(exporter._close())
-    worker.end(LIMIT_S)
-    assert worker.done.wait(LIMIT_S)
-    rows = memory.rows()
-    assert [row["sequence"] for row in rows] == [1, 2, 3, 4, 5]
-    assert [row["duration_s"] for row in rows] == [10.0] * 5
-    assert [row["produce_bytes"] for row in rows] == [100] * 5
-    assert [row["produce_rate_max"] for row in rows] == [10.0] * 5
-    base = 1_785_585_600_000
-    starts = [row["start_ms"] - base for row in rows]
-    assert starts == [0, 10_000, 20_000 - 7_200_000, 30_000 - 7_200_000, 40_000 - 3_600_000]
-    assert all(row["end_ms"] - row["start_ms"] == 10_000 for row in rows)
-    assert [batch.partition[-2:] for batch in memory.batches] == ["12", "12", "10", "10", "11"]
 
 
 @pytest.mark.parametrize(
@@ -275,40 +218,6 @@ def test_intervals_end_on_the_wall_clock_s_raster(wall_s: float, left_s: float) 
 def test_interval_just_before_the_hour_belongs_to_the_hour() -> None:
     assert partition_of(1_785_585_599_999) == "date=2026-08-01/hour=11"
     assert partition_of((1_785_585_599_998 + 1_785_585_609_998) / 2) == "date=2026-08-01/hour=12"
-
-
-async def test_writes_the_open_interval_at_the_end() -> None:
-    memory, ledger = Memory(), Ledger(QuotaTable())
-    exporter = Exporter(ledger, [Worker("memory", memory, 10**6)], 300.0, CONSTANTS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(exporter.run)
-        await trio.sleep(0.1)
-        use(ledger, trio.current_time())
-        await exporter.finish()
-    (row,) = memory.rows()
-    assert row["produce_bytes"] == 100
-    assert exporter.state().sinks["memory"].records == 1
-
-
-async def test_counts_own_failure_and_writes_next_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, ledger = Memory(), Ledger(QuotaTable())
-    exporter = Exporter(ledger, [Worker("memory", memory, 10**6)], 1.0, CONSTANTS)
-    tick = exporter._sampler.tick
-    calls = itertools.count()
-
-    def fails_once(now_ms: float) -> Iterator[None]:
-        if next(calls) == 0:
-            raise ZeroDivisionError
-        return tick(now_ms)
-
-    monkeypatch.setattr(exporter._sampler, "tick", fails_once)
-    use(ledger, trio.current_time())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(exporter.run)
-        assert await trio.to_thread.run_sync(memory.written.wait, LIMIT_S)
-        await exporter.finish()
-    assert exporter.state().failures == 1
-    assert sum(row["produce_bytes"] for row in memory.rows()) == 100
 
 
 def test_records_name_their_sidecar() -> None:

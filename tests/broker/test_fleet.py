@@ -15,11 +15,9 @@ import pytest
 
 from benchmarks.rig.topics import create_topics
 from proxy.app.fleet.exchange import TOPIC_CONFIG
-from quota.fleet.record import GroupUse, Record, Seal, encode
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.precedence import precedence
-from tests.support.raw_client import ClosedByPeerError, RawClient, fetch_message, produce_message
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import FLEET_KEY, Sidecar, sidecar
 from tests.support.waiting import until
@@ -155,127 +153,6 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
                 load.stop()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(180)
-def test_a_client_of_the_brokers_cannot_break_the_split(kafka: KafkaCluster, topic: str) -> None:
-    """It may write to the topic and read it, and knows the fleet's id and the format of records."""
-    from kafka import KafkaConsumer, KafkaProducer
-    from kafka.errors import KafkaError
-
-    fleet_id = uuid.uuid4().hex
-    seal = Seal([b"what the attacker has for a key, 32"], "kquota-fleet", fleet_id)
-    uses = GroupUse(0, 1.0, 1.0, 1.0, 1.0, 1.0)
-
-    def forged(member: int, seq: int, *, leaving: bool = False, groups: int = 0, first: int = 0) -> bytes:
-        found = tuple(uses._replace(group=first + number) for number in range(groups))
-        return encode(seal, 0, Record(member, seq, 600_000, leaving, "", found, int(time.time() * 1000)))
-
-    with _fleet(kafka, 2, id=fleet_id) as fleet:
-        loads = [Load(one.bootstrap, topic) for one in fleet]
-        until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
-        consumer = KafkaConsumer("kquota-fleet", bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
-        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, client_id="attacker", linger_ms=20)
-        try:
-            for load in loads:
-                load.on = True
-            until(lambda: min(_share(one) for one in fleet) > 0.45)
-            read = [record for part in consumer.poll(5000, max_records=5000).values() for record in part]
-            own = seal.fleet.to_bytes(8, "big")
-            captured = [(one.partition, one.value) for one in read if one.value[4:12] == own]
-            members = {int.from_bytes(data[12:20], "big") for _, data in captured}
-            assert len(members) == 2
-            rss = [_rss_mib(one) for one in fleet]
-            attack = [(0, forged(member, 2**64 - 1, leaving=True)) for member in members]
-            attack += [(0, forged(number, 0, groups=1)) for number in range(1000)]
-            attack += [(0, forged(number, 1, groups=10_000, first=number * 10_000)) for number in range(50)]
-            attack += captured  # and what the fleet itself said, once more, and to other partitions
-            attack += [((partition + 1) % 8, data) for partition, data in captured]
-            for partition, data in attack:
-                producer.send("kquota-fleet", data, partition=partition)
-            producer.flush()
-            outcomes = "kquota_fleet_records_total"
-            until(lambda: min(one.metric(outcomes, outcome="bad_mac") for one in fleet) >= 1052)
-            with precedence(os.getpid(), *(node.pid for node in kafka.nodes), *(one.pid for one in fleet)):
-                rates = _rates(fleet, 10.0)
-            assert [_share(one) for one in fleet] == pytest.approx([0.495, 0.495], abs=0.03)
-            assert sum(rates) == pytest.approx(1.0, abs=0.1)
-            assert max(_rss_mib(one) - before for one, before in zip(fleet, rss, strict=True)) < 60
-            assert [one.metric("kquota_fleet_instances") for one in fleet] == [2, 2]
-            assert [one.log.read_text().count("records on the fleet's topic are ignored") for one in fleet] == [1, 1]
-            bomb = KafkaProducer(
-                bootstrap_servers=kafka.bootstrap, compression_type="gzip", max_request_size=50_000_000
-            )
-            # 40 kB on the wire, 40 MB in memory.
-            sent = bomb.send("kquota-fleet", bytes(40_000_000), partition=0)
-            with pytest.raises(KafkaError, match=r"(?i)too ?large"):
-                sent.get(30)
-            bomb.close()
-        finally:
-            for load in loads:
-                load.stop()
-            consumer.close()
-            producer.close()
-
-
-@pytest.mark.long
-def test_a_client_behind_a_sidecar_cannot_use_the_topic(kafka: KafkaCluster, topic: str) -> None:
-    """In any version, at any place of a request; and those that go on are served."""
-    from confluent_kafka import KafkaException, Producer
-    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-    from kafka.errors import KafkaError
-    from kafka.protocol.consumer import ListOffsetsRequest
-
-    name, mark = f"closed-{uuid.uuid4().hex}", b"an intruder"
-    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=1)
-    with _fleet(kafka, 1, topic=name) as (one,), RawClient(kafka.bootstrap[0]) as direct:
-        until(lambda: "reading the fleet's topic" in one.log.read_text())
-        own, other = direct.topic(name), direct.topic(topic)
-
-        def refused(message: Any) -> None:
-            with RawClient(one.bootstrap, "intruder") as client, pytest.raises(ClosedByPeerError):
-                client.ask(message)
-
-        for version in range(3, 14):
-            refused(produce_message(version, own, [mark]))
-            behind = produce_message(version, other, [bytes(3_000_000)])
-            behind.topic_data += produce_message(version, own, [mark]).topic_data
-            refused(behind)
-        for version in range(4, 19):
-            refused(fetch_message(version, own))
-        part = ListOffsetsRequest.ListOffsetsTopic
-        asked = part(name=name, partitions=[part.ListOffsetsPartition(partition_index=0, timestamp=-1)])
-        refused(ListOffsetsRequest(version=5, replica_id=-1, isolation_level=0, topics=[asked]))
-        assert one.metric("kquota_fleet_refused_requests_total") == 11 * 2 + 15 + 1
-        assert one.metric("kquota_connections_closed_total", reason="reserved_topic") == 11 * 2 + 15 + 1
-
-        producer = KafkaProducer(
-            bootstrap_servers=one.bootstrap, max_block_ms=3_000, delivery_timeout_ms=3_000, request_timeout_ms=2_000
-        )
-        with pytest.raises(KafkaError):
-            producer.send(name, mark, partition=0).get(20)
-        assert producer.send(topic, b"honest").get(20).topic == topic
-        producer.close()
-        transactional = Producer(
-            {"bootstrap.servers": one.bootstrap, "transactional.id": name, "message.timeout.ms": 3000, "log_level": 0}
-        )
-        transactional.init_transactions(20)
-        transactional.begin_transaction()
-        transactional.produce(name, mark)
-        with pytest.raises(KafkaException):
-            transactional.commit_transaction(5)
-        # What this consumer gets of it, and then what there is.
-        for bootstrap, least in ((one.bootstrap, 0), (kafka.bootstrap, 1)):
-            consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
-            consumer.assign([TopicPartition(name, 0)])
-            if least:
-                consumer.seek_to_beginning()
-            found = [each for records in consumer.poll(3000).values() for each in records]
-            assert len(found) >= least
-            assert bool(found) == bool(least)
-            assert mark not in [each.value for each in found]
-            consumer.close()
-
-
 def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, topic: str) -> None:
     from kafka import KafkaAdminClient
     from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
@@ -344,11 +221,6 @@ def test_keys_are_rotated_while_all_run(kafka: KafkaCluster, topic: str, tmp_pat
         for each in (one, other):
             assert each.metric("kquota_fleet_instances") == 2
             assert each.metric("kquota_fleet_records_total", outcome="bad_mac") == 0
-
-
-def _rss_mib(one: Sidecar) -> float:
-    status = Path(f"/proc/{one.pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 @pytest.mark.timeout(180)

@@ -73,26 +73,6 @@ def test_malformed_request_ends_only_its_connection(running: Sidecar, kind: str)
         assert "HTTP" in logged[-1]["error"]
 
 
-def test_header_cut_at_any_byte_times_out(running: Sidecar) -> None:
-    """The client sends a part of a header and closes: nothing reaches the broker, nothing is left open."""
-    whole = request(3, 9, 1, b"\1\1\0\0", client_id="cutter")
-    for cut in range(1, len(whole)):
-        with socket.create_connection(("127.0.0.1", running.port), timeout=10) as client:
-            client.sendall(whole[:cut])
-            client.shutdown(socket.SHUT_WR)
-            assert client.recv(100) == b""
-    deadline = time.monotonic() + 10
-    while running.get("/connections")["connections"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def test_refuses_frame_size_ending_inside_the_header(running: Sidecar) -> None:
-    payload = request(3, 9, 1, b"", client_id="cutter")[4:]
-    for cut in range(len(payload)):
-        assert ended(struct.pack(">i", cut) + payload[:cut] + b"\0" * 64, running) == b""
-
-
 def test_an_unknown_api_is_for_the_broker_to_judge(running: Sidecar) -> None:
     """A broker closes the connection; so does it through the sidecar, and the reason says who did."""
     before = running.metric("kquota_connections_closed_total", reason="broker_closed")

@@ -22,10 +22,7 @@ from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
 from tests.lab.releases import NEW, OLD
 from tests.support.mutation_tools import (
-    EXISTS,
-    INVALID_REQUEST,
     THROTTLED,
-    UNKNOWN_TOPIC,
     create,
     delete,
     metadata,
@@ -210,38 +207,6 @@ def test_mutations_are_charged_per_partition(
         assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("broker", BROKERS)
-def test_default_counts_and_broker_refusals(proxies: dict[str, Sidecar], broker: str) -> None:
-    raw, (first, second) = Raw(proxies[broker]), pair()
-    refill(raw.proxy)
-    errors(raw.ask(create(7, {second: 1})))  # so that the counter exists
-    errors(raw.ask(delete(6, [second])))
-    settled(raw.proxy.bootstrap, {}, (first, second))
-    before = charged(raw.proxy)
-    answer = raw.ask(create(7, [(first, -1), (second, 2), (second, 2), ("not a name", 9)]))
-    assert errors(answer) == {first: 0, second: INVALID_REQUEST, "not a name": 17}
-    (count,) = (topic.num_partitions for topic in answer.topics if topic.name == first)
-    assert charged(raw.proxy) == before + count
-    assert errors(raw.ask(create(4, {first: -1}))) == {first: EXISTS}
-    assert errors(raw.ask(delete(6, [first, "nowhere"]))) == {first: 0, "nowhere": UNKNOWN_TOPIC}
-    assert charged(raw.proxy) == before + 2 * count
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("broker", BROKERS)
-def test_a_topic_is_deleted_by_its_id(proxies: dict[str, Sidecar], broker: str) -> None:
-    raw, (first, second) = Raw(proxies[broker]), pair()
-    created = raw.ask(create(7, {first: 25, second: 25}), FREE)
-    ids = [topic.topic_id for topic in created.topics]
-    refill(raw.proxy)
-    answer = raw.ask(delete(6, [], ids))  # at once: the broker itself may not have heard of them
-    assert sorted(errors(answer).values()) == [0, THROTTLED]
-    assert {topic.topic_id for topic in answer.responses} == set(ids)
-    (left,) = (topic.name for topic in answer.responses if topic.error_code)
-    settled(raw.proxy.bootstrap, {left: 25} if left else {}, (first, second))
-
-
 # ---- topics that brokers create for Metadata -------------------------------------------------------------------------
 
 
@@ -383,65 +348,4 @@ def test_refusals_are_byte_for_byte_a_brokers(request: pytest.FixtureRequest, br
     settled(cluster.bootstrap[0], dict.fromkeys(names, 1), (*names, *new))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("broker", BROKERS)
-def test_broker_refusals_cost_nothing(request: pytest.FixtureRequest, broker: str) -> None:
-    cluster: KafkaCluster = request.getfixturevalue(broker)
-    theirs, (first, second) = use_up(cluster), pair()
-    with sidecar(cluster.bootstrap, [{"client-id": "<default>", "controller_mutation_rate": RATE}]) as proxy:
-        answer = Raw(proxy, theirs).ask(create(7, {first: 5, second: 5}))
-        assert errors(answer) == {first: THROTTLED, second: THROTTLED}
-        assert answer.throttle_time_ms > 100_000  # the broker's: hundreds of seconds at 0.01 per second
-        assert charged(proxy) == 0
-
-
 # ---- the limit changes, and another way of counting ------------------------------------------------------------------
-
-
-def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
-    # E17, E18: no tokens before there is a quota; then those of the rate in force; none again without one
-    def limits() -> list[float]:
-        return [one["limit"] for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
-
-    other = {"client-id": "other", "producer_byte_rate": 1_000_000}
-    with sidecar(kafka.bootstrap, [other], **{"controller.quota.window.num": 10}) as proxy:
-        raw, (first, second) = Raw(proxy), pair()
-        assert raw.ask(create(7, {first: 1})).throttle_time_ms == 0
-        assert "kquota_quota_tokens" not in {line.split("{")[0] for line in proxy.metrics().splitlines()}
-        proxy.set_quotas([other, {"client-id": LIMITED, "controller_mutation_rate": 0.02}])
-        assert errors(raw.ask(create(7, {first: 1, second: 3}))) == {first: EXISTS, second: 0}
-        assert limits() == [0.02]
-        tokens = until(lambda: proxy.metric("kquota_quota_tokens", kind="mutation"))  # which are a little old
-        assert tokens == pytest.approx(-2.8, abs=1)  # 0.2 in hand, 3 used; 0.02 more in each second
-        assert errors(raw.ask(delete(6, [second]))) == {second: THROTTLED}
-        proxy.set_quotas([other, {"client-id": LIMITED, "controller_mutation_rate": 4000}])
-        assert limits() == [4000]
-        assert errors(raw.ask(delete(6, [second]))) == {second: 0}
-        proxy.set_quotas([other])
-        assert limits() == []
-        assert errors(raw.ask(delete(6, [first]))) == {first: 0}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("broker", BROKERS)
-def test_changes_made_around_the_sidecar_count(request: pytest.FixtureRequest, broker: str) -> None:
-    cluster: KafkaCluster = request.getfixturevalue(broker)
-    direct, (first, second) = cluster.bootstrap[0], pair()
-
-    def around(message: Any, expected: dict[str, int]) -> None:
-        with RawClient(direct, FREE) as client:
-            assert set(errors(client.ask(message).message).values()) == {0}
-        settled(direct, expected, (first, second))
-
-    with sidecar(cluster.bootstrap, [{"client-id": LIMITED, "controller_mutation_rate": 1000}]) as proxy:
-        raw = Raw(proxy)
-        raw.ask(create(7, {first: 9, second: 9}))  # 18
-        settled(direct, {first: 9, second: 9}, (first, second))
-        around(delete(6, [first]), {second: 9})
-        around(create(7, {first: 2}), {first: 2, second: 9})
-        around(partitions(3, {second: 12}), {first: 2, second: 12})
-        assert errors(raw.ask(partitions(3, {first: 5, second: 13}))) == {first: 0, second: 0}  # 3 + 1
-        around(partitions(3, {first: 6}), {first: 6, second: 13})
-        assert errors(raw.ask(delete(6, [first]))) == {first: 0}  # 6
-        assert errors(raw.ask(delete(5, [second]))) == {second: 0}  # 13
-        assert charged(proxy) == 18 + 4 + 6 + 13

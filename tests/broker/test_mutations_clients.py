@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
-from tests.broker.test_mutations_brokers import counts_of, settled
-from tests.support.mutation_tools import create, partitions
-from tests.support.raw_client import RawClient
+from tests.broker.test_mutations_brokers import settled
 from tests.support.sidecars import Sidecar, sidecar
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 RATE = 20
 LIMIT_S = 60.0
-TOPICS = "org.apache.kafka.tools.TopicCommand"
 SOURCE = Path(__file__).parents[1] / "java" / "AdminOverQuota.java"
 
 
@@ -127,40 +123,6 @@ def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: list[str
 
 
 # ---- Java ------------------------------------------------------------------------------------------------------------
-
-
-def set_rate(proxy: Sidecar, rate: float) -> None:
-    """Another limit, by a reload; returns when it is in force."""
-    limited, *others = yaml.safe_load(proxy.config.read_text())["quotas"]
-    proxy.set_quotas([limited | {"controller_mutation_rate": rate}, *others])
-
-
-@pytest.mark.long
-def test_kafka_topics_tool_is_throttled(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> None:
-    # kafka-topics asks once and says that it was refused; the next one, when the tokens are back, does it.
-    first, second, third = names
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return java_tool(TOPICS, ["--bootstrap-server", proxy.bootstrap, *arguments], check=False)
-
-    rounds = [
-        (create(7, {first: 9}), {first: 9}, ["--create", "--topic", second, "--partitions", "7"]),
-        (create(7, {third: 1}), {first: 9, second: 7}, ["--alter", "--topic", first, "--partitions", "12"]),
-        (partitions(3, {second: 8}), {first: 12, second: 8}, ["--delete", "--topic", first]),
-    ]
-    for accepted, counts, refused in rounds:
-        set_rate(proxy, 0.01)  # nothing in hand, and nothing comes within a test
-        with RawClient(proxy.bootstrap) as client:
-            client.ask(accepted)
-        settled(proxy.bootstrap, counts, (first, second))  # brokers learn of it a moment after it was accepted
-        done = run(*refused)
-        assert done.returncode == 1
-        assert "The throttling quota has been exceeded." in done.stdout + done.stderr
-        assert counts_of(proxy.bootstrap, (first, second)) == counts
-        set_rate(proxy, 1000)
-        assert run(*refused).returncode == 0
-    settled(proxy.bootstrap, {second: 8, third: 1}, (first, second, third))
-    assert charged(proxy) == 9 + 7 + 1 + 3 + 1 + 12
 
 
 def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:

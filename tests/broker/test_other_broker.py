@@ -111,19 +111,6 @@ def test_a_broker_says_which_one_it_is(listener: str, kafka_secure: KafkaCluster
         assert proxy.metric("kquota_upstream_node_checks_total", outcome="same") == 1
 
 
-def test_an_older_broker_cannot_tell(kafka_391: KafkaCluster) -> None:
-    node = kafka_391.nodes[0]
-    cluster = trio.run(ask_brokers, node.host, node.port, LIMIT_S)
-    assert cluster.cluster_id is not None
-    asked = Node(cluster.cluster_id, node.node_id + 1)
-    assert trio.run(check_node, node.host, node.port, LIMIT_S, None, None, asked) is False
-    with sidecar(kafka_391.bootstrap) as proxy:
-        for _ in range(3):
-            with RawClient(port_of_broker_1(proxy)) as client:
-                client.ask(ApiVersionsRequest(version=0))
-        assert proxy.metric("kquota_upstream_node_checks_total", outcome="unknown") == 1
-
-
 def port_of_broker_1(proxy: Sidecar) -> str:
     first = yaml.safe_load(proxy.config.read_text())["listen"]["broker_ports"].partition("-")[0]
     return f"127.0.0.1:{int(first) + 1}"

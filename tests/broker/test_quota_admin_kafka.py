@@ -362,40 +362,6 @@ def test_forwarded_alteration_applies_at_once(kafka: KafkaCluster, java_tool: Ja
         assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
 
 
-@pytest.mark.long
-def test_a_cluster_whose_acls_hide_its_quotas(java_tool: JavaTool) -> None:
-    """Neither clients nor the sidecar see more than the cluster lets them."""
-    from kafka import KafkaAdminClient
-    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
-
-    from tests.lab.kafka import KafkaCluster
-
-    overrides = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    with KafkaCluster.start(1, overrides=overrides) as kafka:
-        client = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-        try:
-            cluster = ResourcePattern(ResourceType.CLUSTER, "kafka-cluster")
-            allow, deny = ACLPermissionType.ALLOW, ACLPermissionType.DENY
-            rules = [(ACLOperation.ALL, allow), (ACLOperation.DESCRIBE_CONFIGS, deny)]
-            client.create_acls([ACL("User:ANONYMOUS", "*", what, how, cluster) for what, how in rules])
-        finally:
-            client.close()
-        with sidecar(kafka.bootstrap, quotas=[{"user": "alice", PRODUCE: 5}]) as proxy:
-            configs = Tool(java_tool, proxy.bootstrap)
-            assert "ClusterAuthorizationException" in configs.refused("--describe", "--entity-type", "users")
-            with RawClient(proxy.bootstrap) as ours, RawClient(kafka.bootstrap[0]) as broker:
-                for version in (0, 1):
-                    assert describe(ours, version=version) == describe(broker, version=version) == (31, None)
-        reason = "refused to describe its client quotas: cluster_authorization_failed"
-        with sidecar(kafka.bootstrap, {"source": "cluster", "poll_interval_s": 0.2}, not_ready=reason) as proxy:
-            assert proxy.metric("kquota_quota_source_poll_failures_total") > 0
-            assert proxy.metric("kquota_quota_source_last_poll_successful") == 0
-            assert proxy.metric("kquota_ready") == 0
-
-
 # ---- applied at once, kept for ever ---------------------------------------------------------------------------------
 
 
@@ -409,26 +375,6 @@ def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
             return int(answer.message.throttle_time_ms)
 
     return produce
-
-
-@pytest.mark.long
-def test_altered_quota_throttles_at_once_and_after_restart(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy, RawClient(proxy.bootstrap, "admin") as admin:
-        produce = producing(proxy, topic)
-        assert produce(50_000) == 0
-        assert alter(admin, [([("client-id", "c")], [(PRODUCE, 2000.0)])]) == [(0, None, {"client-id": "c"})]
-        # 50 000 B in a window of 10 s are 5000 B/s: (5000 - 2000) / 2000 * 10 s = 15 s
-        assert produce(50_000) >= 10_000
-        assert limit_of(proxy, "produce", "ANONYMOUS") == 2000
-        assert proxy.metric("kquota_quota_alterations_total", outcome="applied") == 1
-        assert proxy.metric("kquota_quota_overlay_entities") == 1
-    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy, RawClient(proxy.bootstrap, "admin") as admin:
-        assert limit_of(proxy, "produce", "ANONYMOUS") == 2000
-        produce = producing(proxy, topic)
-        assert produce(50_000) >= 10_000
-        assert alter(admin, [([("client-id", "c")], [(PRODUCE, None)])]) == [(0, None, {"client-id": "c"})]
-        assert produce(50_000) == 0
-        assert describe(admin) == (0, {})
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from tests.broker.test_throttle_on_the_wire import watch_mute
 from tests.lab.kafka import KafkaCluster
 from tests.support.clients import CONSUMERS, PRODUCERS, Load
 from tests.support.precedence import precedence
-from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, produce_message
+from tests.support.raw_client import Frame, RawClient, Topic, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -86,26 +86,6 @@ def test_produce_is_throttled_too(limited: Sidecar, topic: str, version: int) ->
     where = known_topic(limited, topic)
     with RawClient(limited.bootstrap, f"produce-{version}-{topic}") as client:
         ask_until(client, lambda: produce_message(version, where, [b"x" * 1000]), 100)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("version", [4, 12, 17])
-def test_fetch_is_throttled_too_and_brings_its_records(limited: Sidecar, topic: str, version: int) -> None:
-    where = known_topic(limited, topic)
-    with RawClient(limited.bootstrap, "unlimited") as client:
-        assert client.ask(produce_message(9, where, [b"x" * 1000])).message.throttle_time_ms == 0
-    with RawClient(limited.bootstrap, f"fetch-{version}-{topic}") as client:
-        answer = ask_until(client, lambda: fetch_message(version, where, max_wait_ms=0), 100)
-        assert answer.message.responses[0].partitions[0].records
-
-
-def test_a_large_quota_throttles_no_client(limited: Sidecar, topic: str) -> None:
-    """Case C10: 2000 %."""
-    where = known_topic(limited, topic)
-    with RawClient(limited.bootstrap, "unlimited") as client:
-        for message in (metadata_message(), produce_message(9, where, [b"x"]), fetch_message(12, where)):
-            assert client.ask(message).message.throttle_time_ms == 0
-    assert throttles(limited, "unlimited") == {}
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
 from tests.support.records import subscribed
-from tests.support.secure_tools import PASSWORDS, allow_all_but_closed, security
+from tests.support.secure_tools import allow_all_but_closed, security
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -330,24 +330,6 @@ def test_each_side_may_be_plain(
         assert bytes_of(running, "pod") > 2 * sum(map(len, values))
 
 
-def test_a_login_passes_through_tls(cluster: KafkaCluster, authority: Authority, own: Issued, topic: str) -> None:
-    """Plain client, SASL_SSL broker: the broker knows the client by its login, and so do we."""
-    from kafka import KafkaProducer
-
-    with through_tls(cluster, "SASL_SSL", listen=None, upstream=upstream_tls(authority)) as running:
-        with closing(
-            KafkaProducer(
-                bootstrap_servers=running.bootstrap,
-                security_protocol="SASL_PLAINTEXT",
-                sasl_mechanism="SCRAM-SHA-256",
-                sasl_plain_username="alice",
-                sasl_plain_password=PASSWORDS["alice"],
-            )
-        ) as producer:
-            producer.send(topic, b"x" * 50_000).get(timeout=LIMIT_S)
-        assert bytes_of(running, "alice") > 50_000
-
-
 @pytest.mark.usefixtures("tls_by")
 def test_throttled_as_on_plain_sockets(
     cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
@@ -402,97 +384,6 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         with pytest.raises(ClusterError) as refused:
             trio.run(ask_brokers, host, int(port), LIMIT_S, tls)
         assert reason in str(refused.value), (listener, refused.value)
-
-
-@pytest.mark.usefixtures("tls_by")
-def test_clients_that_are_refused_say_why(
-    cluster: KafkaCluster, authority: Authority, own: Issued, topic: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """librdkafka tells its user; the sidecar tells its operator."""
-    from confluent_kafka import Producer
-
-    stranger = Authority(tmp_path_factory.mktemp("stranger"))
-    eve = stranger.issue("eve", common_name="eve")
-    cases = [
-        ({"ssl.ca.location": str(stranger.certificate)}, "the client refused the TLS handshake: unknown ca"),
-        (
-            {"ssl.ca.location": str(authority.certificate)},
-            "the client showed no certificate, and one is required",
-        ),
-        (
-            {
-                "ssl.ca.location": str(authority.certificate),
-                "ssl.certificate.location": str(eve.chain),
-                "ssl.key.location": str(eve.key),
-            },
-            "is listen.tls.client_ca_file its authority?",
-        ),
-    ]
-    with through_tls(cluster, "PLAINTEXT", listen=listen_tls(own, authority), upstream=None) as running:
-        for settings, expected in cases:
-            said: list[str] = []
-            producer = Producer(
-                {
-                    "bootstrap.servers": running.bootstrap,
-                    "security.protocol": "ssl",
-                    "error_cb": lambda error, said=said: said.append(str(error)),
-                    "reconnect.backoff.max.ms": 500,
-                    **settings,
-                }
-            )
-
-            def both_told(producer: Any = producer, said: list[str] = said, expected: str = expected) -> bool:
-                producer.poll(0.1)
-                return any("ssl" in one.lower() for one in said) and expected in running.log.read_text()
-
-            wait_for(expected, both_told)
-
-
-@pytest.mark.usefixtures("tls_by")
-def test_renewed_files_are_taken_over_and_bad_ones_are_not(
-    cluster: KafkaCluster, authority: Authority, web: Issued, own: Issued, tmp_path: Path
-) -> None:
-    """The whole way: files, metrics, log. A connection that is open stays open."""
-    directory = tmp_path / "tls"
-    directory.mkdir()
-
-    def put(issued: Issued) -> None:
-        (directory / "tls.key").write_bytes(issued.key.read_bytes())
-        (directory / "tls.crt").write_bytes(issued.chain.read_bytes())
-
-    put(own)
-    listen = listen_tls(own, authority) | {
-        "certificate_file": str(directory / "tls.crt"),
-        "key_file": str(directory / "tls.key"),
-    }
-    context = ssl.create_default_context(cafile=authority.certificate)
-    context.load_cert_chain(web.chain, web.key)
-
-    def connect(running: Sidecar) -> ssl.SSLSocket:
-        plain = socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S)
-        return context.wrap_socket(plain, server_hostname="localhost")
-
-    def serial(running: Sidecar) -> str:
-        with connect(running) as one:
-            return str(one.getpeercert()["serialNumber"])  # type: ignore[index]
-
-    def failures(running: Sidecar) -> float:
-        return running.metric("kquota_files_reload_failures_total", setting="listen.tls")
-
-    with through_tls(cluster, "PLAINTEXT", listen=listen, upstream=None) as running, connect(running) as old:
-        first = serial(running)
-        put(authority.issue("renewed", "localhost", common_name="renewed"))
-        wait_for("the renewed files", lambda: running.metric("kquota_files_reloads_total", setting="listen.tls") == 1)
-        renewed = serial(running)
-        assert renewed != first
-        before = failures(running)  # the new key may have been seen with the old certificate
-        (directory / "tls.key").write_bytes(web.key.read_bytes())
-        wait_for("the refusal", lambda: failures(running) == before + 1)
-        assert running.metric("kquota_files_last_reload_successful", setting="listen.tls") == 0
-        assert "is not the key of the certificate" in running.log.read_text()
-        assert serial(running) == renewed
-        old.sendall(framed(request_header(18, 0, 7, "c")))  # ApiVersions
-        assert old.recv(8)[4:] == (7).to_bytes(4, "big")
 
 
 def test_usage_records_reach_their_topic_by_tls(

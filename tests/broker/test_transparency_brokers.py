@@ -23,9 +23,8 @@ from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
 from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_until_known
 from tests.corpus.traffic import Traffic
-from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.probe import ProbeError, brokers_seen_by
-from tests.support.fault_tools import at_work, least_held, nothing_left_behind
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -281,48 +280,3 @@ def answers(address: tuple[str, int]) -> bool:
         return bool(brokers_seen_by(*address, timeout_s=2.0))
     except ProbeError:
         return False
-
-
-@pytest.mark.long
-def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
-    """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
-    direct = job_for(kafka3)
-    leader, *others = (node.node_id for node in kafka3.nodes)
-    topic = create_topic_on(direct, "dies", {0: [leader, *others]}, {"min.insync.replicas": "2"})
-    at_rest = least_held(proxy3)
-    with nothing_left_behind(proxy3, at_rest), at_work(proxy3.bootstrap, topic, kafka3.bootstrap[0]) as work:
-        move_leader(direct, topic, [*others, leader])
-        work.wait_for_progress()
-        kafka3.stop_broker(others[0], kill=True)
-        try:
-            work.wait_for_progress()
-        finally:
-            kafka3.start_broker(others[0])
-
-
-@pytest.mark.long
-def test_controllers_take_no_broker_ports(kafka3: KafkaCluster) -> None:
-    """Three brokers, three ports: `kafka-metadata-quorum` shows the controllers where they are, all brokers work.
-
-    Controllers were given ports as well once: they used up the range, and the next broker found none.
-    """
-    with sidecar(kafka3.bootstrap, broker_ports=3) as proxy:
-        told = run_tool(
-            "org.apache.kafka.tools.MetadataQuorumCommand",
-            ["--bootstrap-server", proxy.bootstrap, "describe", "--status"],
-            kafka3.version,
-        ).stdout
-        direct = run_tool(
-            "org.apache.kafka.tools.MetadataQuorumCommand",
-            ["--bootstrap-server", kafka3.bootstrap[0], "describe", "--status"],
-            kafka3.version,
-        ).stdout
-
-        def voters(text: str) -> list[str]:
-            return [line for line in text.splitlines() if line.startswith("CurrentVoters")]
-
-        assert len(voters(direct)) == 1
-        assert "endpoints" in direct, "Kafka 4 names the controllers' addresses"
-        assert voters(told) == voters(direct)
-        host, _, port = proxy.bootstrap.rpartition(":")
-        assert sorted(node for node, *_ in brokers_seen_by(host, int(port))) == [1, 2, 3]

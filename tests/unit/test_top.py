@@ -1,24 +1,14 @@
-"""`kquota top`: rows from what the admin port answers, tables that keep their figures, and the command itself."""
+"""`kquota top`: rows from what the admin port answers, and tables that keep their figures."""
 
 from __future__ import annotations
 
 import io
-import itertools
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from proxy.app.cli import top
-from tests.lab.kafka import KafkaCluster
-from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
-from tests.support.web_server import web_server
 
 
 def group(client_id: str | None, use: float, *, kind: str = "produce", user: str | None = "u", **more: Any) -> Any:
@@ -116,54 +106,3 @@ def test_narrow_terminal_cuts_names_not_figures() -> None:
     assert "\x1b" not in "".join(wide)
     assert r"bad\x1b[31m" in wide[2]
     assert len(text_of(found, 80, most=1)) == 2
-
-
-Answer = tuple[int, Any]
-
-
-@pytest.fixture
-def admin() -> Iterator[tuple[str, dict[str, Answer]]]:
-    """An admin port that answers what the test puts into the dictionary (path -> status, JSON)."""
-    said: dict[str, Answer] = {}
-
-    def answer(path: str) -> tuple[int, bytes]:
-        status, body = said.get(path, (404, {}))
-        return status, json.dumps(body).encode()
-
-    with web_server(answer) as port:
-        yield f"http://127.0.0.1:{port}", said
-
-
-def test_page_shows_totals_and_omitted_rows(admin: tuple[str, dict[str, Answer]]) -> None:
-    url, said = admin
-    groups = [group(f"c{number}", 0.1 * number, throttled_for_ms=number > 8) for number in range(10)]
-    said["/quotas"] = 200, {"groups": groups, "total": 12}
-    said["/connections"] = 200, {"connections": [{"muted_for_ms": 5.0}, {"muted_for_ms": 0.0}], "total": 40}
-    ticks = itertools.count(1.0)
-    look = top.Look(url, "", "use", clock=lambda: next(ticks))
-    console = Console(file=io.StringIO(), width=120)
-    console.print(look.page(8, 120))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert lines[0] == f"kquota {url}   connections 40 (1 muted)   counters 12 (1 throttled)"
-    assert [line.split()[1] for line in lines[2:6]] == ["c9", "c8", "c7", "c6"]
-    assert lines[6] == "… and 6 more"
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "proxy.app.cli.main", "top", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_throttled_client_of_a_real_cluster_is_seen(kafka: KafkaCluster, topic: str) -> None:
-    quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
-    with sidecar(kafka.bootstrap, quotas) as running, RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
-        empty = run("--admin", running.admin)
-        assert "No traffic on a quota yet." in empty.stdout
-        # 1 200 000 B in 10 s are 120 000 B/s, (120 000 - 20 000) / 20 000 * 10 s = 50 s, less what has passed
-        client.ask(produce_message(9, client.topic(topic), [b"x" * 1_200_000]))
-        shown = run("--admin", running.admin)  # no terminal: once
-        assert (shown.returncode, shown.stderr) == (0, "")
-        (line,) = [line for line in shown.stdout.splitlines() if "greedy" in line]
-        assert re.search(r"\(all\) +greedy +produce +20 kB/s +\d\S* kB/s +█{10} +\d\d\d% +- +throttled \d+\.\d s", line)
-        assert line.rstrip().endswith("client-id")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,10 +10,6 @@ from proxy.app.throttle_log import MAX_EPISODES, MAX_LINES, QUIET_MS, ThrottleLo
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.lab.kafka import KafkaCluster
-from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
-from tests.support.waiting import until
 
 Line = tuple[str, dict[str, Any]]
 
@@ -80,20 +75,3 @@ def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
     ((event, values),) = lines.take()[:1]
     assert event == "messages about throttled counters omitted"
     assert values["left_out"] > 2 * MAX_EPISODES
-
-
-def test_sidecar_logs_throttling(kafka: KafkaCluster, topic: str) -> None:
-    quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
-    with sidecar(kafka.bootstrap, quotas) as running:
-        with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
-            client.ask(produce_message(9, client.topic(topic), [b"x" * 300_000]))
-
-        def begun() -> list[dict[str, Any]]:
-            written = map(json.loads, running.log.read_text().splitlines())
-            return [line for line in written if line["message"] == "throttling begins"]
-
-        (line,) = until(begun)
-        assert (line["level"], line["quota"], line["user"], line["client_id"]) == ("info", "produce", None, "greedy")
-        assert line["by"] == "ANONYMOUS/greedy"
-        assert line["limit"] == 20_000
-        assert 4_000 < line["delay_ms"] <= 5_100  # 300 000 B in 10 s: (30 000 - 20 000) / 20 000 * 10 s = 5 s
