@@ -48,11 +48,7 @@ class NotFitError(Exception):
 
 
 def version_of(root: Path) -> str:
-    """The version that all the places agree on.
-
-    Raises:
-        NotFitError: they do not, or CHANGELOG.md has no section for it, dated today or before.
-    """
+    """The version that all the places agree on."""
     version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     chart: dict[str, Any] = yaml.safe_load((root / "helm/kquota/Chart.yaml").read_text())
     for name in ("version", "appVersion"):
@@ -63,11 +59,7 @@ def version_of(root: Path) -> str:
 
 
 def released_on(root: Path, version: str = "") -> datetime.date:
-    """The day of this version's section in CHANGELOG.md; of the version in pyproject.toml, if none is named.
-
-    Raises:
-        NotFitError: there is none, or it is still to come.
-    """
+    """The day of this version's section in CHANGELOG.md; of the version in pyproject.toml, if none is named."""
     version = version or tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     dated = re.search(SECTION.format(version=re.escape(version)), (root / "CHANGELOG.md").read_text(), re.MULTILINE)
     if dated is None:
@@ -103,11 +95,7 @@ def _environment() -> dict[str, str]:
 
 
 def check(root: Path, out: Path, tag: str = "") -> list[Path]:
-    """Build, read, install, use. Returns what would be published.
-
-    Raises:
-        NotFitError: a step failed.
-    """
+    """Build, read, install, use. Returns what would be published."""
     version, day = version_of(root), released_on(root)
     if tag and tag != f"v{version}":
         raise NotFitError(f"the tag is {tag}, the version {version}: the tag has to be v{version}")

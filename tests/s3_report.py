@@ -1,8 +1,4 @@
-"""Reports from and to an object store: `kquota report` over s3a paths, on an S3 server on loopback.
-
-`make test-object-store` runs it. By its name it is not among the tests that `make test` finds: it fetches Hadoop's
-connector first.
-"""
+"""Reports from and to an object store: `kquota report` over s3a paths, on an S3 server on loopback."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ def runtime() -> Path | None:
 
 
 def environment(library: Path) -> dict[str, str]:
-    """For a Python, itself not instrumented, that loads instrumented code. Its objects come from malloc, whose blocks
-    AddressSanitizer knows, not from arenas of its own."""
+    """For a Python, itself not instrumented, that loads instrumented code."""
     without = {name: value for name, value in os.environ.items() if name not in ("KQUOTA_PURE", "PYTHONPATH")}
     return without | {
         "LD_PRELOAD": str(library),

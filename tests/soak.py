@@ -107,13 +107,7 @@ def second_half(soaked: Soaked) -> list[Sample]:
 
 
 def judge(soaked: Soaked) -> list[str]:
-    """What is wrong; nothing if all is well.
-
-    The slope's bound is 10 MB/h over half an hour; in shorter runs a growth of some MB is allowed, because Python's own
-    heap moves by a few MB from minute to minute: 40 MB/h over ten minutes, 200 MB/h (3.3 MB in the minute) over two.
-    Short runs share their machine with other tests: up to three looks that /metrics did not answer in time, or one kind
-    of client that never came to its turn, tell of the machine. All else is judged as in long ones.
-    """
+    """What is wrong; nothing if all is well."""
     short = soaked.minutes < SHORT_MINUTES
     found = (
         soaked.problems

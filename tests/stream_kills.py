@@ -1,15 +1,4 @@
-"""Exactly-once output of the stream: its driver and its executors are killed at random, and the output is added up.
-
-    make stream-kills                       # twenty kills
-    python -m tests.stream_kills --kills 4 --seed 7 --json result.json
-
-The stream runs on a small cluster in processes of their own (`local-cluster`: the driver's JVM starts a worker, which
-starts an executor). Half of the kills are of executors, and Spark starts another one; half are of the driver with all
-that it has started, and the stream is started again. Their order, and the moment within a batch, are random. In the end
-records and bytes of every client and minute are compared with what was produced, and rows that are not records with
-those that were set aside: anything that is missing, or there twice, is an error. It ends by itself, after `--limit`
-seconds at the latest.
-"""
+"""Exactly-once output of the stream: its driver and its executors are killed at random, and the output is added up."""
 
 from __future__ import annotations
 

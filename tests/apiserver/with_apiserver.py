@@ -1,8 +1,4 @@
-"""The chart and the webhook with a real Kubernetes API server (`make test-apiserver`; not a part of `make test`).
-
-Installed by Helm, validated strictly with the operators' published definitions, admitted under the Pod Security
-Standard "restricted"; pods are created through the webhook, and what the API server asks is recorded.
-"""
+"""The chart and the webhook with a real Kubernetes API server (`make test-apiserver`; not a part of `make test`)."""
 
 from __future__ import annotations
 
@@ -10,14 +6,11 @@ import base64
 import http.server
 import json
 import os
-import re
-import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -26,10 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import trustme
-import yaml
 
-from config.load import load
-from config.table import to_table
 from tests.apiserver import pods
 from tests.corpus.job import wait_for
 from tests.lab.chart import CHART
@@ -44,7 +34,6 @@ from tests.support.chart_tools import (
     ci_values,
     documents,
     helm,
-    kubectl_executable,
     of_kind,
     pod_specs,
     render_example,
@@ -179,94 +168,6 @@ def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, re
     for kind in ("ConfigMap", "Deployment", "PodMonitor", "PrometheusRule", "Service", "NetworkPolicy"):
         left = [one["metadata"]["name"] for one in api.get(path(kind, namespace))["items"]]
         assert [name for name in left if name != "kube-root-ca.crt"] == [], kind
-
-
-@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
-def test_ten_thousand_quotas_are_installed(api: ApiServer, release: HelmRelease, tmp_path: Path) -> None:
-    namespace = f"many-{release.version[1]}"
-    api.namespace(namespace)
-    entry = {"producer_byte_rate": "1M", "consumer_byte_rate": "2500k"}
-    quotas = [{"user": f"team-{n}-of-another-house", "client-id": f"service-{n}"} | entry for n in range(10_000)]
-    values = yaml.safe_load((CHART / "ci/gateway-values.yaml").read_text()) | {"quotas": quotas}
-    (file := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    for what in ("install", "upgrade"):
-        install(api, namespace, file, what=what, release=release)
-    maps = {one["metadata"]["name"]: one["data"] for one in api.get(path("ConfigMap", namespace))["items"]}
-    for name, data in maps.items():
-        if name.startswith("shop-kquota"):
-            ((key, text),) = data.items()
-            (tmp_path / key).write_text(text)
-    found = {str(entry.user) for entry in to_table(load(tmp_path / "kquota.yaml")).entries}
-    assert found >= {entry["user"] for entry in quotas}
-
-
-@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
-def test_an_earlier_release_is_upgraded_with_its_values(api: ApiServer, release: HelmRelease, tmp_path: Path) -> None:
-    """`--reuse-values` puts the defaults of the earlier chart in the place of this one's."""
-    namespace = f"reused-{release.version[1]}"
-    api.namespace(namespace)
-    shutil.copytree(CHART, earlier := tmp_path / "kquota")
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    for name in ("memoryLimit", "check", "webhook", "state", "probes", "test", "runAsUser"):
-        del values[name]
-    (earlier / "values.yaml").write_text(yaml.safe_dump(values))
-    common = ("--namespace", namespace, "--kubeconfig", api.kubeconfig, "--no-hooks")
-    given = ("--values", CHART / "ci/gateway-values.yaml")
-    for what in (("install", "shop", earlier, *given), ("upgrade", "shop", CHART, "--reuse-values")):
-        done = helm(*what, *common, release=release)
-        assert done.returncode == 0, done.stderr
-    (deployment,) = api.get(path("Deployment", namespace))["items"]
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]["failureThreshold"] == 60
-
-
-def test_a_resource_quota_admits_the_check(api: ApiServer) -> None:
-    """One on limits refuses every container without them; its status is what a controller would write."""
-    api.namespace("limited")
-    where = "/api/v1/namespaces/limited/resourcequotas"
-    hard = {"limits.cpu": "4", "limits.memory": "4Gi"}
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}, "spec": {"hard": hard}}
-    api.create(where, quota)
-    status = {"status": {"hard": hard, "used": {"limits.cpu": "0", "limits.memory": "0"}}}
-    api.ask("PATCH", f"{where}/limits/status", status, patch="merge-patch+json").raise_for_status()
-    bare = pods.bare_pod()
-    refused = api.ask("POST", path("Pod", "limited"), bare)
-    assert (refused.status_code, "must specify limits.cpu" in refused.text) == (403, True)
-    (check,) = [
-        one
-        for one in of_kind(documents(render_text(CHART / "ci/gateway-values.yaml")), "Pod")
-        if one["metadata"]["name"].endswith("-check")
-    ]
-    api.create(path("Pod", "limited"), check)
-
-
-@pytest.mark.parametrize("name", ["gateway-full", "monitoring", "sidecar"])
-def test_rendered_manifests_are_applied_twice(api: ApiServer, name: str, tmp_path: Path) -> None:
-    """As docs/kubernetes.md says, with other settings the second time; and nothing drifts when they are the same."""
-    api.namespace(f"applied-{name}")
-    file = CHART / f"ci/{name}-values.yaml"
-
-    def apply(*extra: str) -> str:
-        (manifests := tmp_path / "manifests.yaml").write_text(
-            re.sub(r"^ *namespace: shop-prod\n", "", render_text(file, "--no-hooks", *extra), flags=re.MULTILINE)
-        )
-        done = subprocess.run(
-            [kubectl_executable(), "--kubeconfig", api.kubeconfig, "--namespace", f"applied-{name}", "apply",
-             "--server-side", "--filename", manifests],
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def versions() -> dict[str, str]:
-        kinds = ("ConfigMap", "Deployment", "NetworkPolicy", "PodMonitor", "PrometheusRule", "Service")
-        found = [one for kind in kinds for one in api.get(path(kind, f"applied-{name}"))["items"]]
-        return {one["metadata"]["uid"]: one["metadata"]["resourceVersion"] for one in found}
-
-    apply()
-    apply("--set", "config.drain_timeout_s=50")
-    before = versions()
-    apply("--set", "config.drain_timeout_s=50")
-    assert versions() == before
 
 
 # --- the webhook
@@ -651,21 +552,6 @@ class PodsMeanwhile(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self.ends.set()
         self.join()
-
-
-def test_no_pod_is_refused_while_the_authority_changes(installed: ApiServer, tmp_path: Path) -> None:
-    """The API server is told before the new certificate is served, and trusts the former one too."""
-    api, (host, port) = installed, address_of(installed)
-    with running(api, tmp_path, host, port), PodsMeanwhile(api) as meanwhile:
-        former = ssl.get_server_certificate((host, port))
-        api.ask("DELETE", f"{path('Secret', RELEASED)}/{CERTIFICATE}").raise_for_status()
-        wait_for("a new certificate", lambda: ssl.get_server_certificate((host, port)) != former)
-        time.sleep(2)
-    assert meanwhile.refused == []
-    assert meanwhile.created > 20
-    managers = {one["manager"] for one in api.get(HOOKS)["metadata"]["managedFields"]}
-    assert "kquota-webhook" in managers
-    assert not [name for name in managers if "httpx" in name]
 
 
 @pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)

@@ -60,10 +60,7 @@ def test_a_broker_closes_and_the_sidecar_charges_no_client(wanted: Sidecar, kafk
 def test_listener_without_login_goes_on_where_one_was_expected(
     kafka_secure: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
-    """The sidecar has a login of its own, so it expects one of clients; the listener behind it takes none.
-
-    kafka-python's producer, one that sends without acknowledgement, is served and charged as who has no name.
-    """
+    """The sidecar has a login of its own, so it expects one of clients; the listener behind it takes none."""
     from kafka import KafkaProducer
 
     password = tmp_path / "password"

@@ -1,9 +1,4 @@
-"""Faults, with a real broker and real clients: what was acknowledged is there, nothing stays behind, quotas are right.
-
-Clients -> link (127.0.0.2) -> sidecar -> link -> broker. Each fault strikes in the middle of traffic and is over after
-some seconds; then the traffic has to go on by itself. Clients without the sidecar suffer the same at the same time; the
-anomalies of both are printed. docs/testing.md has the table of faults and promises.
-"""
+"""Faults, with a real broker and real clients: nothing acknowledged is lost, nothing stays behind."""
 
 from __future__ import annotations
 
@@ -114,11 +109,7 @@ def test_faults_lose_and_repeat_nothing(rig: Rig, topic: str, fault: str, anomal
 
 
 def test_follows_moved_broker(rig: Rig, topic: str) -> None:
-    """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it.
-
-    It is killed: a broker that stops in order, and is the only one, says at its end that the cluster has no brokers,
-    after which librdkafka may connect to none any more (docs/architecture.md, "Non-obvious").
-    """
+    """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it."""
     with FaultyNetwork() as network:
         # Stands for a name in front of the cluster, which leads to a broker wherever that is.
         (port,) = free_ports(1)

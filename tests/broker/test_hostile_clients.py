@@ -1,8 +1,4 @@
-"""An honest client beside each kind of attacker, all through one sidecar before a real broker: it is served throughout.
-
-It produces, acknowledged by all, and consumes; nothing of it may be lost, doubled, changed or held up for long. The
-attackers are ended and counted by their reasons, and what they sent breaks neither the log nor the exposition.
-"""
+"""An honest client beside each kind of attacker, all through one sidecar: it is served throughout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The container image: rules for the Dockerfile, then its steps carried out and the result at work as uid 65532.
-
-No Docker engine is needed; tests/support/image_tools.py says what takes its place and what is therefore not tested.
-"""
+"""The container image: rules for the Dockerfile, then its steps carried out and the result at work as uid 65532."""
 
 from __future__ import annotations
 

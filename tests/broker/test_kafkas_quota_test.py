@@ -1,10 +1,5 @@
 """Kafka's own system test of quotas (tests/kafkatest/tests/client/quota_test.py), rebuilt: at a broker with quotas of
 its own, and through the sidecar that has them, side by side.
-
-A producer and consumers of one client-id are as fast as they are let. All is delivered, each is held to its quota as
-the client measures it and as the side that enforces it does, and both know of throttles. As there, quotas that do not
-apply, at other levels or of other names, are so high that one that did would show. A client that does not wait by
-itself is Kafka's of 1.1, from before KIP-219.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The partition-mutation quota in front of real brokers, request by request: Kafka's cases E8 to E18.
-
-Rate 20 with one window of 1 s makes a burst of 20, so that refusals last a quarter of a second.
-"""
+"""The partition-mutation quota in front of real brokers, request by request: Kafka's cases E8 to E18."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Real admin clients over the mutation quota: what each of them sees, and that it gets there in the end.
-
-Rate 20 with one window of 1 s makes a burst of 20. Whatever the way, nothing may be done twice: in the end the sidecar
-has charged exactly the partitions that came and went.
-"""
+"""Real admin clients over the mutation quota: what each of them sees, and that it gets there in the end."""
 
 from __future__ import annotations
 

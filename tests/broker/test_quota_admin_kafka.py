@@ -319,8 +319,7 @@ def limit_of(proxy: Sidecar, kind: str, name: str) -> float | None:
 
 
 def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, java_tool: JavaTool, topic: str) -> None:
-    """Set at the broker by kafka-configs. The broker would enforce them too: for ANONYMOUS, as every client is here. So
-    the sidecar calls every client `alice`, a user that the broker never sees."""
+    """Set at the broker by kafka-configs. The broker would enforce them too: for ANONYMOUS, as every client is here."""
     configs = Tool(java_tool, kafka.bootstrap[0])
     quotas = {"source": "cluster", "poll_interval_s": 0.5}
     with (

@@ -90,8 +90,7 @@ def test_produce_is_throttled_too(limited: Sidecar, topic: str, version: int) ->
 
 @pytest.mark.long
 def test_request_quota_delays_at_most_one_window(kafka: KafkaCluster, topic: str) -> None:
-    """Case C8. Both have 0.0005 %, 0.05 ms in ten seconds: on a quick machine, too, that is less than what the first
-    requests of a connection take, so that each of the others is held. The writer sends 10 batches."""
+    """Case C8."""
     quotas = [{"client-id": "<default>", "request_percentage": 0.0005}]
     with sidecar(kafka.bootstrap, quotas, pacing="kafka") as running:
         load = Load([running.bootstrap], topic, "busy", records=300, settings={"batch.num.messages": 30})

@@ -282,15 +282,7 @@ AGAIN: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 @pytest.mark.long
 def test_logging_in_again_works_under_throttle(kafka_secure: KafkaCluster, topic: str) -> None:
-    """Sessions of 8 s (connections.max.reauth.ms), and producers that have to wait for most of the time.
-
-    No connection may end on its way: the broker closes those whose session has expired. 11 MB pass at once, then 1 MB
-    per second until the first ten seconds' window moves on and what is left may pass, of 30 MB at least: none is done
-    in ten seconds. librdkafka, which sends on whatever it is told, has filled the sockets' buffers (16 MiB at most);
-    they pass before its new login: at 8 s, 11 + 8 + 17 = 36 of its 45 MB. So each has to log in again.
-
-    A client that is not given a core for a second or two is late for its session's end: here all have one.
-    """
+    """Sessions of 8 s (connections.max.reauth.ms), and producers that have to wait for most of the time."""
     rate, record_bytes = 1_000_000, 100_000
     quotas = [{"user": user, "producer_byte_rate": rate} for user, _, _ in AGAIN.values()]
     with (

@@ -1,9 +1,4 @@
-"""Real client work gives the same results through the sidecar as without it, and no connection goes around it.
-
-The corpus (tests/corpus) runs in two processes at once, on one cluster: one process is given the brokers' addresses,
-the other one the sidecar's. Each item's results are compared. What a broker does not offer is left out by a table that
-a test holds against the broker, and items never skip themselves.
-"""
+"""Real client work gives the same results through the sidecar as without it, and no connection goes around it."""
 
 from __future__ import annotations
 

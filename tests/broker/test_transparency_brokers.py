@@ -1,8 +1,4 @@
-"""Clients find brokers, and only through the sidecar, while the cluster changes: point 5 of the `rewrite` mode.
-
-Leaders move, a broker stops and comes back, a new one joins, one gets another address. Answers that name a leader's
-address behind the data (Produce 10+, Fetch 16+, ShareFetch) are looked at byte by byte.
-"""
+"""Clients find brokers, and only through the sidecar, while the cluster changes: point 5 of the `rewrite` mode."""
 
 from __future__ import annotations
 

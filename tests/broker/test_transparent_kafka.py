@@ -1,8 +1,4 @@
-"""Transparent mode with real clients and three real brokers on their own addresses, one of them IPv6.
-
-Brokers are in one network namespace, applications with the sidecar and the rules in another, as on two machines. No
-client is configured for kquota: all have the brokers' own addresses.
-"""
+"""Transparent mode with real clients and three real brokers on their own addresses, one of them IPv6."""
 
 from __future__ import annotations
 

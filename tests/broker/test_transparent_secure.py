@@ -1,8 +1,4 @@
-"""Transparent mode before a real broker with TLS: taken and made anew with a key, passed through without one.
-
-Clients have the broker's own address and no setting for kquota. One network namespace, in which the broker has an
-address of its own; the sidecar is exempted by its mark.
-"""
+"""Transparent mode before a real broker with TLS: taken and made anew with a key, passed through without one."""
 
 from __future__ import annotations
 

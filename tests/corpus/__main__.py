@@ -64,11 +64,7 @@ def _note_connections(connected: set[tuple[str, int]]) -> None:
 
 
 def _run(job: Job, name: str) -> dict[str, Any]:
-    """Run an item; once more with new names if it fails.
-
-    Clients have bad moments of their own, without any sidecar as well, and so have group coordinators. A second try is
-    noted in the result, and the test holds the sidecar to as few of them as the brokers themselves need.
-    """
+    """Run an item; once more with new names if it fails."""
     began = time.monotonic()
     found = _try(job, name)
     if "failure" in found:

@@ -1,7 +1,4 @@
-"""Admin calls of kafka-python and librdkafka: topics, configurations, offsets, groups, users, reassignments, elections.
-
-Errors are results, too: what the broker refuses must be refused in the same way.
-"""
+"""Admin calls of kafka-python and librdkafka: topics, configurations, offsets, groups, users, elections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where processes connect to, as Linux tells it: the proof that nothing goes around the sidecar.
-
-A process is known by a mark in its environment, which its children inherit (the JVMs of Kafka's tools, too).
-"""
+"""Where processes connect to, as Linux tells it: the proof that nothing goes around the sidecar."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What an item of the corpus gets and how its result is made comparable.
-
-An item is a function of a `Job` that does real client work and returns what came of it: plain values without times,
-addresses and ids that the cluster makes up. Every item runs in two processes, one straight at the brokers and one
-through the sidecar; names of topics, groups and users begin with the job's prefix, which is taken out of the results.
-"""
+"""What an item of the corpus gets and how its result is made comparable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Small things that many items do.
-
-Brokers learn of changes one after the other. An item that goes on before all of them know would compare luck with
-luck: what is changed here is waited for on every broker.
-"""
+"""Small things that many items do."""
 
 from __future__ import annotations
 

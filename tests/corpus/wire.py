@@ -1,8 +1,4 @@
-"""Every version of the messages that carry broker addresses, and ApiVersions, asked for without a client's help.
-
-No client uses all versions; here each one that the broker offers is asked for, in both processes, and the decoded
-answers are compared: apart from hosts and ports nothing may differ.
-"""
+"""Every version of the messages that carry broker addresses, and ApiVersions, asked for without a client's help."""
 
 from __future__ import annotations
 

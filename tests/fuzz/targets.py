@@ -1,12 +1,4 @@
-"""What is fuzzed, and what must hold whatever the bytes are.
-
-A target is a function of bytes. It returns for all inputs; whatever it raises is a finding: an exception that is not
-SessionError, WireError or ConfigError (those it catches), or an AssertionError of the invariants here:
-
-- cutting a stream in other places changes nothing: same bytes out, same verdict;
-- bytes that are not rewritten come out as they went in, and no more bytes come out than the rewriting may add;
-- what a session holds is bounded, whatever lengths and counts a peer claims.
-"""
+"""What is fuzzed, and what must hold whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -269,10 +261,7 @@ def client_stream(data: bytes) -> None:
 
 
 def _same_but_fetch_versions(received: bytes, sent: bytes, *, all_of_it: bool) -> None:
-    """Without quotas a request is changed in one thing: the version of a Fetch that would be told addresses.
-
-    Not `all_of_it`: what comes behind a SaslHandshake is a token or a request, which its answer will tell.
-    """
+    """Without quotas a request is changed in one thing: the version of a Fetch that would be told addresses."""
     at = from_there = 0
     while at < len(received):
         size = 4 + int.from_bytes(received[at : at + 4], "big")

@@ -1,8 +1,4 @@
-"""All tests of this folder on one node: `python -m tests.kubernetes [options of pytest]`.
-
-Most of their time is spent waiting, for limits to settle and pods to end, so that files run side by side; what stops
-the broker, the API server or the kubelet, which all need, comes afterwards.
-"""
+"""All tests of this folder on one node: `python -m tests.kubernetes [options of pytest]`."""
 
 from __future__ import annotations
 

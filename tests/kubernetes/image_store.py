@@ -1,9 +1,4 @@
-"""The images that the node runs: made by buildah, from Debian's packages and the project's own Dockerfile.
-
-There is no registry. A base made by mmdebstrap stands in for python:3.11-slim-bookworm (the build argument
-PYTHON_IMAGE), and each image becomes an archive in the cache that containerd imports. An archive's name has the sum of
-what it was made from, so that one that is there is used, and a changed file makes a new one.
-"""
+"""The images that the node runs: made by buildah, from Debian's packages and the project's own Dockerfile."""
 
 from __future__ import annotations
 
@@ -54,11 +49,7 @@ def name_of(image: str) -> str:
 
 
 def archive(image: str) -> Path:
-    """The archive of one image (pause, kafka, client, kquota, kquota-redirect, kquota-analysis), built if need be.
-
-    Raises:
-        NoImageError: it cannot be built here.
-    """
+    """The archive of one image (pause, kafka, client, kquota, kquota-redirect, kquota-analysis), built if need be."""
     builders = {"pause": _pause, "kafka": _kafka, "client": _client, "base": base}
     if image in builders:
         return builders[image]()

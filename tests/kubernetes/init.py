@@ -1,8 +1,4 @@
-"""The first process of a node's namespaces; a script of the standard library alone.
-
-`init.py FOLDER` mounts what has to be the node's own, then starts, signals and runs programs as it is told through the
-socket FOLDER/control: one JSON object per connection, one in answer. With its end the kernel ends all others.
-"""
+"""The first process of a node's namespaces; a script of the standard library alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Keeps a node's namespaces and control groups, and removes them; a script of the standard library alone.
-
-`keeper.py FOLDER`: makes control groups, starts init.py as the first process of namespaces of its own, and waits. On
-SIGTERM, or when that process ends by itself, everything in there is killed, by the kernel, and the groups are removed.
-Its own parent is a guardian (tests/lab/kafka/guard.py), which sends SIGTERM when the test is gone.
-"""
+"""Keeps a node's namespaces and control groups, and removes them; a script of the standard library alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A real Kubernetes node, as a context manager: control plane, kubelet, containerd, runc, CNI, kube-proxy, CoreDNS.
-
-All of it is in namespaces of its own (network, mounts, processes) and in one folder. Nothing outlives the block, nor
-the test when that is killed: processes end with the first one of their namespace, and with the namespaces go mounts,
-addresses and packet rules. Control groups are removed by keeper.py.
-"""
+"""A real Kubernetes node, as a context manager: control plane, kubelet, containerd, runc, CNI, kube-proxy, CoreDNS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The programs that a Kubernetes node is made of: built from pinned Go modules, or Debian's own.
-
-`python -m tests.kubernetes.programs` says what is missing on this machine, and builds what is not in the cache yet.
-"""
+"""The programs that a Kubernetes node is made of: built from pinned Go modules, or Debian's own."""
 
 from __future__ import annotations
 
@@ -44,11 +41,7 @@ class NodePrograms:
 
 
 def insist_on_machine() -> None:
-    """Root, and the programs that Debian brings.
-
-    Raises:
-        NoNodeError: something is missing.
-    """
+    """Root, and the programs that Debian brings."""
     if os.geteuid() != 0:
         raise NoNodeError("a Kubernetes node needs root: it makes namespaces, mounts and control groups")
     missing = {package for program, package in DEBIAN.items() if shutil.which(program) is None}
@@ -73,12 +66,7 @@ def prometheus() -> Path:
 
 
 def node_programs() -> NodePrograms:
-    """All of them, built if need be.
-
-    Raises:
-        NoNodeError: something is missing on this machine.
-        NoGoError, NoHelmError: it cannot be built or fetched here.
-    """
+    """All of them, built if need be."""
     insist_on_machine()
     return NodePrograms(
         etcd_program(),

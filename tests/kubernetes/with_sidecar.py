@@ -1,7 +1,4 @@
-"""A pod with the sidecar on a real node: order of start and end, limits, Jobs, changed quotas, bad files.
-
-The application's chart includes kquota's templates, as docs/kubernetes.md shows it.
-"""
+"""A pod with the sidecar on a real node: order of start and end, limits, Jobs, changed quotas, bad files."""
 
 from __future__ import annotations
 

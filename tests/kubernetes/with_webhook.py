@@ -1,7 +1,4 @@
-"""Injection on a real node: pods of charts that know nothing of kquota, by one label of their namespace.
-
-The webhook makes its own certificate, brings the configuration, and takes quotas of a namespace into it.
-"""
+"""Injection on a real node: pods of charts that know nothing of kquota, by one label of their namespace."""
 
 from __future__ import annotations
 
@@ -110,8 +107,7 @@ def test_an_injected_pod_is_used_as_before(node: Node, webhook: Release, orders:
 
 
 def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
-    """`Fail`: no pod without a sidecar; `Ignore`: pods without. The webhook comes back by itself, as its own pods are
-    exempt, here with a new certificate: its Secret is gone as well."""
+    """`Fail`: no pod without a sidecar; `Ignore`: pods without."""
     before = authorities(node)
     stop_webhook(node)
     node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)

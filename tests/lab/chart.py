@@ -1,10 +1,4 @@
-"""Writes the parts of the Helm chart that are generated from the configuration model (`make chart`).
-
-`helm/kquota/values.schema.json` makes typing mistakes fail at install: `config` and `quotas` are the configuration
-file's own schema (`kquota schema`), the rest is the chart's and defined here. `files/live-settings.json` lists the
-settings that a running sidecar applies from a changed file, so that the chart restarts pods for the others only. Rules
-and dashboards are copies: Helm reads no file outside the chart.
-"""
+"""Writes the parts of the Helm chart that are generated from the configuration model (`make chart`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A week of usage records to try reports on: `python -m tests.lab.sample_week` writes examples/usage/week.parquet.
-
-Three pods of two teams, records of ten minutes. `etl` exceeds its limit each night until it is raised on Thursday;
-`search-indexer` is new on Saturday and reads far more than others; `legacy-feed` ignores throttle times.
-"""
+"""A week of usage records to try reports on: `python -m tests.lab.sample_week` writes examples/usage/week.parquet."""
 
 from __future__ import annotations
 

@@ -30,10 +30,7 @@ LIMIT_S = 280
 
 
 def inputs(folder: Path) -> tuple[list[list[Any]], list[list[Any]]]:
-    """`raw`: two clusters, one of them without a name, two days. `late`: late records of the first. Both have repeats.
-
-    Returns the ids of both, as the table has them.
-    """
+    """`raw`: two clusters, one of them without a name, two days. `late`: late records of the first."""
     rows: dict[str, list[list[Any]]] = {"raw": [], "late": []}
     for instance, cluster in (("a", "east"), ("b", "")):
         of: dict[str, Any] = {"instance": instance, "cluster_id": cluster or None, "produce_bytes": 1000, "requests": 3}

@@ -1,8 +1,4 @@
-"""A real Kubernetes API server in tests: kube-apiserver and etcd on the loopback, built by Go from pinned modules.
-
-There is no kubelet and no controller: objects are stored, defaulted, validated and admitted as in any cluster, and
-nothing runs. Building takes some minutes the first time.
-"""
+"""A real Kubernetes API server in tests: kube-apiserver and etcd on the loopback, built by Go from pinned modules."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Clients that mean no good, in a process of their own, and a broker of that kind.
-
-`python -m tests.support.attackers` obeys lines on its standard input, `KIND HOST:PORT SECONDS`, and answers each with a
-line of JSON when the time is over: connections made, bytes sent, connections that the other side ended. Tests have it
-by `attackers`.
-"""
+"""Clients that mean no good, in a process of their own."""
 
 from __future__ import annotations
 
@@ -18,11 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Thread
-from typing import NamedTuple
 
 from proxy.core.wire.messages import framed
-from proxy.core.wire.primitives import uvarint
 
 Address = tuple[str, int]
 
@@ -202,107 +194,6 @@ def flooding(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
                     break
 
 
-# ---- connections that send much to do, at a bounded rate, and read what is answered ----
-
-
-def _compact(elements: list[bytes]) -> bytes:
-    """A compact array."""
-    return uvarint(len(elements) + 1) + b"".join(elements)
-
-
-MANY = 195_000
-_OP = b"\x13producer_byte_rate" + struct.pack(">d?", 1.0, False) + b"\0"
-_USER = b"\2\5user\2u\0"
-_ONE = _USER + _compact([_OP]) + b"\0"
-
-
-def _admin(api_key: int, body: bytes) -> bytes:
-    return request(api_key, 1, body, tags=b"\0")
-
-
-def _created(configs: list[bytes]) -> bytes:
-    """A CreateTopics request: one topic of three partitions."""
-    topic = b"\2t" + struct.pack(">ih", 3, 1) + b"\1" + _compact(configs) + b"\0"
-    return request(19, 7, _compact([topic]) + struct.pack(">i?", 1000, False) + b"\0", tags=b"\0")
-
-
-def _fetch(partitions: int) -> bytes:
-    """The second Fetch of a session that there is not, of 33 bytes for each partition."""
-    partition = struct.pack(">iiqiqi", 0, -1, 0, -1, -1, 1 << 20) + b"\0"
-    topic = b"\2t" + _compact([partition] * partitions) + b"\0"
-    head = struct.pack(">iiiibii", -1, 500, 1, 1 << 20, 0, 77, 1)
-    return request(1, 12, head + _compact([topic]) + b"\1\1\0", tags=b"\0")
-
-
-def names(count: int) -> bytes:
-    """Requests of so many client-ids, which the sidecar answers itself: the version is unknown."""
-    return b"".join(request(18, 99, b"", b"n%07d" % number) for number in range(count))
-
-
-class Work(NamedTuple):
-    """What is sent again and again, by how many connections."""
-
-    connections: int
-    make: Callable[[], bytes]
-    alone: bool = False
-    """Not before the former has been answered: what nothing has come of for a tenth of a second."""
-
-
-WORK: dict[str, Work] = {
-    "pipelined_versions": Work(2, lambda: request(18, 0, b"", b"") * 1000),
-    "pipelined_descriptions": Work(2, lambda: _admin(48, b"\1\0\0") * 1000),
-    "altered_operations": Work(1, lambda: _admin(49, b"\2" + _USER + _compact([_OP] * MANY) + b"\0\0\0")),
-    "altered_entries": Work(1, lambda: _admin(49, _compact([_ONE] * (MANY // 3)) + b"\0\0")),
-    "described_components": Work(1, lambda: _admin(48, _compact([b"\5user\2\0\0"] * MANY) + b"\0\0")),
-    "many_administrators": Work(17, lambda: _admin(49, _compact([_ONE] * 4000) + b"\0\0")),
-    "fetches_of_a_throttled_group": Work(17, lambda: _fetch(990)),
-    "fetches_of_64_kb": Work(17, lambda: _fetch(1950)),
-    "listed_counters": Work(2, lambda: b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n", alone=True),
-    "created_configurations": Work(1, lambda: _created([b"\2k\2v\0"] * MANY)),
-    "results_of_a_hostile_broker": Work(1, lambda: _created([]), alone=True),
-}
-TINY_BYTES_PER_S, LARGE_BYTES_PER_S = 1_000_000, 5_000_000
-"""Of all connections: in tiny requests, and in large ones, of which some are to be complete in a second."""
-ANSWERED_S = 0.1
-
-
-def working(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
-    """Each connection sends its next part when the rate of all of them lets it."""
-    work = WORK[kind]
-    data, began = memoryview(work.make()), time.monotonic()
-    rate = LARGE_BYTES_PER_S if len(data) >= 30_000 and not work.alone else TINY_BYTES_PER_S
-
-    places: dict[socket.socket, int] = {}
-    heard: dict[socket.socket, float] = {}
-    try:
-        for _ in range(work.connections):
-            one = socket.create_connection(target, timeout=1)
-            one.setblocking(False)
-            places[one], heard[one] = 0, 0.0
-            done["connections"] += 1
-        while (now := time.monotonic()) < ends:
-            may_send = list(places) if done["bytes"] < rate * (now - began) else []
-            if work.alone:
-                may_send = [one for one in may_send if places[one] or now - heard[one] >= ANSWERED_S]
-            readable, writable, _ = select.select(list(places), may_send, [], 0.01)
-            for one in readable:
-                with suppress(BlockingIOError):
-                    if not one.recv(1 << 20):
-                        raise ConnectionError("the other side has ended it")
-                    heard[one] = now
-            for one in writable:
-                with suppress(BlockingIOError):
-                    sent = one.send(data[places[one] : places[one] + 65_536])
-                    done["bytes"] += sent
-                    places[one] += sent
-                    if places[one] == len(data):
-                        places[one], heard[one] = 0, now
-                        done["whole"] += 1
-    finally:
-        for one in places:
-            one.close()
-
-
 ENOUGH_BYTES = 100_000
 """Of requests whose answers fill all buffers."""
 KINDS = (*ONCE, *DRIPPED, *FLOODS)
@@ -313,49 +204,11 @@ def main() -> None:
     for line in sys.stdin:
         kind, address, seconds = line.split()
         host, port = address.rsplit(":", 1)
-        if kind == "broker":
-            print(json.dumps({"port": hostile_broker((host, int(port)))}), flush=True)
-            continue
-        attack = once if kind in ONCE else dripping if kind in DRIPPED else working if kind in WORK else flooding
+        attack = once if kind in ONCE else dripping if kind in DRIPPED else flooding
         done: Counter[str] = Counter()
         with suppress(OSError):
             attack(kind, (host, int(port)), time.monotonic() + float(seconds), done)
         print(json.dumps(done), flush=True)
-
-
-# ---- a broker that passes all on to a real one, but answers CreateTopics with very many results ----
-
-RESULTS = 100_000
-
-
-def hostile_broker(real: Address) -> int:
-    """Serve in threads; the port."""
-    result = b"\2x" + bytes(16) + struct.pack(">h", 0) + b"\0" + struct.pack(">ih", 3, 1) + b"\1\0"
-    told = b"\0" + struct.pack(">i", 0) + _compact([result] * RESULTS) + b"\0"
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def accept() -> None:
-        while True:
-            client, _ = server.accept()
-            Thread(target=serve, args=(client, socket.create_connection(real)), daemon=True).start()
-
-    def serve(client: socket.socket, broker: socket.socket) -> None:
-        Thread(target=answer, args=(client, broker), daemon=True).start()
-        with client, broker, suppress(OSError), client.makefile("rb") as requests:
-            while prefix := requests.read(4):
-                frame = requests.read(struct.unpack(">i", prefix)[0])
-                if frame.startswith(b"\0\x13"):
-                    client.sendall(framed(frame[4:8] + told))
-                else:
-                    broker.sendall(prefix + frame)
-
-    def answer(client: socket.socket, broker: socket.socket) -> None:
-        with suppress(OSError):
-            while data := broker.recv(65_536):
-                client.sendall(data)
-
-    Thread(target=accept, daemon=True).start()
-    return int(server.getsockname()[1])
 
 
 # ---- the command, as tests have it ----
@@ -382,11 +235,6 @@ class Attackers:
     def done(self) -> Counter[str]:
         """What the attack that has ended did."""
         return Counter(json.loads(self._answers.readline()))
-
-    def broker(self, real: str) -> str:
-        """The address of a hostile broker before a real one."""
-        self.begin("broker", real, 0)
-        return f"127.0.0.1:{self.done()['port']}"
 
 
 @contextmanager

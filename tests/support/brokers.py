@@ -1,7 +1,4 @@
-"""Real Kafka clusters as fixtures, started when the first test asks, for the rooms that need them.
-
-Nothing heavy is imported before that.
-"""
+"""Real Kafka clusters as fixtures, started when the first test asks, for the rooms that need them."""
 
 from __future__ import annotations
 
@@ -42,8 +39,7 @@ def kafka() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def kafka_of() -> Iterator[Callable[[str], KafkaCluster]]:
-    """One broker of the release that it is called with, started by the first call. It, and those below, ends with the
-    file that wants it: an idle broker takes 4 % of a core."""
+    """One broker of the release that it is called with, started by the first call."""
     with ExitStack() as stack:
         yield cache(lambda version: stack.enter_context(_cluster(1, version)))
 
@@ -63,10 +59,7 @@ def kafka3() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
-    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs (secure_tools.py).
-
-    `bootstrap` is the operator's plain listener, `bootstrap_of("SASL_SSL")` and so on are what clients use.
-    """
+    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs (secure_tools.py)."""
     from tests.support.secure_tools import secure_cluster
 
     with secure_cluster(authority) as cluster:

@@ -1,7 +1,4 @@
-"""Certificates for tests: an authority of their own, brokers on 127.0.0.1, clients with names.
-
-PEM files, as Kafka reads them (private keys in PKCS #8).
-"""
+"""Certificates for tests: an authority of their own, brokers on 127.0.0.1, clients with names."""
 
 from __future__ import annotations
 

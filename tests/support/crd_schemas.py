@@ -1,9 +1,4 @@
-"""JSON schemas of the kinds that operators bring, made of the CustomResourceDefinitions that they publish.
-
-`python -m tests.support.crd_schemas` writes tests/schemas anew from the modules that tests/go/crds pins (Apache-2.0):
-without descriptions, closed, so that a field that the definition does not know is an error, and with no more of their
-fields than the chart renders. Of others too the validation says that it does not know them: then write them anew.
-"""
+"""JSON schemas of the kinds that operators bring, made of the CustomResourceDefinitions that they publish."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A sidecar with a network that fails on both sides: clients -> links (127.0.0.2) -> sidecar -> link -> broker.
-
-Clients without a sidecar have a link of their own to the broker, on which the same happens at the same time.
-"""
+"""A sidecar with a network that fails on both sides: clients -> links (127.0.0.2) -> sidecar -> link -> broker."""
 
 from __future__ import annotations
 

@@ -1,18 +1,4 @@
-"""A network that fails when told to: TCP links between clients, the sidecar and brokers, and a name server.
-
-    with FaultyNetwork() as network:
-        link = network.link(("127.0.0.1", 19092), ("127.0.0.1", 9092))   # connections to the first reach the second
-        link.stalled = True              # nothing is read or written any more; senders' windows fill
-        link.bytes_per_s = 20_000        # each direction of each connection
-        link.latency_s = 0.1             # each way
-        link.half_open = True            # what comes is thrown away, ends are not passed on: dead, without a sign
-        link.reset_after(5_000, FROM_TARGET)   # each connection, within whatever frame that is
-        link.cut(reset=True)             # all connections, now: RST, or FIN
-        link.refuse(), link.accept()     # "connection refused", and back
-        link.target = ("127.0.0.1", 9093)
-
-The network runs in a thread and event loop of its own; all of this may be called from any other thread.
-"""
+"""A network that fails when told to: TCP links between clients, the sidecar and brokers, and a name server."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A Python that has imported what `kquota run` imports, and forks a process for each sidecar that tests ask for.
-
-A start of Python with these imports takes 0.6 s of a core, which some hundred tests would pay for several times each; a
-fork takes some milliseconds. What runs then is the command line's own code, in a process of its own. Requests come over
-a socket pair: JSON with two file descriptors (the log, and where to write how the process fares). This process ends
-with its parent, and all that it has forked with it.
-"""
+"""A Python that has imported what `kquota run` imports, and forks a process for each sidecar that tests ask for."""
 
 from __future__ import annotations
 

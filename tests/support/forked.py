@@ -1,9 +1,4 @@
-"""`kquota run` in processes forked from one that has done the imports (fork_server.py), for sidecars of tests.
-
-A process has the test's environment, working directory, cores and precedence as if it were started afresh: the fork
-server is one with the same environment and directory, the rest is set. Nothing is forked where coverage is measured,
-and for a thread that has entered other namespaces: a fork server would keep them alive.
-"""
+"""`kquota run` in processes forked from one that has done the imports (fork_server.py), for sidecars of tests."""
 
 from __future__ import annotations
 
@@ -139,10 +134,7 @@ _HOME: Final = _namespaces()
 def run_kquota(
     arguments: Sequence[str], log: Path, before: Sequence[str] | None = None
 ) -> GuardedProcess | ForkedProcess:
-    """Start `kquota` with these arguments, as `log` has it from then on; it ends with this process.
-
-    `before`: words before the command, or none, `()`, for a Python of its own; without them it is forked.
-    """
+    """Start `kquota` with these arguments, as `log` has it from then on; it ends with this process."""
     with log.open("ab") as out:
         if before is None and _namespaces() == _HOME and not any(name.startswith("COVERAGE_") for name in os.environ):
             variables = tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_PASSED_ON))

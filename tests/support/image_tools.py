@@ -1,11 +1,4 @@
-"""The image without a Docker engine: the Dockerfile's own instructions, carried out in roots made of this machine.
-
-Each stage gets a directory of its own. While a RUN (or the finished image) works it is the root, inside a mount
-namespace of its own, with this machine's /usr read-only beneath it in the place of the base image's, and its Python as
-/usr/local, where the official Python images have theirs. So it is the Dockerfile that is tested: its steps, their
-order, what is copied into which stage, the user, the environment and the command. Not tested: the base image, and
-apt-get: what a stage installs has to be on this machine. A compiler that is there is hidden from stages that do not.
-"""
+"""The image without a Docker engine: the Dockerfile's own instructions, carried out in roots made of this machine."""
 
 from __future__ import annotations
 
@@ -121,8 +114,7 @@ class Builder:
     """Carries out stages, and runs what came out."""
 
     def __init__(self, directory: Path, wheels: Path, built: Iterable[str] = ()) -> None:
-        """`wheels`: a directory with everything that pip may install; the network is not used. `built`: stages that are
-        in `directory` already."""
+        """`wheels`: a directory with everything that pip may install; the network is not used."""
         self.arguments, self.stages = parse((ROOT / "Dockerfile").read_text())
         self._directory = directory
         self._wheels = wheels
@@ -222,12 +214,7 @@ class Builder:
         writable: Iterable[str] = (),
         mounts: Mapping[Path, str] | None = None,
     ) -> list[str]:
-        """An argument vector that runs `argv` in a stage's root.
-
-        `user`: uid and gid, without any capability and any way to get one; None: root, as in a build. The root is
-        read-only except for the directories in `writable`, unless `writable_root`. `mounts`: directories of this
-        machine that are shown read-only, and where (as a ConfigMap volume is).
-        """
+        """An argument vector that runs `argv` in a stage's root."""
         root = shlex.quote(str(self.root(name)))
         prefix = os.path.realpath(sys.base_prefix)
         script = [f"mount --bind {root} {root}"]

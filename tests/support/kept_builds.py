@@ -37,10 +37,7 @@ def toolchain() -> tuple[str, str]:
 
 
 def kept(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The directory that `build` has filled for this key: now, if the cache has none. It is not to be changed.
-
-    Several processes may ask at the same time: a directory appears whole, and the first one stays.
-    """
+    """The directory that `build` has filled for this key: now, if the cache has none. It is not to be changed."""
     place = cache_dir() / kind / key
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,4 @@
-"""Network namespaces for tests: two machines in one, with an application on this side and brokers on that.
-
-Namespaces here have no names: the kernel removes one, with its addresses, rules and cables, when it has no process and
-its file is closed, so that even a test that is killed leaves nothing behind. Sockets made inside one (`inside`) stay in
-it, and so do programs started there. Root is needed; without it the error says so.
-"""
+"""Network namespaces for tests: two machines in one, with an application on this side and brokers on that."""
 
 from __future__ import annotations
 

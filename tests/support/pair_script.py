@@ -1,8 +1,4 @@
-"""A script for one connection pair, as bytes; and a process that plays it with the Python code, to compare.
-
-The first byte says what the pair is like, then come steps: who speaks or what happens, the pieces' size, the length of
-the bytes that follow (or the milliseconds that pass).
-"""
+"""A script for one connection pair, as bytes; and a process that plays it with the Python code, to compare."""
 
 from __future__ import annotations
 

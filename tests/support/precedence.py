@@ -1,10 +1,4 @@
-"""A core for a test that looks at the time, whatever else the machine has to do.
-
-What the kernel's round-robin class (sched(7)) wants to run gets a core at once, before all ordinary processes. Tests
-whose processes wait for most of the time can have it without harm to those beside them, and find the machine that they
-need: an idle one. It takes the right to do so (root, or CAP_SYS_NICE); without it everything runs as it is, and
-such a test is as good as the machine is quiet.
-"""
+"""A core for a test that looks at the time, whatever else the machine has to do."""
 
 from __future__ import annotations
 
@@ -21,11 +15,7 @@ ORDINARY: Final = os.sched_param(0)
 
 @contextmanager
 def precedence(*pids: int) -> Iterator[bool]:
-    """This thread, all processes and threads that it starts, and the processes `pids` run before all others.
-
-    It lasts until the end of the block for this thread and for `pids`, and for what was started until that ends. Gives
-    whether the kernel granted it.
-    """
+    """This thread, all processes and threads that it starts, and the processes `pids` run before all others."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, PRIORITY)
     except PermissionError:

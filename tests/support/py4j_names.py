@@ -1,8 +1,4 @@
-"""Names of Java's classes, asked of the JVM once: PySpark asks for them at every function of every column.
-
-Each time the JVM looks through all of Spark's jars for a class of the name as it stands, then for one in each package
-that PySpark imports: a tenth of the CPU time of reports over a few rows, which is what tests make.
-"""
+"""Names of Java's classes, asked of the JVM once: PySpark asks for them at every function of every column."""
 
 from __future__ import annotations
 
@@ -11,11 +7,7 @@ from typing import Any
 
 
 def keep_names() -> None:
-    """Have py4j keep what it was told of a class, a package or a static method, beside whatever it was asked for on.
-
-    A name that is no class yet may become one (a jar that is added later), so that it is kept only if it is written
-    as packages are.
-    """
+    """Have py4j keep what it was told of a class, a package or a static method, beside whatever it was asked for on."""
     from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
 
     def is_known(name: str, found: Any) -> bool:

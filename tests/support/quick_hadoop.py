@@ -26,17 +26,12 @@ settings for each scan, each write and each task."""
 
 
 def local_files() -> Path:
-    """The jar with the class for local files, from the cache: for `spark.jars`.
-
-    Raises:
-        EmbeddedKafkaError: it is not there and cannot be fetched.
-    """
+    """The jar with the class for local files, from the cache: for `spark.jars`."""
     return fetched([LOCAL_FILES], "tests")[0]
 
 
 def make_quick(session: SparkSession) -> None:
-    """Have this session's Hadoop leave out what tests do not use. `spark.jars` has :func:`local_files`: Spark's start,
-    which needs Hadoop before it has these jars, could not name the class."""
+    """Have this session's Hadoop leave out what tests do not use."""
     jvm: Any = session.sparkContext._jvm
     settings: Any = session.sparkContext._jsc
     configuration = jvm.org.apache.hadoop.conf.Configuration

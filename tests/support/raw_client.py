@@ -1,13 +1,4 @@
-"""A Kafka client with nothing automatic: frames go out when told, answers come back with the times of their bytes.
-
-For tests that watch the wire: an answer leaves at once and tells a throttle time, and then no byte is read until it
-is over. Messages are kafka-python's, at any version it knows (Produce 3 to 13, Fetch 4 to 18); raw bytes go as well.
-
-    with RawClient(address, "greedy") as client:
-        answer = client.ask(produce_message(9, client.topic("t"), [record(0, 500_000)]))
-        assert answer.message.throttle_time_ms > 0
-        stall = client.push(another_frame)    # a peer that stops reading is seen here
-"""
+"""A Kafka client with nothing automatic: frames go out when told, answers come back with the times of their bytes."""
 
 from __future__ import annotations
 
@@ -117,12 +108,7 @@ class RawClient:
         return time.monotonic()
 
     def read_frame(self, timeout_s: float | None = None) -> Frame:
-        """The next frame.
-
-        Raises:
-            TimeoutError: nothing came within `timeout_s`.
-            ClosedByPeerError: the connection ended before a whole frame had come.
-        """
+        """The next frame."""
         self.socket.settimeout(self.timeout_s if timeout_s is None else timeout_s)
         head = self._receive(1)
         first_byte_at = time.monotonic()
@@ -140,11 +126,7 @@ class RawClient:
         return struct.pack(">i", len(payload)) + payload
 
     def ask(self, message: Any, timeout_s: float | None = None) -> Frame:
-        """Send a kafka-python request, read the next frame, and decode it as the answer.
-
-        Raises:
-            AssertionError: the answer is to another request.
-        """
+        """Send a kafka-python request, read the next frame, and decode it as the answer."""
         asked_at = self.send(self.frame(message))
         answer = self.read_frame(timeout_s)
         assert answer.correlation_id == self._correlation_id
@@ -153,11 +135,7 @@ class RawClient:
         return answer
 
     def push(self, data: bytes, limit_s: float = 60.0) -> Push:
-        """Send much data as fast as the peer takes it, and note how it went.
-
-        Raises:
-            TimeoutError: not all was taken within `limit_s`.
-        """
+        """Send much data as fast as the peer takes it, and note how it went."""
         push = Push()
         view, sent, deadline = memoryview(data), 0, time.monotonic() + limit_s
         self.socket.setblocking(False)
@@ -287,10 +265,7 @@ def fetch_message(
     session: tuple[int, int] = (0, -1),
     partition: int = 0,
 ) -> Any:
-    """A Fetch request of kafka-python. `session` is (id, epoch): (0, -1) none, (0, 0) a new one, (id, 1) and so on.
-
-    `topic` None names no partition: an incremental fetch of what the session knows.
-    """
+    """A Fetch request of kafka-python. `session` is (id, epoch): (0, -1) none, (0, 0) a new one, (id, 1) and so on."""
     from kafka.protocol.consumer import FetchRequest
 
     item = FetchRequest.FetchTopic
@@ -329,8 +304,7 @@ def fetched_values(answer: Any) -> list[bytes]:
 
 
 def set_brokers_quota(address: str, of: str | Mapping[str, str], key: str, value: float | None) -> None:
-    """Set a quota that the broker itself enforces; None: remove it. It is of a client-id, or of a user, a client-id or
-    both as kquota's file has them."""
+    """Set a quota that the broker itself enforces; None: remove it."""
     from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
     data = AlterClientQuotasRequest.EntryData

@@ -1,7 +1,4 @@
-"""A few records, written and read by kafka-python: for tests that need records on a topic, not a load on a client.
-
-`tests.support.clients` has loads, with the times and errors that each client saw.
-"""
+"""A few records, written and read by kafka-python: for tests that need records on a topic, not a load on a client."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ def produce(
     client_id: str = "writer",
     one_by_one: bool = False,
 ) -> None:
-    """Write these values and wait until the broker has confirmed all of them.
-
-    With `one_by_one` each is a request of its own, confirmed before the next one is sent.
-    """
+    """Write these values and wait until the broker has confirmed all of them."""
     from kafka import KafkaProducer
 
     with KafkaProducer(
@@ -44,12 +38,7 @@ def produce(
 
 
 def subscribed(bootstrap: str | Sequence[str], topic: str, **settings: Any) -> Any:
-    """kafka-python's consumer of a topic, from its beginning; to be closed, or a context manager.
-
-    Its network thread asks for metadata before the consumer has said which topics it wants. If it says so while the
-    answer is under way, that answer counts as the one it waits for, and the next question comes when the metadata is of
-    age: after five minutes by default, in which the consumer has no partitions. Here it is a second.
-    """
+    """kafka-python's consumer of a topic, from its beginning; to be closed, or a context manager."""
     from kafka import KafkaConsumer
 
     usual = {"auto_offset_reset": "earliest", "metadata_max_age_ms": 1_000}

@@ -1,8 +1,4 @@
-"""What a unit test may not do: start processes, use a network, sleep on a real clock.
-
-CPython tells audit hooks (PEP 578) of processes and sockets before they happen, whichever way they are reached. Of
-sleeps it tells from version 3.13 on, and never of those in trio's loop: `time.sleep` and `trio.sleep` are replaced.
-"""
+"""What a unit test may not do: start processes, use a network, sleep on a real clock."""
 
 from __future__ import annotations
 

@@ -92,10 +92,7 @@ def log_in(
     now_ms: float = 0.0,
     cut: Cut = whole,
 ) -> None:
-    """A login that succeeds: (client's message, broker's message) pairs; `version` -1 is SaslHandshake v0 and raw.
-
-    Every byte has to arrive as it was sent.
-    """
+    """A login that succeeds: (client's message, broker's message) pairs; `version` -1 is SaslHandshake v0 and raw."""
     raw_mode = version < 0
     number = 0 if raw_mode else 1
     sent, answered = handshake(mechanism, number), handshake_response(version=number)

@@ -1,7 +1,4 @@
-"""Which tests stay together when several processes share them: those of a file, as they share its fixtures.
-
-All files with a Spark session are one group: a session's first reports take far longer than its later ones.
-"""
+"""Which tests stay together when several processes share them: those of a file, as they share its fixtures."""
 
 from __future__ import annotations
 

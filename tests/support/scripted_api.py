@@ -1,8 +1,4 @@
-"""A scripted Kubernetes API server, for the answers that a real one gives in its bad moments.
-
-It keeps objects by their paths, and answers what the webhook asks: lists, objects, server-side apply, JSON patches.
-What a real one makes of it all is in tests/apiserver.
-"""
+"""A scripted Kubernetes API server, for the answers that a real one gives in its bad moments."""
 
 from __future__ import annotations
 

@@ -80,10 +80,7 @@ def token(user: str, **claims: object) -> str:
 def login(
     client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT", authority: Path | None = None
 ) -> dict[str, Any]:
-    """Settings of a client of tests/support/clients.py, as it spells them; `secret` is a password or a token.
-
-    With SASL_SSL, `authority` is the file with the certificate of the only authority that the client trusts.
-    """
+    """Settings of a client of tests/support/clients.py, as it spells them; `secret` is a password or a token."""
     settings = _LOGINS[client](mechanism, user, secret) | {_PROTOCOL_SETTING[client]: protocol}
     return settings if authority is None else settings | _TRUSTS[client](authority)
 

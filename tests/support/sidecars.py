@@ -1,8 +1,4 @@
-"""The real sidecar, `kquota run`, as a process of its own in front of a real cluster.
-
-with sidecar(kafka.bootstrap, [{"client-id": "etl", "producer_byte_rate": 1_000_000}]) as proxy:
-    KafkaProducer(bootstrap_servers=proxy.bootstrap, client_id="etl")
-"""
+"""The real sidecar, `kquota run`, as a process of its own in front of a real cluster."""
 
 from __future__ import annotations
 
@@ -70,11 +66,7 @@ class Sidecar:
         _wait_ready(self, None)
 
     def set_quotas(self, quotas: Sequence[Mapping[str, Any]]) -> None:
-        """Change the quotas in the file; returns when they are in force.
-
-        A reload that found nothing new is not waited for: one may still be under way from the change before, as both
-        the signal and the file bring one about.
-        """
+        """Change the quotas in the file; returns when they are in force."""
         config = yaml.safe_load(self.config.read_text()) | {"quotas": [dict(entry) for entry in quotas]}
         before = self._changes()
         self.config.write_text(yaml.safe_dump(config))
@@ -151,14 +143,7 @@ def sidecar(
     broker_ports: int = BROKER_PORTS,
     **settings: Any,
 ) -> Iterator[Sidecar]:
-    """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0.
-
-    `not_ready` is part of the reason that is waited for instead. `listen` are further settings of listeners, `settings`
-    further keys of the configuration, `broker_ports` how many ports there are for brokers. `before` are words before
-    the command (`unshare`, for one; it must exec); without them it is forked from a process that has done its imports
-    (forked.py), and with none, `()`, a Python of its own starts for it: for tests that look at its start, or at all of
-    its memory.
-    """
+    """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0."""
     port, admin_port = free_ports(2)
     first = free_port_run(broker_ports, avoid={port, admin_port})
     config = {

@@ -1,12 +1,4 @@
-"""Spark's classes as the JVM wants them in memory (AppCDS), for tests: sessions start with half of the work.
-
-`python -m tests.support.spark_archive` makes it, once for each Java and Spark, in the cache of the embedded Kafka
-(`make test` does). Without one all works, only slower.
-
-A JVM refuses an archive if one of its jars has another time than when it was made, and pip gives files the time at
-which they are installed. So the jars get a time of their own: an environment that is made anew at the same place, as
-in a fresh clone, finds the archive of the one before.
-"""
+"""Spark's classes as the JVM wants them in memory (AppCDS), for tests: sessions start with half of the work."""
 
 from __future__ import annotations
 

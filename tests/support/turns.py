@@ -37,8 +37,7 @@ class Watch:
                 return result
 
     def check(self, most_ms: float = TURN_MS, but: int | None = None) -> None:
-        """All but so many: those the interpreter may have used for itself (a collection). None: one, and one in a
-        hundred."""
+        """All but so many: those the interpreter may have used for itself (a collection)."""
         self.took.sort()
         but = 1 + len(self.took) // 100 if but is None else but
         assert self.took[max(0, len(self.took) - 1 - but)] < BUSY * most_ms, self.took[-5:]

@@ -48,8 +48,7 @@ def problems(row: Mapping[str, Any]) -> list[str]:
 
 
 def from_line(line: bytes | str) -> Row:
-    """The row in one line; fields that its version did not have are null. Raises RecordError for anything that is not a
-    whole, valid record of this version or an earlier one."""
+    """The row in one line; fields that its version did not have are null."""
     try:
         row = json.loads(line)
     except ValueError as error:

@@ -1,8 +1,4 @@
-"""Waiting for a condition, in tests that run in real time and without an event loop.
-
-Within trio it is `until` of tests/support/scripted_broker.py; where a wait is part of what is compared, `wait_for` of
-tests/corpus/job.py.
-"""
+"""Waiting for a condition, in tests that run in real time and without an event loop."""
 
 from __future__ import annotations
 

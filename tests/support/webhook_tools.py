@@ -1,7 +1,4 @@
-"""The webhook in tests: what the chart gives it, and how an API server asks it.
-
-The reviews in tests/golden/admission were recorded from one (`KQUOTA_RECORD=1 make test-apiserver`).
-"""
+"""The webhook in tests: what the chart gives it, and how an API server asks it."""
 
 from __future__ import annotations
 

@@ -12,11 +12,7 @@ class NoWheelError(Exception):
 
 
 def fetch_wheel(requirement: str, sha256: str, folder: Path) -> Path:
-    """The wheel of `requirement` (`name==version`) as a file in `folder`, which has to be empty.
-
-    Raises:
-        NoWheelError: there is no network, no such wheel, or its SHA-256 is another.
-    """
+    """The wheel of `requirement` (`name==version`) as a file in `folder`, which has to be empty."""
     lock = folder / "lock.txt"
     lock.write_text(f"{requirement} --hash=sha256:{sha256}\n")
     done = subprocess.run(

@@ -216,11 +216,7 @@ def embedded(frame: bytes) -> tuple[bytearray, int, int]:
 
 
 def every_way(parse: Callable[[bytearray, int, int], Any], frame: bytes) -> Any:
-    """What `parse(buffer, start, end)` says of the whole frame, after it said the same in all three ways.
-
-    Byte by byte it must say None until it knows, and then stay with it. Results with positions must be compared by the
-    caller's `parse`, relative to `start`.
-    """
+    """What `parse(buffer, start, end)` says of the whole frame, after it said the same in all three ways."""
     whole = parse(bytearray(frame), 0, len(frame))
     known = False
     for buf, end in growing(frame):
@@ -264,10 +260,7 @@ def with_unknown_tag(frame: bytes) -> bytes:
 
 
 def translated(message: Any, translate: Translate) -> Any:
-    """A kio message with every host and port translated: what a rewritten frame has to say.
-
-    Brokers without an address, and controllers, are left out of lists, and are not the coordinator.
-    """
+    """A kio message with every host and port translated: what a rewritten frame has to say."""
     controllers = getattr(message, "endpoint_type", 1) == 2
 
     def walk(value: Any, node_id: int) -> Any:

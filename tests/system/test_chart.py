@@ -753,23 +753,6 @@ def test_alerts_name_the_page_of_their_runbook() -> None:
         assert one["annotations"]["runbook_url"] == f"{url}#{one['alert'].lower()}"
 
 
-@pytest.mark.parametrize(
-    ("given", "said", "not_said"),
-    [
-        ({"webhook": {"enabled": True}}, "leaves running sidecars at their version", "Include the sidecar"),
-        ({}, "Include the sidecar in your pods", "kubectl label namespace"),
-        ({"mode": "gateway"}, "All replicas share each limit", "127.0.0.1"),
-        ({"test": {"enabled": False}}, "Change limits", "helm test"),
-    ],
-)
-def test_notes_are_about_what_is_on(given: Any, said: str, not_said: str, values: Callable[..., Path]) -> None:
-    done = helm("install", RELEASE, CHART, "--dry-run=client", "--values", values(**given))
-    assert done.returncode == 0, done.stderr
-    notes = done.stdout.partition("NOTES:")[2]
-    assert said in notes
-    assert not_said not in notes
-
-
 # --- included in another chart
 
 
@@ -829,31 +812,6 @@ def test_other_chart_includes_ordinary_container_before_1_29() -> None:
     assert "restartPolicy" not in sidecar
     assert sidecar["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
     assert pod["terminationGracePeriodSeconds"] == 40 + 10 + 15
-
-
-def test_an_umbrella_chart_has_it_twice(tmp_path: Path) -> None:
-    """With an alias, a condition, tags and values that are `global`."""
-    chart = tmp_path / "platform"
-    shutil.copytree(CHART, chart / "charts/kquota")
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
-    one = {"name": "kquota", "version": version}
-    dependencies = [
-        one | {"condition": "kquota.enabled", "tags": ["quotas"]},
-        one | {"alias": "second"},
-        one | {"alias": "third", "condition": "third.enabled"},
-    ]
-    head = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": dependencies}
-    (chart / "Chart.yaml").write_text(yaml.safe_dump(head))
-    (chart / "templates").mkdir()
-    mine = yaml.safe_load(MINIMAL.read_text())
-    values = {"global": {"team": "a"}, "tags": {"quotas": True}, "kquota": mine, "second": mine}
-    (chart / "values.yaml").write_text(yaml.safe_dump(values | {"third": {"enabled": False}}))
-    for release in (HELM_3, HELM_4):
-        manifests = unhooked(documents(render_text(chart=chart, release=release)))
-        names = [one["metadata"]["name"] for one in of_kind(manifests, "ConfigMap")]
-        assert sorted(names) == [f"{RELEASE}-kquota", f"{RELEASE}-second"]
-        linted = helm("lint", "--strict", chart, release=release)
-        assert linted.returncode == 0, linted.stdout
 
 
 ODD_NAMES = [

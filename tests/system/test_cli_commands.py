@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from proxy.app.cli.main import app
@@ -22,13 +20,6 @@ quotas:
   - {user: web, client-id: etl, producer_byte_rate: 10M, controller_mutation_rate: 5, mode: shadow}
 """
 BAD = 'upstream: {bootstrap: ["kafka-0.kafka:9092"]}\nquotas: [{user: a, producer_byte_rat: 1}, {usr: b}]\n'
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """`run` sets up logging to the stream that stands for stderr here, which ends with the test."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ on with what it has, and SIGTERM ends it in time whatever its threads wait for."
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,38 +19,8 @@ END_S = 15.0
 SUCCESS = "kquota_config_last_reload_successful"
 
 
-def kquota(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "proxy.app.cli.main", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=LIMIT_S, check=False)
-
-
-COMMANDS = [("check",), ("check", "--json"), ("explain", "--user", "u"), ("simulate",), ("run",)]
-
-
 BRACKETS = "[" * 100_000
 DIGITS = f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n"
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize(
-    ("text", "place", "reason"),
-    [
-        (BRACKETS, "1:33: (the whole file)", "expected at most 32 levels of nesting"),
-        (DIGITS, "3:33: quotas[0].producer_byte_rate", "999999"),
-    ],
-    ids=["brackets", "310 digits"],
-)
-def test_absurd_text_is_exit_2_with_place_and_reason(
-    command: tuple[str, ...], text: str, place: str, reason: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(text)
-    done = kquota(*command, "--config", str(path))
-    assert done.returncode == 2, done.stderr
-    said = (done.stdout if "--json" in command else done.stderr).decode()
-    assert reason in said
-    assert "--json" in command or said.startswith(f"error: {path}:{place}: ")
-    assert b"Traceback" not in done.stderr
 
 
 def ends_in_time(run: Run, code: int = 0) -> None:

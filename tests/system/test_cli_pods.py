@@ -1,8 +1,4 @@
-"""`--pod`: a sidecar's admin port by way of kubectl, which is a stand-in here: nothing on this machine runs pods.
-
-It prints what kubectl prints, and forwards for real. Its arguments, and what the real kubectl says without a cluster,
-are looked at as well.
-"""
+"""`--pod`: a sidecar's admin port by way of kubectl, which is a stand-in here: nothing on this machine runs pods."""
 
 from __future__ import annotations
 

@@ -196,30 +196,6 @@ def test_wheel_has_code_compiled_from_its_source(checkout: Path, tmp_path: Path)
     assert _number(wheel, tmp_path / "installed") == "0"
 
 
-def test_build_without_headers_of_openssl_leaves_it_out(checkout: Path, tmp_path: Path) -> None:
-    """And says so in one line; where all has to be compiled, it fails."""
-    (checkout / "proxy/net/tls").mkdir()
-    for name, text in (("__init__.py", ""), ("_openssl.pyx", SMALL.format(3)), ("_openssl.pxd", "")):
-        (checkout / "proxy/net/tls" / name).write_text(text)
-    wheel, _ = _wheel(checkout)
-    tls = f"proxy/net/tls/_compiled/_openssl{SUFFIX}"
-    assert tls in zipfile.ZipFile(wheel).namelist()
-    compiler = tmp_path / "gcc"
-    compiler.write_text('#!/bin/sh\ncase " $* " in *" -E "*) exit 1; esac\nexec gcc "$@"\n')
-    compiler.chmod(0o755)
-    wheel, said = _wheel(checkout, CC=str(compiler))
-    line = (
-        "kquota: TLS is not compiled, Python's ssl does it: the headers of OpenSSL 3 are not found (Debian: libssl-dev)"
-    )
-    assert [one.strip() for one in said.splitlines() if "OpenSSL" in one] == [line]
-    assert SAYS not in said
-    assert tls not in zipfile.ZipFile(wheel).namelist()
-    assert _number(wheel, tmp_path / "installed") == "1"
-    done = _build(checkout, "wheel", "--wheel-dir", "dist", KQUOTA_PURE="0", CC=str(compiler))
-    assert done.returncode != 0
-    assert "the headers of OpenSSL 3 are not found" in done.stdout + done.stderr
-
-
 def test_required_compilation_that_fails_is_an_error(checkout: Path) -> None:
     done = _build(checkout, "wheel", "--wheel-dir", "dist", KQUOTA_PURE="0", CC="false")
     assert done.returncode != 0

@@ -1,7 +1,4 @@
-"""Fuzzing, the short version: what was found stays found, recorded traffic breaks nothing, and the fuzzer itself works.
-
-The long one is `make fuzz`; docs/testing.md has its figures.
-"""
+"""Fuzzing in short: findings stay fixed, recorded traffic breaks nothing, the fuzzer works."""
 
 from __future__ import annotations
 

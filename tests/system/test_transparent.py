@@ -1,14 +1,11 @@
-"""Transparent interception on real sockets and real rules, before a scripted broker; real ones: test_transparent_kafka.
-
-Everything lives in one network namespace of its own, in which the brokers' network leads to loopback.
-"""
+"""Transparent interception with real rules before a scripted broker; real ones: test_transparent_kafka."""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,6 +176,16 @@ async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
             assert len(broker.received) == 1
     (said,) = [line for line in logs if line["event"] == "redirected connection refused"]
     assert "[fd77::11]:9092 is not among transparent.networks and transparent.ports" in said["error"]
+
+
+async def test_refuses_tls_without_key_and_passthrough(machine: Namespace) -> None:
+    with machine.inside():
+        async with intercepting(tls_passthrough=False) as (proxy, broker), await connect(BROKERS[0]) as stream:
+            await stream.send_all(bytes.fromhex("16030100c8010000c40303") + bytes(range(192)))
+            with suppress(trio.BrokenResourceError):
+                assert await stream.receive_some() == b""
+            await until(lambda: proxy.counters.parse_errors["tls_on_plain_port"] == 1)
+            assert not broker.received
 
 
 async def test_missing_broker_ends_client_with_its_address(machine: Namespace) -> None:

@@ -1,9 +1,9 @@
-"""TLS in transparent mode: passed through with byte quotas where the sidecar has no key, else taken and made anew."""
+"""TLS in transparent mode, ended and begun again with a key of its own; real brokers: test_transparent_secure."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -12,10 +12,10 @@ import trio
 from config.load import load_bytes
 from config.problems import ConfigError
 from proxy.net.listen.server import Proxy
-from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
+from proxy.net.settings import ProxySettings, TransparentSettings
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
 from quota.ledger import Ledger
-from quota.table import Entry, QuotaTable
+from quota.table import QuotaTable
 from tests.support.certificates import Authority
 from tests.support.namespaces import Namespace
 from tests.support.scripted_broker import read_frame, until
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.long
 LIMIT_S = 60
 BROKER = "10.77.0.11"
 Stream = trio.SSLStream[trio.SocketStream]
-Handler = Callable[[Stream], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
@@ -38,121 +37,6 @@ def machine() -> Iterator[Namespace]:
     found.run("nft", "-f", "-", given=RULES % (MARK, KAFKA, KAFKA + 1, LISTEN))
     yield found
     found.close()
-
-
-@pytest.fixture(scope="module")
-def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A broker's and its clients', which nothing in between can read."""
-    authority = Authority(tmp_path_factory.mktemp("tls"))
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_cert_chain(authority.issue("broker", BROKER).both)
-    client.load_verify_locations(authority.certificate)
-    return server, client
-
-
-@asynccontextmanager
-async def passing(
-    handler: Handler,
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-    *,
-    entry: Entry | None = None,
-    passthrough: bool = True,
-) -> AsyncIterator[tuple[Proxy, Ledger]]:
-    """A proxy in transparent mode in front of a server with TLS."""
-
-    async def serve(raw: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError):
-            async with trio.SSLStream(raw, contexts[0], server_side=True) as stream:
-                await handler(stream)
-
-    ledger = Ledger(QuotaTable([] if entry is None else [entry]), num_samples=2, window_ms=1000)
-    transparent = TransparentSettings(mark=MARK, tls_passthrough=passthrough)
-    stalls = StallLimits(pre_auth_timeout_s=0.5)  # no first request is seen, and that is no fault
-    settings = ProxySettings(
-        "127.0.0.1", LISTEN, range(1, 2), (), drain_timeout_s=10.0, transparent=transparent, stalls=stalls
-    )
-    proxy = Proxy(settings, ledger)
-    with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
-            listeners = await trio.open_tcp_listeners(KAFKA, host=BROKER)
-            nursery.start_soon(trio.serve_listeners, serve, listeners)
-            await nursery.start(proxy.serve)
-            yield proxy, ledger
-            proxy.drain()
-            await until(lambda: proxy.state == "stopped")
-            assert proxy.pipes_open == 0
-            assert proxy.counters.passthrough_open == 0
-            nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def secure(contexts: tuple[ssl.SSLContext, ssl.SSLContext], port: int = KAFKA) -> AsyncIterator[Stream]:
-    """A client's connection, its handshake done."""
-    raw = await connect(BROKER, port)
-    async with raw:
-        stream = trio.SSLStream(raw, contexts[1], server_hostname=BROKER)
-        await stream.do_handshake()
-        yield stream
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some(65_536):
-        await stream.send_all(data)
-
-
-async def read(stream: Stream, count: int) -> None:
-    while count > 0:
-        data = await stream.receive_some(65_536)
-        assert data
-        count -= len(data)
-
-
-async def test_tls_passes_through_and_is_counted(
-    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
-) -> None:
-    with machine.inside():
-        async with passing(echo, contexts) as (proxy, ledger):
-            async with secure(contexts) as stream:
-                await stream.send_all(b"x" * 10_000)
-                await read(stream, 10_000)
-                (info,) = proxy.each_connection()
-                assert (info.broker, info.software, info.user) == (
-                    f"{BROKER}:{KAFKA}",
-                    "TLS, passed through",
-                    "ANONYMOUS",
-                )
-                assert info.client_bytes > 10_000, "with what TLS adds"
-                assert proxy.counters.passthrough_open == 1
-            await until(lambda: proxy.counters.connections_open == 0)
-            moved = proxy.counters.passthrough_bytes
-            assert 10_000 < moved["produce"] < 20_000
-            assert 10_000 < moved["fetch"] < 20_000
-            assert proxy.counters.connections_closed == {"client_closed": 1}
-            assert proxy.counters.requests == {}, "requests are not seen"
-            account = ledger.account("", "")
-            assert [meter.amount for meter in account.meters.values()][:2] == [moved["produce"], moved["fetch"]]
-
-
-async def test_it_can_be_refused(machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    with machine.inside():
-        async with passing(echo, contexts, passthrough=False) as (proxy, _):
-            with pytest.raises(trio.BrokenResourceError):
-                async with secure(contexts):
-                    pytest.fail("there should be no answer")
-            await until(lambda: proxy.counters.parse_errors["tls_on_plain_port"] == 1)
-            assert proxy.counters.passthrough_opened == 0
-
-
-async def test_a_dead_broker_ends_it(machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    with machine.inside():
-        async with passing(echo, contexts) as (proxy, _):
-            with pytest.raises(trio.BrokenResourceError):
-                async with secure(contexts, KAFKA + 1):
-                    pytest.fail("there should be no answer")
-            await until(lambda: proxy.counters.connections_closed["upstream_unreachable"] == 1)
-
-
-# --- TLS with a key: taken from clients, and gone on with
 
 
 @pytest.fixture(scope="module")

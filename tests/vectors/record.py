@@ -1,13 +1,4 @@
-"""Records what real brokers answer, as hex in kafka-<version>.json beside this file.
-
-    python -m tests.vectors.record [4.4.0] [3.9.1]
-
-Three brokers of each release are started, so that the ones that do not lead a partition name the one that does. Of
-releases between the newest and the oldest, the newest version of each API is kept, and Fetch 15, which it is compared
-with.
-Requests are encoded by kafka-python (kio for what it lacks), and sent on plain sockets. Ports, ids and times differ
-from run to run; the tests compare no such value: a new recording is needed only when something new is to be seen.
-"""
+"""Records what real brokers answer, as hex in kafka-<version>.json beside this file."""
 
 from __future__ import annotations
 

@@ -63,11 +63,7 @@ class Client:
             self._process.stdin.flush()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it has written since the last call.
-
-        Raises:
-            DemoError: it has ended without having been asked to.
-        """
+        """What it has written since the last call."""
         while True:
             try:
                 received = os.read(self._output, READ_BYTES)

@@ -10,16 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked us to stop. Like KeyboardInterrupt not an Exception, so that no handler swallows it by
-    accident."""
+    """A signal asked us to stop."""
 
 
 class Interrupts:
-    """Context manager around the demo; `number` is the signal that came first.
-
-    A second Ctrl-C while the children are being stopped would leave some behind, so it does nothing: stopping takes a
-    few seconds at most.
-    """
+    """Context manager around the demo; `number` is the signal that came first."""
 
     def __init__(self) -> None:
         self.number: int | None = None

@@ -25,11 +25,7 @@ def is_long_enough(seconds: float) -> bool:
 
 
 def steady_from(tracks: Sequence[Track]) -> float | None:
-    """The second from which every limited client moves evenly; None while one has not spent its first window.
-
-    A limit of 1 MB/s and a burst that has moved 9 MB by second 4: 4 + 11 = 15. A fleet's limit is kept from the
-    beginning: instances start at their floor, and their windows fill as their shares grow.
-    """
+    """The second from which every limited client moves evenly; None while one has not spent its first window."""
     latest = float(STEADY_FROM_S)
     for track in tracks:
         plan = track.plan

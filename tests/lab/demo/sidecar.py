@@ -45,10 +45,7 @@ def kind_of(plan: DemoClient) -> str:
 def configuration(
     plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, key: Path, usage: Path | None = None
 ) -> dict[str, Any]:
-    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit.
-
-    `key` is the file with the fleet's key, `usage` the directory of usage records, if any are to be written.
-    """
+    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit."""
     quotas = {
         plan.client_id: {
             "client-id": plan.client_id,
@@ -96,11 +93,7 @@ class DemoSidecar:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until it serves.
-
-        Raises:
-            DemoError: it ended, or it is not ready in time.
-        """
+        """Wait until it serves."""
         if not until(READY_LIMIT_S, self._ready):
             raise DemoError(
                 f"the sidecar is not ready after {READY_LIMIT_S:.0f} s" + tail("the end of its log", self._log)

@@ -38,11 +38,7 @@ Say = Callable[[str], None]
 
 
 def check_libraries(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
-    """Check that the demo's own packages are installed.
-
-    Raises:
-        DemoError: naming those that are not, and the command that installs them.
-    """
+    """Check that the demo's own packages are installed."""
     missing = [package for module, package in LIBRARIES.items() if find(module) is None]
     if missing:
         raise DemoError(
@@ -69,11 +65,7 @@ class Stage:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until every client is connected.
-
-        Raises:
-            DemoError: one ended, or took too long.
-        """
+        """Wait until every client is connected."""
         deadline = time.monotonic() + CLIENTS_LIMIT_S
         while missing := [c.plan.name for c in self._clients if c.plan.name not in self.versions]:
             if time.monotonic() > deadline:
@@ -139,14 +131,7 @@ def _take(track: Track, message: dict[str, Any]) -> None:
 def staged(
     say: Say, interrupts: Interrupts, plans: Sequence[DemoClient] = PLANS, usage: Path | None = None
 ) -> Iterator[Stage]:
-    """Start everything in the order of dependency; stop it in the opposite order.
-
-    Signals raise during the start; from then on they are only recorded, so that nothing interrupts the cleaning up.
-
-    Raises:
-        DemoError, EmbeddedKafkaError: something is missing or did not come up; the message says what to do.
-        Interrupted: a signal came meanwhile.
-    """
+    """Start everything in the order of dependency; stop it in the opposite order."""
     check_libraries()
     find_java()
     jars = read_lock(DEFAULT_VERSION)

@@ -139,28 +139,7 @@ class KafkaCluster:
         first_id: int = 1,
         start_limit_s: float = START_LIMIT_S,
     ) -> Self:
-        """Bring up a cluster and wait until every broker answers and sees all the others.
-
-        Args:
-            brokers: how many nodes (1 or 3; any odd number works), each broker and controller in one JVM.
-            version: Kafka's version, one of those with a list of checksums.
-            directory: an empty or missing folder for logs and data, kept afterwards; by default a temporary one,
-                deleted by `stop`.
-            overrides: broker properties, applied last, the same for every node.
-            progress: gets a line for each noteworthy step.
-            jvm: arguments of the brokers' JVMs instead of the default ones (small heap, serial collector, quick
-                compiler).
-            extra_listeners: further listeners of the one broker, whose clients come through a proxy; their ports are
-                the caller's choice, so `brokers` must be 1.
-            security: secured listeners beside the plain one, users, ACLs.
-            addresses: (address, port) of each broker, where loopback and a free port will not do.
-            first_id: the id of the first node; the others follow.
-            start_limit_s: how long to wait for the answers.
-
-        Raises:
-            BrokerStartError: a broker ended or stayed silent; the message has the tail of its log.
-            EmbeddedKafkaError: jars or Java are missing or wrong (see the other errors).
-        """
+        """Bring up a cluster and wait until every broker answers and sees all the others."""
         if extra_listeners and brokers != 1:
             raise EmbeddedKafkaError("extra listeners name fixed ports, so only a cluster of one broker can have them")
         if addresses and len(addresses) != brokers:
@@ -202,11 +181,7 @@ class KafkaCluster:
         return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
 
     def node(self, node_id: int) -> Node:
-        """One running broker.
-
-        Raises:
-            EmbeddedKafkaError: there is none with this id, or it is stopped.
-        """
+        """One running broker."""
         for node in self.nodes:
             if node.node_id == node_id:
                 return node

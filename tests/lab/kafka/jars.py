@@ -86,11 +86,7 @@ def known_versions() -> list[str]:
 
 
 def read_lock(version: str) -> list[LockedJar]:
-    """The committed list of jars of one Kafka version, or of its clients alone.
-
-    Raises:
-        UnknownVersionError: there is no list for this version.
-    """
+    """The committed list of jars of one Kafka version, or of its clients alone."""
     file = next(CHECKSUMS.glob(f"*-{version}.txt"), None)
     if file is None:
         raise UnknownVersionError(
@@ -107,34 +103,14 @@ def read_lock(version: str) -> list[LockedJar]:
 
 
 def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> KafkaJars:
-    """All jars of a Kafka version, each with the committed SHA-256; those missing in the cache are fetched first.
-
-    Args:
-        version: a version listed in `checksums/`.
-        progress: gets one line per noteworthy step, e.g. "resolving Kafka 4.4.0 (47 jars)".
-
-    Raises:
-        UnknownVersionError: no checksums for this version.
-        JarDownloadError: a jar is missing and cannot be fetched (no network?).
-        JarChecksumError: a jar in the cache, or as fetched, is not the expected one.
-    """
+    """All jars of a Kafka version, each with the committed SHA-256; those missing in the cache are fetched first."""
     locked = read_lock(version)
     progress(f"resolving Kafka {version} ({len(locked)} jars)")
     return KafkaJars(version, fetched(locked, f"Kafka {version}", progress=progress))
 
 
 def fetched(locked: Sequence[LockedJar], of: str, *, progress: Progress = quiet) -> list[Path]:
-    """Where these jars are, each with its SHA-256; those missing in the cache are fetched first.
-
-    Args:
-        locked: the jars.
-        of: what they are of, for `progress`.
-        progress: gets one line per noteworthy step.
-
-    Raises:
-        JarDownloadError: a jar is missing and cannot be fetched (no network?).
-        JarChecksumError: a jar in the cache, or as fetched, is not the expected one.
-    """
+    """Where these jars are, each with its SHA-256; those missing in the cache are fetched first."""
     root = cache_dir() / "jars"
     missing = [jar for jar in locked if not (root / jar.path).is_file()]
     if missing:
@@ -155,11 +131,7 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(path: Path, jar: LockedJar) -> None:
-    """Check one file against its line of the lock file.
-
-    Raises:
-        JarChecksumError: naming the file, the sum expected and the sum found.
-    """
+    """Check one file against its line of the lock file."""
     found = sha256_of(path)
     if found != jar.sha256:
         raise JarChecksumError(

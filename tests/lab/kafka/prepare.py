@@ -45,11 +45,7 @@ def tools(version: str) -> list[_Tool]:
 
 
 def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
-    """The archive; if it does not exist yet, a broker and some tools run to learn which classes they load.
-
-    Raises:
-        EmbeddedKafkaError: a broker or a tool does not run, or Java cannot write the archive.
-    """
+    """The archive; if it does not exist yet, a broker and some tools run to learn which classes they load."""
     java, classpath = find_java(), resolve(version).classpath
     archive = archive_of(version, java, classpath)
 

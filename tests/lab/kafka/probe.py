@@ -29,11 +29,7 @@ class AdvertisedBroker(NamedTuple):
 
 
 def brokers_seen_by(host: str, port: int, *, timeout_s: float = 30.0) -> list[AdvertisedBroker]:
-    """The live brokers as one broker sees them (ApiVersions first, then Metadata for no topic at all).
-
-    Raises:
-        ProbeError: nothing there, or no sound answer in time.
-    """
+    """The live brokers as one broker sees them (ApiVersions first, then Metadata for no topic at all)."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as peer:
             answer = _ask(peer, API_VERSIONS, 0, b"")

@@ -59,12 +59,7 @@ def run_tool(
     check: bool = True,
     jvm: Sequence[str] = (*QUICK_JVM, *TOOL_HEAP),
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Kafka's programs to its end.
-
-    Raises:
-        ToolError: it took longer than `timeout_s`, or (with `check`) ended with a code other than 0; carries its
-            output.
-    """
+    """Run one of Kafka's programs to its end."""
     source = subprocess.PIPE if stdin is not None else subprocess.DEVNULL
     with start_tool(main_class, args, version, jvm=jvm, stdin=source) as process:
         try:

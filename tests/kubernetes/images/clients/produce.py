@@ -1,9 +1,4 @@
-"""An application: numbered records to one topic, as fast as they are taken, until it has sent enough or is told to end.
-
-Each line of its output is a JSON object: progress about once a second, and at the end, after all answers, "done".
-A record is its pod's name and a number, and is acknowledged when its delivery report says so. The client is
-librdkafka's, idempotent unless told otherwise.
-"""
+"""An application: numbered records to one topic, until it has sent enough or is told to end."""
 
 import argparse
 import functools

@@ -40,11 +40,7 @@ def main() -> None:
 
 
 def wait_for_topic(consumer: confluent_kafka.Consumer, topic: str) -> None:
-    """Poll until the topic has a partition with a leader.
-
-    Raises:
-        TimeoutError: it has not got one in time.
-    """
+    """Poll until the topic has a partition with a leader."""
     deadline = time.monotonic() + CONNECT_LIMIT_S
     while time.monotonic() < deadline:
         partitions = consumer.list_topics(topic, timeout=CONNECT_LIMIT_S).topics[topic].partitions.values()

@@ -85,12 +85,7 @@ def ready(version: str) -> None:
 
 
 def report(tally: Tally, refresh: Callable[[Tally], None] | None = None) -> None:
-    """Report the tally every quarter of a second, from a thread, for as long as the process lives.
-
-    Args:
-        tally: what to report.
-        refresh: brings the tally up to date first, for libraries that must be asked for their metrics.
-    """
+    """Report the tally every quarter of a second, from a thread, for as long as the process lives."""
 
     def loop() -> None:
         while True:
