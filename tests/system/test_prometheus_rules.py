@@ -34,8 +34,9 @@ def test_promtool_accepts_the_rules(promtool: str) -> None:
 
 
 def test_each_alert_fires_exactly_when_due(promtool: str) -> None:
-    assert "SUCCESS" in run(promtool, "test", "rules", "kquota.rules.test.yaml")
-    tests = yaml.safe_load((FOLDER / "kquota.rules.test.yaml").read_text())["tests"]
+    file = ROOT / "tests/system/kquota.rules.test.yaml"
+    assert "SUCCESS" in run(promtool, "test", "rules", str(file))
+    tests = yaml.safe_load(file.read_text())["tests"]
     checks = [check for test in tests for check in test.get("alert_rule_test", [])]
     firing = {check["alertname"] for check in checks if check.get("exp_alerts")}
     assert firing == {rule["alert"] for rule in alerts()}
