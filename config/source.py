@@ -1,40 +1,31 @@
-"""YAML text to plain values, remembering the position of each value in the file.
+"""YAML text to plain values, and the position of each value in the file.
 
 PyYAML's own loader forgets positions and silently lets the last of two equal keys win; both would hide mistakes in a
-file of quotas. So the file is composed into nodes, and the values are built here.
+file of quotas. So the values are built here, from the parser's events. Positions are looked up among its nodes when
+there is a problem to report: nodes take three times as long, and libyaml holds the GIL while it makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 from yaml.events import (
-    DocumentStartEvent,
+    AliasEvent,
     MappingEndEvent,
     MappingStartEvent,
     ScalarEvent,
     SequenceEndEvent,
-    SequenceStartEvent,
     StreamEndEvent,
 )
 
-from config.bounds import (
-    MAX_ALIASED_VALUES,
-    MAX_DEPTH,
-    MAX_PROBLEMS,
-    MAX_VALUES,
-    TooMuchError,
-    check_text,
-    count_values,
-)
+from config.bounds import MAX_ALIASED_VALUES, MAX_DEPTH, MAX_PROBLEMS, MAX_VALUES, check_text, refused
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
-from config.scalars import MERGE_KEY, NOT_ALWAYS_TEXT, PLAIN, TEXT, UNTAGGED, Loader, is_merge, unquoted
-
-Position = tuple[int, int]
-"""Line and column, both 1-based, as editors count."""
+from config.scalars import MERGE_KEY, NOT_ALWAYS_TEXT, PLAIN, UNTAGGED, Loader, is_merge, unquoted
 
 
 @dataclass(slots=True)
@@ -45,24 +36,28 @@ class Source:
     values: Any = None
     text: str | None = None
     """What was parsed; None for values that come from no file."""
-    _root: yaml.Node | None = None
+    document: int = 0
+    """Which document of the text this is."""
     problems: list[Problem] = field(default_factory=list)
     """Problems of the values themselves, such as a duplicate key; its first value counts meanwhile, so that all other
     problems can be reported with it."""
     more_problems: int = 0
+    _root: yaml.Node | None = None
 
     @property
     def root(self) -> yaml.Node | None:
-        """The YAML nodes of the file, with their positions. Ten thousand entries take a while, so a file without
-        problems is never composed."""
+        """The document's YAML nodes, with their positions."""
         if self._root is None and self.text is not None:
-            self._root = _compose(self.text)
+            loader = Loader(self.text)
+            try:
+                for _ in range(self.document + 1):
+                    self._root = loader.get_node() if loader.check_node() else None
+            finally:
+                loader.dispose()
         return self._root
 
     def has(self, place: Place) -> bool:
         """Whether the file itself has a value at a place."""
-        if self._root is not None:
-            return _find(self._root, self._as_written(place))[1] is not None
         value = self.values
         for part in self._as_written(place):
             found = dict(enumerate(value)) if isinstance(value, list) else value
@@ -79,8 +74,12 @@ class Source:
         while node is None and outer:
             outer = outer[:-1]
             key, node = None, _find(self.root, outer)[1]
-        found = key if at_key and key is not None else node
-        line, column = (None, None) if found is None else _position(found)
+        return self.problem_at(key if at_key and key is not None else node, place, expected, value)
+
+    def problem_at(self, found: Any, place: Place, expected: str, value: Any = MISSING) -> Problem:
+        """A problem at the position of an event or a node; None: at no position."""
+        mark = None if found is None else found.start_mark
+        line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
         shown = None if isinstance(value, Missing) else value_text(value)
         return Problem(self.file, place_text(place), line, column, shown, expected)
 
@@ -99,26 +98,22 @@ def parse(file: str, data: bytes) -> Source:
     Raises ConfigError for text that is not YAML and for excessive sizes. The problems of single values, duplicate keys
     among them, are in `problems`.
     """
-    source = Source(file)
-    try:
-        text = check_text(file, data)
-        try:
-            source.values = plain_values(text)
-        except (_NotPlainError, TooMuchError, yaml.YAMLError, ValueError):
-            return next(_from_nodes(file, text, _only_node))
-        source.text = text
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _no_yaml(file, data, error) from error
-    return source
+    found = parse_documents(file, data, most=1)
+    return found[0] if found else Source(file)
 
 
-def parse_documents(file: str, data: bytes) -> list[Source]:
+def parse_documents(file: str, data: bytes, most: int = MAX_VALUES) -> list[Source]:
     """Each document of a file of several, such as Kubernetes manifests, with its values and their problems.
 
-    Raises ConfigError as :func:`parse` does.
+    Raises ConfigError as :func:`parse` does, also for more than `most` documents.
     """
     try:
-        return list(_from_nodes(file, check_text(file, data), _each_node))
+        text = check_text(file, data)
+        loader = Loader(text)
+        try:
+            return list(_documents(file, text, loader, most))
+        finally:
+            loader.dispose()
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise _no_yaml(file, data, error) from error
 
@@ -162,223 +157,179 @@ def _reason(error: yaml.MarkedYAMLError, text: str) -> str:
     return reason if found is None else f"{found} ({reason})"
 
 
-def _from_nodes(file: str, text: str, nodes: Callable[[Loader], Iterator[yaml.Node | None]]) -> Iterator[Source]:
-    """Values from nodes: for aliases, merge keys, several documents, and for everything with a problem to report."""
-    left = _count(file, text) + MAX_ALIASED_VALUES  # counted before the composer, which must not get too much
-    loader = Loader(text)
-    try:
-        for node in nodes(loader):
-            source = Source(file, _root=node)
-            builder = _Builder(source, left)
-            source.values = None if node is None else builder.build(node, (), 0)
-            source.problems, source.more_problems = builder.problems, builder.more
-            left -= builder.count
-            yield source
-    finally:
-        loader.dispose()
+def _documents(file: str, text: str, loader: Loader, most: int) -> Iterator[Source]:
+    loader.get_event()  # the stream's start
+    reader = _Reader(loader)
+    number = 0
+    while type(start := loader.get_event()) is not StreamEndEvent:
+        if number == most:
+            raise ComposerError("expected a single document in the stream", None, "but found another", start.start_mark)
+        source = reader.source = Source(file, text=text, document=number)
+        source.values = reader.value(loader.get_event(), 0)
+        loader.get_event()  # the document's end
+        reader.anchors.clear()
+        yield source
+        number += 1
 
 
-def _only_node(loader: Loader) -> Iterator[yaml.Node | None]:
-    yield loader.get_single_node()
+@dataclass(slots=True)
+class _Anchored:
+    """A value that aliases may repeat."""
+
+    value: Any
+    text: str | None = None
+    """That of a scalar, as written."""
+    size: tuple[int, int] | None = None
+    """The number of its values, and how deep they nest; None: it has not ended yet, so an alias would repeat itself."""
 
 
-def _each_node(loader: Loader) -> Iterator[yaml.Node | None]:
-    while loader.check_node():
-        yield loader.get_node()
+class _Reader:
+    """Builds values from events, within the limits of `config.bounds`. Called for each of many thousand entries, hence
+    its loops."""
 
-
-def _count(file: str, text: str) -> int:
-    loader = Loader(text)
-    try:
-        return count_values(file, loader.get_event)
-    finally:
-        loader.dispose()
-
-
-def _compose(text: str) -> yaml.Node | None:
-    loader = Loader(text)
-    try:
-        node: yaml.Node | None = loader.get_single_node()
-    finally:
-        loader.dispose()
-    return node
-
-
-class _NotPlainError(Exception):
-    """The file has something that only nodes can represent."""
-
-
-def plain_values(text: str) -> Any:
-    """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third of
-    the time that nodes take, and no garbage. Raises an exception for any other file, and for mistakes: these are for
-    :func:`_from_nodes`, which returns the same values for plain files and knows positions."""
-    loader = Loader(text)
-    next_event = loader.get_event
-    try:
-        next_event()  # the stream's start
-        if type(next_event()) is not DocumentStartEvent:
-            return None  # an empty file
-        values = _Plain(next_event).value(next_event(), 0)
-        next_event()  # the document's end
-        if type(next_event()) is not StreamEndEvent:
-            raise _NotPlainError  # another document
-        return values
-    finally:
-        loader.dispose()
-
-
-class _Plain:
-    """Builds values from events. Called for each of many thousand entries, hence its loops."""
-
-    def __init__(self, next_event: Callable[[], Any]) -> None:
-        self.next_event = next_event
-        self.left = MAX_VALUES - 1
-        """How many more values are allowed."""
+    def __init__(self, loader: Loader) -> None:
+        self._next = loader.get_event
+        self.source = Source("")
+        """What is being read; it gets the problems."""
+        self.anchors: dict[str, _Anchored] = {}
+        self._path: list[str | int] = []
+        """The place of the list or mapping that is being read."""
+        self._count = self._aliased = self._deepest = 0
         self._known: dict[str, Any] = {}
         """Values of unquoted text already converted; none of them is mutable."""
 
-    def value(self, event: Any, depth: int) -> Any:
-        """The value that begins with an event."""
-        if event.anchor is not None or event.tag is not None:
-            raise _NotPlainError
+    def value(self, event: Any, depth: int, *key: str) -> Any:
+        """The value that begins with an event; `key`: it is this key of a mapping."""
         kind = type(event)
-        if kind is ScalarEvent:
-            return self.scalar(event)
+        if kind is AliasEvent:
+            self._add(1, event)
+            return self._repeated(event, depth).value
+        if event.anchor is None:
+            return self._scalar(event, *key) if kind is ScalarEvent else self._collection(event, depth)
+        if event.anchor in self.anchors:
+            raise ComposerError("found duplicate anchor", None, "second occurrence", event.start_mark)
+        found = self.anchors[event.anchor] = _Anchored(None, event.value if kind is ScalarEvent else None)
+        before, outer, self._deepest = self._count + self._aliased, self._deepest, depth
+        found.value = self._scalar(event, *key) if kind is ScalarEvent else self._collection(event, depth)
+        found.size = self._count + self._aliased - before, self._deepest - depth
+        self._deepest = max(outer, self._deepest)
+        return found.value
+
+    def _add(self, values: int, event: Any) -> None:
+        self._count += values
+        if self._count > MAX_VALUES:
+            text = f"expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
+            raise refused(self.source.file, text, event)
+
+    def _repeated(self, event: Any, depth: int) -> _Anchored:
+        """What an alias stands for: a copy, so that aliases can make a short file huge ("billion laughs")."""
+        found = self.anchors.get(event.anchor)
+        if found is None:
+            raise ComposerError(None, None, "found undefined alias", event.start_mark)
+        count, levels = found.size or (MAX_ALIASED_VALUES + 1, 0)
+        self._aliased += count
+        if self._aliased > MAX_ALIASED_VALUES or depth + levels > MAX_DEPTH:
+            raise yaml.YAMLError("the file nests too deeply or expands to too many values (aliases?)")
+        self._deepest = max(self._deepest, depth + levels)
+        return _Anchored(copy.deepcopy(found.value), found.text, found.size)
+
+    def _collection(self, event: Any, depth: int) -> Any:
         if depth >= MAX_DEPTH:
-            raise _NotPlainError
-        if kind is MappingStartEvent:
-            return self._mapping(depth)
-        if kind is not SequenceStartEvent:
-            raise _NotPlainError
-        result = []
-        while type(event := self.next_event()) is not SequenceEndEvent:
-            self.left -= 1
-            if self.left < 0:
-                raise TooMuchError
+            raise refused(self.source.file, f"expected at most {MAX_DEPTH} levels of nesting", event)
+        self._add(1, event)
+        self._deepest = max(self._deepest, depth + 1)
+        self._check_tag(event, ())
+        if type(event) is MappingStartEvent:
+            return self._mapping(depth + 1)
+        result: list[Any] = []
+        self._path.append(0)
+        while type(event := self._next()) is not SequenceEndEvent:
+            self._path[-1] = len(result)
             result.append(self.value(event, depth + 1))
+        self._path.pop()
         return result
 
     def _mapping(self, depth: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        next_event, scalar = self.next_event, self.scalar
-        while True:
-            event = next_event()
-            if type(event) is MappingEndEvent:
-                return result
-            key = event.value if type(event) is ScalarEvent else None
-            if key is None or key in result or key == MERGE_KEY or event.anchor is not None or event.tag is not None:
-                raise _NotPlainError
-            self.left -= 2
-            if self.left < 0:
-                raise TooMuchError
-            event = next_event()
-            if type(event) is not ScalarEvent or event.anchor is not None or event.tag is not None:
-                result[key] = self.value(event, depth + 1)
-            elif (text := event.value)[:1] not in NOT_ALWAYS_TEXT:
-                result[key] = text
+        own: dict[str, Any] = {}
+        keys: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        next_event = self._next
+        while type(event := next_event()) is not MappingEndEvent:
+            plain = type(event) is ScalarEvent and event.anchor is None and event.tag is None
+            key = event.value if plain else self._odd_key(event, depth)
+            self._count += plain  # what is too much is noticed at the value
+            value_event = next_event()
+            if key is None or key in keys:
+                if key is not None:
+                    text = f"expected each key once; it is already there at line {keys[key].start_mark.line + 1}"
+                    self._note(event, (key,), text)
+                self.value(value_event, depth)
+            elif key == MERGE_KEY and plain and event.implicit[0]:
+                self._merge(merged, value_event, self.value(value_event, depth))
             else:
-                result[key] = scalar(event)
+                keys[key] = event
+                if type(value_event) is not ScalarEvent or value_event.anchor is not None:
+                    self._path.append(key)
+                    own[key] = self.value(value_event, depth)
+                    self._path.pop()
+                elif value_event.tag is None and (text := value_event.value)[:1] not in NOT_ALWAYS_TEXT:
+                    self._add(1, value_event)
+                    own[key] = text
+                else:
+                    own[key] = self._scalar(value_event, key)
+        return merged | own if merged else own
 
-    def scalar(self, event: Any) -> Any:
+    def _odd_key(self, event: Any, depth: int) -> str | None:
+        """A key with an anchor or a tag, or an alias; None, and a problem, for one that is no name."""
+        if type(event) is AliasEvent:
+            self._add(1, event)
+            key = self._repeated(event, depth).text
+        else:
+            key = event.value if type(event) is ScalarEvent else None
+            self.value(event, depth, *([] if key is None else [key]))
+        if key is None:
+            self._note(event, (), "expected plain names as keys")
+        return key
+
+    def _merge(self, into: dict[str, Any], event: Any, value: Any) -> None:
+        """YAML's ``<<: *anchor``: the anchor's values that the mapping does not set itself."""
+        for part in value if isinstance(value, list) else [value]:
+            if not isinstance(part, dict):
+                self._note(event, (), "expected << to name a mapping")
+                continue
+            for key, inner in part.items():
+                into.setdefault(key, inner)
+
+    def _scalar(self, event: Any, *key: str) -> Any:
         """The value of a scalar: for unquoted text, a number, a date and so on if YAML sees one."""
+        self._add(1, event)
         text: str = event.value
-        if not event.implicit[0] or text[:1] not in NOT_ALWAYS_TEXT:
+        if event.tag is not None:
+            self._check_tag(event, key)
+            if event.tag != PLAIN:
+                return text
+        elif not event.implicit[0] or text[:1] not in NOT_ALWAYS_TEXT:
             return text
         value = self._known.get(text, MISSING)
         if isinstance(value, Missing):
-            value = self._known[text] = unquoted(text)
+            try:
+                value = self._known[text] = unquoted(text)
+            except ValueError as error:
+                self._note(event, key, f"expected a value, or quotes around it: {error}", text)
+                return None
         return value
 
+    def _check_tag(self, event: Any, key: Place) -> None:
+        if event.tag is not None and event.tag not in UNTAGGED:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._note(event, key, f"expected a value without the tag {tag}; quote it if it is text")
 
-class _Builder:
-    """Builds plain values from YAML nodes and records positions in the source."""
-
-    def __init__(self, source: Source, most_values: int) -> None:
-        self.source = source
-        self.most_values = most_values
-        self.problems: list[Problem] = []
-        self.more = 0
-        """Further problems."""
-        self.count = 0
-
-    def _note(self, problem: Problem) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(problem)
+    def _note(self, event: Any, key: Place, expected: str, value: Any = MISSING) -> None:
+        source = self.source
+        if len(source.problems) < MAX_PROBLEMS:
+            source.problems.append(source.problem_at(event, (*self._path, *key), expected, value))
         else:
-            self.more += 1
-
-    def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
-        """The value of a node, which is at `place`."""
-        self.count += 1
-        if depth > MAX_DEPTH or self.count > self.most_values:
-            raise yaml.YAMLError("the file nests too deeply or expands to too many values (aliases?)")
-        self._check_tag(node, place)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place, depth)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.build(item, (*place, index), depth + 1) for index, item in enumerate(node.value)]
-        if node.tag != PLAIN:
-            return node.value
-        try:
-            return unquoted(node.value)
-        except ValueError as error:
-            text = f"expected a value, or quotes around it: {error}"
-            self._note(self._problem(place, node, text, node.value))
-            return None
-
-    def _check_tag(self, node: yaml.Node, place: Place) -> None:
-        if node.tag not in UNTAGGED:
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self._note(self._problem(place, node, f"expected a value without the tag {tag}; quote it if it is text"))
-
-    def _mapping(self, node: yaml.MappingNode, place: Place, depth: int) -> dict[Any, Any]:
-        result: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            if is_merge(key_node):
-                self._merge(result, value_node, place, depth)
-        own: dict[str, yaml.Node] = {}
-        for key_node, value_node in node.value:
-            if is_merge(key_node):
-                continue
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._note(self._problem(place, key_node, "expected plain names as keys"))
-                continue
-            key = key_node.value
-            self._check_tag(key_node, (*place, key))
-            if key in own:
-                text = f"expected each key once; it is already there at line {_position(own[key])[0]}"
-                self._note(self._problem((*place, key), key_node, text))
-                continue
-            own[key] = key_node
-            if value_node.tag == TEXT and isinstance(value_node, yaml.ScalarNode):  # most of a file of quotas
-                self.count += 1
-                result[key] = value_node.value
-            else:
-                result[key] = self.build(value_node, (*place, key), depth + 1)
-        return result
-
-    def _merge(self, into: dict[Any, Any], node: yaml.Node, place: Place, depth: int) -> None:
-        """YAML's ``<<: *anchor``: the anchor's values that the mapping does not set itself."""
-        for part in _merged(node):
-            value = self.build(part, place, depth + 1)
-            if not isinstance(value, dict):
-                self._note(self._problem(place, node, "expected << to name a mapping"))
-                continue
-            for key, inner in value.items():
-                into.setdefault(key, inner)
-
-    def _problem(self, place: Place, node: yaml.Node, expected: str, value: Any = MISSING) -> Problem:
-        line, column = _position(node)
-        shown = None if isinstance(value, Missing) else value_text(value)
-        return Problem(self.source.file, place_text(place), line, column, shown, expected)
-
-
-def _position(node: yaml.Node) -> Position:
-    return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _merged(node: yaml.Node) -> list[yaml.Node]:
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else [node]
+            source.more_problems += 1
 
 
 def _find(root: yaml.Node | None, place: Place) -> tuple[yaml.Node | None, yaml.Node | None]:
@@ -402,7 +353,7 @@ def _step(node: yaml.Node | None, part: str | int, depth: int) -> tuple[yaml.Nod
             return key, value
     for key, value in node.value:
         if is_merge(key):
-            for inner in _merged(value):
+            for inner in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 found = _step(inner, part, depth + 1)
                 if found[1] is not None:
                     return found
