@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 import typing
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -86,17 +87,11 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         config = validate(Config, source)
     except ConfigError as error:
         raise ConfigError(_in_file_order([*error.problems, *missing])) from None
-    problems = (
-        missing
-        + find_duplicates(config, source)
-        + _find_clashes(config, source)
-        + _find_quota_clashes(config, source)
-        + _find_unasked(config, source)
-        + _find_half_a_tls(config, source)
-        + _find_redirected_headers(config, source)
-        + _find_no_fleet(config, source)
-        + ([] if on_paper else _find_no_key(config, source))
-    )
+    problems = [
+        *missing,
+        *find_duplicates(config, source),
+        *_contradictions(config, source, on_paper=on_paper),
+    ]
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
     return config.with_source(source)
@@ -144,54 +139,30 @@ def _find_no_brokers(source: Source) -> list[Problem]:
     return []
 
 
-def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
-    """Redirected TLS that is accepted from clients has to go on as TLS: its destination speaks nothing else."""
-    if config.mode != "transparent" or config.listen.tls is None or config.upstream.tls is not None:
-        return []
-    text = "expected upstream.tls too: in transparent mode TLS from clients needs TLS to brokers"
-    return [source.problem(("listen", "tls"), text, at_key=True)]
-
-
-def _find_redirected_headers(config: Config, source: Source) -> list[Problem]:
-    """A balancer connects to the sidecar itself, which is not redirected."""
-    if config.mode != "transparent" or not config.listen.proxy_protocol_from:
-        return []
-    text = "expected none with mode: transparent: redirected connections come from the clients themselves"
-    return [source.problem(("listen", "proxy_protocol_from"), text, at_key=True)]
-
-
-def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
-    """Limits of a fleet, if none is configured."""
-    if config.fleet is not None:
-        return []
-    scopes = list(map(_scope_of, config.quotas))  # there may be many thousands
-    if "fleet" not in scopes:
-        return []
-    text = "expected a section fleet"
-    return [source.problem(("quotas", scopes.index("fleet"), "scope"), text, "fleet")]
-
-
-def _find_no_key(config: Config, source: Source) -> list[Problem]:
-    """A fleet whose records anybody could write."""
-    if config.fleet is None or config.fleet.key_file is not None:
-        return []
-    text = "expected key_file: the file with the fleet's secret"
-    return [source.problem(("fleet",), text, at_key=True)]
-
-
-def _find_unasked(config: Config, source: Source) -> list[Problem]:
-    """Settings that make the sidecar itself connect to the cluster, without a broker to begin with."""
-    if config.upstream.bootstrap:
-        return []
-    found: list[Problem] = []
-    text = "expected upstream.bootstrap: the sidecar connects to the cluster for this"
-    if config.quota_settings.source == "cluster":
-        found.append(source.problem(("quotas", "source"), text, "cluster"))
-    if config.export is not None and config.export.kafka_topic is not None:
-        found.append(source.problem(("export", "kafka_topic"), text, config.export.kafka_topic))
-    if config.fleet is not None:
-        found.append(source.problem(("fleet",), text, at_key=True))
-    return found
+def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterator[Problem]:
+    """Settings that contradict or require each other."""
+    transparent, fleet, export = config.mode == "transparent", config.fleet, config.export
+    yield from _clashes(config, source)
+    yield from _quota_clashes(config, source)
+    if not config.upstream.bootstrap:
+        text = "expected upstream.bootstrap: the sidecar connects to the cluster for this"
+        if config.quota_settings.source == "cluster":
+            yield source.problem(("quotas", "source"), text, "cluster")
+        if export is not None and export.kafka_topic is not None:
+            yield source.problem(("export", "kafka_topic"), text, export.kafka_topic)
+        if fleet is not None:
+            yield source.problem(("fleet",), text, at_key=True)
+    if transparent and config.listen.tls is not None and config.upstream.tls is None:
+        text = "expected upstream.tls too: in transparent mode TLS from clients needs TLS to brokers"
+        yield source.problem(("listen", "tls"), text, at_key=True)
+    if transparent and config.listen.proxy_protocol_from:  # a balancer's connections are not redirected
+        text = "expected none with mode: transparent: redirected connections come from the clients themselves"
+        yield source.problem(("listen", "proxy_protocol_from"), text, at_key=True)
+    scopes = [] if fleet is not None else list(map(_scope_of, config.quotas))  # there may be many thousands
+    if "fleet" in scopes:
+        yield source.problem(("quotas", scopes.index("fleet"), "scope"), "expected a section fleet", "fleet")
+    if fleet is not None and fleet.key_file is None and not on_paper:  # anybody could write its records
+        yield source.problem(("fleet",), "expected key_file: the file with the fleet's secret", at_key=True)
 
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
@@ -231,61 +202,52 @@ def _accepts(listener: str, address: str) -> bool:
     return known and _overlap(listener, address)
 
 
-def _find_clashes(config: Config, source: Source) -> list[Problem]:
+def _clashes(config: Config, source: Source) -> Iterator[Problem]:
     """Addresses that contradict each other: one port for two listeners, and a sidecar in front of itself."""
     listen, admin = config.listen, config.admin
-    found: list[Problem] = []
     bound = _bound(listen.host, both=config.mode == "transparent")
     if (
         admin is not None
         and admin.port == listen.port != 0
         and (any(_overlap(mine, other) for mine in bound for other in _bound(admin.host)))
     ):
-        text = "expected another port than listen.port"
-        found.append(source.problem(("admin", "port"), text, admin.port))
+        yield source.problem(("admin", "port"), "expected another port than listen.port", admin.port)
     for index, address in enumerate(config.upstream.bootstrap):
         host = _address(address.host)
         reached = _REACHED.get(host, frozenset({host}))
         if address.port == listen.port and any(_accepts(mine, end) for mine in bound for end in reached):
             text = "expected a broker, this is the sidecar's own listener"
-            found.append(source.problem(("upstream", "bootstrap", index), text, str(address)))
-    return found
+            yield source.problem(("upstream", "bootstrap", index), text, str(address))
 
 
-def _find_quota_clashes(config: Config, source: Source) -> list[Problem]:
-    """Quota settings that contradict or require each other."""
+def _quota_clashes(config: Config, source: Source) -> Iterator[Problem]:
     quotas = config.quota_settings
-    found: list[Problem] = []
 
-    def wrong(name: str, text: str, value: Any = MISSING) -> None:
-        found.append(source.problem(("quotas", name), text, value, at_key=True))
+    def wrong(place: Place, text: str, value: Any = MISSING) -> Problem:
+        return source.problem(place, text, value, at_key=True)
 
     if quotas.source == "cluster":
+        text = "expected limits of connections only: with source: cluster all others are the cluster's own"
         for index, entry in enumerate(quotas.entries):
             for name in LIMIT_NAMES:
                 if getattr(entry, name) is not None:
-                    text = "expected limits of connections only: with source: cluster all others are the cluster's own"
-                    found.append(source.problem(("quotas", index, name), text, at_key=True))
-        for name, value in (
-            ("quota.producer.default", config.producer_default),
-            ("quota.producer.override", config.producer_override),
-            ("quota.consumer.default", config.consumer_default),
-            ("quota.consumer.override", config.consumer_override),
-        ):
-            if value:
-                text = "expected no limits here: with quotas.source: cluster they are the cluster's own"
-                found.append(source.problem((name,), text, at_key=True))
+                    yield wrong(("quotas", index, name), text)
+        text = "expected no limits here: with quotas.source: cluster they are the cluster's own"
+        for kind in ("producer", "consumer"):
+            for name in ("default", "override"):
+                if getattr(config, f"{kind}_{name}"):
+                    yield wrong((f"quota.{kind}.{name}",), text)
+        stored = "with source: cluster quotas are stored in the cluster"
         if quotas.overlay is not None:
-            wrong(
-                "overlay", "expected no overlay: with source: cluster quotas are stored in the cluster", quotas.overlay
-            )
+            yield wrong(("quotas", "overlay"), f"expected no overlay: {stored}", quotas.overlay)
         if quotas.alter == "apply":
-            wrong("alter", "expected deny or forward: with source: cluster quotas are stored in the cluster", "apply")
+            yield wrong(("quotas", "alter"), f"expected deny or forward: {stored}", "apply")
     elif quotas.alter == "apply" and quotas.overlay is None:
-        wrong("overlay", "expected the path of a file: with alter: apply, altered quotas are stored in it")
+        text = "expected the path of a file: with alter: apply, altered quotas are stored in it"
+        yield wrong(("quotas", "overlay"), text)
     if quotas.alter == "apply" and not quotas.alter_principals:
-        wrong("alter_principals", "expected at least one user who may alter quotas (or alter: deny)", [])
-    return found
+        text = "expected at least one user who may alter quotas (or alter: deny)"
+        yield wrong(("quotas", "alter_principals"), text, [])
 
 
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
@@ -297,27 +259,7 @@ def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | 
 
 def warnings_of(config: Config) -> list[Problem]:
     """Settings that this version does not support; none of them keeps the sidecar from running."""
-    source = config.source or Source("(no file)")
-    found: list[Problem] = []
-    found += _warnings_of_identity(config, source)
-    user = _only_user(config)
-    if user is not None:
-        reachable = {user, DEFAULT_WORD, DEFAULT, None}
-        unreachable: list[Place] = [
-            ("quotas", index, "user") for index, entry in enumerate(config.quotas) if entry.user not in reachable
-        ]
-        text = f"matches no connection yet: with this file every connection's user is {user}"
-        found += _first_of(source, config, unreachable, text)
-    found += _warnings_of_plain_upstream(config, source)
-    if config.upstream.tls is not None and not config.upstream.tls.verify_hostname:
-        text = "any holder of a certificate of a trusted authority can pose as a broker"
-        found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
-    found += _warnings_of_administration(config, source)
-    found += _warnings_of_mode(config, source)
-    found += _warnings_of_fleet(config, source)
-    if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
-        found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
-    return found
+    return list(_warnings(config, config.source or Source("(no file)")))
 
 
 TLS_PORTS: Final = range(9093, 9099)
@@ -326,81 +268,74 @@ TLS_DOMAINS: Final = (".confluent.cloud", ".servicebus.windows.net", ".aivenclou
 """Providers whose brokers speak TLS on every port."""
 
 
-def _warnings_of_plain_upstream(config: Config, source: Source) -> list[Problem]:
-    """The first broker that probably expects TLS."""
-    if config.upstream.tls is not None:
-        return []
-    for index, broker in enumerate(config.upstream.bootstrap):
+def _warnings(config: Config, source: Source) -> Iterator[Problem]:
+    user, tls = _only_user(config), config.upstream.tls
+    yield from _warnings_of_identity(config, source)
+    if user is not None:
+        reachable = {user, DEFAULT_WORD, DEFAULT, None}
+        unreachable = [index for index, entry in enumerate(config.quotas) if entry.user not in reachable]
+        if unreachable:  # one warning for all
+            more = f" (and {len(unreachable) - 1} more of the quotas)" if len(unreachable) > 1 else ""
+            first = config.quotas[unreachable[0]].user
+            yield source.problem(("quotas", unreachable[0], "user"), _NO_SUCH_USER.format(user) + more, first)
+    for index, broker in enumerate(config.upstream.bootstrap if tls is None else ()):
         if broker.port in TLS_PORTS or broker.host.lower().endswith(TLS_DOMAINS):
             text = "brokers there usually expect TLS: set upstream.tls ({} trusts the system's authorities)"
-            return [source.problem(("upstream", "bootstrap", index), text, str(broker))]
-    return []
-
-
-def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:
-    fleet = config.fleet
-    if fleet is None or fleet.default_scope == "fleet" or "fleet" in map(_scope_of, config.quotas):
-        return []
-    text = "is not used: no limit has scope: fleet, and default_scope is instance"
-    return [source.problem(("fleet",), text, at_key=True)]
-
-
-def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:
-    text = f"is not used: mode is {config.mode}"
+            yield source.problem(("upstream", "bootstrap", index), text, str(broker))
+            break
+    if tls is not None and not tls.verify_hostname:
+        text = "any holder of a certificate of a trusted authority can pose as a broker"
+        yield source.problem(("upstream", "tls", "verify_hostname"), text, False)
+    yield from _warnings_of_administration(config, source, user)
+    unused = f"is not used: mode is {config.mode}"
     if config.mode == "transparent":
-        names = ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised")
-        unused: list[Place] = [("listen", name) for name in names]
-        return [source.problem(place, text, at_key=True) for place in unused if source.has(place)]
-    default = config.transparent == Transparent()
-    return [] if default else [source.problem(("transparent",), text, at_key=True)]
+        for name in ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised"):
+            if source.has(("listen", name)):
+                yield source.problem(("listen", name), unused, at_key=True)
+    elif config.transparent != Transparent():
+        yield source.problem(("transparent",), unused, at_key=True)
+    fleet = config.fleet
+    if fleet is not None and fleet.default_scope != "fleet" and "fleet" not in map(_scope_of, config.quotas):
+        text = "is not used: no limit has scope: fleet, and default_scope is instance"
+        yield source.problem(("fleet",), text, at_key=True)
+    if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
+        yield source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True)
 
 
-def _warnings_of_identity(config: Config, source: Source) -> list[Problem]:
+_NO_SUCH_USER: Final = "matches no connection yet: with this file every connection's user is {}"
+
+
+def _warnings_of_identity(config: Config, source: Source) -> Iterator[Problem]:
     identity = config.identity
-    found: list[Problem] = []
     for index, name in enumerate(identity.sources):
         place: Place = ("identity", "sources", index)
         chosen = tuple(identity.sources) != SOURCES and source.has(place)  # the default may be written out
         if name == "tls" and chosen and not _asks_for_certificates(config):
             text = "is not used: no client is asked for a certificate (listen.tls, ssl.client.auth)"
-            found.append(source.problem(place, text, name))
+            yield source.problem(place, text, name)
     if identity.static is not None and "static" not in identity.sources:
         text = "is not used: identity.sources does not list static"
-        found.append(source.problem(("identity", "static"), text, identity.static.user or MISSING))
-    return found
+        yield source.problem(("identity", "static"), text, identity.static.user or MISSING)
 
 
 def _asks_for_certificates(config: Config) -> bool:
     return config.listen.tls is not None and config.listen.tls.client_auth != "none"
 
 
-def _warnings_of_administration(config: Config, source: Source) -> list[Problem]:
+def _warnings_of_administration(config: Config, source: Source, user: str | None) -> Iterator[Problem]:
     quotas = config.quota_settings
-    found: list[Problem] = []
     if quotas.source == "file" and quotas.alter == "forward":
         text = "the brokers' quotas are altered, which this sidecar does not read (source: file)"
-        found.append(source.problem(("quotas", "alter"), text, quotas.alter))
+        yield source.problem(("quotas", "alter"), text, quotas.alter)
     if quotas.alter_principals and quotas.alter != "apply":
         text = f"is not used: alter is {quotas.alter}"
-        found.append(source.problem(("quotas", "alter_principals"), text, at_key=True))
-    user = _only_user(config)
-    strangers = [name for name in quotas.alter_principals if name != user]
+        yield source.problem(("quotas", "alter_principals"), text, at_key=True)
+    strangers = [index for index, name in enumerate(quotas.alter_principals) if name != user]
     if quotas.alter == "apply" and strangers and user is not None:
-        index = quotas.alter_principals.index(strangers[0])
-        text = f"matches no connection yet: with this file every connection's user is {user}"
-        found.append(source.problem(("quotas", "alter_principals", index), text, strangers[0]))
+        place, name = ("quotas", "alter_principals", strangers[0]), quotas.alter_principals[strangers[0]]
+        yield source.problem(place, _NO_SUCH_USER.format(user), name)
     if quotas.source == "file" and source.has(("quotas", "poll_interval_s")):
-        found.append(source.problem(("quotas", "poll_interval_s"), "is not used: source is file", at_key=True))
-    return found
-
-
-def _first_of(source: Source, config: Config, places: list[Place], text: str) -> list[Problem]:
-    """One warning for many quota entries: the first place, and the number of further ones."""
-    if not places:
-        return []
-    _, index, name = places[0]
-    more = f" (and {len(places) - 1} more of the quotas)" if len(places) > 1 else ""
-    return [source.problem(places[0], text + more, getattr(config.quotas[int(index)], str(name)))]
+        yield source.problem(("quotas", "poll_interval_s"), "is not used: source is file", at_key=True)
 
 
 def login_sources(config: Config) -> list[str]:
