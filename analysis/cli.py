@@ -345,7 +345,6 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, CandidateQuotas]:
-    """The candidates, by their names in the report."""
     from analysis.levels import load_candidate
 
     found: dict[str, CandidateQuotas] = {}

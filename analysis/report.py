@@ -150,7 +150,6 @@ def with_teams(report: Report, owners: Owners | None) -> Report:
 
 
 def _told(table: Table, owners: Owners) -> Table:
-    """The table with the team of each row."""
     if not isinstance(table.frame, DataFrame):
         return table
     names = table.frame.columns

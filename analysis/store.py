@@ -197,7 +197,6 @@ class Store:
         delete(self.spark, f"{self.place}/_compacted/lock")
 
     def _of_day(self, day: str) -> list[str]:
-        """The directories with a day's records and rollups."""
         return [f"{self.records}/date={day}", *(f"{self.rollups}/{name}/date={day}" for name in (*STEPS, WORDS))]
 
     def _names(self, directory: str) -> list[str]:
@@ -215,7 +214,6 @@ def _listed(spark: SparkSession, directory: str) -> Iterator[Any]:
 
 
 def _files(spark: SparkSession, directory: str) -> list[str]:
-    """Files in a directory and in those below it."""
     found: list[str] = []
     for status in _listed(spark, directory):
         place = str(status.getPath().toString())

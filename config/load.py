@@ -140,7 +140,6 @@ def _find_no_brokers(source: Source) -> list[Problem]:
 
 
 def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterator[Problem]:
-    """Settings that contradict or require each other."""
     transparent, fleet, export = config.mode == "transparent", config.fleet, config.export
     yield from _clashes(config, source)
     yield from _quota_clashes(config, source)
@@ -368,7 +367,6 @@ def _in_file_order(problems: list[Problem]) -> list[Problem]:
 
 
 def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Problem:
-    """One of pydantic's findings in our words."""
     place: Place = item["loc"]
     kind = item["type"]
     value = item["input"]
@@ -418,7 +416,6 @@ def _described(model: type[BaseModel], place: Place) -> str:
 
 
 def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel] | None:
-    """The model that describes the mapping at a place."""
     current: Any = model
     for part in place:
         if isinstance(part, int):

@@ -124,7 +124,6 @@ def _as_float(limit: float | None) -> float | None:
 
 
 def _key(entry: QuotaEntry | Entry) -> _Key:
-    """What an entry applies to: user, client-id, address."""
     if isinstance(entry, Entry):
         return entry.user, entry.client_id, None
     return to_name(entry.user), to_name(entry.client_id), to_name(entry.ip)

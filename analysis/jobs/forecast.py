@@ -232,7 +232,6 @@ def _name(row: Any) -> str:
 
 
 def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
-    """The past days of a series, and the forecast."""
     names = {name: row[name] for name in NAMES if name in row}
     if "scope" not in row:
         names |= {"scope": WHOLE, "group_user": None, "group_client": None}

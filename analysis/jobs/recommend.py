@@ -144,7 +144,6 @@ def _is_of_fleet(kind: Kind) -> Column:
 
 
 def _rate(kind: Kind) -> Column:
-    """What a record's client needed on its sidecar."""
     mean = MEASURES[kind].rate(F.greatest("duration_s", F.lit(LEAST_S)))
     p95 = F.col(f"{kind.value}_rate_p95")
     return F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, p95)).otherwise(mean)

@@ -91,7 +91,6 @@ def run(context: Context) -> Report:
 
 
 def _limits(buckets: DataFrame, observed: Column) -> DataFrame:
-    """Per limit and the clients that share it, the highest usage of it."""
     return (
         by_group(buckets, observed)
         .groupBy(*GROUP, "scope")

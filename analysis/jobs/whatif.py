@@ -309,7 +309,6 @@ def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
 
 
 def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:
-    """The candidates side by side, in the order given."""
     counters = F.when(F.col("scope") == "fleet", F.lit(1)).otherwise(F.col("sidecars"))
     over, too_long = F.col("seconds_over") > 0, F.col("time_over_share") > at_most
     sums = outcome.groupBy("candidate").agg(

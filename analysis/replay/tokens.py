@@ -66,7 +66,6 @@ def _one_by_one(found: Intervals) -> Iterator[tuple[int, int, float]]:
 
 
 def _overlapping(found: Intervals) -> Iterator[tuple[int, int, float]]:
-    """Second by second, in the order of time."""
 
     def seconds(start_ms: int, steps: int, each: float) -> Iterator[tuple[int, int, float]]:
         return ((start_ms + step * STEP_MS, step, each) for step in range(steps))

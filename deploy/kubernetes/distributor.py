@@ -190,7 +190,6 @@ class Distributor:
         return text
 
     def _complain(self, namespace: str, what: str | None) -> bool:
-        """Log it once; returns whether it is new."""
         if what is None:
             if self._said.pop(namespace, None) is not None:
                 log.info("namespace configuration is up to date again", namespace=namespace or None)

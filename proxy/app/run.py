@@ -8,15 +8,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import trio
+from prometheus_client.core import Metric
 
 from config.fingerprint import Fingerprint, fingerprint
 from config.load import load_bytes, warnings_of
@@ -33,10 +33,7 @@ from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fa
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import VARIABLES, new_exporter
 from proxy.app.fleet.member import Member, new_member
-from proxy.app.metrics import Exposition, Status
-from proxy.app.metrics.fleet import fleet_families
-from proxy.app.metrics.own import broker_families, held_families
-from proxy.app.metrics.security import security_families
+from proxy.app.metrics import Exposition, own
 from proxy.app.sources.known_ports import keep_ports, ports_before
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import FileSource
@@ -113,18 +110,9 @@ class Sidecar:
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
         self.exporter = new_exporter(config, self.ledger, kquota_version(), security=self.security.producer_settings)
+        self._alterations, self._reserved = quota_admin.requests, reserved
         self.metrics = Exposition(
-            self.ledger,
-            self.proxy.counters,
-            self.reloads,
-            self._status,
-            max_groups=config.metrics.max_groups,
-            source=self.source.state,
-            alterations=quota_admin.requests,
-            export=None if self.exporter is None else self.exporter.state,
-            held=lambda: chain(broker_families(self.proxy), held_families(self.proxy, self.ledger)),
-            security=lambda: security_families(self.security, self.proxy.counters),
-            fleet=lambda: fleet_families(self.member, reserved, config.metrics.max_groups),
+            self.ledger, self.proxy.counters, max_groups=config.metrics.max_groups, own=self._own_families
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
@@ -156,10 +144,15 @@ class Sidecar:
             self.member.leave()
         self.proxy.drain()
 
-    def _status(self) -> Status:
-        return Status(
-            not not_ready(self.proxy, self.source), self.proxy.cluster_reached, self.proxy.state == "draining"
-        )
+    def _own_families(self) -> Iterator[Metric]:
+        yield from own.source_families(self.source.state, self._alterations)
+        if self.exporter is not None:
+            yield from own.export_families(self.exporter.state())
+        yield from own.broker_families(self.proxy)
+        yield from own.security_families(self.security, self.proxy.counters)
+        yield from own.fleet_families(self.member, self._reserved, self.config.metrics.max_groups)
+        ready = not not_ready(self.proxy, self.source)
+        yield from own.own_families(self.proxy, self.reloads, self.ledger, ready=ready)
 
     def _about(self) -> dict[str, Any]:
         """Which sidecar this is, for people who look at several."""

@@ -20,9 +20,8 @@ from proxy.app.admin.app import AdminApp
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.admin.server import AdminServer
-from proxy.app.metrics import Exposition, Status
+from proxy.app.metrics import Exposition
 from proxy.app.run import now_ms
-from proxy.app.sources.watch import ReloadState
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from proxy.net.listen.listeners import bind
 from quota.entity import DEFAULT, Kind
@@ -99,8 +98,7 @@ class Admin:
 @asynccontextmanager
 async def admin(hosts: Hosts | None = None, **options: Any) -> AsyncIterator[Admin]:
     ledger, proxy = Ledger(TABLE, smooth=False), FakeProxy()
-    status = Status(ready=True, cluster_reached=True, draining=False)
-    metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
+    metrics = Exposition(ledger, Counters(), max_groups=10)
     listener = bind("127.0.0.1", 0)
     history, hosts = History(ledger, Counters()), hosts or Hosts([])
     app = AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), history, hosts, dict)

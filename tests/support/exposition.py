@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from config.fleet import FleetSection
 from proxy.app.export.exporter import ExportState
 from proxy.app.export.worker import WorkerState
 from proxy.app.fleet.exchange import Exchange
 from proxy.app.fleet.member import Member
-from proxy.app.metrics import Exposition, Status
-from proxy.app.metrics.fleet import fleet_families
-from proxy.app.metrics.own import broker_families, held_families
-from proxy.app.metrics.security import security_families
+from proxy.app.metrics import Exposition, own
 from proxy.app.sources.follow import Followed, Follower
+from proxy.app.sources.quota_source import SourceState
 from proxy.app.sources.security import Security
 from proxy.app.sources.watch import ReloadState
 from proxy.core.auth.identity import IdentityPolicy
@@ -51,20 +51,17 @@ async def everything() -> bytes:
     reserved = ReservedTopic("kquota-fleet", {}, lambda: None)
     reserved.refused["DeleteTopics"] = 1
     proxy = Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters)
-    status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1, 1)
-    metrics = Exposition(
-        ledger,
-        counters,
-        ReloadState(),
-        lambda: status,
-        max_groups=5,
-        alterations={"denied": 1},
-        export=lambda: export,
-        held=lambda: chain(broker_families(proxy), held_families(proxy, ledger)),
-        security=lambda: security_families(security, counters),
-        fleet=lambda: fleet_families(_member(), reserved, 5),
-    )
+
+    def families() -> Iterator[Metric]:
+        yield from own.source_families(SourceState("file"), {"denied": 1})
+        yield from own.export_families(export)
+        yield from own.broker_families(proxy)
+        yield from own.security_families(security, counters)
+        yield from own.fleet_families(_member(), reserved, 5)
+        yield from own.own_families(proxy, ReloadState(), ledger, ready=True)
+
+    metrics = Exposition(ledger, counters, max_groups=5, own=families)
     return await metrics.text(0)
 
 

@@ -149,7 +149,6 @@ class AdminApp:
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def _brokers(self, request: Request) -> Response:
-        """Which local port stands for which broker."""
         names = ("id", "host", "port", "local_port")
         async with self._heavy:
             rows = []
@@ -230,11 +229,9 @@ class AdminApp:
         return _json(explanation_panel(answer) if shape == "panel" else answer)
 
     async def _history_route(self, request: Request) -> Response:
-        """The last 15 minutes."""
         return _json(self._history.as_json(self._now_ms()))
 
     async def _quotas(self, most: int, at: Moment) -> list[bytes]:
-        """The groups with the highest utilisation first."""
         now = int(at.now_ms)
         largest: Largest[QuotaCounter] = Largest(most)
         async for group in self._steps("/quotas", self._ledger.groups()):
@@ -337,8 +334,6 @@ def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> list[bytes]:
 
 
 class _Pieces(Response):
-    """A body in pieces."""
-
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
         headers = {"cache-control": "no-store", "content-length": str(sum(map(len, pieces)))}

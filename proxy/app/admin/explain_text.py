@@ -86,7 +86,6 @@ def _all_visible(value: Any) -> Any:
 
 
 def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
-    """The cell of one level and one kind."""
     candidate = one["levels"][index]
     shadow = " (shadow)" if one["mode"] == "shadow" else ""
     return {
@@ -424,7 +423,6 @@ def _sharers(one: dict[str, Any]) -> str:
 
 
 def _entity(entity: dict[str, str] | None) -> str:
-    """A quota entry as written in the file."""
     if entity is None:
         return "-"
     names = (f"{label}: {name if name == '<default>' else safe(name)}" for label, name in entity.items())

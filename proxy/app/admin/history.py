@@ -31,8 +31,6 @@ Place = tuple[Kind, CounterKey]
 
 
 class _Series:
-    """One counter."""
-
     __slots__ = ("held", "imposed_ms", "limit", "peak", "use")
 
     def __init__(self, looks: int, imposed_ms: int) -> None:

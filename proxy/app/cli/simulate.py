@@ -125,7 +125,6 @@ class Simulation:
             ledger.swap(table)
 
     def _connect(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
-        """A connection is created, or an admitted one ends."""
         user = _text(event, "user") or ANONYMOUS
         address = _address(event) or _HERE
         gate = self._ledger.connections

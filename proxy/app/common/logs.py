@@ -170,16 +170,12 @@ def _indented(text: str) -> str:
 
 
 class _Logger(structlog.WriteLogger):
-    """Writes lines and knows its name."""
-
     def __init__(self, stream: TextIO, name: str) -> None:
         super().__init__(stream)
         self.name = name
 
 
 class _Factory:
-    """Makes loggers for one stream."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 

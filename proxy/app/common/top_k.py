@@ -46,8 +46,6 @@ def label(text: str) -> str:
 
 @dataclass(slots=True)
 class _Series(Generic[T]):
-    """A client's own series."""
-
     item: T
     values: list[float]
     active_ms: float

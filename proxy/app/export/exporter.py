@@ -159,7 +159,6 @@ class Exporter:
             await self._stop.wait()
 
     def _close(self) -> Iterator[None]:
-        """End the interval: pass its records, in batches, to the sinks."""
         now_s, end_ms = self._clocks.monotonic_s(), round(self._clocks.wall_s() * 1000)
         duration_s = now_s - self._start_s
         start_ms = end_ms - round(duration_s * 1000)

@@ -275,7 +275,6 @@ class Exchange:
                 )
 
     def _command(self) -> str:
-        """The command that creates the topic."""
         settings = self._settings
         configs = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
         replication = settings.replication_factor

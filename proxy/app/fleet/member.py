@@ -103,7 +103,6 @@ class Member:
         self._report()
 
     async def _read(self) -> None:
-        """Read what has come, in slices."""
         fleet, slice_ends = self.fleet, self._now_ms() + SLICE_MS
         for partition, data in self.exchange.take():
             now = self._now_ms()
@@ -114,7 +113,6 @@ class Member:
             fleet.read(partition, data, now)
 
     def _report(self) -> None:
-        """Log what has changed."""
         fleet = self.fleet
         if fleet.lost != self._lost:
             self._lost = fleet.lost

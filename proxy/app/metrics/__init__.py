@@ -5,6 +5,5 @@ of about a millisecond and lets traffic through in between; scrapes more frequen
 """
 
 from proxy.app.metrics.gather import CONTENT_TYPE, Exposition
-from proxy.app.metrics.own import Status
 
-__all__ = ["CONTENT_TYPE", "Exposition", "Status"]
+__all__ = ["CONTENT_TYPE", "Exposition"]

@@ -50,7 +50,7 @@ class ClientSeries:
         """The totals as of the last refresh; limits as they are now. None: other tasks may run."""
         yield from self._client_families()
         yield from self._group_families(int(now_ms))
-        yield gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
+        yield gauge("clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
 
     def _forget_client(self, account: Account) -> None:
         self._clients.forget(*_client_totals(account))
@@ -141,14 +141,10 @@ class ClientSeries:
         yield from (limit, observed, tokens, used, left, owed, waiting)
         yield from self._trial_families()
         yield by(
-            "kquota_throttle_capped",
-            "Delays cut to max_mute.",
-            "cause",
-            {kind.value: self._capped[kind] for kind in KINDS},
+            "throttle_capped", "Delays cut to max_mute.", "cause", {kind.value: self._capped[kind] for kind in KINDS}
         )
 
     def _trial_families(self) -> Iterator[Metric | None]:
-        """Limits that are measured, not applied."""
         requests = _counter(
             "would_throttle_requests", "Requests that a limit on trial would have delayed or refused.", "kind", "limit"
         )

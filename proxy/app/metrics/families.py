@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,20 +15,31 @@ PORTION = 50
 
 def gauge(name: str, text: str, value: float) -> Metric:
     """A gauge without labels."""
-    return GaugeMetricFamily(name, text, value=float(value))
+    return GaugeMetricFamily(f"kquota_{name}", text, value=float(value))
 
 
 def counter(name: str, text: str, value: float) -> Metric:
     """A counter without labels."""
-    return CounterMetricFamily(name, text, value=value)
+    return CounterMetricFamily(f"kquota_{name}", text, value=value)
+
+
+def labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: str,
+    values: Mapping[Any, float],
+) -> Metric:
+    """A family with these labels, whose names are separated by spaces: the value by each label's, or by several."""
+    family = kind(f"kquota_{name}", text, labels=labels.split())
+    for key, value in values.items():
+        family.add_metric([key] if isinstance(key, str) else list(key), value)
+    return family
 
 
 def by(name: str, text: str, by: str, values: Mapping[str, int]) -> Metric:
     """A counter with one label."""
-    family = CounterMetricFamily(name, text, labels=[by])
-    for value in sorted(values):
-        family.add_metric([value], values[value])
-    return family
+    return labelled(CounterMetricFamily, name, text, by, dict(sorted(values.items())))
 
 
 class _Family(Collector):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from proxy.app.export.exporter import ExportState
 from proxy.app.metrics.clients import ClientSeries
 from proxy.app.metrics.families import counter, written
 from proxy.app.metrics.libraries import LibrarySeries
-from proxy.app.metrics.own import Status, export_families, own_families, source_families
 from proxy.app.metrics.traffic import traffic_families
-from proxy.app.sources.quota_source import SourceState
-from proxy.app.sources.watch import ReloadState
 from proxy.core.telemetry.observer import Counters
 from quota.ledger import Ledger
 
@@ -32,29 +28,14 @@ class Exposition:
         self,
         ledger: Ledger,
         counters: Counters,
-        reloads: ReloadState,
-        status: Callable[[], Status],
         *,
         max_groups: int,
-        source: SourceState | None = None,
-        alterations: Mapping[str, int] | None = None,
-        export: Callable[[], ExportState] | None = None,
-        held: Callable[[], Iterable[Metric]] = tuple,
-        security: Callable[[], Iterable[Metric]] = tuple,
-        fleet: Callable[[], Iterable[Metric]] = tuple,
+        own: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        """`alterations` are AlterClientQuotas requests by outcome; `export` returns the state of usage records, if
-        any."""
-        self._export = export
-        self._held = held
-        self._security = security
-        self._fleet = fleet
+        """`own()` returns the families of the sidecar itself (:mod:`proxy.app.metrics.own`)."""
+        self._own = own
         self._ledger = ledger
         self._counters = counters
-        self._source = source or SourceState("file")
-        self._alterations: Mapping[str, int] = {} if alterations is None else alterations
-        self._reloads = reloads
-        self._status = status
         self._max_groups = max_groups
         self._clients = ClientSeries(ledger, max_groups)
         self.libraries = counters.libraries
@@ -95,7 +76,6 @@ class Exposition:
         return forgotten
 
     async def _others(self, what: str = "metrics") -> None:
-        """Let other tasks run before the next step."""
         await trio.lowlevel.checkpoint()
         self.long_turns.begin(what, trio.current_time())
 
@@ -104,11 +84,5 @@ class Exposition:
         yield from self._clients.families(now_ms)
         yield from self._libraries.families()
         yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
-        yield from source_families(self._source, self._alterations)
-        if self._export is not None:
-            yield from export_families(self._export())
-        yield from self._held()
-        yield from self._security()
-        yield from self._fleet()
-        yield from own_families(self._status(), self._reloads, self._ledger)
-        yield counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)
+        yield from self._own()
+        yield counter("admin_evicted", "Admin connections closed to make room.", self.admin_evicted)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from proxy.app.common.top_k import Labels, TopKSeries, Totals, label
+from proxy.app.metrics.families import labelled
 from proxy.core.telemetry.libraries import Libraries, LibraryMutes
 
 MOST = 30
@@ -27,19 +28,15 @@ class LibrarySeries:
 
     def families(self) -> Iterator[Metric]:
         """The totals as of the last refresh."""
-        names = ["library", "version"]
         told = (
             ("mutes", "Observed mutes (200 ms or more), by the library's own name.", 1.0),
             ("mute_seconds", "Total length of the mutes counted in kquota_library_mutes_total.", 1000.0),
             ("mutes_ignored", "Mutes in whose second half the client kept sending.", 1.0),
             ("ignored_seconds", "Total length of the mutes counted in kquota_library_mutes_ignored_total.", 1000.0),
         )
-        series = list(self._fold.series())
         for index, (name, text, unit) in enumerate(told):
-            family = CounterMetricFamily(f"kquota_library_{name}", text, labels=names)
-            for labels, totals in series:
-                family.add_metric(labels, totals[index] / unit)
-            yield family
+            values = {labels: totals[index] / unit for labels, totals in self._fold.series()}
+            yield labelled(CounterMetricFamily, f"library_{name}", text, "library version", values)
 
 
 def _totals(one: LibraryMutes) -> tuple[tuple[str, str], Labels, Totals]:

@@ -1,20 +1,24 @@
-"""Metrics of the sidecar itself: its health, what is in force, where limits come from, what it remembers."""
+"""Metrics of the sidecar itself: its health, what is in force and where that is from, its files, records and fleet."""
 
 from __future__ import annotations
 
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from itertools import islice
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import ExportState
-from proxy.app.metrics.families import by, counter, gauge
+from proxy.app.fleet.member import Member
+from proxy.app.metrics.families import by, counter, gauge, labelled
 from proxy.app.sources.quota_source import SourceState
+from proxy.app.sources.security import Security
 from proxy.app.sources.watch import ReloadState
+from proxy.core.interceptors.reserved_topic import ReservedTopic
+from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from quota import compiled
 from quota.connections import EntityType
@@ -22,104 +26,60 @@ from quota.entity import Kind
 from quota.ledger import Ledger
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """State that only the running proxy knows."""
-
-    ready: bool
-    cluster_reached: bool
-    draining: bool
-
-
-def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterator[Metric]:
-    """The process, its configuration, and how much it remembers."""
-    yield gauge("kquota_ready", "1 when /readyz says ready.", status.ready)
-    yield gauge("kquota_cluster_reached", "1 when a broker answered the last time.", status.cluster_reached)
-    yield gauge("kquota_draining", "1 while shutting down.", status.draining)
-    yield counter("kquota_config_reloads", "Configurations loaded after the first.", reloads.reloads)
-    yield counter("kquota_config_reload_failures", "Changed configurations refused.", reloads.failures)
-    yield gauge(
-        "kquota_config_last_reload_successful", "0 while a refused configuration is on disk.", reloads.successful
+def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: bool) -> Iterator[Metric]:
+    """The process, its configuration, and how much it remembers. Must be called inside the event loop."""
+    table, counters = ledger.table, ledger.counters
+    addresses = sum(
+        one.entity_type is EntityType.IP or table.get(one.name, None) is None for one in table.connections.entries
     )
-    yield gauge(
-        "kquota_config_last_reload_success_timestamp_seconds",
-        "When the configuration in force was loaded.",
-        reloads.success_at_s,
-    )
-    yield gauge(
-        "kquota_config_restart_required",
-        "1 when the file changed settings that only a restart applies.",
-        bool(reloads.restart_settings),
-    )
-    table = ledger.table
-    alone = (
-        one
-        for one in table.connections.entries
-        if one.entity_type is EntityType.IP or table.get(one.name, None) is None
-    )
-    quotas = len(table.entries) + sum(1 for _ in alone)
-    yield gauge("kquota_config_quotas", "Quota entries in force.", quotas)
-    yield gauge("kquota_clients_known", "Clients in memory.", ledger.clients)
-    counters = GaugeMetricFamily("kquota_counters", "Counters in memory, by kind of quota.", labels=["kind"])
-    overflowed = CounterMetricFamily(
-        "kquota_clients_overflowed",
-        "Clients that share an overflow counter, for lack of room.",
-        labels=["kind"],
-    )
-    for kind in Kind:
-        counters.add_metric([kind.value], ledger.counters.count(kind))
-        overflowed.add_metric([kind.value], ledger.counters.overflowed[kind])
-    yield from (counters, overflowed)
-    build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python", "data_path"])
-    data_path = "pure" if compiled.WHY_NOT else "compiled"
-    build.add_metric([kquota_version(), platform.python_version(), data_path], 1)
-    yield build
-
-
-def held_families(proxy: Proxy, ledger: Ledger) -> Iterator[Metric]:
-    """What is held for clients now, gauges that return to their former values when the clients are gone; must be called
-    inside the event loop."""
-    yield gauge("kquota_tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
-    yield gauge("kquota_pipes_open", "Kernel pipes for large bodies.", proxy.pipes_open)
-    yield gauge("kquota_fetch_reservations", "Fetches at brokers with reserved bytes.", ledger.reservations)
+    yield gauge("ready", "1 when /readyz says ready.", ready)
+    yield gauge("cluster_reached", "1 when a broker answered the last time.", proxy.cluster_reached)
+    yield gauge("draining", "1 while shutting down.", proxy.state == "draining")
+    yield counter("config_reloads", "Configurations loaded after the first.", reloads.reloads)
+    yield counter("config_reload_failures", "Changed configurations refused.", reloads.failures)
+    text = "0 while a refused configuration is on disk."
+    yield gauge("config_last_reload_successful", text, reloads.successful)
+    text = "When the configuration in force was loaded."
+    yield gauge("config_last_reload_success_timestamp_seconds", text, reloads.success_at_s)
+    text = "1 when the file changed settings that only a restart applies."
+    yield gauge("config_restart_required", text, bool(reloads.restart_settings))
+    yield gauge("config_quotas", "Quota entries in force.", len(table.entries) + addresses)
+    yield gauge("clients_known", "Clients in memory.", ledger.clients)
+    text, known = "Counters in memory, by kind of quota.", {kind: counters.count(kind) for kind in Kind}
+    yield labelled(GaugeMetricFamily, "counters", text, "kind", known)
+    text = "Clients that share an overflow counter, for lack of room."
+    yield labelled(CounterMetricFamily, "clients_overflowed", text, "kind", counters.overflowed)
+    build = kquota_version(), platform.python_version(), "pure" if compiled.WHY_NOT else "compiled"
+    yield labelled(GaugeMetricFamily, "build_info", "Always 1.", "version python data_path", {build: 1})
+    # What is held for clients now: these return to their former values when the clients are gone.
+    yield gauge("tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
+    yield gauge("pipes_open", "Kernel pipes for large bodies.", proxy.pipes_open)
+    yield gauge("fetch_reservations", "Fetches at brokers with reserved bytes.", ledger.reservations)
 
 
 def broker_families(proxy: Proxy) -> Iterator[Metric]:
     """The brokers, and the ports that stand for them."""
     brokers = proxy.brokers()
     without = sum(local_port is None for *_, local_port in brokers)
-    yield gauge("kquota_brokers", "Brokers of the cluster, as last seen.", len(brokers))
-    yield gauge("kquota_brokers_without_port", "Brokers that clients do not hear of, for want of a port.", without)
-    yield gauge("kquota_broker_ports", "Ports for brokers; 0 in transparent mode.", proxy.broker_ports)
+    yield gauge("brokers", "Brokers of the cluster, as last seen.", len(brokers))
+    yield gauge("brokers_without_port", "Brokers that clients do not hear of, for want of a port.", without)
+    yield gauge("broker_ports", "Ports for brokers; 0 in transparent mode.", proxy.broker_ports)
 
 
 def source_families(state: SourceState, alterations: Mapping[str, int]) -> Iterator[Metric]:
     """Where the limits come from, and alterations of them by outcome."""
-    yield by("kquota_quota_alterations", "AlterClientQuotas requests.", "outcome", alterations)
-    yield gauge(
-        "kquota_quota_overlay_entities", "Users, client-ids and addresses in the overlay.", state.overlay_entities
-    )
-    yield gauge(
-        "kquota_quota_overlay_last_load_successful",
-        "0 while a refused overlay file is on disk.",
-        state.overlay_successful,
-    )
-    yield counter("kquota_quota_source_polls", "Polls of the cluster's quotas.", state.polls)
-    yield counter(
-        "kquota_quota_source_poll_failures",
-        "Failed polls of the cluster's quotas.",
-        state.poll_failures,
-    )
-    yield counter(
-        "kquota_quota_source_changes",
-        "Polls that found changed quotas.",
-        state.changes,
-    )
-    yield gauge(
-        "kquota_quota_source_last_poll_successful", "0 while the cluster's quotas cannot be read.", state.successful
-    )
-    yield gauge("kquota_quota_source_last_success_timestamp_seconds", "When quotas were last read.", state.success_at_s)
-    yield gauge("kquota_quota_source_unusable", "Limits of the cluster that are not enforced.", state.unusable)
+    yield by("quota_alterations", "AlterClientQuotas requests.", "outcome", alterations)
+    text = "Users, client-ids and addresses in the overlay."
+    yield gauge("quota_overlay_entities", text, state.overlay_entities)
+    text = "0 while a refused overlay file is on disk."
+    yield gauge("quota_overlay_last_load_successful", text, state.overlay_successful)
+    yield counter("quota_source_polls", "Polls of the cluster's quotas.", state.polls)
+    yield counter("quota_source_poll_failures", "Failed polls of the cluster's quotas.", state.poll_failures)
+    yield counter("quota_source_changes", "Polls that found changed quotas.", state.changes)
+    text = "0 while the cluster's quotas cannot be read."
+    yield gauge("quota_source_last_poll_successful", text, state.successful)
+    yield gauge("quota_source_last_success_timestamp_seconds", "When quotas were last read.", state.success_at_s)
+    yield gauge("quota_source_unusable", "Limits of the cluster that are not enforced.", state.unusable)
 
 
 def export_families(state: ExportState) -> Iterator[Metric]:
@@ -134,14 +94,66 @@ def export_families(state: ExportState) -> Iterator[Metric]:
         (GaugeMetricFamily, "lag_seconds", "Age of the oldest waiting usage record."),
     ]
     for family, name, text in told:
-        metric = family(f"kquota_export_{name}", text, labels=["sink"])
-        for sink, worker in state.sinks.items():
-            metric.add_metric([sink], worker.lag_s(now_s) if name == "lag_seconds" else getattr(worker, name))
-        yield metric
-    yield counter("kquota_export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
-    yield counter(
-        "kquota_export_folded_clients",
-        "Clients in a record of `other`, summed over intervals.",
-        state.folded,
-    )
-    yield counter("kquota_export_failures", "Intervals lost by an internal error.", state.failures)
+        values = {
+            sink: worker.lag_s(now_s) if name == "lag_seconds" else getattr(worker, name)
+            for sink, worker in state.sinks.items()
+        }
+        yield labelled(family, f"export_{name}", text, "sink", values)
+    yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
+    yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", state.folded)
+    yield counter("export_failures", "Intervals lost by an internal error.", state.failures)
+
+
+def security_families(security: Security, counters: Counters) -> Iterator[Metric]:
+    """TLS handshakes, certificates, and the files that are followed next to the configuration."""
+    yield by("tls_handshakes", "TLS handshakes done.", "peer", counters.tls_handshakes)
+    failed = dict(sorted(counters.tls_handshake_failures.items()))
+    text = "TLS handshakes that failed."
+    yield labelled(CounterMetricFamily, "tls_handshake_failures", text, "peer reason", failed)
+    expiry = {side.setting: side.expires_at_s for side in security.sides if side.expires_at_s is not None}
+    text = "Expiry of the first certificate of the sidecar's chain."
+    yield labelled(GaugeMetricFamily, "tls_certificate_expiry_timestamp_seconds", text, "setting", expiry)
+    for family, name, value, text in (
+        (CounterMetricFamily, "reloads", "reloads", "Changed files loaded."),
+        (CounterMetricFamily, "reload_failures", "failures", "Changed files refused."),
+        (GaugeMetricFamily, "last_reload_successful", "successful", "0 while refused files are on disk."),
+    ):
+        values = {one.setting: getattr(one, value) for one in security.follower.followed}
+        yield labelled(family, f"files_{name}", text, "setting", values)
+
+
+def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: int) -> Iterator[Metric]:
+    """Whether the fleet can be heard, and the shares of up to `most` groups in use here (docs/fleet.md). Nothing
+    without a fleet."""
+    if reserved is not None:
+        text = "Refused requests of clients for the fleet's topic, by API."
+        yield by("fleet_refused_requests", text, "api", reserved.refused)
+    if member is None:
+        return
+    fleet, state, shares = member.fleet, member.exchange.state, member.shares
+    yield gauge("fleet_instances", "Known instances of the fleet, this one included.", fleet.known)
+    yield gauge("fleet_lost", "1 while the instance has lost contact with its fleet.", fleet.lost)
+    yield gauge("fleet_groups", "Counters of this instance with a fleet limit.", shares.count)
+    records = {name: getattr(state, name) for name in ("sent", "received", "stale")}
+    ignored = ("malformed", "other_version", "other_fleet", "bad_mac", "outdated")
+    records |= {name: getattr(fleet.ignored, name) for name in ignored}
+    records |= {name: getattr(fleet.view, name) for name in ("repeated", "refused")}
+    yield by("fleet_records", "Records of the fleet's topic, by outcome.", "outcome", records)
+    yield counter("fleet_sent_bytes", "Bytes of records published to the fleet's topic.", state.sent_bytes)
+    yield counter("fleet_received_bytes", "Bytes of records read from the fleet's topic.", state.received_bytes)
+    groups = {
+        (group.kind.value, *group.key.tags): standing
+        for group in islice(shares.active(), most)
+        if (standing := shares.standing(group)) is not None
+    }
+    rates = {(scope.value, name): standing for scope, name, standing in islice(shares.rates(), most)}
+    usage = "The fleet's usage of a limit, in the limit's unit (bytes/s, percent, partitions/s)."
+    for name, value, text, labels, standings in (
+        ("share", "share", "This instance's share of a fleet limit.", "kind user client_id", groups),
+        ("usage", "usage", usage, "kind user client_id", groups),
+        ("sharing", "instances", "Instances that use a fleet limit.", "kind user client_id", groups),
+        ("connection_share", "share", "This instance's share of a fleet connection rate.", "scope entity", rates),
+        ("connection_usage", "usage", "Connections per second accepted by the fleet.", "scope entity", rates),
+    ):
+        values = {names: getattr(standing, value) for names, standing in standings.items()}
+        yield labelled(GaugeMetricFamily, f"fleet_{name}", text, labels, values)
