@@ -9,9 +9,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import together
+from analysis.columns import some_rows, together
 from analysis.files import kept
-from analysis.rows import some_rows
 from quota.record import IDENTITY
 
 STEP_BACK_MS = 1000

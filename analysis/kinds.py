@@ -1,13 +1,16 @@
-"""The four kinds of quota as the records have them: columns, units, and Kafka's names of the limits."""
+"""The four kinds of quota as records have them, and the limits that records report: how much of them was used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from analysis.columns import CLIENT
 from quota.entity import Kind
 from quota.record import UNITS
 from quota.table import RATE_FIELD
@@ -74,3 +77,128 @@ def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(
 def _type(pattern: str) -> str:
     # Booleans become 1 and 0, so that all kinds of values are numbers or texts.
     return "string" if pattern.endswith(("_user", "_client_id", "_mode", "_level")) else "double"
+
+
+OF_USE = tuple(
+    f"{kind.value}_{name}"
+    for kind in Kind
+    for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
+)
+"""Columns of records that :func:`of_limits` needs."""
+OF_PROMISES = tuple(
+    f"{kind.value}_{name}"
+    for kind in BYTE_KINDS
+    for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
+)
+"""Columns of records that :func:`of_sidecars` needs."""
+GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
+"""The clients that share a limit. A group's name that is null plays no part."""
+
+
+_SET: Final = {"of_fleet": "fleet_limit", "by_users": "group_user", "by_clients": "group_client_id"}
+"""What is true of a client's limit where a column of the record is set."""
+FLAGS: Final = tuple(f"{kind.value}_{flag}" for kind in Kind for flag in _SET)
+"""Those of :func:`of_limits` that are true or false."""
+
+
+def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
+    """From a client's record its limit, whose that is, and the usage of it that a sidecar saw; of several the greatest
+    is taken. Only numbers and booleans, as the names of a group are the client's own where they play a part."""
+    name = kind.value
+    return {
+        f"{name}_limit": lambda: F.coalesce(f"{name}_fleet_limit", f"{name}_limit"),
+        **{f"{name}_{flag}": partial(_is_set, f"{name}_{column}") for flag, column in _SET.items()},
+        f"{name}_peak": lambda: F.col(f"{name}_group_utilisation_peak"),
+    }
+
+
+def _is_set(column: str) -> Column:
+    return F.col(column).isNotNull()
+
+
+def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
+    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket
+    (of `seconds`): `scope`, `limit`, `rate` and `used_share`.
+
+    For a sidecar's own limit (scope `instance`) both are what the sidecar with the highest usage saw in the quota's own
+    window; for a fleet's (scope `fleet`) they are of the usage of all sidecars together in the bucket.
+    """
+    named = by_kind(
+        buckets,
+        [*CLIENT, "bucket"],
+        limit="{kind}_limit",
+        of_fleet="{kind}_of_fleet",
+        by_users="{kind}_by_users",
+        by_clients="{kind}_by_clients",
+        peak="{kind}_peak",
+        amount="{column}",
+    ).where("limit IS NOT NULL")
+    scale = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(MEASURES[kind].scale)) for kind in Kind))
+    sums = (
+        named.withColumns(
+            {
+                "group_user": F.when(F.col("by_users") > 0, F.col("user")),
+                "group_client": F.when(F.col("by_clients") > 0, F.col("client_id")),
+                "scope": F.when(F.col("of_fleet") > 0, "fleet").otherwise("instance"),
+            }
+        )
+        .groupBy(*GROUP, "scope", "bucket")
+        .agg(
+            F.max("limit").alias("limit"),
+            F.max("peak").alias("peak"),
+            F.sum(F.col("amount") * scale / seconds).alias("rate"),
+        )
+    )
+    of_fleet = F.col("scope") == "fleet"
+    return sums.select(
+        *GROUP,
+        "scope",
+        "bucket",
+        "limit",
+        F.when(of_fleet, F.col("rate")).otherwise(F.col("peak") * F.col("limit")).alias("rate"),
+        F.when(of_fleet, F.col("rate") / F.col("limit")).otherwise(F.col("peak")).alias("used_share"),
+    )
+
+
+def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
+    """Enforced byte limits that were in force on each sidecar since then (`rows`: records with `sidecar`)."""
+    return (
+        by_kind(
+            rows.where(F.col("end_ms") > since_ms),
+            ["cluster_id", "sidecar", "end_ms"],
+            BYTE_KINDS,
+            limit="{kind}_limit",
+            fleet_limit="{kind}_fleet_limit",
+            mode="{kind}_limit_mode",
+            group_user="{kind}_group_user",
+            group_client="{kind}_group_client_id",
+        )
+        .where("limit IS NOT NULL AND mode = 'enforce'")
+        # A limit is shared by the clients of its group.
+        .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
+        .agg(
+            F.max_by("limit", "end_ms").alias("limit"),
+            F.max_by("fleet_limit", "end_ms").alias("fleet_limit"),
+            F.max("end_ms").alias("end_ms"),
+        )
+    )
+
+
+def promised(limits: DataFrame) -> DataFrame:
+    """The result of :func:`of_sidecars`, added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits`
+    and `sidecars`."""
+    # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
+    of_fleet = F.col("fleet_limit").isNotNull()
+    sums = (
+        limits.withColumn("counter", F.when(~of_fleet, F.col("sidecar")))
+        .groupBy("cluster_id", "kind", "counter", "group_user", "group_client")
+        .agg(F.max_by(F.coalesce("fleet_limit", "limit"), "end_ms").alias("limit"), F.max(of_fleet).alias("of_fleet"))
+        .groupBy("cluster_id", "kind")
+        .agg(
+            F.sum("limit").alias("limits_bytes_per_s"),
+            F.count("*").alias("limits"),
+            F.sum(F.col("of_fleet").cast("long")).alias("fleet_limits"),
+        )
+    )
+    sidecars = limits.groupBy("cluster_id", "kind").agg(F.count_distinct("sidecar").alias("sidecars"))
+    return sums.join(sidecars, ["cluster_id", "kind"])

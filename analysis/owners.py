@@ -12,7 +12,22 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from analysis.errors import WrongUseError
-from analysis.yaml_files import read_yaml
+from config.problems import ConfigError
+from config.source import parse
+
+
+def read_yaml(option: str, path: str | Path) -> Any:
+    """The values in the file that `option` names. Raises WrongUseError with the option, the file and the reason."""
+    try:
+        source = parse(str(path), Path(path).read_bytes())
+    except OSError as error:
+        raise WrongUseError(f"{option} {path}: cannot be read: {error.strerror or error}") from None
+    except ConfigError as error:
+        raise WrongUseError(f"{option} {error}") from None
+    if source.problems:
+        raise WrongUseError("\n".join(f"{option} {problem}" for problem in source.problems))
+    return source.values
+
 
 PATTERNS = {"user": "user", "client-id": "client_id"}
 """Keys of an entry -> columns."""

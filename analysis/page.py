@@ -18,9 +18,9 @@ from markupsafe import Markup
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, NumericType
 
+from analysis.columns import some_rows
 from analysis.intake import Quality
 from analysis.report import Plot, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import cell, span
 from config.visible import visible
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import WrongUseError
-from analysis.yaml_files import read_yaml
+from analysis.owners import read_yaml
 from config.scalars import number
 
 PAYERS = {

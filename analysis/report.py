@@ -9,12 +9,11 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, cluster
+from analysis.columns import CLIENT, cluster, some_rows
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
 from analysis.owners import Owners
 from analysis.rollups import STEPS, coarser, of_records, step_for
-from analysis.rows import some_rows
 
 TEAM = "team"
 

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster
-from analysis.limits import FLAGS, of_limits
+from analysis.kinds import FLAGS, of_limits
 from quota.entity import Kind
 from quota.record import CAUSES
 
@@ -46,7 +46,7 @@ _MOST: Final[Mapping[str, Made]] = {
 }
 _LEAST: Final[Mapping[str, Made]] = {"first_ms": lambda: F.col("start_ms")}
 LIMITS: Final = tuple(name for kind in Kind for name in of_limits(kind))
-"""Columns with the limits of a client in a bucket (:func:`analysis.limits.by_group`)."""
+"""Columns with the limits of a client in a bucket (:func:`analysis.kinds.by_group`)."""
 _PACKED: Final = "_flags"
 """The flags of a client and bucket while they are summed: bits of one number. Each by itself would take eight bytes in
 a row of the hash table, which has nearly as many rows as there are records where sidecars have few clients in common.

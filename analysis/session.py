@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -14,7 +17,54 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from analysis.errors import ReportError
-from analysis.java import find_java
+
+MIN_JAVA, MAX_JAVA = 17, 21
+JAVA_MODULE = "jdk.incubator.vector"
+JAVA_LIMIT_S = 60
+
+
+def find_java() -> Path:
+    """The home directory of the Java to use: $JAVA_HOME, then the `java` on PATH.
+
+    Raises ReportError when neither can run Spark; the message says what was tried and what to install.
+    """
+    tried = []
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    for source, java in (("JAVA_HOME", Path(home) / "bin" / "java" if home else None), ("PATH", on_path)):
+        if java is None:
+            tried.append(f"{source}: none")
+            continue
+        real = Path(java).resolve()
+        complaint = complaint_about(real)
+        if complaint is None:
+            return real.parent.parent
+        tried.append(f"{source}: {java} {complaint}")
+    raise ReportError(
+        f"Spark needs Java {MIN_JAVA} or {MAX_JAVA} with the module {JAVA_MODULE}, and there is none:\n"
+        + "".join(f"  {line}\n" for line in tried)
+        + f"Install one, such as Debian's openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME."
+    )
+
+
+def complaint_about(java: Path) -> str | None:
+    """Why this `java` cannot run Spark; None if it can."""
+    try:
+        result = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
+        )
+        modules = subprocess.run(
+            [str(java), "--list-modules"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "does not run"
+    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
+    if result.returncode != 0 or match is None:
+        return "does not run"
+    major = int(match.group(1))
+    if not MIN_JAVA <= major <= MAX_JAVA:
+        return f"is Java {major}"
+    return None if JAVA_MODULE in modules.stdout else f"has no module {JAVA_MODULE}"
+
 
 OLDEST, NEWEST = (3, 5), (4, 3)
 """Versions of Spark that reports run on."""

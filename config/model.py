@@ -26,9 +26,8 @@ from config.export import Export
 from config.fleet import SCOPES, FleetSection
 from config.identity import IdentitySection
 from config.limits import Limits
-from config.sasl import UpstreamSasl
 from config.source import Source
-from config.tls import ListenTls, UpstreamTls
+from config.tls import ListenTls, UpstreamSasl, UpstreamTls
 from config.transparent import NETWORK, Transparent
 from config.types import (
     ABSOLUTE_PATH,

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from config.bounds import MAX_FILE_BYTES, first_of
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
-from config.problems import ConfigError, Place, Problem, unreadable
+from config.problems import MAX_FILE_BYTES, ConfigError, Place, Problem, first_of, unreadable
 from config.scalars import dump, number
 from config.source import parse
 from config.table import to_table

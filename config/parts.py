@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from config.bounds import MAX_FILE_BYTES
+from config.problems import MAX_FILE_BYTES
 from proxy.net.files import read_file
 
 _GZIP: Final = b"\x1f\x8b"

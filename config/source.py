@@ -23,8 +23,21 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from config.bounds import MAX_ALIASED_VALUES, MAX_DEPTH, MAX_PROBLEMS, MAX_VALUES, check_text, refused
-from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
+from config.problems import (
+    MAX_ALIASED_VALUES,
+    MAX_DEPTH,
+    MAX_PROBLEMS,
+    MAX_VALUES,
+    MISSING,
+    ConfigError,
+    Missing,
+    Place,
+    Problem,
+    check_text,
+    place_text,
+    refused,
+    value_text,
+)
 from config.scalars import MERGE_KEY, NOT_ALWAYS_TEXT, PLAIN, UNTAGGED, Loader, is_merge, unquoted
 
 
@@ -184,8 +197,7 @@ class _Anchored:
 
 
 class _Reader:
-    """Builds values from events, within the limits of `config.bounds`. Called for each of many thousand entries, hence
-    its loops."""
+    """Builds values from events. Called for each of many thousand entries, hence its loops."""
 
     def __init__(self, loader: Loader) -> None:
         self._next = loader.get_event

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, some_rows
 from analysis.report import Context, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import several, size, span, who
 
 USES = {

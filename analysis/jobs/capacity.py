@@ -11,12 +11,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio
+from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows
 from analysis.intake import Quality
-from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
-from analysis.limits import OF_PROMISES, of_sidecars, promised
+from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import several, share, size
 
 COLUMNS = (

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, ratio
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows
 from analysis.kinds import MEASURES
 from analysis.report import Context, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import rate, several, share, who
 from quota.entity import Kind
 

@@ -8,12 +8,11 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, bucket, cluster, moment
+from analysis.columns import HOUR_S, bucket, cluster, moment, some_rows
 from analysis.kinds import BYTE_KINDS, by_kind
 from analysis.owners import Owners
 from analysis.prices import PriceModel
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import several, share
 
 COLUMNS = (

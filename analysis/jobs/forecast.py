@@ -9,12 +9,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio
-from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
-from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, of_sidecars, promised
+from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio, some_rows
+from analysis.kinds import BYTE_KINDS, GROUP, MEASURES, OF_PROMISES, OF_USE, by_group, by_kind, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
-from analysis.rows import some_rows
 from analysis.session import ship_code
 from analysis.trend.arrow import RESULT, foretold
 from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS, WEEK

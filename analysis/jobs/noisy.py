@@ -8,9 +8,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, ratio
+from analysis.columns import CLIENT, bucket, cluster, ratio, some_rows
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import several, who
 
 COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")

@@ -8,9 +8,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, cluster, ratio
+from analysis.columns import CLIENT, cluster, ratio, some_rows
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.words import several, share
 
 COLUMNS = ("client_library", "client_library_version", "mutes", "mutes_ignored", "requests")

@@ -13,10 +13,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, DAY_S, bucket, cluster, grain_for
+from analysis.columns import CLIENT, DAY_S, MAX_ROWS, bucket, cluster, grain_for, some_rows
 from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import MAX_ROWS, some_rows
 from analysis.words import rate, several, span, who
 from config.visible import has_control
 from quota.entity import Kind

@@ -8,11 +8,10 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, moment, ratio
+from analysis.columns import CLIENT, HOUR_S, moment, over_time, ratio, some_rows
 from analysis.intake import Quality
 from analysis.owners import Owners
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
-from analysis.rows import over_time, some_rows
 from analysis.words import several, share, span, who
 from quota.record import CAUSES
 

@@ -8,10 +8,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows
 from analysis.intake import Quality
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import over_time, some_rows
 from analysis.words import several, share, span, who
 from quota.entity import Kind
 from quota.record import CAUSES

@@ -9,12 +9,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, moment, seen, together
+from analysis.columns import CLIENT, HOUR_S, moment, over_time, seen, some_rows, together
 from analysis.intake import Quality
-from analysis.limits import GROUP, OF_USE, by_group
+from analysis.kinds import GROUP, OF_USE, by_group
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
-from analysis.rows import over_time, some_rows
 from analysis.words import several, share, size, span, who
 
 COLUMNS = (

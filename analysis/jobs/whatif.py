@@ -11,14 +11,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import cluster, place_in, ratio
+from analysis.columns import cluster, place_in, ratio, some_rows
 from analysis.kinds import MEASURES
 from analysis.levels import CandidateQuotas, resolved
 from analysis.replay.arrow import RESULT, ROWS, folded
 from analysis.replay.fold import Rule
 from analysis.replay.intervals import most_in_window
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
 from analysis.session import ship_code
 from analysis.words import group_name, rate, several, share, span
 from quota.entity import Kind

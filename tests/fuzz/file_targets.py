@@ -10,13 +10,12 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from config.bounds import MAX_DEPTH
 from config.fingerprint import fingerprint
 from config.identity import StaticIdentity
 from config.known_ports import BadStateError, parse_ports, ports_bytes
 from config.load import load, load_bytes
 from config.overlay import load_overlay, parse_overlay
-from config.problems import ConfigError
+from config.problems import MAX_DEPTH, ConfigError
 from config.source import parse
 from proxy.app.sources.static_user import StaticUser, StaticUserError
 from proxy.net.files import read_file
@@ -39,7 +38,7 @@ def _nested_seeds() -> list[bytes]:
     return [bytes((opener, 255)) + bytes((14, 255)) for opener in range(len(OPENERS))] + [bytes((4, 31, 16, 0, 15, 31))]
 
 
-@target("nesting", _nested_seeds, ("config.bounds", "config.source"), max_bytes=64, most_cpu_s=10.0)
+@target("nesting", _nested_seeds, ("config.problems", "config.source"), max_bytes=64, most_cpu_s=10.0)
 def nesting(data: bytes) -> None:
     """Pairs of bytes: what opens, closes or fills something, and how often, up to 65 536 times."""
     text = bytearray()

@@ -13,10 +13,9 @@ import pytest
 
 from analysis.errors import ReportError, WrongUseError
 from analysis.iceberg import package
-from analysis.java import find_java
 from analysis.levels import load_candidate
 from analysis.prices import load_prices, to_prices
-from analysis.session import kafka_package
+from analysis.session import find_java, kafka_package
 from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]

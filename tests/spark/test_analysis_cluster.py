@@ -13,7 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from analysis.java import find_java
+from analysis.session import find_java
 from config.load import load_bytes
 from config.table import to_table
 from proxy.app.cli.check import summary_json

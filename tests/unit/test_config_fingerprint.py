@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from config.bounds import MAX_FILE_BYTES
 from config.fingerprint import fingerprint
+from config.problems import MAX_FILE_BYTES
 
 
 def publish(volume: Path, generation: str, files: dict[str, str]) -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from config.bounds import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_PROBLEMS, MAX_VALUES
 from config.load import load_bytes
 from config.overlay import parse_overlay
-from config.problems import ConfigError
+from config.problems import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_PROBLEMS, MAX_VALUES, ConfigError
 from config.scalars import MAX_NUMBER_CHARS
 from config.source import parse
 from tests.support.examples import examples

@@ -167,7 +167,7 @@ def strimzi(
 
     Each FILE has manifests, or the output of kubectl get kafkausers -o yaml.
     """
-    from config.bounds import MAX_FILE_BYTES
+    from config.problems import MAX_FILE_BYTES
 
     found: list[dict[str, Any]] = []
     try:
