@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from analysis.days import Days
     from analysis.levels import CandidateQuotas
-    from analysis.stream_metrics import StreamMetrics
-    from analysis.streaming import StreamSettings
+    from analysis.streaming import StreamMetrics, StreamSettings
 
 JOBS = {
     "usage": "how much each client used, how fast",
@@ -253,7 +252,7 @@ def _stream_settings(options: argparse.Namespace) -> StreamSettings:
 
 
 def _metrics(text: str) -> StreamMetrics:
-    from analysis.stream_metrics import StreamMetrics, listen_address
+    from analysis.streaming import StreamMetrics, listen_address
 
     metrics = StreamMetrics()
     metrics.serve(listen_address(text))

@@ -18,9 +18,9 @@ from config.identity import SOURCES
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
 from config.parts import read_config
 from config.problems import MAX_PROBLEMS, MISSING, ConfigError, Place, Problem, first_of, unreadable
+from config.sections import Transparent
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
-from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT

@@ -22,13 +22,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from config.export import Export
-from config.fleet import SCOPES, FleetSection
 from config.identity import IdentitySection
-from config.limits import Limits
+from config.sections import NETWORK, SCOPES, Export, FleetSection, Limits, Transparent
 from config.source import Source
 from config.tls import ListenTls, UpstreamSasl, UpstreamTls
-from config.transparent import NETWORK, Transparent
 from config.types import (
     ABSOLUTE_PATH,
     ADDRESS,
@@ -550,3 +547,20 @@ _LIVE = {
     "log",
 }
 """Applied by a reload; everything else takes a restart."""
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema, draft 2020-12."""
+    schema = Config.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kquota configuration"}
+
+
+def live_settings() -> list[list[str]]:
+    """Settings that a running sidecar applies from a changed file, as paths of keys as in the file."""
+    paths = []
+    for name, info in Config.model_fields.items():
+        written = info.alias or name
+        if name in _LIVE:
+            paths.append([written])
+        paths += [[written, one.removeprefix(f"{written}.")] for one in sorted(_LIVE) if one.startswith(f"{written}.")]
+    return paths

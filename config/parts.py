@@ -11,6 +11,7 @@ import errno
 import hashlib
 import re
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -58,3 +59,24 @@ def _joined(path: str | Path, first: bytes, count: int, expected: str) -> bytes:
         reason = f"its {count} parts are not of one version: expected SHA-256 {expected}, got {found}"
         raise OSError(errno.EAGAIN, reason, str(path))
     return bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A file's content at one moment. Equal digests mean equal content."""
+
+    digest: str | None
+    """SHA-256 of the content; None when it could not be read."""
+    error: str | None = None
+    """Why it could not be read."""
+    data: bytes | None = None
+    """The content itself, so that what is loaded is what was compared."""
+
+
+def fingerprint(path: str | Path) -> Fingerprint:
+    """Read a file now. Never raises for a missing or unreadable file: that is a state like any other."""
+    try:
+        data = read_config(path)
+    except OSError as error:
+        return Fingerprint(None, error.strerror or str(error))
+    return Fingerprint(hashlib.sha256(data).hexdigest(), None, data)

@@ -14,8 +14,7 @@ from analysis.kinds import BYTE_KINDS, GROUP, MEASURES, OF_PROMISES, OF_USE, by_
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
 from analysis.session import ship_code
-from analysis.trend.arrow import RESULT, foretold
-from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS, WEEK
+from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, foretold
 from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
 

@@ -14,8 +14,7 @@ from analysis import plots
 from analysis.columns import cluster, place_in, ratio, some_rows
 from analysis.kinds import MEASURES
 from analysis.levels import CandidateQuotas, resolved
-from analysis.replay.arrow import RESULT, ROWS, folded
-from analysis.replay.fold import Rule
+from analysis.replay.fold import RESULT, ROWS, Rule, folded
 from analysis.replay.intervals import most_in_window
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.session import ship_code

@@ -37,7 +37,7 @@ from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
 from benchmarks.suites.analysis import measured_with_log
-from config.export import Export
+from config.sections import Export
 from quota.entity import Kind
 from quota.record import to_line
 from tests.lab.fleet import LIBRARIES, MAX_CLIENTS, START_MS

@@ -53,7 +53,7 @@ def summary(round_trips_s: list[float], cpu_s: float, seconds: float) -> dict[st
 
 def with_kafka_python(bootstrap: str, seconds: float) -> dict[str, Any]:
     """As the sidecar does it; the event loop's side looks every 10 ms, so that its own times do not count."""
-    from config.fleet import FleetSection
+    from config.sections import FleetSection
     from proxy.app.fleet.exchange import Exchange
 
     exchange = Exchange(FleetSection(), [bootstrap])

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from deploy.redirect.rules import Rules, RulesError
+from deploy.redirect.run import Rules, RulesError
 from proxy.app.common.text import FAILED, WRONG_USE, AsJson, Form, OutputForm, errors_said, print_data, say
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from config.schema import json_schema, live_settings
+from config.model import json_schema, live_settings
 from proxy.app.cli.main import app
 from tests.lab.chart import values_schema
 from tests.support.exposition import everything

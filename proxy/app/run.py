@@ -18,9 +18,9 @@ import structlog
 import trio
 from prometheus_client.core import Metric
 
-from config.fingerprint import Fingerprint, fingerprint
 from config.load import load_bytes, warnings_of
 from config.model import Config
+from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError, unreadable
 from config.settings import new_ledger, proxy_settings
 from config.types import HostPort

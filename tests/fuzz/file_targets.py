@@ -10,14 +10,14 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from config.fingerprint import fingerprint
 from config.identity import StaticIdentity
 from config.known_ports import BadStateError, parse_ports, ports_bytes
 from config.load import load, load_bytes
 from config.overlay import load_overlay, parse_overlay
+from config.parts import fingerprint
 from config.problems import MAX_DEPTH, ConfigError
 from config.source import parse
-from proxy.app.sources.static_user import StaticUser, StaticUserError
+from proxy.app.sources.security import StaticUser, StaticUserError
 from proxy.net.files import read_file
 from proxy.net.upstream.credentials import Credentials, LoginError
 from tests.fuzz.targets import target
@@ -79,7 +79,7 @@ def _file_seeds() -> list[bytes]:
     return [bytes((kind, bound)) + text for kind in range(len(_PUT)) for bound in (0, 255) for text in texts]
 
 
-@target("files", _file_seeds, ("proxy.net.files", "config.fingerprint", "config.load", "config.overlay"), max_bytes=512)
+@target("files", _file_seeds, ("proxy.net.files", "config.parts", "config.load", "config.overlay"), max_bytes=512)
 def hostile_files(data: bytes) -> None:
     """The first byte says what is there (a regular file with the rest of the bytes, or one of the kinds that are none),
     the second one how many bytes may be read. Everything that reads files is given it."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from config.schema import json_schema, live_settings
+from config.model import json_schema, live_settings
 from deploy.kubernetes.annotations import GROUPS
 from deploy.kubernetes.own_quotas import POLICIES
 

@@ -18,17 +18,16 @@ import trio
 import proxy.app.sources.follow
 import proxy.app.sources.quota_file
 import proxy.app.sources.reading
-from config.fingerprint import Fingerprint, fingerprint
 from config.load import load, load_bytes
 from config.model import Config
 from config.overlay import load_overlay
+from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.kubernetes.webhook import Certificate, of_files, read_template
-from proxy.app.common.atomic import replace_file
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_file import FileSource
-from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
+from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.security import load_security
 from proxy.net import files
 from proxy.net.files import in_memory, read_file

@@ -9,9 +9,9 @@ from pathlib import Path
 import structlog.testing
 import trio
 
-from config.fingerprint import fingerprint
 from config.load import load
 from config.model import Config
+from config.parts import fingerprint
 from proxy.app.sources.watch import ReloadState, Watcher
 from quota.entity import Kind
 from quota.table import QuotaTable

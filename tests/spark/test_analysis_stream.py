@@ -20,8 +20,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis.errors import WrongUseError
-from analysis.stream_metrics import StreamMetrics, lag_messages, late_rows, listen_address
-from analysis.streaming import ROLLUP, StreamSettings, follow, read_properties, start
+from analysis.streaming import (
+    ROLLUP,
+    StreamMetrics,
+    StreamSettings,
+    follow,
+    lag_messages,
+    late_rows,
+    listen_address,
+    read_properties,
+    start,
+)
 from quota.record import to_line
 from tests.lab.kafka.ports import free_ports
 from tests.support.records import subscribed

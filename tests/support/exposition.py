@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from config.fleet import FleetSection
+from config.sections import FleetSection
 from proxy.app.export.exporter import ExportState
 from proxy.app.export.worker import WorkerState
 from proxy.app.fleet.exchange import Exchange

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.redirect.cli import app
-from deploy.redirect.rules import Rules, iptables_install
+from deploy.redirect.run import Rules, iptables_install
 from tests.support.namespaces import Namespace
 
 TO, KAFKA = 15001, 9092

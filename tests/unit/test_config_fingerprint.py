@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.fingerprint import fingerprint
+from config.parts import fingerprint
 from config.problems import MAX_FILE_BYTES
 
 

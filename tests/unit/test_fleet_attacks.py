@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.sources.fleet_keys import FleetKeys, FleetKeysError
+from proxy.app.sources.security import FleetKeys, FleetKeysError
 from quota.fleet import view
 from quota.fleet.core import Fleet, whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode

@@ -13,8 +13,7 @@ import trio
 from config.identity import StaticIdentity
 from config.load import load_bytes
 from proxy.app.sources.follow import Followed, Follower
-from proxy.app.sources.security import load_security
-from proxy.app.sources.static_user import StaticUser, StaticUserError
+from proxy.app.sources.security import StaticUser, StaticUserError, load_security
 from tests.support.scripted_broker import until
 
 

@@ -36,8 +36,8 @@ from proxy.app.admin.explain import (
 from proxy.app.admin.explain_text import explanation_panel, explanation_text
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.history import History
-from proxy.app.admin.largest import Largest
 from proxy.app.common.text import ascii_json
+from proxy.app.common.top_k import Largest
 from proxy.app.metrics import CONTENT_TYPE, Exposition
 from proxy.app.sources.quota_source import QuotaSource
 from proxy.core.telemetry.observer import ConnectionInfo

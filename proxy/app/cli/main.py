@@ -411,7 +411,7 @@ def schema(
     ] = "json",
 ) -> None:
     """Print the JSON schema of the configuration file."""
-    from config.schema import json_schema
+    from config.model import json_schema
 
     print_data(json_schema(), Form(form))
 

@@ -143,3 +143,29 @@ class TopKSeries(Generic[T]):
             self.other = [value + more for value, more in zip(self.other, gain, strict=True)]
             if count % (4 * STEP) == 0:
                 yield
+
+
+Item = TypeVar("Item")
+
+
+class Largest(Generic[Item]):
+    """The items with the largest keys, of all that are added."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[tuple[float, ...], int, Item]] = []
+        self.seen = 0
+
+    def add(self, key: tuple[float, ...], item: Item) -> None:
+        """One more; of those with equal keys the earlier ones stay."""
+        self.seen += 1
+        entry = (key, -self.seen, item)
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, entry)
+        elif self._most:
+            heapq.heappushpop(self._heap, entry)
+
+    def items(self) -> Iterator[Item]:
+        """Take the items out, the smallest first."""
+        while self._heap:
+            yield heapq.heappop(self._heap)[2]

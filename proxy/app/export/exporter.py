@@ -15,8 +15,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from config.export import Export
 from config.model import Config
+from config.sections import Export
 from proxy.app.export.files import FileSink
 from proxy.app.export.rows import Interval, Sampler
 from proxy.app.export.topic import TopicSink, connector

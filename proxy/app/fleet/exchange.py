@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import structlog
 
-from config.fleet import FleetSection as FleetSettings
+from config.sections import FleetSection as FleetSettings
 from quota.fleet.record import MAX_BYTES
 
 log = structlog.get_logger("kquota.fleet")

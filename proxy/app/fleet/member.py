@@ -14,11 +14,10 @@ import structlog
 import trio
 import trio.lowlevel
 
-from config.fleet import FleetSection as FleetSettings
 from config.model import Config
+from config.sections import FleetSection as FleetSettings
 from proxy.app.fleet.exchange import Exchange
-from proxy.app.sources.fleet_keys import FleetKeys
-from proxy.app.sources.security import Security
+from proxy.app.sources.security import FleetKeys, Security
 from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import Shares

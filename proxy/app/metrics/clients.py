@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proxy.app.common.top_k import Labels, TopKSeries, Totals, label
-from proxy.app.metrics.families import by, gauge
+from proxy.app.metrics.families import by, gauge, labelled
+from proxy.core.telemetry.libraries import Libraries, LibraryMutes
 from quota.counter import QuotaCounter
 from quota.entity import Identity, Kind
 from quota.ledger import Account, Ledger
@@ -207,3 +208,41 @@ def _client_weight(gain: Totals) -> tuple[float, ...]:
 
 def _group_weight(gain: Totals) -> tuple[float, ...]:
     return (gain[2] + gain[4], gain[0])
+
+
+MAX_LIBRARIES = 30
+"""Libraries and versions with series of their own."""
+
+
+class LibrarySeries:
+    """Those that ignored throttles longest have series of their own, then those muted most; the rest is `other`."""
+
+    def __init__(self, libraries: Libraries) -> None:
+        self._libraries = libraries
+        self._fold: TopKSeries[tuple[str, str]] = TopKSeries(MAX_LIBRARIES, 4, _library_weight)
+        libraries.on_forget.append(lambda gone: self._fold.forget(*_library_totals(gone)))
+
+    def look(self, now_ms: float) -> Iterator[None]:
+        """Take over the totals, step by step."""
+        yield from self._fold.look(map(_library_totals, self._libraries), now_ms)
+
+    def families(self) -> Iterator[Metric]:
+        """The totals as of the last refresh."""
+        told = (
+            ("mutes", "Observed mutes (200 ms or more), by the library's own name.", 1.0),
+            ("mute_seconds", "Total length of the mutes counted in kquota_library_mutes_total.", 1000.0),
+            ("mutes_ignored", "Mutes in whose second half the client kept sending.", 1.0),
+            ("ignored_seconds", "Total length of the mutes counted in kquota_library_mutes_ignored_total.", 1000.0),
+        )
+        for index, (name, text, unit) in enumerate(told):
+            values = {labels: totals[index] / unit for labels, totals in self._fold.series()}
+            yield labelled(CounterMetricFamily, f"library_{name}", text, "library version", values)
+
+
+def _library_totals(one: LibraryMutes) -> tuple[tuple[str, str], Labels, Totals]:
+    totals = (float(one.mutes), one.mute_ms, float(one.ignored), one.ignored_ms)
+    return (one.library, one.version), (label(one.library), label(one.version)), totals
+
+
+def _library_weight(gain: Totals) -> tuple[float, ...]:
+    return (gain[3], gain[0])

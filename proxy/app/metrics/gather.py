@@ -9,9 +9,8 @@ import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from proxy.app.metrics.clients import ClientSeries
+from proxy.app.metrics.clients import ClientSeries, LibrarySeries
 from proxy.app.metrics.families import counter, written
-from proxy.app.metrics.libraries import LibrarySeries
 from proxy.app.metrics.traffic import traffic_families
 from proxy.core.telemetry.observer import Counters
 from quota.ledger import Ledger

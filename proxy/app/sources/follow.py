@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from config.fingerprint import fingerprint
+from config.parts import fingerprint
 from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, StuckError
 
 log = structlog.get_logger("kquota.files")

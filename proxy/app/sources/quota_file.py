@@ -13,15 +13,14 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from config.fingerprint import Fingerprint, fingerprint
 from config.model import Config
 from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay
+from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError, unreadable
 from config.table import to_table
-from proxy.app.common.atomic import replace_file
 from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
-from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError
+from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.watch import POLL_S
 from quota.admin import Changes, Entity, entity_text
 from quota.overlay import Overlay, altered, laid_over

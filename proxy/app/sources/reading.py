@@ -6,13 +6,17 @@ answer, such as a network one: then a thread hangs in the kernel, and only an an
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import trio
 
-from config.fingerprint import Fingerprint, fingerprint
+from config.parts import Fingerprint, fingerprint
 
 ANSWER_TIMEOUT_S: Final = 10.0
 """After this time without an answer a file counts as unreadable."""
@@ -74,3 +78,35 @@ class FileReader:
                 return again
             found = again
         return Fingerprint(None, f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a temporary file next to it, flush to the disk, rename over it, flush the directory. Raises OSError: `path`
+    is unchanged.
+
+    Blocks for as long as the disk takes. One writer at a time: the name of the temporary file is always the same, so
+    that the next write overwrites what a crash leaves behind. The file keeps its permissions.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # O_NONBLOCK: a FIFO of this name has no reader, and opening it would wait for one.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(temporary, flags, 0o644)
+        try:
+            with open(descriptor, "wb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file", str(temporary))
+                with suppress(FileNotFoundError):
+                    os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            os.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        os.fsync(directory)
+    finally:
+        os.close(directory)

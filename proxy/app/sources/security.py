@@ -3,20 +3,161 @@ then followed."""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from config.identity import IdentitySection
+from config.identity import IdentitySection, StaticIdentity, template_fields
 from config.model import Config
 from config.tls import ListenTls, UpstreamTls
-from proxy.app.sources.fleet_keys import FleetKeys
 from proxy.app.sources.follow import Followed, Follower
-from proxy.app.sources.static_user import StaticUser
 from proxy.core.auth.identity import IdentityPolicy
+from proxy.net.files import read_file
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsSide
 from proxy.net.tls.principal import PrincipalRules
 from proxy.net.upstream.credentials import Credentials
+
+MAX_IDENTITY_BYTES: Final = 65_536
+"""Files of identity are small; a larger one is something else."""
+_LABEL: Final = re.compile(r'([^=\s]+)="([A-Za-z0-9._-]*)"')
+"""One line of the downward API's labels; values of labels have no other characters."""
+_VALUE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""Names of namespaces, service accounts, pods, and values of labels. Nothing in them can pass for a separator."""
+_SUBJECT: Final = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
+
+
+class StaticUserError(OSError):
+    """The files do not define a user; the message has the place and the reason."""
+
+
+class StaticUser:
+    """Reads the user from its files."""
+
+    setting = "identity.static"
+
+    def __init__(self, settings: StaticIdentity) -> None:
+        self._settings = settings
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files it reads."""
+        settings = self._settings
+        if settings.file is not None:
+            return [Path(settings.file)]
+        if settings.template is None or settings.directory is None:
+            return []
+        names = {"labels" if name.startswith("label:") else name for name in template_fields(settings.template)}
+        return [Path(settings.directory, name) for name in sorted(names | {"token"})]
+
+    def read(self) -> str | None:
+        """The user. Raises StaticUserError."""
+        settings = self._settings
+        if settings.file is not None:
+            return _line(Path(settings.file))
+        if settings.template is None or settings.directory is None:
+            return settings.user
+        directory = Path(settings.directory)
+        user = settings.template
+        for name in template_fields(settings.template):
+            user = user.replace(f"{{{name}}}", _field(directory, name))  # values have no braces
+        return user
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_file(path, MAX_IDENTITY_BYTES).decode()
+    except UnicodeDecodeError:
+        raise _wrong(path, "expected text in UTF-8") from None
+    except OSError as error:
+        raise _wrong(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def _wrong(path: Path, reason: str) -> StaticUserError:
+    return StaticUserError(f"{StaticUser.setting} {path}: {reason}")
+
+
+def _line(path: Path) -> str:
+    line = _text(path).strip()
+    if not line or not line.isprintable():
+        raise _wrong(path, "expected one line of text, the user" if line else "is empty, expected the user")
+    return line
+
+
+def _field(directory: Path, name: str) -> str:
+    path, value = directory / name, ""
+    if name.startswith("label:"):
+        path = directory / "labels"
+        labels = dict(_LABEL.findall(_text(path)))
+        key = name.removeprefix("label:")
+        if key not in labels:
+            raise _wrong(path, f"there is no label {key}")
+        value = labels[key]
+    elif name in ("service_account", "namespace") and not os.path.lexists(path):
+        value = _from_token(directory / "token")[name == "service_account"]
+    else:
+        value = _text(path).strip()
+    if not _VALUE.fullmatch(value):
+        raise _wrong(path, f"expected a name as Kubernetes has them for {name}, got {value[:80]!r}")
+    return value
+
+
+def _from_token(path: Path) -> tuple[str, str]:
+    """(namespace, service account) of a service account's token (RFC 7519), as the kubelet puts it into a projected
+    volume. The signature is not verified: a writer of this file could as well write the configuration."""
+    parts = _text(path).strip().split(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        match = _SUBJECT.fullmatch(claims["sub"])
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError):
+        match = None
+    if match is None:
+        raise _wrong(path, "expected the token of a service account")
+    return match[1], match[2]
+
+
+MAX_KEYS_BYTES: Final = 4096
+SHORTEST_KEY: Final = 32
+"""Characters of a key. 32 of base64 are 192 bits, if they were drawn at random."""
+MOST_KEYS: Final = 4
+"""Keys in the file: the new one, the old one, and some. Each is tried on a record that none of them signed."""
+
+
+class FleetKeysError(OSError):
+    """The file has no keys; the message has the place and the reason."""
+
+
+class FleetKeys:
+    """The keys as last read. Each :meth:`load` replaces `current` by a new tuple."""
+
+    setting = "fleet.key_file"
+
+    def __init__(self, path: str) -> None:
+        """Raises FleetKeysError."""
+        self.path: Final = Path(path)
+        self.current: tuple[bytes, ...] = ()
+        self.load()
+
+    def load(self) -> None:
+        """Read the file. Raises FleetKeysError."""
+        try:
+            data = read_file(self.path, MAX_KEYS_BYTES)
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror or error}") from error
+        keys = tuple(line.strip() for line in data.splitlines() if line.strip())
+        if not 0 < len(keys) <= MOST_KEYS:
+            raise self._error(f"got {len(keys)} keys, expected 1 to {MOST_KEYS}, one a line")
+        for number, key in enumerate(keys, 1):
+            if len(key) < SHORTEST_KEY:
+                text = f"key {number} has {len(key)} characters, expected at least {SHORTEST_KEY}"
+                raise self._error(f"{text} (openssl rand -base64 32)")
+        self.current = keys
+
+    def _error(self, reason: str) -> FleetKeysError:
+        return FleetKeysError(f"{self.setting} {self.path}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

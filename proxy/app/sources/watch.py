@@ -10,9 +10,9 @@ from pathlib import Path
 import structlog
 import trio
 
-from config.fingerprint import Fingerprint
 from config.load import load_bytes, warnings_of
 from config.model import Config
+from config.parts import Fingerprint
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.app.common.gc_tuning import beside_traffic

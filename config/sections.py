@@ -1,0 +1,210 @@
+"""Sections of the configuration: limits of peers, usage records, the fleet, and the transparent mode."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from config.types import (
+    ABSOLUTE_PATH,
+    BOOLEAN,
+    PortRange,
+    Section,
+    Value,
+    choice,
+    duration_ms,
+    duration_s,
+    port_range,
+    size,
+    text,
+    whole,
+    wrong,
+)
+from config.units import LONG_MAX
+from quota.table import Scope
+
+_INT_MAX = 2**31 - 1
+_HOUR_MS = 3_600_000
+
+
+class Limits(Section):
+    """What one connection may use, how many there may be, and how many clients are remembered (docs/limits.md)."""
+
+    max_frame_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
+        default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
+    )
+    max_response_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
+        default=_INT_MAX, description="Largest response of a broker."
+    )
+    max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
+        default=1024, description="Unanswered requests of a connection; above it the client is not read."
+    )
+    max_connections: Annotated[int, whole(1, _INT_MAX, "connections")] = Field(
+        default=_INT_MAX,
+        description="Open client connections, as Kafka's max.connections; others are closed at once. At most half of "
+        "the file descriptors.",
+    )
+    pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
+        default=30_000,
+        description="Time until a client's login, or its first request. The broker's time and mutes do not count.",
+    )
+    stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
+        default=60_000,
+        description="Time that a peer may stop inside a request or response, or not read, below 512 bytes per second.",
+    )
+    max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = Field(
+        default=20_000,
+        description="Clients and counters remembered per kind of quota. Beyond it new clients share a counter.",
+    )
+    max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = Field(
+        default=1000,
+        description="Connections over a connection_creation_rate that stay open for their delay; others are closed at "
+        "once.",
+    )
+
+
+_MIB = 1024 * 1024
+
+
+class Export(Section):
+    """Where usage records go (docs/usage-records.md)."""
+
+    directory: Annotated[str, text("a directory")] | None = Field(
+        default=None, description="Directory of the JSON-lines files, one per sidecar; null: none."
+    )
+    kafka_topic: Annotated[str, text("a topic name", most=249)] | None = Field(
+        default=None, description="Topic for the same records; null: none."
+    )
+    interval_s: Annotated[float, duration_s(1000, 300_000)] = Field(
+        default=10, description="One record per client and interval."
+    )
+    rotate_s: Annotated[float, duration_s(1000, 3_600_000)] = Field(
+        default=300,
+        description="A file is complete after this long, and at the end of its hour.",
+    )
+    keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = Field(
+        default=1024 * _MIB,
+        description="Size of all complete files; the oldest are deleted. null: unlimited.",
+        json_schema_extra={"default": "1GiB"},
+    )
+    cluster_id: Annotated[str, text("a name", most=255)] | None = Field(
+        default=None, description="Cluster name in records; null: KQUOTA_CLUSTER_ID, else none."
+    )
+    namespace: Annotated[str, text("a name", most=255)] | None = Field(
+        default=None, description="Namespace in records; null: KQUOTA_POD_NAMESPACE, else none."
+    )
+    pod: Annotated[str, text("a name", most=255)] | None = Field(
+        default=None, description="Pod in records; null: KQUOTA_POD_NAME, else the host name."
+    )
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Export:
+        if self.directory is None and self.kafka_topic is None:
+            raise wrong("a directory, a kafka_topic, or both")
+        return self
+
+
+SCOPES = ("instance", "fleet")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class FleetSection(Section):
+    """Which instances share limits, and how (docs/fleet.md)."""
+
+    id: Annotated[str, text("a name", most=255)] = Field(
+        default="default",
+        description="Instances with the same id and topic are one fleet.",
+    )
+    key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None,
+        description="File with the secret that authenticates records; required. One key a line, at least 32 "
+        "characters: the first signs, all are accepted. Re-read when it changes.",
+    )
+    default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = Field(
+        default="instance",
+        description="Scope of entries without scope: each instance, or the whole fleet.",
+    )
+    topic: Annotated[str, text("a topic name", most=249)] = Field(
+        default="kquota-fleet", description="The fleet's topic."
+    )
+    create_topic: Annotated[bool, BOOLEAN] = Field(
+        default=True,
+        description="Create the topic if missing; false: the log has the command.",
+    )
+    replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
+        default=None, description="Replication factor of a created topic; null: the brokers' default."
+    )
+    interval_s: Annotated[float, duration_s(500, 60_000)] = Field(
+        default=1,
+        description="How often an instance publishes its usage; less often with many instances per partition.",
+    )
+    instances: Annotated[int, whole(1, 1_000_000, "instances")] = Field(
+        default=1,
+        description="Number of instances assumed until others are known: the limit is divided by it.",
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _legal(cls, value: str) -> str:
+        if not _TOPIC.fullmatch(value) or value in (".", ".."):
+            raise wrong("a topic name: letters, digits, . _ -")
+        return value
+
+
+def _network(value: Any) -> str:
+    expected = 'a network or an address, such as "10.0.0.0/8", "10.1.2.3" or "2001:db8::/32"'
+    if not isinstance(value, str):
+        raise wrong(expected)
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        # 10.0.0.1/8: one address of a network, or all of it? Both would be a guess.
+        bits = " without bits of hosts in it" if "host bits" in str(error) else ""
+        raise wrong(expected + bits) from None
+
+
+NETWORK = Value(_network, {"type": "string", "minLength": 2})
+"""A CIDR in its canonical form; a single address is /32 or /128."""
+
+
+def _ports(value: Any) -> PortRange:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    found = port_range(text)
+    if found is None:
+        raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
+    return found
+
+
+PORTS = Value(
+    _ports,
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": 65_535},
+            {"type": "string", "pattern": r"^\s*[0-9]{1,5}\s*(-\s*[0-9]{1,5}\s*)?$"},
+        ]
+    },
+)
+"""One port or first-last."""
+
+
+class Transparent(Section):
+    """Only with mode: transparent (docs/transparent.md)."""
+
+    mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = Field(
+        default=None,
+        description="Socket mark (SO_MARK) of the sidecar's own connections, for rules that exempt it by mark. Needs "
+        "NET_ADMIN. null: none.",
+    )
+    networks: list[Annotated[str, NETWORK]] = Field(
+        default_factory=list, description="Allowed destinations of redirected connections, as CIDRs; empty: all."
+    )
+    ports: list[Annotated[PortRange, PORTS]] = Field(
+        default_factory=list, description="Allowed destination ports; empty: all."
+    )
+    tls_passthrough: Annotated[bool, BOOLEAN] = Field(
+        default=True,
+        description="Pass TLS without a key through, with byte quotas; false: refuse it.",
+    )
