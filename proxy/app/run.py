@@ -147,7 +147,7 @@ class Sidecar:
     def _own_families(self) -> Iterator[Metric]:
         yield from own.source_families(self.source.state, self._alterations)
         if self.exporter is not None:
-            yield from own.export_families(self.exporter.state())
+            yield from own.export_families(self.exporter)
         yield from own.broker_families(self.proxy)
         yield from own.security_families(self.security, self.proxy.counters)
         yield from own.fleet_families(self.member, self._reserved, self.config.metrics.max_groups)

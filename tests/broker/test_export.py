@@ -224,10 +224,10 @@ def test_records_name_their_sidecar() -> None:
     config = load_bytes(
         "k.yaml", b'{upstream: {bootstrap: ["k:9092"]}, export: {directory: /tmp/u, cluster_id: prod, interval_s: 5}}'
     )
-    assert config.export is not None
+    assert config.sections is not None
     environment = {"KQUOTA_CLUSTER_ID": "other", "KQUOTA_POD_NAME": "p", "KQUOTA_POD_NAMESPACE": ""}
-    constants = Origin("i", environment).constants(config.export, "1")
+    constants = Origin("i", environment).constants(config.sections, "1")
     assert constants == {"instance": "i", "kquota_version": "1", "cluster_id": "prod", "namespace": None, "pod": "p"}
-    assert Origin("i", {}).constants(config.export, "1")["pod"]
+    assert Origin("i", {}).constants(config.sections, "1")["pod"]
     assert new_exporter(load_bytes("k.yaml", b'upstream: {bootstrap: ["k:9092"]}'), Ledger(QuotaTable()), "1") is None
     assert Origin().instance != Origin().instance

@@ -9,8 +9,8 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from config.sections import FleetSection
-from proxy.app.export.exporter import ExportState
-from proxy.app.export.worker import WorkerState
+from proxy.app.export.exporter import Exporter
+from proxy.app.export.worker import Worker
 from proxy.app.fleet.exchange import Exchange
 from proxy.app.fleet.member import Member
 from proxy.app.metrics import Exposition, own
@@ -51,7 +51,8 @@ async def everything() -> bytes:
     reserved = ReservedTopic("kquota-fleet", {}, lambda: None)
     reserved.refused["DeleteTopics"] = 1
     proxy = Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters)
-    export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1, 1)
+    sink: Any = SimpleNamespace()
+    export = Exporter(ledger, [Worker("files", sink, 1)], 10.0, {})
 
     def families() -> Iterator[Metric]:
         yield from own.source_families(SourceState("file"), {"denied": 1})

@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from config.sections import Export
 from proxy.app.export.files import FileSink
 from proxy.app.export.rows import Interval, Sampler
 from proxy.app.export.topic import TopicSink, connector
-from proxy.app.export.worker import Batch, Worker, WorkerState
+from proxy.app.export.worker import Batch, Worker
 from quota.ledger import Ledger
 from quota.record import to_line
 
@@ -49,18 +49,6 @@ VARIABLES: Final[Mapping[str, str]] = {
 
 
 @dataclass(slots=True)
-class ExportState:
-    """For /metrics."""
-
-    sinks: dict[str, WorkerState]
-    files_deleted: int
-    folded: int
-    """Clients, over all intervals, that had no record of their own."""
-    failures: int
-    """Intervals that could not be assembled: an internal error."""
-
-
-@dataclass(slots=True)
 class Clocks:
     """The two clocks; tests set their own."""
 
@@ -82,29 +70,31 @@ class Exporter:
         files: FileSink | None = None,
     ) -> None:
         self._clocks = clocks or Clocks()
-        self._workers = workers
+        self.workers = workers
         self._interval_s = interval_s
         self._files = files
         self._sampler = Sampler(ledger, constants, self._now_ms())
         self._start_s = self._clocks.monotonic_s()
         self._end_ms = round(self._clocks.wall_s() * 1000)
         self._sequence = 1
-        self._failures = 0
+        self.failures = 0
+        """Intervals that could not be assembled: an internal error."""
         self._stop = trio.Event()
         self._stopped = trio.Event()
 
-    def state(self) -> ExportState:
-        """Its state."""
-        return ExportState(
-            sinks={worker.name: worker.state() for worker in self._workers},
-            files_deleted=0 if self._files is None else self._files.deleted,
-            folded=self._sampler.folded,
-            failures=self._failures,
-        )
+    @property
+    def files_deleted(self) -> int:
+        """Complete files deleted because of `keep_bytes`."""
+        return 0 if self._files is None else self._files.deleted
+
+    @property
+    def folded(self) -> int:
+        """Clients, over all intervals, that had no record of their own."""
+        return self._sampler.folded
 
     async def run(self) -> None:
         """Sample and write until `finish` is called."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.start()
         try:
             ending_s = self._end_of_interval()
@@ -116,10 +106,10 @@ class Exporter:
                     await self._work(self._close)
                     ending_s = self._end_of_interval()
         except Exception:  # an internal error ends the export, never the traffic
-            self._failures += 1
+            self.failures += 1
             log.exception("usage records stopped")
         finally:
-            for worker in self._workers:
+            for worker in self.workers:
                 worker.end(END_S)
             self._stopped.set()
 
@@ -128,12 +118,13 @@ class Exporter:
         self._stop.set()
         await self._stopped.wait()
         limit_s = time.monotonic() + END_S + 1.0
-        while not all(worker.done.is_set() for worker in self._workers):
+        while not all(worker.done.is_set() for worker in self.workers):
             if time.monotonic() >= limit_s:
-                log.error("usage records were not all written in time", state=str(self.state().sinks))
+                left = {worker.name: worker.pending_bytes for worker in self.workers}
+                log.error("usage records were not all written in time", pending_bytes=left)
                 return
             await trio.sleep(0.01)
-        dropped = sum(state.dropped for state in self.state().sinks.values())
+        dropped = sum(worker.dropped for worker in self.workers)
         if dropped:
             log.warning("usage records were lost", records=dropped)
 
@@ -181,7 +172,7 @@ class Exporter:
             self._hand_over(lines, end_ms, partition)
 
     def _hand_over(self, lines: list[bytes], end_ms: int, partition: str) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.offer(Batch(list(lines), self._sequence, end_ms, partition))
         self._sequence += len(lines)
 
@@ -194,7 +185,7 @@ class Exporter:
                     await trio.lowlevel.checkpoint()
                     began_s = time.perf_counter()
         except Exception:  # the export must not end the traffic
-            self._failures += 1
+            self.failures += 1
             log.exception("usage of an interval could not be computed")
             await trio.sleep(TICK_S)
             return None
@@ -206,30 +197,15 @@ def partition_of(wall_ms: float) -> str:
     return datetime.fromtimestamp(wall_ms / 1000.0, UTC).strftime("date=%Y-%m-%d/hour=%H")
 
 
-@dataclass(slots=True)
-class Origin:
-    """Identifies the sidecar in its records."""
-
-    instance: str = field(default_factory=lambda: uuid.uuid4().hex)
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-
-    def constants(self, settings: Export, version: str) -> dict[str, str | None]:
-        """The fields that are the same in all records."""
-        named = {name: getattr(settings, name) or self.environment.get(VARIABLES[name]) or None for name in VARIABLES}
-        return {
-            "instance": self.instance,
-            "kquota_version": version,
-            **named,
-            "pod": named["pod"] or socket.gethostname(),
-        }
+def constants(settings: Export, instance: str, version: str, environment: Mapping[str, str]) -> dict[str, str | None]:
+    """The fields that are the same in all records of a sidecar."""
+    named = {name: getattr(settings, name) or environment.get(VARIABLES[name]) or None for name in VARIABLES}
+    pod = named["pod"] or socket.gethostname()
+    return {"instance": instance, "kquota_version": version, **named, "pod": pod}
 
 
 def new_exporter(
-    config: Config,
-    ledger: Ledger,
-    version: str,
-    origin: Origin | None = None,
-    security: Callable[[], Mapping[str, Any]] = dict,
+    config: Config, ledger: Ledger, version: str, security: Callable[[], Mapping[str, Any]] = dict
 ) -> Exporter | None:
     """The exporter of a sidecar with this configuration; None if it has none.
 
@@ -238,13 +214,11 @@ def new_exporter(
     settings = config.export
     if settings is None:
         return None
-    origin = origin or Origin()
-    workers = []
-    files = None
+    instance, workers, files = uuid.uuid4().hex, [], None
     if settings.directory is not None:
         files = FileSink(
             Path(settings.directory),
-            origin.instance,
+            instance,
             rotate_s=settings.rotate_s,
             rotate_bytes=ROTATE_BYTES,
             keep_bytes=settings.keep_bytes,
@@ -252,7 +226,7 @@ def new_exporter(
         workers.append(Worker("files", files, BUFFER_BYTES))
     if settings.kafka_topic is not None:
         bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
-        topic = TopicSink(settings.kafka_topic, origin.instance, connector(bootstrap, security))
+        topic = TopicSink(settings.kafka_topic, instance, connector(bootstrap, security))
         workers.append(Worker("topic", topic, BUFFER_BYTES))
-    constants = origin.constants(settings, version)
-    return Exporter(ledger, workers, settings.interval_s, constants, files=files)
+    same = constants(settings, instance, version, os.environ)
+    return Exporter(ledger, workers, settings.interval_s, same, files=files)

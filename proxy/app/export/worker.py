@@ -59,24 +59,6 @@ class Sink(Protocol):
         """There are no more records. Raises ExportError."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """For /metrics."""
-
-    records: int
-    errors: int
-    dropped: int
-    pending_bytes: int
-    last_success_timestamp_seconds: float
-    """Wall clock; 0: never."""
-    oldest_end_ms: int | None
-    """End of the interval of the oldest queued record."""
-
-    def lag_s(self, now_s: float) -> float:
-        """Age of that record; 0 when nothing is queued."""
-        return 0.0 if self.oldest_end_ms is None else max(now_s - self.oldest_end_ms / 1000.0, 0.0)
-
-
 class Worker:
     """Feeds a sink from a buffer of at most `buffer_bytes`, in a thread of its own."""
 
@@ -95,13 +77,14 @@ class Worker:
         self._wall_s = wall_s
         self._first_retry_s = first_retry_s
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[int, Batch]] = deque()
-        self._waiting_bytes = 0
-        self._in_work: tuple[int, Batch] | None = None
+        self._waiting: deque[Batch] = deque()
+        self._in_work: Batch | None = None
         self._end_s: float | None = None
         """Monotonic time at which to give up; set when there are no more records."""
-        self._records = self._errors = self._dropped = 0
-        self._last_success_s = 0.0
+        self.records = self.errors = self.dropped = 0
+        """Records delivered, failed attempts, and records lost."""
+        self.last_success_s = 0.0
+        """Wall clock; 0: never."""
         self._last_error: str | None = None
         self.done = threading.Event()
         """The thread has ended."""
@@ -112,10 +95,8 @@ class Worker:
 
     def offer(self, batch: Batch) -> None:
         """Queue a batch. Never blocks; what the buffer cannot hold is dropped, oldest first, and counted."""
-        size = batch.size_bytes
         with self._changed:
-            self._waiting.append((size, batch))
-            self._waiting_bytes += size
+            self._waiting.append(batch)
             self._make_room()
             self._changed.notify()
 
@@ -125,52 +106,52 @@ class Worker:
             self._end_s = time.monotonic() + within_s
             self._changed.notify()
 
-    def state(self) -> WorkerState:
-        """Its state."""
+    def pending(self) -> list[Batch]:
+        """What is not delivered yet, the oldest first."""
         with self._changed:
-            first = self._in_work or (self._waiting[0] if self._waiting else None)
-            size = self._waiting_bytes + (0 if self._in_work is None else self._in_work[0])
-            return WorkerState(
-                records=self._records,
-                errors=self._errors,
-                dropped=self._dropped,
-                pending_bytes=size,
-                last_success_timestamp_seconds=self._last_success_s,
-                oldest_end_ms=None if first is None else first[1].end_ms,
-            )
+            return [*([self._in_work] if self._in_work else []), *self._waiting]
+
+    @property
+    def pending_bytes(self) -> int:
+        """Size of that."""
+        return sum(batch.size_bytes for batch in self.pending())
+
+    def lag_s(self, now_s: float) -> float:
+        """How long ago the interval of the oldest of it ended; 0 when nothing is queued."""
+        oldest = next(iter(self.pending()), None)
+        return 0.0 if oldest is None else max(now_s - oldest.end_ms / 1000.0, 0.0)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             retry_s = self._first_retry_s
-            while (taken := self._take()) is not None:
-                batch = taken[1]
+            while (batch := self._take()) is not None:
                 if self._deliver(batch):
                     retry_s = self._first_retry_s
                     continue
-                if self._give_back(taken):
+                if self._give_back(batch):
                     break
                 self._rest(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
             self._try(self._sink.close)
         except Exception:  # an internal error ends the export, never the traffic
             log.exception("the writer of usage records stopped", sink=self.name)
-            with self._changed:
-                self._errors += 1
+            self.errors += 1
         finally:
             with self._changed:
-                self._drop_all()
+                self.dropped += sum(len(batch.lines) for batch in self.pending())
+                self._waiting.clear()
+                self._in_work = None
             self.done.set()
 
-    def _take(self) -> tuple[int, Batch] | None:
+    def _take(self) -> Batch | None:
         """Wait for the next batch; None when there are no more."""
         while True:
             with self._changed:
                 if self._waiting:
-                    taken = self._in_work = self._waiting.popleft()
-                    self._waiting_bytes -= taken[0]
-                    return taken
+                    self._in_work = self._waiting.popleft()
+                    return self._in_work
                 if self._end_s is not None:
                     return None
                 woken = self._changed.wait(TICK_S)
@@ -182,27 +163,23 @@ class Worker:
         try:
             self._sink.write(batch)
         except ExportError as error:
-            with self._changed:
-                self._records += before - len(batch.lines)
+            self.records += before - len(batch.lines)
             self._failed(error)
             return False
         with self._changed:
-            self._records += before
+            self.records += before
             self._in_work = None
-            self._last_success_s = self._wall_s()
+            self.last_success_s = self._wall_s()
         if self._last_error is not None:
             log.info("usage records are written again", sink=self.name)
             self._last_error = None
         return True
 
-    def _give_back(self, taken: tuple[int, Batch]) -> bool:
+    def _give_back(self, batch: Batch) -> bool:
         """Put a batch that could not be delivered back to the front. True when there is no time left to try again."""
-        _, batch = taken
         with self._changed:
             self._in_work = None
-            size = batch.size_bytes
-            self._waiting.appendleft((size, batch))
-            self._waiting_bytes += size
+            self._waiting.appendleft(batch)
             self._make_room()
             return self._end_s is not None and time.monotonic() >= self._end_s
 
@@ -218,17 +195,8 @@ class Worker:
                 self._changed.wait(left_s)
 
     def _make_room(self) -> None:
-        while self._waiting_bytes > self._buffer_bytes and self._waiting:
-            size, batch = self._waiting.popleft()
-            self._waiting_bytes -= size
-            self._dropped += len(batch.lines)
-
-    def _drop_all(self) -> None:
-        for _, batch in [*self._waiting, *([self._in_work] if self._in_work else [])]:
-            self._dropped += len(batch.lines)
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        self._in_work = None
+        while self._waiting and sum(batch.size_bytes for batch in self._waiting) > self._buffer_bytes:
+            self.dropped += len(self._waiting.popleft().lines)
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
@@ -237,8 +205,7 @@ class Worker:
             self._failed(error)
 
     def _failed(self, error: ExportError) -> None:
-        with self._changed:
-            self._errors += 1
+        self.errors += 1
         text = str(error)
         if text != self._last_error:
             self._last_error = text

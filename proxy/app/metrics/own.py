@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
+from typing import Any
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proxy.app.common.version import kquota_version
-from proxy.app.export.exporter import ExportState
+from proxy.app.export.exporter import Exporter
+from proxy.app.export.worker import Worker
 from proxy.app.fleet.member import Member
 from proxy.app.metrics.families import by, counter, gauge, labelled
 from proxy.app.sources.quota_source import SourceState
@@ -82,26 +85,25 @@ def source_families(state: SourceState, alterations: Mapping[str, int]) -> Itera
     yield gauge("quota_source_unusable", "Limits of the cluster that are not enforced.", state.unusable)
 
 
-def export_families(state: ExportState) -> Iterator[Metric]:
+def export_families(exporter: Exporter) -> Iterator[Metric]:
     """Usage records and their sinks."""
     now_s = time.time()
-    told = [
-        (CounterMetricFamily, "records", "Usage records delivered."),
-        (CounterMetricFamily, "errors", "Failed attempts to deliver usage records."),
-        (CounterMetricFamily, "dropped", "Usage records lost: buffer full, or shutdown."),
-        (GaugeMetricFamily, "pending_bytes", "Size of waiting usage records."),
-        (GaugeMetricFamily, "last_success_timestamp_seconds", "When usage records were last delivered; 0: never."),
-        (GaugeMetricFamily, "lag_seconds", "Age of the oldest waiting usage record."),
-    ]
-    for family, name, text in told:
-        values = {
-            sink: worker.lag_s(now_s) if name == "lag_seconds" else getattr(worker, name)
-            for sink, worker in state.sinks.items()
-        }
-        yield labelled(family, f"export_{name}", text, "sink", values)
-    yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
-    yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", state.folded)
-    yield counter("export_failures", "Intervals lost by an internal error.", state.failures)
+    told: tuple[tuple[type[Any], str, str, Callable[[Worker], float]], ...] = (
+        (CounterMetricFamily, "records", "Usage records delivered.", attrgetter("records")),
+        (CounterMetricFamily, "errors", "Failed attempts to deliver usage records.", attrgetter("errors")),
+        (CounterMetricFamily, "dropped", "Usage records lost: buffer full, or shutdown.", attrgetter("dropped")),
+        (GaugeMetricFamily, "pending_bytes", "Size of waiting usage records.", attrgetter("pending_bytes")),
+        (GaugeMetricFamily, "last_success_timestamp_seconds", _LAST, attrgetter("last_success_s")),
+        (GaugeMetricFamily, "lag_seconds", "Age of the oldest waiting usage record.", lambda one: one.lag_s(now_s)),
+    )
+    for family, name, text, value in told:
+        yield labelled(family, f"export_{name}", text, "sink", {one.name: value(one) for one in exporter.workers})
+    yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", exporter.files_deleted)
+    yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", exporter.folded)
+    yield counter("export_failures", "Intervals lost by an internal error.", exporter.failures)
+
+
+_LAST = "When usage records were last delivered; 0: never."
 
 
 def security_families(security: Security, counters: Counters) -> Iterator[Metric]:
