@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from analysis.errors import ReportError, WrongUseError
 from config.visible import visible
@@ -53,79 +53,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("name", choices=JOBS, metavar="NAME", help="which report, see below")
-    whole.add_argument(
-        "--input", required=True, help="usage records: a file, a directory or a glob; JSON lines or Parquet"
-    )
-    whole.add_argument("--output", required=True, help="directory for the results; each report has one below it")
-    whole.add_argument("--from", dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
-    whole.add_argument("--to", dest="last", metavar="DAY", help="the last day to read, itself included")
-    whole.add_argument("--grain", type=_seconds, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
-    whole.add_argument("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
-    whole.add_argument(
-        "--candidate",
-        action="append",
-        metavar="FILE",
-        help="whatif: quotas to try (JSON of `kquota check --json`); several are compared",
-    )
-    whole.add_argument(
-        "--sweep", type=_factors, metavar="X,X,…", help="whatif: try each candidate with its limits times each of these"
-    )
-    whole.add_argument(
-        "--at-most",
-        type=_PERCENT,
-        default=1.0,
-        metavar="PERCENT",
-        help="whatif: of several candidates, the cheapest that hold a group for no more of its time (1)",
-    )
-    whole.add_argument("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: above the need (0.25)")
-    whole.add_argument(
-        "--capacity",
-        action="append",
-        default=[],
-        metavar="KIND=BYTES",
-        help="capacity, forecast: what clusters can do, per second",
-    )
-    whole.add_argument("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
-    whole.add_argument(
-        "--target",
-        type=_PERCENT,
-        default=99.0,
-        metavar="PERCENT",
-        help="slo: share of its time and requests for which a team must not be held (99)",
-    )
-    whole.add_argument(
-        "--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)"
-    )
-    whole.add_argument(
-        "--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)"
-    )
-    whole.add_argument(
-        "--settle", type=float, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)"
-    )
-    whole.add_argument(
-        "--keep-days", type=int, metavar="N", help="compact: delete days from the output that are older than N days"
-    )
-    whole.add_argument(
-        "--format",
-        choices=("files", "iceberg"),
-        help="compact: format of a new store, plain files (the default) or an Iceberg table; reports: that of a store "
-        "which is not a local directory",
-    )
-    whole.add_argument("--delete-input", action="store_true", help="compact: delete files that have been taken over")
-    whole.add_argument("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
-    whole.add_argument("--delay", default="10 minutes", metavar="TIME", help="stream: how late records may be")
-    whole.add_argument("--trigger", default="30 seconds", metavar="TIME", help="stream: a batch so often (30 seconds)")
-    whole.add_argument("--once", action="store_true", help="stream: take what is there, then end")
-    whole.add_argument("--batch", type=int, metavar="N", help="stream: at most N messages (files) per batch")
-    whole.add_argument(
-        "--kafka", action="append", default=[], metavar="KEY=VALUE", help="stream: property of Kafka clients"
-    )
-    whole.add_argument("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
-    whole.add_argument("--metrics", metavar="[HOST:]PORT", help="stream: lag, rates and state for Prometheus")
-    whole.add_argument("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
-    whole.add_argument("--memory", metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
-    whole.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="Spark's own configuration")
-    whole.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    for name, text, how in _OPTIONS:
+        whole.add_argument(name, help=text, **how)
     return whole
 
 
@@ -156,7 +85,12 @@ def _run(options: argparse.Namespace) -> int:
     days = _days(options)
     if options.name == "stream":
         settings = _stream_settings(options)
-        metrics = None if options.metrics is None else _metrics(options.metrics)
+        metrics = None
+        if options.metrics is not None:
+            from analysis.streaming import StreamMetrics, listen_address
+
+            metrics = StreamMetrics()
+            metrics.serve(listen_address(options.metrics))
         if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
             conf.setdefault("spark.jars.packages", kafka_package())
     elif options.format != "files":
@@ -251,14 +185,6 @@ def _stream_settings(options: argparse.Namespace) -> StreamSettings:
     )
 
 
-def _metrics(text: str) -> StreamMetrics:
-    from analysis.streaming import StreamMetrics, listen_address
-
-    metrics = StreamMetrics()
-    metrics.serve(listen_address(text))
-    return metrics
-
-
 def _stream(spark: SparkSession, settings: StreamSettings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
     """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however it
     ends.
@@ -303,15 +229,11 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    job = _own_options(name, options)
+    owners: dict[str, Any] = {}
     if options.owners is not None:
         from analysis.owners import load_owners
 
-        job["owners"] = load_owners(options.owners)
-    return job
-
-
-def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
+        owners["owners"] = load_owners(options.owners)
     for option, owner in NEEDED.items():
         if name == owner and getattr(options, option) is None:
             raise WrongUseError(f"{name} needs --{option} FILE")
@@ -323,15 +245,16 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
             raise WrongUseError(
                 f"{options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
             )
-        return {"prices": prices}
+        return owners | {"prices": prices}
     if name == "whatif":
-        return {"candidates": _candidates(options.candidate, options.sweep), "at_most": options.at_most / 100}
+        candidates = _candidates(options.candidate, options.sweep)
+        return owners | {"candidates": candidates, "at_most": options.at_most / 100}
     if name == "slo":
         if options.target == 100:
             raise WrongUseError("--target 100: expected less, such as 99.9: a target has to leave something")
-        return {"target": options.target / 100}
+        return owners | {"target": options.target / 100}
     if name == "anomalies":
-        return {"recent_days": options.recent}
+        return owners | {"recent_days": options.recent}
     capacity = {}
     for kind, value in _pairs("--capacity", options.capacity):
         try:
@@ -340,7 +263,7 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
             capacity[kind] = 0.0
         if kind not in ("produce", "fetch") or not capacity[kind] > 0:
             raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
-    return {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
+    return owners | {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
 
 def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, CandidateQuotas]:
@@ -402,6 +325,63 @@ _PERCENT = _between(float, 0, 100, "percent of the time, from 0 to 100")
 _HEADROOM = _between(float, 0, 10, "a number from 0 to 10, such as 0.25 for a quarter more")
 _DAYS = _between(float, 0.001, 366, "days, such as 7")
 _HORIZON = _between(int, 1, 730, "whole days, from 1 to 730")
+
+
+_SEVERAL: Final = {"action": "append", "default": []}
+_OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
+    ("--input", "usage records: a file, a directory or a glob; JSON lines or Parquet", {"required": True}),
+    ("--output", "directory for the results; each report has one below it", {"required": True}),
+    ("--from", "the first day to read (UTC), such as 2026-08-01", {"dest": "first", "metavar": "DAY"}),
+    ("--to", "the last day to read, itself included", {"dest": "last", "metavar": "DAY"}),
+    ("--grain", "time bucket of fleet-wide rates (60)", {"type": _seconds, "default": 60, "metavar": "S"}),
+    ("--prices", "chargeback: the price model (YAML)", {"metavar": "FILE"}),
+    (
+        "--candidate",
+        "whatif: quotas to try (JSON of `kquota check --json`); several are compared",
+        {"action": "append", "metavar": "FILE"},
+    ),
+    (
+        "--sweep",
+        "whatif: try each candidate with its limits times each of these",
+        {"type": _factors, "metavar": "X,X,…"},
+    ),
+    (
+        "--at-most",
+        "whatif: of several candidates, the cheapest that hold a group for no more of its time (1)",
+        {"type": _PERCENT, "default": 1.0, "metavar": "PERCENT"},
+    ),
+    ("--headroom", "recommend: above the need (0.25)", {"type": _HEADROOM, "default": 0.25, "metavar": "X"}),
+    ("--capacity", "capacity, forecast: what clusters can do, per second", _SEVERAL | {"metavar": "KIND=BYTES"}),
+    ("--owners", "teams (YAML): tables of clients say whose they are", {"metavar": "FILE"}),
+    (
+        "--target",
+        "slo: share of its time and requests for which a team must not be held (99)",
+        {"type": _PERCENT, "default": 99.0, "metavar": "PERCENT"},
+    ),
+    ("--recent", "anomalies: length of the recent period (7)", {"type": _DAYS, "default": 7.0, "metavar": "DAYS"}),
+    ("--horizon", "forecast: how many days ahead to look (90)", {"type": _HORIZON, "default": 90, "metavar": "DAYS"}),
+    ("--settle", "compact: hours to wait after a day has ended (2)", {"type": float, "default": 2.0, "metavar": "H"}),
+    ("--keep-days", "compact: delete days from the output that are older than N days", {"type": int, "metavar": "N"}),
+    (
+        "--format",
+        "compact: format of a new store, plain files (the default) or an Iceberg table; reports: that of a store which "
+        "is not a local directory",
+        {"choices": ("files", "iceberg")},
+    ),
+    ("--delete-input", "compact: delete files that have been taken over", {"action": "store_true"}),
+    ("--alerts", "stream: kafka://host:port/topic for alerts", {"metavar": "PLACE"}),
+    ("--delay", "stream: how late records may be", {"default": "10 minutes", "metavar": "TIME"}),
+    ("--trigger", "stream: a batch so often (30 seconds)", {"default": "30 seconds", "metavar": "TIME"}),
+    ("--once", "stream: take what is there, then end", {"action": "store_true"}),
+    ("--batch", "stream: at most N messages (files) per batch", {"type": int, "metavar": "N"}),
+    ("--kafka", "stream: property of Kafka clients", _SEVERAL | {"metavar": "KEY=VALUE"}),
+    ("--kafka-config", "stream: properties of Kafka clients; logins belong here", {"metavar": "FILE"}),
+    ("--metrics", "stream: lag, rates and state for Prometheus", {"metavar": "[HOST:]PORT"}),
+    ("--master", "Spark master; default: all cores of this machine, or what spark-submit says", {}),
+    ("--memory", "memory of a local Spark, such as 4g (2g)", {"metavar": "SIZE"}),
+    ("--conf", "Spark's own configuration", _SEVERAL | {"metavar": "KEY=VALUE"}),
+    ("--quiet", "no progress on stderr", {"action": "store_true"}),
+)
 
 
 def _complain(text: str, code: int) -> int:

@@ -99,9 +99,8 @@ class Quality:
             text.append(f"Rates are per {self.grain_s} s: intervals of {self.interval_s:.4g} s say nothing of less.")
         if self.missing:
             text.append(
-                f"Missing: {several(self.missing, 'record')}, in {several(self.gaps, 'place')} "
-                "(numbers left out in the sequence "
-                "of an instance). What they would have told is in no figure here."
+                f"Missing: {several(self.missing, 'record')}, in {several(self.gaps, 'place')} (numbers left out in "
+                "the sequence of an instance). What they would have told is in no figure here."
             )
         if self.clock_steps:
             text.append(

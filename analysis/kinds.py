@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT
 from quota.entity import Kind
-from quota.record import UNITS
+from quota.record import CAUSES, UNITS
 from quota.table import RATE_FIELD
 
 
@@ -58,20 +59,42 @@ MEASURES = {
 BYTE_KINDS = (Kind.PRODUCE, Kind.FETCH)
 
 
+COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
+SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
+"""Columns of throttles, by cause: requests, and their delay."""
+
+
+def all_of(names: Sequence[str]) -> Column:
+    """The sum of these columns."""
+    return reduce(add, map(F.col, names))
+
+
+def exploded(rows: DataFrame, keep: Sequence[str], each: Iterable[Sequence[Column]]) -> DataFrame:
+    """For each row several, with the columns `keep` and those of one of `each`."""
+    return rows.select(*keep, F.explode(F.array(*(F.struct(*one) for one in each))).alias("_one")).select(
+        *keep, "_one.*"
+    )
+
+
 def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(Kind), **per_kind: str) -> DataFrame:
     """One row per record and kind: `keep`, `kind`, and `per_kind` (new name -> pattern such as ``{kind}_limit``, or
     ``{column}`` for the usage)."""
-    parts = [
-        F.struct(
-            F.lit(kind.value).alias("kind"),
-            *(
-                F.col(pattern.format(kind=kind.value, column=MEASURES[kind].column)).cast(_type(pattern)).alias(name)
-                for name, pattern in per_kind.items()
-            ),
-        )
-        for kind in kinds
-    ]
-    return rows.select(*keep, F.explode(F.array(*parts)).alias("_one")).select(*keep, "_one.*")
+    return exploded(
+        rows,
+        keep,
+        (
+            [
+                F.lit(kind.value).alias("kind"),
+                *(
+                    F.col(pattern.format(kind=kind.value, column=MEASURES[kind].column))
+                    .cast(_type(pattern))
+                    .alias(name)
+                    for name, pattern in per_kind.items()
+                ),
+            ]
+            for kind in kinds
+        ),
+    )
 
 
 def _type(pattern: str) -> str:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -33,32 +33,6 @@ OPTIONAL = ("cluster_id", "group_user", "library")
 """Columns of text that are left out if empty everywhere."""
 WHOLE_CHARACTERS = 16
 """Words of up to this length are not broken, however narrow the column: kinds, levels, names that people give."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    text: str
-    style: str
-    """The class of the column's cells: n for numbers, w for words that stay whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    text: str
-    sort: str | None
-    """The sort key, if that is not its text; empty for no value, which comes last."""
-    client: str | None
-    """A client whose hours and causes the page of DETAILS has, for the address."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    name: str
-    caption: str
-    heads: list[_Head]
-    rows: list[list[_Cell]]
-    more: bool
-    left_out: list[str]
 
 
 def render(
@@ -115,15 +89,7 @@ def render_index(entries: Sequence[IndexEntry], failed: Mapping[str, str]) -> st
         last=_moment(quality.last_ms),
         length=span(quality.seconds),
         in_short=[(one, visible(found[one].findings[0])) for one in IN_SHORT if one in found and found[one].findings],
-        reports=[
-            {
-                "name": one.name,
-                "title": one.title,
-                "question": one.question,
-                "findings": [visible(text) for text in one.findings],
-            }
-            for one in entries
-        ],
+        reports=[replace(one, findings=[visible(text) for text in one.findings]) for one in entries],
         failed={name: visible(text) for name, text in failed.items()},
         quality=[visible(text) for text in quality.sentences()],
     )
@@ -149,7 +115,7 @@ def _template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> _Shown:
+def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> dict[str, Any]:
     rows = some_rows(frame, table.shown + 1)
     left_out = list(table.left_out)
     for field in frame.schema.fields:
@@ -158,32 +124,40 @@ def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> _Shown:
             left_out.append(field.name)  # 0 or nothing everywhere
     fields = [field for field in frame.schema.fields if field.name not in left_out]
     numbers = [isinstance(field.dataType, NumericType | BooleanType) for field in fields]
+    kinds = "kind" in frame.columns
     cells = [
         [
-            _Cell(
-                visible(cell(field.name, row[field.name], row["kind"] if "kind" in frame.columns else None)),
-                _sorted_by(row[field.name]) if number else None,
-                quote(visible(row[field.name])) if linked and field.name == "client_id" and row[field.name] else None,
-            )
+            {
+                "text": visible(cell(field.name, row[field.name], row["kind"] if kinds else None)),
+                # What it is sorted by, if that is not its text: no value comes last.
+                "sort": _sorted_by(row[field.name]) if number else None,
+                # A client whose hours and causes the page of DETAILS has, for the address.
+                "client": quote(visible(row[field.name]))
+                if linked and field.name == "client_id" and row[field.name]
+                else None,
+            }
             for field, number in zip(fields, numbers, strict=True)
         ]
         for row in rows[: table.shown]
     ]
-    heads = [
-        _Head(_words(field.name), "n" if numbers[column] else _style([row[column].text for row in cells]))
-        for column, field in enumerate(fields)
-    ]
-    return _Shown(
-        name, table.caption, heads, cells, len(rows) > table.shown, [_words(one) for one in dict.fromkeys(left_out)]
-    )
+    # The class of a column's cells: n for numbers, w for words that stay whole.
+    styles = ["n" if number else _style([row[at]["text"] for row in cells]) for at, number in enumerate(numbers)]
+    return {
+        "name": name,
+        "caption": table.caption,
+        "heads": [{"text": _words(one.name), "style": style} for one, style in zip(fields, styles, strict=True)],
+        "rows": cells,
+        "more": len(rows) > table.shown,
+        "left_out": [_words(one) for one in dict.fromkeys(left_out)],
+    }
 
 
 def _sorted_by(value: Any) -> str:
     return "" if value is None else repr(float(value))
 
 
-def _style(texts: list[str]) -> str:
-    return "w" if all(len(word) <= WHOLE_CHARACTERS for text in texts for word in text.split()) else ""
+def _style(texts: Sequence[str | None]) -> str:
+    return "w" if all(len(word) <= WHOLE_CHARACTERS for text in texts for word in str(text).split()) else ""
 
 
 def _apart(svg: str, number: int) -> str:

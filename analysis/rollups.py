@@ -6,36 +6,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from operator import add
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster
-from analysis.kinds import FLAGS, of_limits
+from analysis.kinds import COUNTS, FLAGS, SECONDS, all_of, of_limits
 from quota.entity import Kind
-from quota.record import CAUSES
 
 STEPS: Final = {"minute": 60, "hour": HOUR_S, "day": DAY_S}
 """Written by `compact`: name -> seconds of a bucket."""
-_COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
-_SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
 _AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
-
-
-def _all_of(names: Sequence[str]) -> Column:
-    return reduce(add, map(F.col, names))
 
 
 Made = Callable[[], Column]
 _SUMS: Final[Mapping[str, Made]] = {
-    **{name: partial(F.col, name) for name in (*_AMOUNTS, *_COUNTS, *_SECONDS)},
+    **{name: partial(F.col, name) for name in (*_AMOUNTS, *COUNTS, *SECONDS)},
     "seconds": lambda: F.col("duration_s"),
     "records": lambda: F.lit(1),
     # Simultaneous delays of several connections are capped at the time itself.
-    "held_seconds": lambda: F.least(_all_of(_SECONDS), F.col("duration_s")),
-    "requests_delayed": lambda: _all_of(_COUNTS),
+    "held_seconds": lambda: F.least(all_of(SECONDS), F.col("duration_s")),
+    "requests_delayed": lambda: all_of(COUNTS),
 }
 SUMMED: Final = tuple(_SUMS)
 """Columns of a rollup that are sums."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -25,10 +25,29 @@ from analysis.columns import CLIENT, cluster
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import make_directory
 from analysis.intake import parse
+from analysis.kinds import COUNTS, SECONDS, all_of
 from quota.entity import Kind
 from quota.record import CAUSES, IDENTITY
 
 LABEL = ["query"]
+
+
+_COUNTERS = """
+    batches: Completed batches.
+    input_rows: Rows read.
+    late_rows: Rows dropped because they came later than --delay.
+"""
+_GAUGES = """
+    last_batch_timestamp_seconds: Start of the last batch.
+    batch_seconds: Duration of the last batch.
+    input_rows_per_second: Arrival rate of rows in the last batch.
+    processed_rows_per_second: Processing rate of rows in the last batch.
+    lag_messages: Messages of the topic not read by the last batch.
+    state_rows: Ids and open minutes kept.
+    state_bytes: Memory of these rows.
+    watermark_timestamp_seconds: Minutes before this time are written.
+"""
+_Kind = TypeVar("_Kind", Counter, Gauge)
 
 
 class StreamMetrics:
@@ -37,44 +56,32 @@ class StreamMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"kquota_stream_{name}", text, LABEL, registry=self.registry)
+        def made(kind: type[_Kind], rows: str) -> dict[str, _Kind]:
+            found = (row.strip().split(": ") for row in rows.strip().splitlines())
+            return {name: kind(f"kquota_stream_{name}", text, LABEL, registry=self.registry) for name, text in found}
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"kquota_stream_{name}", text, LABEL, registry=self.registry)
-
-        self._batches = counter("batches", "Completed batches.")
-        self._rows = counter("input_rows", "Rows read.")
-        self._late = counter("late_rows", "Rows dropped because they came later than --delay.")
-        self._last = gauge("last_batch_timestamp_seconds", "Start of the last batch.")
-        self._duration = gauge("batch_seconds", "Duration of the last batch.")
-        self._input = gauge("input_rows_per_second", "Arrival rate of rows in the last batch.")
-        self._processed = gauge("processed_rows_per_second", "Processing rate of rows in the last batch.")
-        self._lag = gauge("lag_messages", "Messages of the topic not read by the last batch.")
-        self._state_rows = gauge("state_rows", "Ids and open minutes kept.")
-        self._state_bytes = gauge("state_bytes", "Memory of these rows.")
-        self._watermark = gauge("watermark_timestamp_seconds", "Minutes before this time are written.")
+        self._counters = made(Counter, _COUNTERS)
+        self._gauges = made(Gauge, _GAUGES)
 
     def seen(self, query: str, progress: Mapping[str, Any]) -> None:
         """Process Spark's report on a batch (`StreamingQueryProgress`)."""
-        state = progress["stateOperators"]
-        self._batches.labels(query).inc()
-        self._rows.labels(query).inc(progress["numInputRows"])
-        self._late.labels(query).inc(late_rows(progress))
-        self._last.labels(query).set(_seconds(progress["timestamp"]))
-        self._duration.labels(query).set(progress["durationMs"].get("triggerExecution", 0) / 1000)
-        for gauge, name in ((self._input, "inputRowsPerSecond"), (self._processed, "processedRowsPerSecond")):
-            value = progress.get(name)
-            gauge.labels(query).set(0.0 if value is None else value)
-        if state:
-            self._state_rows.labels(query).set(sum(int(one["numRowsTotal"]) for one in state))
-            self._state_bytes.labels(query).set(sum(int(one["memoryUsedBytes"]) for one in state))
-        watermark = progress.get("eventTime", {}).get("watermark")
-        if watermark is not None:
-            self._watermark.labels(query).set(_seconds(watermark))
-        lag = lag_messages(progress)
-        if lag is not None:
-            self._lag.labels(query).set(lag)
+        state, watermark = progress["stateOperators"], progress.get("eventTime", {}).get("watermark")
+        rows = {"batches": 1, "input_rows": progress["numInputRows"], "late_rows": late_rows(progress)}
+        for name, value in rows.items():
+            self._counters[name].labels(query).inc(value)
+        figures = {
+            "last_batch_timestamp_seconds": _seconds(progress["timestamp"]),
+            "batch_seconds": progress["durationMs"].get("triggerExecution", 0) / 1000,
+            "input_rows_per_second": progress.get("inputRowsPerSecond") or 0.0,
+            "processed_rows_per_second": progress.get("processedRowsPerSecond") or 0.0,
+            "state_rows": sum(int(one["numRowsTotal"]) for one in state) if state else None,
+            "state_bytes": sum(int(one["memoryUsedBytes"]) for one in state) if state else None,
+            "watermark_timestamp_seconds": None if watermark is None else _seconds(watermark),
+            "lag_messages": lag_messages(progress),
+        }
+        for name, figure in figures.items():
+            if figure is not None:
+                self._gauges[name].labels(query).set(figure)
 
     def serve(self, address: tuple[str, int]) -> int:
         """Answer at `http://HOST:PORT/metrics`, in a thread. Returns the port. Raises WrongUseError if it is taken."""
@@ -232,18 +239,14 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
     middle = F.timestamp_millis(((F.col("start_ms") + F.col("end_ms")) / 2).cast("long"))
     records = parse(text).where("reason IS NULL").withColumns({"cluster_id": cluster(), "time": middle})
     once = records.withWatermark("time", delay).dropDuplicatesWithinWatermark(list(IDENTITY))
-    counts, seconds = (
-        sum((F.col(f"throttle_{cause}_{what}") for cause in CAUSES[1:]), F.col(f"throttle_{CAUSES[0]}_{what}"))
-        for what in ("count", "seconds")
-    )
     peaks = [F.col(f"{kind.value}_group_utilisation_peak") for kind in Kind]
     per_minute = once.groupBy(F.window("time", MINUTE).alias("window"), *CLIENT).agg(
         F.count("*").alias("records"),
         F.approx_count_distinct("instance").alias("sidecars"),
         *(F.sum(name).alias(name) for name in _SUMS),
-        F.sum(counts).alias("delayed_requests"),
-        *(F.sum(f"throttle_{cause}_seconds").alias(f"throttle_{cause}_seconds") for cause in CAUSES),
-        F.sum(seconds).alias("delayed_seconds"),
+        F.sum(all_of(COUNTS)).alias("delayed_requests"),
+        *(F.sum(name).alias(name) for name in SECONDS),
+        F.sum(all_of(SECONDS)).alias("delayed_seconds"),
         F.max(F.greatest(*peaks)).alias("utilisation_peak"),
     )
     minute = F.col("window.start")

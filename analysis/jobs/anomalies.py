@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, some_rows
+from analysis.kinds import exploded
 from analysis.report import Context, Report, Story, Table
 from analysis.words import several, size, span, who
 
@@ -45,19 +46,19 @@ def run(context: Context) -> Report:
         *(F.coalesce(F.max(F.when(~recent, F.col(name))), F.lit(0.0)).alias(f"{name}_before") for name in USES),
     )
     sides = context.kept(sides.where("hours_recent > 0"), "sides")
-    one_each = F.array(
-        *(
-            F.struct(
+    uses = exploded(
+        sides,
+        (*CLIENT, "hours_before", "first_s"),
+        (
+            [
                 F.lit(name).alias("use"),
                 F.col(f"{name}_recent").alias("highest_hour"),
                 F.col(f"{name}_before").alias("highest_hour_before"),
                 F.lit(LITTLE.get(name, LITTLE_ELSE)).alias("little"),
-            )
+            ]
             for name in USES
-        )
-    )
-    uses = sides.select(*CLIENT, "hours_before", "first_s", F.explode(one_each).alias("_one"))
-    uses = uses.select(*CLIENT, "hours_before", "first_s", "_one.*").where("highest_hour > 0")
+        ),
+    ).where("highest_hour > 0")
     kind = (
         F.when(F.col("hours_before") == 0, WORTH_TELLING[0])
         .when(F.col("highest_hour_before") <= 0, WORTH_TELLING[1])

@@ -132,9 +132,8 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
             "Limits are summed over groups and sidecars: each sidecar lets a group use the whole "
             "limit, unless it is one of the whole fleet, which counts once. Those seen in the last "
             "hour of the input count; shadow limits do not.",
-            "The forecast is a straight line through the peaks of whole days, towards the capacity where one "
-            "was given, else towards "
-            "the sum of the limits. 'fit share' is R²: near 0 %, there is no trend to speak of.",
+            "The forecast is a straight line through the peaks of whole days, towards the capacity where one was "
+            "given, else towards the sum of the limits. 'fit share' is R²: near 0 %, there is no trend to speak of.",
         ],
     )
 
@@ -161,8 +160,7 @@ def _findings(row: Any) -> list[str]:
         text.append(
             f"{name} daily peaks grow by {size(row['growth_bytes_per_day_per_s'])}/s a day; at that pace they reach "
             f"{'the capacity' if row['capacity_bytes_per_s'] else 'the sum of the limits'} in "
-            f"{row['days_until_reached']:,.0f} days "
-            f"(R² {row['fit_share'] or 0:.2f})."
+            f"{row['days_until_reached']:,.0f} days (R² {row['fit_share'] or 0:.2f})."
         )
     else:
         text.append(f"{name} daily peaks do not grow.")

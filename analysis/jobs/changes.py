@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows
-from analysis.kinds import MEASURES
+from analysis.kinds import MEASURES, exploded
 from analysis.report import Context, Report, Story, Table
 from analysis.words import rate, several, share, who
 from quota.entity import Kind
@@ -47,17 +47,15 @@ def run(context: Context) -> Report:
             F.sum(f"throttle_{kind.value}_count").alias(f"{kind.value}_delayed"),
         ]
     hourly = context.kept(rows.groupBy(*CLIENT, "hour_s").agg(*sums), "hourly")
-    each = F.array(
-        *(
-            F.struct(
-                F.lit(kind.value).alias("kind"),
-                *(F.col(f"{kind.value}_{name}").alias(name) for name in ("limit", "used", "rated", "held", "delayed")),
-            )
+    figures_of = ("limit", "used", "rated", "held", "delayed")
+    kinds = exploded(
+        hourly,
+        (*CLIENT, "hour_s", "seconds"),
+        (
+            [F.lit(kind.value).alias("kind"), *(F.col(f"{kind.value}_{name}").alias(name) for name in figures_of)]
             for kind in Kind
-        )
+        ),
     )
-    kinds = hourly.select(*CLIENT, "hour_s", "seconds", F.explode(each).alias("_one"))
-    kinds = kinds.select(*CLIENT, "hour_s", "seconds", "_one.*")
     in_order = Window.partitionBy(*CLIENT, "kind").orderBy("hour_s")
     sides = {
         "before": in_order.rangeBetween(-SEEN_S, -HOUR_S),

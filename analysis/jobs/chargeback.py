@@ -184,9 +184,8 @@ def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Sto
         findings = [
             f"{findings[0][:-1]}, most of all {top[0]['payer']}: {top[0]['total']:,.2f} {model.currency}, "
             f"{share(top[0]['total'] / sum_)} of everything.",
-            f"{share(total['bursts'] / sum_)} of it is for bursts, "
-            f"{share(total['idle_reservations'] / sum_)} for limits that "
-            "were kept free and not used.",
+            f"{share(total['bursts'] / sum_)} of it is for bursts, {share(total['idle_reservations'] / sum_)} for "
+            "limits that were kept free and not used.",
         ]
         idle = max(top, key=lambda row: row["idle_reservations"])
         if idle["idle_reservations"] > idle["total"] / 2:

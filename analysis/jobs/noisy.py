@@ -87,16 +87,14 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
         findings = [f"No client was there in {FEWEST_BUCKETS} time buckets beside others: nothing can be said."]
     elif not notable:
         findings = [
-            f"Of {several(judged, 'client')} none stands out: no client's bursts coincide with broker "
-            "times of others that are "
-            f"{NOTABLE_LIFT:g} times as long as usual."
+            f"Of {several(judged, 'client')} none stands out: no client's bursts coincide with broker times of others "
+            f"that are {NOTABLE_LIFT:g} times as long as usual."
         ]
     else:
         findings = [
-            f"While {who(row)} is in a burst, requests of the others take "
-            f"{row['others_ms_in_bursts']:.3g} ms of broker time "
-            f"instead of {row['others_ms_otherwise']:.3g} ms: {row['lift']:.2g} times as long "
-            f"(correlation {row['correlation']:.2f})."
+            f"While {who(row)} is in a burst, requests of the others take {row['others_ms_in_bursts']:.3g} ms of "
+            f"broker time instead of {row['others_ms_otherwise']:.3g} ms: {row['lift']:.2g} times as long (correlation "
+            f"{row['correlation']:.2f})."
             for row in notable
         ]
         findings.append(f"{several(frame.where('notable').count(), 'client')} of {judged:,} stand out in this way.")

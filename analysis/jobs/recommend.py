@@ -241,10 +241,9 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         pictures if top else [],
         files={**_values(usable, headroom), "quotas.diff": _diff(usable)},
         notes=[
-            "Need: per hour of the day, apart for weekends, the highest 99th percentile of a day; "
-            "the largest of them counts. "
-            f"The recommendation is {headroom:.0%} above it, rounded up to two digits. It is for one sidecar; where "
-            "the limit in force is the whole fleet's (scope fleet), need and recommendation are of all of them "
+            "Need: per hour of the day, apart for weekends, the highest 99th percentile of a day; the largest of them "
+            f"counts. The recommendation is {headroom:.0%} above it, rounded up to two digits. It is for one sidecar; "
+            "where the limit in force is the whole fleet's (scope fleet), need and recommendation are of all of them "
             "together.",
             f"Confidence is high from {DAYS_HIGH} days without delays on, medium from {DAYS_MEDIUM} days on, else low.",
             "Partition mutations are too rare for percentiles and get no recommendation.",

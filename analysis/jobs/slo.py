@@ -10,14 +10,12 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, moment, over_time, ratio, some_rows
 from analysis.intake import Quality
+from analysis.kinds import COUNTS, SECONDS
 from analysis.owners import Owners
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
 from analysis.words import several, share, span, who
-from quota.record import CAUSES
 
-_COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
-_SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
-COLUMNS = (*_COUNTS, *_SECONDS, "requests")
+COLUMNS = (*COUNTS, *SECONDS, "requests")
 ROLLED = True
 _SUMS = ("seconds", "held_seconds", "requests", "requests_delayed")
 PLOTTED = 8
@@ -70,8 +68,7 @@ def _tell(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> S
     ]
     findings += [
         f"{row[TEAM]}: held for {span(row['held_seconds'])} ({share(row['time_held_share'])} of its time), "
-        f"{row['requests_delayed']:,} of {row['requests']:,} requests delayed "
-        f"({share(row['requests_delayed_share'])})."
+        f"{row['requests_delayed']:,} of {row['requests']:,} requests delayed ({share(row['requests_delayed_share'])})."
         for row in missed[:4]
     ]
     first = some_rows(tables["clients"], 1)

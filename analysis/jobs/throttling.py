@@ -10,16 +10,15 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows
 from analysis.intake import Quality
+from analysis.kinds import COUNTS, SECONDS, all_of, exploded
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.words import several, share, span, who
 from quota.entity import Kind
 from quota.record import CAUSES
 
-_COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
-_SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
 _HELD = {kind.value: f"throttle_{kind}_held_seconds" for kind in Kind}
 """By cause: the part of the delay before requests were forwarded. Missing in version 1, where it was 0."""
-COLUMNS = (*_COUNTS, *_SECONDS, *_HELD.values(), "requests", "connections_peak")
+COLUMNS = (*COUNTS, *SECONDS, *_HELD.values(), "requests", "connections_peak")
 _SUMS = ("requests_delayed", "delayed_seconds", "held_seconds")
 
 
@@ -27,21 +26,21 @@ def run(context: Context) -> Report:
     """Delays per client and cause, and per hour. One request has one cause, so they may be added up."""
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(
-        *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, "requests")),
+        *(F.sum(name).alias(name) for name in (*COUNTS, *SECONDS, "requests")),
         *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),
         F.sum(F.col("duration_s") * F.greatest("connections_peak", F.lit(1))).alias("connection_seconds"),
         F.min("start_ms").alias("first_ms"),
         F.max("end_ms").alias("last_ms"),
     )
     hourly = context.kept(hourly, "hourly")
-    delayed = sum((F.col(name) for name in _SECONDS[1:]), F.col(_SECONDS[0]))
+    delayed = all_of(SECONDS)
     held = sum((F.col(name) for name in _HELD.values()), F.lit(0.0))
-    count = sum((F.col(name) for name in _COUNTS[1:]), F.col(_COUNTS[0]))
+    count = all_of(COUNTS)
     sums = hourly.groupBy(*CLIENT).agg(
-        *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, *_HELD.values(), "requests", "connection_seconds")),
+        *(F.sum(name).alias(name) for name in (*COUNTS, *SECONDS, *_HELD.values(), "requests", "connection_seconds")),
         F.sum((count > 0).cast("long")).alias("hours_with_throttles"),
     )
-    longest = F.greatest(*_SECONDS)
+    longest = F.greatest(*SECONDS)
     cause = F.coalesce(*(F.when(F.col(f"throttle_{name}_seconds") == longest, name) for name in CAUSES))
     clients = sums.where(count > 0).select(
         *CLIENT,
@@ -52,27 +51,24 @@ def run(context: Context) -> Report:
         ratio(delayed, F.col("connection_seconds")).alias("time_lost_share"),
         cause.alias("main_cause"),
         "hours_with_throttles",
-        *_SECONDS,
+        *SECONDS,
     )
-    causes = hourly.select(
-        F.explode(
-            F.array(
-                *(
-                    F.struct(
-                        F.lit(name).alias("cause"),
-                        F.col(f"throttle_{name}_count").alias("requests_delayed"),
-                        F.col(f"throttle_{name}_seconds").alias("delayed_seconds"),
-                        (F.col(_HELD[name]) if name in _HELD else F.lit(0.0)).alias("held_seconds"),
-                        F.struct(*CLIENT).alias("client"),
-                    )
-                    for name in CAUSES
-                )
-            )
-        ).alias("one")
-    ).select("one.*")
+    causes = exploded(
+        hourly,
+        CLIENT,
+        (
+            [
+                F.lit(name).alias("cause"),
+                F.col(f"throttle_{name}_count").alias("requests_delayed"),
+                F.col(f"throttle_{name}_seconds").alias("delayed_seconds"),
+                (F.col(_HELD[name]) if name in _HELD else F.lit(0.0)).alias("held_seconds"),
+            ]
+            for name in CAUSES
+        ),
+    )
     by_cause = (
         causes.where("requests_delayed > 0")
-        .groupBy("cause", "client")
+        .groupBy("cause", *CLIENT)
         .agg(*(F.sum(name).alias(name) for name in _SUMS))
         .groupBy("cause")
         .agg(
@@ -87,10 +83,10 @@ def run(context: Context) -> Report:
         count.alias("requests_delayed"),
         cause.alias("main_cause"),
     )
-    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SECONDS))
+    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in SECONDS))
     hours = hours.select(
         moment("hour_s").alias("hour"),
-        *_SECONDS,
+        *SECONDS,
         context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds"),
     )
     return Report(
@@ -115,7 +111,7 @@ def run(context: Context) -> Report:
 
 def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
     causes, top = some_rows(tables["causes"]), some_rows(tables["clients"], 12)
-    hours, step_s = over_time(tables["hours"], "hour", (*_SECONDS, "observed_seconds"), HOUR_S)
+    hours, step_s = over_time(tables["hours"], "hour", (*SECONDS, "observed_seconds"), HOUR_S)
     total = sum(row["delayed_seconds"] for row in causes)
     number = tables["clients"].count()
     if not causes:
@@ -137,9 +133,8 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
             "their group still owed for earlier ones; of the rest the clients were told."
         )
     findings += [
-        f"{who(row)} lost {span(row['delayed_seconds'])} (mainly {row['main_cause']}): "
-        f"{share(row['time_lost_share'])} of the time its connections were open, in "
-        f"{several(row['hours_with_throttles'], 'clock hour')}."
+        f"{who(row)} lost {span(row['delayed_seconds'])} (mainly {row['main_cause']}): {share(row['time_lost_share'])} "
+        f"of the time its connections were open, in {several(row['hours_with_throttles'], 'clock hour')}."
         for row in top[:3]
     ]
     used = [row["cause"] for row in causes]

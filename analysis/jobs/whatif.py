@@ -381,16 +381,13 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
         findings,
         [Plot("Time over the candidate limits", plots.bars(shown, "minutes"))] if shown else [],
         notes=[
-            "Records say how much was used per interval, not when within it: each is replayed spread "
-            "evenly over its seconds. "
-            "Bursts shorter than an interval are flattened, so what is told here is the least that "
-            "would have happened.",
-            "The traffic is replayed as it was. Clients that are slowed down ask later or less; and "
-            "where a limit was in force "
-            "already, what they would have liked to send is not in the records.",
-            "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals, by the algorithm "
-            "that the candidate names), without pacing and without a cap; "
-            "shadow entries are tried as if they were enforced.",
+            "Records say how much was used per interval, not when within it: each is replayed spread evenly over its "
+            "seconds. Bursts shorter than an interval are flattened, so what is told here is the least that would have "
+            "happened.",
+            "The traffic is replayed as it was. Clients that are slowed down ask later or less; and where a limit was "
+            "in force already, what they would have liked to send is not in the records.",
+            "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals, by the algorithm that the "
+            "candidate names), without pacing and without a cap; shadow entries are tried as if they were enforced.",
             "A limit of scope fleet is tried against what all sidecars of a cluster used together, as if it were one "
             "counter: an instance's share may be less than it could use for some seconds, which is not in here.",
             "The extreme is the highest rate in the window (of partitions, the least tokens) while the group was over "

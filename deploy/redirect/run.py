@@ -314,7 +314,6 @@ def _insist_on_capability() -> None:
         name, _, value = line.partition(":")
         if name == "CapEff" and not int(value, 16) >> CAP_NET_ADMIN & 1:
             raise RedirectError(
-                "this needs the capability NET_ADMIN: run it in an init container with securityContext "
-                "{runAsUser: 0, runAsNonRoot: false, capabilities: {drop: [ALL], add: [NET_ADMIN]}}, or as root "
-                "(docs/transparent.md)"
+                "this needs the capability NET_ADMIN: run it in an init container with securityContext {runAsUser: 0, "
+                "runAsNonRoot: false, capabilities: {drop: [ALL], add: [NET_ADMIN]}}, or as root (docs/transparent.md)"
             )
