@@ -61,6 +61,23 @@ ROWS_IN_A_PIECE: Final = 100
 T = TypeVar("T")
 
 
+_INDEX: Final = """\
+kquota
+  /metrics
+  /healthz
+  /readyz
+  /brokers
+  /quotas
+  /throttled
+  /explain?user=U&client_id=C
+  /connections
+  /libraries
+  /history
+  /snapshot
+  /ui (for people)
+"""
+
+
 def _takes_gzip(accepted: str) -> bool:
     """Whether the header Accept-Encoding names gzip, and not with weight 0."""
     for one in accepted.lower().split(","):
@@ -129,9 +146,7 @@ class AdminApp:
         self.asgi = Guard(pages, hosts)
 
     async def _index(self, request: Request) -> Response:
-        paths = ["/metrics", "/healthz", "/readyz", "/brokers", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
-        paths += ["/connections", "/libraries", "/history", "/snapshot", "/ui (for people)"]
-        return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
+        return PlainTextResponse(_INDEX)
 
     async def _serve_metrics(self, request: Request) -> Response:
         text = await self._metrics.text(self._now_ms())

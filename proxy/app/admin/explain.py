@@ -92,17 +92,17 @@ def explanation_json(
 
 
 def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: Origin | None) -> dict[str, Any]:
-    winner = one.winner if one.winner is not None and one.limit is not None else None
-    level = None if winner is None else winner.level.label
+    winner = one.winner if one.limit is not None else None
+    entry, level = (None, None) if winner is None else (winner.entry, winner.level.label)
     found: dict[str, Any] = {
         "kind": one.kind.value,
         "unit": UNITS[one.kind],
         "setting": RATE_FIELD[one.kind],
         "limit": one.limit,
-        "scope": _scope(ledger, None if winner is None else winner.entry),
+        "scope": _scope(ledger, entry),
         "level": level,
-        "entity": None if winner is None or winner.entry is None else _entity(winner.entry),
-        "set_in": None if winner is None else _set_in(winner.entry, one.kind, origin),
+        "entity": _entity(entry),
+        "set_in": _set_in(entry, one.kind, origin),
         "mode": one.mode,
         "candidate_limit": one.candidate_limit,
         "group": {"user": one.group[0], "client_id": one.group[1]},
@@ -200,20 +200,14 @@ def _connection_json(
     ledger: Ledger, scope: EntityType, name: str, at: Moment | None, origin: Origin | None
 ) -> dict[str, Any]:
     one = ledger.connections.standing(scope, name, 0.0 if at is None else at.now_ms)
-    rate, cap = one.rate, one.cap
-    found: dict[str, Any] = {
-        "scope": one.entity_type.value,
-        "name": one.name,
-        "connection_creation_rate": None if rate is None else rate.connection_creation_rate,
-        "rate_scope": _scope(ledger, rate),
-        "rate_level": _level(rate),
-        "rate_mode": _mode(rate),
-        "rate_set_in": _connection_set_in(rate, "connection_creation_rate", origin),
-        "max_connections": None if cap is None else cap.max_connections,
-        "cap_level": _level(cap),
-        "cap_mode": _mode(cap),
-        "cap_set_in": _connection_set_in(cap, "max_connections", origin),
-    }
+    found: dict[str, Any] = {"scope": one.entity_type.value, "name": one.name, "rate_scope": _scope(ledger, one.rate)}
+    for which, key, entry in (("rate", "connection_creation_rate", one.rate), ("cap", "max_connections", one.cap)):
+        found |= {
+            key: getattr(entry, key, None),
+            f"{which}_level": getattr(entry, "label", None),
+            f"{which}_mode": getattr(entry, "mode", None),
+            f"{which}_set_in": _connection_set_in(entry, key, origin),
+        }
     if at is not None:
         refused = [refused_json(each, at) for each in one.refused]
         found |= {"observed": one.observed, "wait_ms": one.delay_ms, "open": one.open, "refused": refused}
@@ -243,14 +237,6 @@ def refused_json(one: Refused, at: Moment) -> dict[str, Any]:
     }
 
 
-def _level(entry: ConnectionEntry | None) -> str | None:
-    return None if entry is None else entry.label
-
-
-def _mode(entry: ConnectionEntry | None) -> str | None:
-    return None if entry is None else entry.mode
-
-
 def _set_in(entry: Entry | None, kind: Kind, origin: Origin | None) -> str | None:
     return None if entry is None or origin is None else origin(entity_of_entry(entry), RATE_FIELD[kind])
 
@@ -261,7 +247,9 @@ def _connection_set_in(entry: ConnectionEntry | None, key: str, origin: Origin |
     return origin(((entry.entity_type.value, None if entry.name is DEFAULT else str(entry.name)),), key)
 
 
-def _entity(entry: Entry) -> dict[str, str]:
+def _entity(entry: Entry | None) -> dict[str, str] | None:
+    if entry is None:
+        return None
     names = {"user": entry.user, "client-id": entry.client_id}
     return {label: name if isinstance(name, str) else "<default>" for label, name in names.items() if name is not None}
 
@@ -314,7 +302,7 @@ def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origi
         "setting": RATE_FIELD[Kind(group.kind)],
         "limit": group.limit,
         "level": None if group.level is None else group.level.label,
-        "entity": None if group.entry is None else _entity(group.entry),
+        "entity": _entity(group.entry),
         "set_in": _set_in(group.entry, group.kind, origin),
         "observed": group.observed(int(at.now_ms)),
         "now": standing_json(group, at, ledger),

@@ -8,7 +8,7 @@ from config.units import readable_rate as _short
 from config.units import readable_size, three_digits
 from config.units import readable_span as _span
 from config.visible import visible
-from proxy.app.common.text import columns, readable_limit, safe
+from proxy.app.common.text import columns, more_than, readable_limit, safe
 from quota.counter_store import OVERFLOW
 from quota.entity import Kind
 
@@ -96,8 +96,8 @@ def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
     """Every client that is throttled now, and the last decisions."""
-    rows = answer["throttled"]
-    at = answer["at"]
+    rows, at = answer["throttled"], answer["at"]
+    parts = [f"no client is throttled at {at}"]
     if rows:
         waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MAX_ROWS]) else []
         head = ["quota", "user", "client-id", "limit", "now", "muted until"]
@@ -105,27 +105,16 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
         for row in rows[:MAX_ROWS]:
             kind, now = Kind(row["kind"]), row["now"]
             until = "-" if not now["muted_ms"] else f"{_clock(now['muted_until'], at)} ({_span(now['muted_ms'])})"
-            table.append(
-                [
-                    row["kind"],
-                    "-" if row["user"] is None else safe(row["user"]),
-                    "-" if row["client_id"] is None else safe(row["client_id"]),
-                    readable_limit(kind, row["limit"]),
-                    _rate(kind, row["observed"], now),
-                    until,
-                    *(str(now["waiting"]) for _ in waits),
-                    _span(now["wait_ms"]),
-                    _entity(row["entity"]),
-                ]
-            )
-        more = f"\n  … and {len(rows) - MAX_ROWS} more (--json shows all)" if len(rows) > MAX_ROWS else ""
+            names = ("-" if name is None else safe(name) for name in (row["user"], row["client_id"]))
+            figures = [readable_limit(kind, row["limit"]), _rate(kind, row["observed"], now), until]
+            waiting = [str(now["waiting"]) for _ in waits]
+            table.append([row["kind"], *names, *figures, *waiting, _span(now["wait_ms"]), _entity(row["entity"])])
+        more = more_than(rows, MAX_ROWS)
         origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
         more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
         parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
-    else:
-        parts = [f"no client is throttled at {at}"]
     if answer["decisions"]:
-        parts.append(decisions_text(answer["decisions"], at))
+        parts.append(_decisions_table(_decision_rows(answer["decisions"], at)))
     if answer["refused"]:
         table = [["last refused", "reason", "name", "count", "because"]]
         for one in answer["refused"][:MAX_ROWS]:
@@ -136,17 +125,13 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
     return visible("\n\n".join(parts), lines=True)
 
 
-def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:
-    """The last throttles as a table."""
-    return _decisions_table(_decision_rows(decisions, at))
-
-
 def _decision_rows(decisions: list[dict[str, Any]], at: str) -> list[list[str]]:
     rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
     for one in decisions[:MAX_ROWS]:
-        api = "-" if one["api"] is None else one["api"]
         names = [safe(one["user"]), safe(one["client_id"])]
-        rows.append([_clock(one["at"], at), api, *names, _span(one["delay_ms"]), one["kind"], _because(one)])
+        rows.append(
+            [_clock(one["at"], at), one["api"] or "-", *names, _span(one["delay_ms"]), one["kind"], _because(one)]
+        )
     return rows
 
 

@@ -6,7 +6,6 @@ those that used most of their limit first. Nothing is written to disk: Prometheu
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterator
 from itertools import takewhile
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from proxy.app.common.top_k import STEP
+from proxy.app.common.top_k import STEP, Largest
 from proxy.core.telemetry.observer import Counters
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
@@ -76,18 +75,15 @@ class History:
     def look(self, now_ms: float) -> Iterator[None]:
         """Take one sample, step by step."""
         now = int(now_ms)
-        largest: list[tuple[float, int, QuotaCounter]] = []
+        largest: Largest[tuple[float, QuotaCounter]] = Largest(MAX_COUNTERS)
         seen: dict[Place, tuple[float, QuotaCounter]] = {}
         """Of those that are remembered already."""
         for index, group in enumerate(self._ledger.groups()):
             if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
-                one = (group.utilisation(now) or 0.0, -index, group)
+                use = group.utilisation(now) or 0.0
                 if (group.kind, group.key) in self._series:
-                    seen[group.kind, group.key] = one[0], group
-                if len(largest) < MAX_COUNTERS:
-                    heapq.heappush(largest, one)
-                else:
-                    heapq.heappushpop(largest, one)
+                    seen[group.kind, group.key] = use, group
+                largest.add((use,), (use, group))
             if index % STEP == 0:
                 yield
         elapsed_s = (now_ms - self._at_ms[-1]) / 1000.0 if self._at_ms else INTERVAL_S
@@ -96,7 +92,7 @@ class History:
         self._muted.append(self._counters.connections_muted)
         self._waiting.append(self._counters.connections_waiting)
         self._open.append(self._counters.connections_open)
-        for use, _, group in sorted(largest, reverse=True):
+        for use, group in reversed(list(largest.items())):
             place = (group.kind, group.key)
             if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
                 self._series[place] = _Series(looks, group.usage.throttle_ms)

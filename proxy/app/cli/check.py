@@ -14,7 +14,7 @@ from config.units import readable_bytes, readable_span
 from proxy.app.admin.explain import identity_on_paper
 from proxy.app.admin.explain_text import user_text
 from proxy.app.cli.surroundings import warnings_of_surroundings
-from proxy.app.common.text import columns, readable_limit, readable_name, safe
+from proxy.app.common.text import columns, more_than, readable_limit, readable_name, safe
 from proxy.net.tls import channel
 from quota.connections import ConnectionEntry
 from quota.entity import DEFAULT, Kind, Level, Name
@@ -132,7 +132,7 @@ def _scope(config: Config, table: QuotaTable) -> str:
 
 def quota_table(quotas: list[Entry]) -> str:
     """All entries, most specific level first."""
-    shown = sorted(quotas, key=lambda entry: (level_of(entry), _sortable(entry.user), _sortable(entry.client_id)))
+    shown = sorted(quotas, key=lambda entry: (level_of(entry), *(_written(name or "") for name in entry.entity)))
     rows = [["level", "user", "client-id", "produce", "fetch", "request time", "partition mutations", "mode"]]
     rows += [
         [
@@ -145,12 +145,8 @@ def quota_table(quotas: list[Entry]) -> str:
         for entry in shown[:MAX_ROWS]
     ]
     used = [0, 1, 2, *(index for index in range(3, 7) if any(row[index] != "-" for row in rows[1:])), 7]
-    more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
-    return (
-        f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
-        + columns([[row[i] for i in used] for row in rows])
-        + more
-    )
+    head = f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
+    return head + columns([[row[i] for i in used] for row in rows]) + more_than(shown, MAX_ROWS)
 
 
 def connection_table(limits: list[ConnectionEntry]) -> str:
@@ -161,8 +157,8 @@ def connection_table(limits: list[ConnectionEntry]) -> str:
         rate = "-" if one.connection_creation_rate is None else f"{one.connection_creation_rate:g}/s"
         cap = "-" if one.max_connections is None else f"at most {one.max_connections}"
         rows.append([str(one.entity_type), readable_name(one.name), rate, cap, one.mode])
-    more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
-    return f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n{columns(rows)}{more}"
+    head = f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n"
+    return head + columns(rows) + more_than(shown, MAX_ROWS)
 
 
 def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]:
@@ -215,16 +211,9 @@ def _limit_cell(entry: Entry, kind: Kind) -> str:
 
 def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:
     """A connection limit as written in the file."""
-    rate = entry.connection_creation_rate
-    limits = {
-        "connection_creation_rate": None if rate is None else _short(rate),
-        "max_connections": entry.max_connections,
-    }
-    return {
-        entry.entity_type.value: _written(entry.name),
-        **{name: limit for name, limit in limits.items() if limit is not None},
-        "mode": entry.mode,
-    }
+    names = ("connection_creation_rate", "max_connections")
+    limits = {name: _short(limit) for name in names if (limit := getattr(entry, name)) is not None}
+    return {entry.entity_type.value: _written(entry.name), **limits, "mode": entry.mode}
 
 
 def _short(limit: float) -> float:
@@ -233,7 +222,3 @@ def _short(limit: float) -> float:
 
 def _written(name: Name) -> str:
     return "<default>" if name is DEFAULT else str(name)
-
-
-def _sortable(name: Name) -> str:
-    return "" if name is None else _written(name)

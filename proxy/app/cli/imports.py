@@ -21,7 +21,6 @@ from proxy.app.common.text import (
     print_data,
     safe,
     say,
-    say_problems,
 )
 from proxy.net.files import read_file
 
@@ -170,13 +169,11 @@ def strimzi(
     from config.problems import MAX_FILE_BYTES
 
     found: list[dict[str, Any]] = []
-    try:
-        for path in files:
-            found += strimzi_entries(str(path), read_file(path, MAX_FILE_BYTES))
-    except ConfigError as error:
-        say_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
-    except OSError as error:
-        say(f"error: {error.filename or ''}: {error.strerror or error}", err=True)
-        raise typer.Exit(WRONG_USE) from None
+    for path in files:
+        with errors_said(WRONG_USE):
+            try:
+                data = read_file(path, MAX_FILE_BYTES)
+            except OSError as error:
+                raise OSError(f"{path}: {error.strerror or error}") from error
+            found += strimzi_entries(str(path), data)
     _print(found, Form.JSON if as_json else form, "no KafkaUser with spec.quotas in these files")

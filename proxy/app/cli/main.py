@@ -65,14 +65,6 @@ AdminUrl = Annotated[
 ]
 
 
-def _load_on_paper(path: Path) -> Config:
-    """Load a configuration, or print its errors to stderr and exit with 2."""
-    from config.load import load
-
-    with errors_said():
-        return load(path, on_paper=True)
-
-
 def _table_in_force(config: Config) -> QuotaTable:
     """The limits of a configuration with its overlay; says on stderr if they do not come from it alone."""
     from config.overlay import table_in_force
@@ -186,11 +178,8 @@ def check(
     if connect:
         from proxy.app.cli.imports_cluster import connection_json, connection_text
 
-        try:
+        with errors_said():
             cluster = connection_json(loaded)
-        except OSError as error:
-            say(f"error: {error}", err=True)
-            raise typer.Exit(FAILED) from None
     if form.is_data:
         print_data(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster}), form)
     else:
@@ -261,11 +250,13 @@ def _ask(admin: str, user: str | None, client_id: str | None, address: str | Non
 
 
 def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
+    from config.load import load
     from proxy.app.admin.explain import explanation_json, identity_on_paper
     from quota.connections import canonical_address
     from quota.ledger import Ledger
 
-    loaded = _load_on_paper(config)
+    with errors_said():
+        loaded = load(config, on_paper=True)
     name, identity = identity_on_paper(loaded, user)
     try:
         addresses = [] if address is None else [canonical_address(address)]
@@ -284,10 +275,13 @@ def simulate(
     ] = False,
 ) -> None:
     """Charge events (JSON lines on stdin) on a simulated clock, and print a JSON line per event."""
+    from config.load import load
     from proxy.app.cli.simulate import run as run_simulation
 
     failed = False
-    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare):
+    with errors_said():
+        loaded = load(config, on_paper=True)
+    for good, line in run_simulation(loaded, sys.stdin.buffer, compare=compare):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(ascii_json(line) + "\n")
@@ -478,12 +472,7 @@ def demo(
     if not (root / "tests/lab/demo").is_dir():
         say("error: the demo runs in a checkout only: make demo", err=True)
         raise typer.Exit(FAILED)
-    arguments = [
-        "--seconds",
-        str(seconds),
-        *(["--plain"] if plain else []),
-        *(["--usage", str(usage)] if usage else []),
-    ]
+    arguments = ["--seconds", str(seconds), *["--plain"] * plain, *(["--usage", str(usage)] if usage else [])]
     paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "tests.lab.demo", *arguments]
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})  # Ctrl-C reaches it directly
@@ -495,17 +484,10 @@ def demo(
 )
 def report(context: typer.Context) -> None:
     """Make a report from usage records with Spark; `kquota report --help` names the reports and their options."""
-    from proxy.app.cli.report import PYTHON_VARIABLE
     from proxy.app.cli.report import run as run_report
 
-    try:
+    with errors_said(WRONG_USE):
         code = run_report(context.args)
-    except ConfigError as error:
-        say_problems(error.problems)
-        raise typer.Exit(WRONG_USE) from None
-    except OSError as error:
-        say(f"error: {PYTHON_VARIABLE}: {error}", err=True)
-        raise typer.Exit(WRONG_USE) from None
     raise typer.Exit(code)
 
 

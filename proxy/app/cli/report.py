@@ -28,7 +28,10 @@ def run(arguments: Sequence[str]) -> int:
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     with TemporaryDirectory(prefix="kquota-report-") as directory:
         command = [python, "-m", "analysis", *_with_candidate(arguments, Path(directory))]
-        child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+        try:
+            child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+        except OSError as error:
+            raise OSError(f"{PYTHON_VARIABLE}: {error}") from error
         signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         while True:
             try:

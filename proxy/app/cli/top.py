@@ -30,8 +30,6 @@ BAR_COLUMNS = 10
 HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "held", "state", "limit from")
 NAMES = ("client-id", "user", "limit from")
 FIGURES = {"limit", "now", "held"}
-SHORTEST_NAME = 7
-"""Columns that a name keeps where room is short."""
 UNCUT = 1000
 """The width without a terminal: nothing is cut, so that the output can be piped."""
 WIDE = 100
@@ -99,8 +97,8 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
     for group in groups:
         if group["limit"] is None:
             continue
-        imposed_ms = _imposed_ms(group)
-        known = before.get(_key(group))
+        ((key, imposed_ms),) = imposed([group]).items()
+        known = before.get(key)
         found.append(
             Row(
                 kind=Kind(group["kind"]),
@@ -130,7 +128,7 @@ def _of_fleet(fleet: dict[str, Any] | None) -> str:
 
 def imposed(groups: Sequence[dict[str, Any]]) -> dict[Key, int]:
     """The argument `before` of the next call of `rows`."""
-    return {_key(group): _imposed_ms(group) for group in groups}
+    return {(group["kind"], group["user"], group["client_id"]): int(group["totals"]["throttle_ms"]) for group in groups}
 
 
 def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
@@ -162,22 +160,12 @@ def table(found: Sequence[Row], most: int, width: int) -> Table:
     """The rows as a table of at most `most` rows for a terminal of `width` columns: names are cut, figures are not."""
     bars, gap = (BAR_COLUMNS, 2) if width >= WIDE else (0, 1)
     lines = [_cells(row, bars) for row in found[:most]]
-    widths = {
-        heading: max([len(heading), *(len(cells[index]) for cells in lines)]) for index, heading in enumerate(HEADINGS)
-    }
-    while sum(widths.values()) + gap * len(HEADINGS) > width:
-        longest = max(NAMES, key=lambda name: widths[name])
-        if widths[longest] <= SHORTEST_NAME:
-            break
-        widths[longest] -= 1
     shown = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
     for heading in HEADINGS:
         shown.add_column(
             heading,
-            no_wrap=True,
-            overflow="ellipsis",
+            no_wrap=heading not in NAMES,  # only names give way
             justify="right" if heading in FIGURES else "left",
-            width=widths[heading],
             style="dim" if heading == "limit from" else None,
         )
     for cells in lines:
@@ -189,25 +177,29 @@ def _cells(row: Row, bar_columns: int) -> list[Text]:
     full = min(round(row.use * bar_columns), bar_columns)
     bar = "█" * full + "░" * (bar_columns - full) + " " * bool(bar_columns)
     return [
-        Text(_name(row.user)),
-        Text(_name(row.client_id)),
+        _cut("(all)" if row.user is None else safe(row.user)),
+        _cut("(all)" if row.client_id is None else safe(row.client_id)),
         Text(row.kind.value),
         Text(amount(row.kind, row.limit, limit=True)),
         Text(amount(row.kind, row.now)),
         Text(f"{bar}{row.use:4.0%}", style="red" if row.use > 1 else ""),
         Text("-" if row.delayed is None else f"{row.delayed:.0%}"),
         Text(row.state, style=_style(row)),
-        Text(visible(row.level)),
+        _cut(visible(row.level)),
     ]
+
+
+def _cut(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def page(
     admin: str, quotas: dict[str, Any], connections: dict[str, Any], found: Sequence[Row], height: int, width: int
 ) -> RenderableType:
     """Everything on one screen."""
-    muted = sum(1 for one in connections["connections"] if one["muted_for_ms"] > 0)
-    waiting = sum(1 for one in connections["connections"] if one.get("waiting_for") is not None)
-    throttled = sum(1 for row in found if row.throttled)
+    muted = sum(one["muted_for_ms"] > 0 for one in connections["connections"])
+    waiting = sum(one.get("waiting_for") is not None for one in connections["connections"])
+    throttled = sum(row.throttled for row in found)
     waits = f", {waiting} waiting" if waiting else ""
     head = (
         f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted{waits})   "
@@ -292,18 +284,6 @@ def watch(
                 time.sleep(interval_s)
         except KeyboardInterrupt:
             return 0
-
-
-def _key(group: dict[str, Any]) -> Key:
-    return group["kind"], group["user"], group["client_id"]
-
-
-def _imposed_ms(group: dict[str, Any]) -> int:
-    return int(group["totals"]["throttle_ms"])
-
-
-def _name(name: str | None) -> str:
-    return "(all)" if name is None else safe(name)
 
 
 def _style(row: Row) -> str:

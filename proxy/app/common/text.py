@@ -81,8 +81,9 @@ def say_problems(problems: Sequence[Problem]) -> None:
 
 
 @contextmanager
-def errors_said() -> Iterator[None]:
-    """Says what is wrong on stderr and exits: for a file that is invalid, and for anything that cannot be reached."""
+def errors_said(code: int = FAILED) -> Iterator[None]:
+    """Says what is wrong on stderr and exits: for a file that is invalid, and, with `code`, for anything that cannot be
+    reached."""
     try:
         yield
     except ConfigError as error:
@@ -90,7 +91,7 @@ def errors_said() -> Iterator[None]:
         raise typer.Exit(WRONG_USE) from None
     except OSError as error:
         say(f"error: {error}", err=True)
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(code) from None
 
 
 def json_text(value: Any) -> str:
@@ -116,6 +117,11 @@ def ascii_json(value: Any, **options: Any) -> str:
 
 def _json_escape(character: str) -> str:
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+
+def more_than(rows: Sequence[object], most: int) -> str:
+    """A line that says how many rows are left out after `most`; nothing if there are no more."""
+    return f"\n  … and {len(rows) - most} more (--json shows all)" if len(rows) > most else ""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
