@@ -1,8 +1,5 @@
-"""Accounts for each instance's records (duplicates, missing ones, clocks set back), and removes duplicates.
-
-Nothing here sorts records. Sequence numbers become bits, 64 to a word, so that what is shuffled is a word per interval
-and not a row per record.
-"""
+"""Accounts for each instance's records and removes duplicates. Nothing sorts records: sequence numbers become bits, 64
+to a word, and words are shuffled."""
 
 from __future__ import annotations
 
@@ -17,18 +14,14 @@ STEP_BACK_MS = 1000
 """Clocks set back by less are not reported."""
 WORD = 64
 MAX_WORDS = 200_000
-"""Up to this many words with duplicates are broadcast, some 30 MB; beyond, all rows are shuffled. Among 10^9 records of
-a fleet that delivers one interval of 2 000 twice there are nearly 100 000."""
+"""Up to this many words with duplicates are broadcast, some 30 MB; beyond, all rows are shuffled."""
 
 
 def words(rows: DataFrame) -> DataFrame:
-    """Per instance and word (64 sequence numbers): which existed, how many records, and how often the clock went back.
-    Rows with a `reason`, which are not records, are only counted by reason.
-
-    Grouped by interval first, because the records of one interval end at one time: the clock went back where an
-    interval ends more than a second before the one with the sequence numbers below. A clock that was set back may give
-    two intervals the same end; only there, where an interval's numbers have gaps, is each examined by itself.
-    """
+    """Per instance and word (64 sequence numbers): which existed, how many records, and how often the clock went back:
+    where an interval ends more than a second before the one with the sequence numbers below. Rows with a `reason` are
+    only counted. Intervals with the same end and gaps in their numbers, as after a clock was set back, are examined
+    record by record."""
     bit = F.expr(f"shiftleft(1L, int(sequence % {WORD}))")
     fit = F.col("reason").isNull()
     rows = rows.select(
@@ -96,11 +89,9 @@ def reasons(found: DataFrame) -> dict[str | None, int]:
 
 
 def instances(found: DataFrame) -> DataFrame:
-    """One row per instance, from its words: how many records, duplicates, missing ones, steps of the clock.
-
-    A run of numbers begins at a bit whose lower neighbour is not set; the lower neighbour of bit 0 is bit 63 of the
-    previous word. Between n runs there are n - 1 gaps.
-    """
+    """One row per instance, from its words: how many records, duplicates, missing ones, steps of the clock. A run of
+    numbers begins at a bit whose lower neighbour (of bit 0: bit 63 of the word before) is not set; between n runs are n
+    - 1 gaps."""
     in_order = Window.partitionBy("instance").orderBy("word")
     begins = F.bit_count(F.expr("mask & ~shiftleft(mask, 1)"))
     # Bit 63 is the sign.
@@ -128,12 +119,8 @@ def instances(found: DataFrame) -> DataFrame:
 
 
 def without_repeats(records: DataFrame, repeated: DataFrame, count: int, staging: str) -> DataFrame:
-    """The records, each once. `repeated`: the words (`instance`, `word`) with duplicates, `count` of them. `staging`:
-    where the records of those words are kept, so that they are searched for once, however often records are read.
-
-    Delivery is at least once, so a large input nearly always has some. They are in few words, and only the rows of
-    those have to be shuffled.
-    """
+    """The records, each once. `repeated`: the words with duplicates, `count` of them: few, so only their rows are
+    shuffled. `staging`: where these are kept, so that they are searched for once."""
     if count > MAX_WORDS:
         return records.dropDuplicates(list(IDENTITY))
     rows = records.withColumn("word", word())

@@ -186,9 +186,7 @@ def _stream_settings(options: argparse.Namespace) -> StreamSettings:
 
 
 def _stream(spark: SparkSession, settings: StreamSettings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
-    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however it
-    ends.
-    """
+    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing."""
     from analysis.streaming import follow, start
 
     # A flag, because an exception in the middle of a call to the JVM would leave both sides out of step.

@@ -20,10 +20,7 @@ def cluster() -> Column:
 
 
 def bucket(seconds: int) -> Column:
-    """Start of the time bucket (s since 1970, UTC) that contains the middle of the interval.
-
-    An interval is not split: that would invent a precision that does not exist.
-    """
+    """Start of the time bucket (s since 1970, UTC) that contains the middle of the interval, which is not split."""
     middle_s = (F.col("start_ms") + F.col("end_ms")) / 2 / 1000
     return (F.floor(middle_s / seconds) * seconds).cast("long")
 
@@ -34,11 +31,8 @@ def place_in(name: str, texts: Sequence[str]) -> Column:
 
 
 def grain_for(asked_s: int, interval_s: float) -> int:
-    """The time bucket for rates: the one asked for, or the next divisor of an hour that an interval fits into.
-
-    A record counts in one bucket whole, so in a shorter bucket its rate would be too high. Intervals are sometimes a
-    little longer than they should be; 5 % of that is tolerated.
-    """
+    """The time bucket for rates: the one asked for, or the next divisor of an hour that an interval fits into (5 %
+    longer ones are tolerated), as a record counts in one bucket whole."""
     fits = (one for one in range(asked_s, HOUR_S) if HOUR_S % one == 0 and one >= interval_s * 0.95)
     return next(fits, HOUR_S)
 
@@ -54,8 +48,7 @@ def ratio(above: Column, below: Column) -> Column:
 
 
 def together() -> list[Column]:
-    """For rows that summarise records (`records`, `first_ms`, `last_ms`): the total number, and the first and last
-    time."""
+    """For rows that summarise records: their total number, and the first and last time."""
     return [
         F.sum("records").alias("records"),
         F.min("first_ms").alias("first_ms"),
@@ -83,10 +76,8 @@ def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
 
 
 def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
-    """Sums of `names` over time, for a plot: one row per `step_s`, or per multiple of it that leaves at most MAX_ROWS.
-
-    Returns the rows in order (`time`, `names`) and the length of their steps in seconds.
-    """
+    """Sums of `names` over `time`, for a plot, and the length of a step in seconds: `step_s`, or the multiple of it
+    that leaves at most MAX_ROWS."""
     ends = frame.agg(F.unix_timestamp(F.min(time)).alias("first"), F.unix_timestamp(F.max(time)).alias("last")).head()
     assert ends is not None
     if ends["first"] is None:

@@ -29,8 +29,7 @@ SHRINKS = 0.6
 """Size of records sorted by client and packed by zstd, as a fraction of that in a staging file."""
 OPEN_COST = "spark.sql.files.openCostInBytes"
 OPENING_BYTES = 64 * 1024
-"""Opening a file counts as much as reading this: with Spark's 4 MB a task would get 30 of a sidecar's files, and a day
-of a fleet would be ten thousand tasks."""
+"""Opening a file counts as much as reading this: with Spark's 4 MB a task would get only 30 of a sidecar's files."""
 ROLLED = 6
 """Rollups have about this many times fewer rows than records of ten seconds."""
 NAMES = [field.name for field in FIELDS]
@@ -57,11 +56,8 @@ class CompactSettings:
 def compact(
     spark: SparkSession, settings: CompactSettings, say: Callable[[str], None] = print, *, now_ms: int | None = None
 ) -> int:
-    """Bring the store up to date, day by day; returns how many days were written.
-
-    If it is interrupted, the next run resumes with the same day. Raises ReportError when another run is in progress,
-    WrongUseError when there are no days to be read.
-    """
+    """Bring the store up to date, day by day; returns how many days were written. Raises ReportError when another run
+    is in progress, WrongUseError when there are no days to be read."""
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     found = days_below(spark, settings.source)

@@ -41,11 +41,8 @@ def same_system(spark: SparkSession, paths: Sequence[str]) -> Iterator[tuple[Any
 
 
 def some_file(spark: SparkSession, pattern: str) -> str | None:
-    """The name of one data file at or below `pattern` (a file, a directory or a glob); None if there is none.
-
-    Of the first few files a Parquet one, if there is one: a README may be beside them. Names that begin with `_` or `.`
-    are not data, as in Spark itself.
-    """
+    """The name of one data file at or below `pattern` (a file, a directory or a glob), a Parquet one if there is one
+    among the first; None if there is none. Names that begin with `_` or `.` are not data, as in Spark."""
     system, place = file_system(spark, pattern)
     found = (name for status in system.globStatus(place) or [] for name in _files_below(system, status))
     few = list(islice(found, LOOKED_AT))
@@ -62,11 +59,8 @@ def _files_below(system: Any, status: Any) -> Iterator[str]:
 
 
 def unreadable_file(error: Exception) -> str | None:
-    """The address of the file that Spark could not read, as in `_metadata.file_path`; None if it failed otherwise.
-
-    Truncated, damaged, or not of the format: Spark ends the query with this message (from 4.0 on as the error class
-    FAILED_READ_FILE).
-    """
+    """The address of the file that Spark could not read (truncated, damaged, of another format); None if it failed
+    otherwise."""
     found = re.search(r"Encountered error while reading file (\S+)", str(error))
     return found[1].removesuffix(".") if found else None
 
@@ -113,20 +107,14 @@ def delete(spark: SparkSession, path: str) -> None:
 
 
 def kept(frame: DataFrame, path: str) -> DataFrame:
-    """Compute it once, write it as Parquet in place of what is there, and continue with what was written.
-
-    In place of a cache: it needs no memory, and a query that uses few of its columns reads only those.
-    """
+    """Compute it once, write it as Parquet, and continue with what was written: a cache that needs no memory."""
     frame.write.mode("overwrite").parquet(path)
     return frame.sparkSession.read.schema(frame.schema).parquet(path)  # with a schema no file is read for it
 
 
 def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
-    """Write a result as one CSV file with a heading, replacing any existing one. Texts are not formulas in it.
-
-    One task writes one file, so that task may as well sort it: a sort by ranges would compute the rows twice, once to
-    find the ranges.
-    """
+    """Write a result as one CSV file with a heading, replacing any existing one. One task writes it, and so sorts it as
+    well."""
     spark = frame.sparkSession
     parts = f"{path}.parts"
     frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
@@ -169,9 +157,8 @@ def input_files(frame: DataFrame) -> list[str]:
 
 
 def delete_files(spark: SparkSession, addresses: Sequence[str], above: str) -> None:
-    """Delete these files (addresses of :func:`input_files`); then their directories, as far up as those whose names
-    begin with `above`, where nothing else is in them.
-    """
+    """Delete these files (addresses of :func:`input_files`), then empty directories as far up as names begin with
+    `above`."""
     local = [unquote(urlsplit(one).path) for one in addresses if one.startswith("file:/")]
     for path in local:  # without the JVM, which takes ten times as long
         Path(path).unlink(missing_ok=True)

@@ -1,9 +1,5 @@
-"""The records of a store as an Iceberg table (ADR 0025).
-
-The table's directory is `STORE/records`, where the files would be: a store is one directory in either format, and
-needs no catalog server. Iceberg's jar and its SQL extension have to be present when Spark starts, so
-:func:`session_conf` finds out before that whether a store is a table.
-"""
+"""The records of a store as an Iceberg table (ADR 0025), in `STORE/records` and without a catalog server. Iceberg's jar
+has to be there when Spark starts, so :func:`session_conf` finds out before that whether a store is a table."""
 
 from __future__ import annotations
 
@@ -47,11 +43,8 @@ def package() -> str:
 
 
 def session_conf(conf: Mapping[str, str], places: list[str], form: str | None) -> dict[str, str]:
-    """Spark's configuration for Iceberg, to be added to `conf`; empty if neither `form` nor a store at one of these
-    places asks for it.
-
-    Before there is a session only local directories can be looked at.
-    """
+    """Spark's configuration for Iceberg, to be added to `conf`; empty if neither `form` nor a local store at one of
+    these places asks for it."""
     if form != "iceberg" and not any(_local(place) for place in places):
         return {}
     return {
@@ -90,19 +83,14 @@ class IcebergRecords:
         return bool(system.exists(path))
 
     def read(self) -> DataFrame:
-        """All records, with `date` and `cluster`; fields that the table does not have yet are null.
-
-        Raises ReportError when this session has no Iceberg.
-        """
+        """All records, with `date` and `cluster`; fields that the table lacks are null. Raises ReportError without
+        Iceberg."""
         self.open()
         return self._with_all_fields(self.spark.table(self.name))
 
     def merge(self, day: str, rows: DataFrame) -> DataFrame:
-        """Insert those of these records (with `cluster`) that the table does not have; returns all records of the day.
-
-        It is one commit: readers see the day as it was before or as it is after it. Nothing else may merge the same
-        records at the same time (the store's lock): inserts do not conflict with each other, both would be kept.
-        """
+        """Insert, in one commit, those of these records (with `cluster`) that the table does not have; returns all of
+        the day. The store's lock keeps others from merging the same records at the same time, which would keep both."""
         self.open()
         self.make()
         names = [field.name for field in FIELDS]

@@ -1,8 +1,5 @@
-"""Input: usage records are read with the schema of `quota.record`; invalid ones are set aside.
-
-JSON lines are parsed once, into a staging area of Parquet with the columns that the job needs; records that are in
-Parquet already are read in place. Nothing is dropped without being counted, and no row ends a report.
-"""
+"""Input: usage records are read with the schema of `quota.record`; JSON lines are parsed once into Parquet, Parquet is
+read in place. Invalid rows are set aside and counted, and none ends a report."""
 
 from __future__ import annotations
 
@@ -77,8 +74,7 @@ class Quality:
 
     @property
     def whole_days(self) -> tuple[int, int]:
-        """The first and the last day (since 1970, UTC) that the input has whole; an hour may be missing. Other days say
-        nothing about their peaks."""
+        """The first and the last day (since 1970, UTC) that the input has whole, but for an hour at most."""
         return (
             int((self.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S),
             int((self.last_ms / 1000 + HOUR_S) // DAY_S) - 1,
@@ -130,10 +126,8 @@ class Intake:
 
 
 def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
-    """Text lines (`value`, and `file`) -> all fields of a record, `reason` (null: usable), `raw` and `file`.
-
-    `raw` is the line itself if there is a reason, and null otherwise. Works on streams too.
-    """
+    """Text lines (`value`, `file`) -> all fields of a record, `reason` (null: usable), `raw` (the line, if there is a
+    reason) and `file`. Works on streams too."""
     schema = f"{spark_ddl()}, _corrupt STRING"
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "allowNonNumericNumbers": "false"}
     # The optimiser does not push anything through a generator: through a projection it would push the checks below, and
@@ -191,14 +185,10 @@ def read(
     days: Days = EVERY_DAY,
     rolled: bool = False,
 ) -> Intake:
-    """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet.
-
-    `columns`: what the job needs besides :data:`BASE`. `staging`: a directory for the parsed records. `unreadable`:
-    files to skip, by address (:func:`analysis.files.unreadable_file`). `days`: for other days, neither directories
-    `date=…` are read nor records used. `rolled`: the job uses rollups in place of records, if the store has them for
-    all these days.
-    Raises WrongUseError when there are no files, ReportError when they hold no usable record.
-    """
+    """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet. `columns`:
+    besides :data:`BASE`; `staging`: a directory for parsed records; `unreadable`: addresses of files to skip; `rolled`:
+    the job uses rollups in place of records where a store has them. Raises WrongUseError without files, ReportError
+    without a usable record."""
     wanted = list(dict.fromkeys((*BASE, *columns)))
     store = Store(spark, pattern)
     places = [pattern]

@@ -140,12 +140,9 @@ def _is_set(column: str) -> Column:
 
 
 def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
-    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket
-    (of `seconds`): `scope`, `limit`, `rate` and `used_share`.
-
-    For a sidecar's own limit (scope `instance`) both are what the sidecar with the highest usage saw in the quota's own
-    window; for a fleet's (scope `fleet`) they are of the usage of all sidecars together in the bucket.
-    """
+    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket:
+    `scope`, `limit`, `rate` and `used_share`, of a sidecar's own limit as the busiest sidecar saw them in the quota's
+    window, of a fleet's limit for all sidecars together."""
     named = by_kind(
         buckets,
         [*CLIENT, "bucket"],

@@ -1,6 +1,5 @@
-"""Which limit a client has, and with which clients it shares it: Kafka's eight levels of precedence as joins with the
-few quota entries.
-"""
+"""Which limit a client has, and who shares it: Kafka's eight levels of precedence as joins with the few quota
+entries."""
 
 from __future__ import annotations
 
@@ -85,12 +84,8 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
 
 
 def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFrame:
-    """Rows (`user`, `client_id`) with `limit` (null: none), and the counter's names: `group_user` and `group_client`.
-
-    Null in these two: plays no part. `of_fleet`: whether all instances share one counter.
-
-    The entries are few: they are broadcast, and no row is shuffled.
-    """
+    """Rows (`user`, `client_id`) with `limit` (null: none), the counter's `group_user` and `group_client` (null: plays
+    no part), and `of_fleet`. The entries are broadcast, and no row is shuffled."""
     spark = rows.sparkSession
     entries = candidate.entries(kind)
     named = [entry for entry in entries if DEFAULT_WORD not in entry[:2]]

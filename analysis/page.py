@@ -161,8 +161,7 @@ def _style(texts: Sequence[str | None]) -> str:
 
 
 def _apart(svg: str, number: int) -> str:
-    """The plot with ids that are unique on the page. (matplotlib names each group, but nothing refers to these
-    names.)"""
+    """The plot with ids that are unique on the page, and without matplotlib's names of groups."""
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>plot-{number}-", re.sub(r'<g id="[^"]*"', "<g", svg))
 
 

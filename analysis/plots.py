@@ -45,8 +45,8 @@ def steps(
     bytes_per_s: bool = False,
     level: Mapping[str, float] | None = None,
 ) -> str:
-    """Values of time buckets of `step_s`, one line per name: each as long as the input covers of its bucket, nothing
-    where there is no bucket. `level` draws horizontal lines, such as a capacity."""
+    """Values of time buckets of `step_s`, one line per name, nothing where there is no bucket; `level`: horizontal
+    lines."""
     figure = _figure()
     axes = figure.add_subplot()
     first, last = (datetime.fromtimestamp(one / 1000, UTC) for one in (quality.first_ms, quality.last_ms))

@@ -55,10 +55,7 @@ class Context:
 
     def observed_s(self, frame: DataFrame, step_s: int, time: str = "bucket") -> Column:
         """Seconds of each bucket of `frame` (`time`: its start; `first_ms`, `last_ms`) that the input covers, for
-        rates: all of them but in the first and last bucket. No less than an interval, as records may be shorter.
-
-        A record counts in the bucket of its middle, so a bucket begins and ends with its records.
-        """
+        rates: all but in the first and last bucket, and no less than an interval."""
         quality = self.intake.quality
         interval_ms = quality.interval_s * 1000
         start, end = F.col(time) * 1000, (F.col(time) + step_s) * 1000
@@ -90,9 +87,7 @@ class Table:
     caption: str
     order: Sequence[Column | str] = ()
     shown: int = 200
-    """How many rows the page has, to be sorted and filtered there; 0: none, the table is for plots and for readers of
-    the files.
-    """
+    """How many rows the page has; 0: none, the table is for plots and for readers of the files."""
     left_out: Sequence[str] = ()
     """Columns that only the files have: they would not fit on a page."""
     summed: Sequence[str] = ()

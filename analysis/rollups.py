@@ -1,6 +1,4 @@
-"""Rollups: usage per client and time bucket, as reports need it. The same from records themselves, and from the coarser
-sums that `compact` has made of them.
-"""
+"""Rollups: usage per client and time bucket, from records or from the sums that `compact` has made of them."""
 
 from __future__ import annotations
 
@@ -40,18 +38,14 @@ _LEAST: Final[Mapping[str, Made]] = {"first_ms": lambda: F.col("start_ms")}
 LIMITS: Final = tuple(name for kind in Kind for name in of_limits(kind))
 """Columns with the limits of a client in a bucket (:func:`analysis.kinds.by_group`)."""
 _PACKED: Final = "_flags"
-"""The flags of a client and bucket while they are summed: bits of one number. Each by itself would take eight bytes in
-a row of the hash table, which has nearly as many rows as there are records where sidecars have few clients in common.
-"""
+"""The flags of a client and bucket while they are summed: bits of one number, not eight bytes each."""
 NAMES: Final = (*_SUMS, *_MOST, *_LEAST)
 """All columns of a rollup, besides the client, its bucket and its library."""
 
 
 def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> DataFrame:
-    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start, since 1970).
-
-    An interval counts in the bucket of its middle.
-    """
+    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start, since 1970), by their
+    middle."""
     return _with_flags(_in_buckets(rows, step_s).agg(*_aggregates(names, of_records=True)), names)
 
 

@@ -91,11 +91,8 @@ def make(
 def make_all(
     spark: SparkSession, names: Mapping[str, Mapping[str, Any]], asked: Asked, *, quiet: bool = False
 ) -> tuple[str, dict[str, str]]:
-    """Make several reports (name -> its options), and `index.html`, which begins with the findings of each.
-
-    If one fails, the others are made all the same. Returns text for people, and the failures by name. Raises
-    ReportError when none could be made.
-    """
+    """Make several reports (name -> its options) and `index.html`; returns text for people, and why some failed. Raises
+    ReportError when none could be made."""
     names = dict(sorted(names.items(), key=lambda one: one[0] != "chargeback"))  # cost comes first
     titles = {name: name for name in names}
     asked = replace(asked, output=asked.output.rstrip("/"), others=titles)

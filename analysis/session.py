@@ -24,10 +24,8 @@ JAVA_LIMIT_S = 60
 
 
 def find_java() -> Path:
-    """The home directory of the Java to use: $JAVA_HOME, then the `java` on PATH.
-
-    Raises ReportError when neither can run Spark; the message says what was tried and what to install.
-    """
+    """The home directory of the Java to use: $JAVA_HOME, then the `java` on PATH. Raises ReportError that says what was
+    tried."""
     tried = []
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     for source, java in (("JAVA_HOME", Path(home) / "bin" / "java" if home else None), ("PATH", on_path)):
@@ -74,10 +72,8 @@ QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
     "-Djdk.lang.Process.launchMechanism=VFORK"
 )
-"""A JVM for a few rows: the quick compiler only, and one collector thread. With that compiler alone Java reserves 48 MB
-for code, which Spark fills: Java then discards methods and compiles them again. Objects of a query are garbage before
-they are old. Hadoop starts `chmod` for each file, and Java a helper process for each of those unless it may use vfork.
-"""
+"""A JVM for a few rows: the quick compiler only, with room for its code, one collector thread, and vfork for Hadoop's
+`chmod`."""
 SMALL = {
     # Of the time for a few records most is spent on compiling: Java's quick compiler alone, and no code for queries.
     # Nor does Java verify the bytecode of Spark's own jars again: a tenth of the time of a report.
@@ -108,10 +104,8 @@ _USUAL = {
 
 
 def spark_version() -> tuple[str, str]:
-    """The version of the Spark that is installed, and the Scala that its packages on Maven Central are for.
-
-    Raises ReportError for a Spark that reports do not run on.
-    """
+    """The version of the Spark that is installed, and the Scala of its packages. Raises ReportError for an unsupported
+    Spark."""
     number = tuple(map(int, pyspark.__version__.split(".")[:2]))
     if not OLDEST <= number <= NEWEST:
         least, most = (".".join(map(str, one)) for one in (OLDEST, NEWEST))
@@ -147,11 +141,8 @@ def small(place: str, master: str | None) -> dict[str, str]:
 def open_session(
     master: str | None = None, memory: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The existing session (spark-submit), or a new one: local on all cores unless `master` says otherwise.
-
-    `conf` is Spark's own configuration and overrides everything but what the jobs rely on.
-    Raises ReportError when a local session is wanted and there is no Java that can run it.
-    """
+    """The existing session (spark-submit), or a new one, local on all cores unless `master` says otherwise. `conf`
+    overrides everything but what the jobs rely on. Raises ReportError when there is no Java that can run it."""
     spark_version()
     conf = dict(conf or {})
     builder = SparkSession.builder.appName("kquota report")

@@ -41,8 +41,8 @@ STALE_MS = 2 * 3_600_000
 
 
 def parquet_ddl() -> str:
-    """The columns of records in Parquet. Integers may be wider than ours, as other programs write them: Spark's readers
-    widen from 4.0 on (SPARK-40876), and never narrow."""
+    """The columns of records in Parquet; integers may be wider, which Spark's readers take from 4.0 on
+    (SPARK-40876)."""
     ddl = spark_ddl()
     return ddl if before_spark_4() else ddl.replace(" INT,", " BIGINT,")
 

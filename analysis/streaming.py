@@ -1,9 +1,5 @@
-"""`kquota report stream`: live records, from Kafka or from files, into one-minute rollups and alerts.
-
-Three queries. `rollups` reads the records, drops duplicates by their id and writes a Parquet file sink, whose log makes
-each row appear exactly once. `alerts` follows the rollups that were committed. `set-aside` keeps the rows that are not
-records.
-"""
+"""`kquota report stream`: live records, from Kafka or files, into one-minute `rollups` (each row exactly once),
+`alerts`, which follow committed rollups, and `set-aside` rows: a query each."""
 
 from __future__ import annotations
 
@@ -185,10 +181,8 @@ def address(place: str) -> tuple[str, str]:
 
 
 def read_properties(path: str | None) -> dict[str, str]:
-    """A file of `name=value` lines, as Kafka's own tools accept for --command-config. Raises WrongUseError.
-
-    A value may contain `=`, as those of sasl.jaas.config do, but a line is not continued on the next.
-    """
+    """A file of `name=value` lines, as Kafka's tools accept for --command-config, without continuations. Raises
+    WrongUseError."""
     if path is None:
         return {}
     try:
@@ -231,11 +225,8 @@ def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
 
 
 def rollups(text: DataFrame, delay: str) -> DataFrame:
-    """One row per client and minute, once the minute is over and `delay` has passed by the records' own clock.
-
-    A record counts in the minute of its interval's middle, as in the batch reports. Duplicates are recognised for at
-    least `delay`.
-    """
+    """One row per client and minute, once the minute is over and `delay` has passed by the records' own clock;
+    duplicates are recognised for at least `delay`."""
     middle = F.timestamp_millis(((F.col("start_ms") + F.col("end_ms")) / 2).cast("long"))
     records = parse(text).where("reason IS NULL").withColumns({"cluster_id": cluster(), "time": middle})
     once = records.withWatermark("time", delay).dropDuplicatesWithinWatermark(list(IDENTITY))
@@ -254,8 +245,7 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
 
 
 def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
-    """Rollups -> messages (`key`, `value`): which client is throttled, or near a limit. Equal alerts have equal
-    `id`s."""
+    """Rollups -> messages (`key`, `value`): who is throttled, or near a limit. Equal alerts have equal `id`s."""
     delayed, near = (
         F.col("delayed_seconds") >= settings.delayed_seconds,
         F.col("utilisation_peak") >= settings.utilisation,
@@ -276,10 +266,8 @@ def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
 
 
 def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = None) -> list[StreamingQuery]:
-    """Start the queries; each has its checkpoint below `output`, from which it always resumes.
-
-    With `once`, alerts are started when the rollups are complete, or not at all when `stop` is set before that.
-    """
+    """Start the queries, which resume from checkpoints below `output`. With `once`, alerts start when the rollups are
+    complete, or not at all when `stop` is set before that."""
     stop = stop or Event()
     text = lines(spark, settings)
     aside = parse(text).where("reason IS NOT NULL").select("reason", "file", "raw")
@@ -325,9 +313,8 @@ def follow(
     metrics: StreamMetrics | None = None,
     every_s: float = 1.0,
 ) -> None:
-    """Report what the queries do until all have ended, or `stop` is set: then they are ended, their current batch is
-    not written and will be redone. Raises ReportError when one fails. `metrics` gets the report on each batch.
-    """
+    """Report what the queries do until all have ended, or `stop` is set: then they end without their current batch.
+    Raises ReportError when one fails."""
     stop = stop or Event()
     told: dict[str, int] = {}
     while True:

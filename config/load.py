@@ -58,11 +58,8 @@ _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": 
 
 
 def load(path: str | Path, *, on_paper: bool = False) -> Config:
-    """Load and validate a file. Raises ConfigError with every problem found.
-
-    `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream`, `fleet` and the
-    fleet's key.
-    """
+    """Load and validate a file. Raises ConfigError with every problem found. `on_paper`: nothing will be connected to,
+    so a file may leave out `upstream`, `fleet` and the fleet's key."""
     try:
         data = read_config(path)
     except OSError as error:
@@ -105,8 +102,7 @@ def _is_of_a_fleet(quotas: Any) -> bool:
 
 
 def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:
-    """The problems of single values, and the others, without those of anything that contains one of these values, as
-    they may well be a consequence."""
+    """The problems of single values, and those of the file's model but for what contains one of these values."""
     told = tuple(problem.place for problem in source.problems)
     found: list[Problem] = []
     if isinstance(source.values, dict) and len(source.problems) < MAX_PROBLEMS:
@@ -122,8 +118,8 @@ def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Proble
 
 
 def _find_no_brokers(source: Source) -> list[Problem]:
-    """Brokers have to be named unless connections themselves have a destination. Checked on the file's own values, so
-    that it is reported together with everything else that is wrong."""
+    """Brokers have to be named unless connections have a destination. Checked before the model, to be told with all
+    else."""
     values = source.values
     if not isinstance(values, dict) or values.get("mode") == "transparent":
         return []
@@ -194,8 +190,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _accepts(listener: str, address: str) -> bool:
-    """Whether connections from this machine to an address end at a listener. Which of its other addresses a wildcard
-    covers is not known here."""
+    """Whether connections from this machine to an address end at a listener, as far as is known here."""
     known = listener == address or address.startswith("127.") or address in _LOOPBACK
     return known and _overlap(listener, address)
 
@@ -249,8 +244,8 @@ def _quota_clashes(config: Config, source: Source) -> Iterator[Problem]:
 
 
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
-    """One quota entry from plain values, under the same rules as in the file: its limits of requests and those of
-    connections, None for a part without limits."""
+    """One quota entry from plain values, by the file's rules: its limits of requests and of connections, None without
+    any."""
     entry = validate(QuotaEntry, Source(file, value))
     return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 

@@ -1,8 +1,5 @@
-"""The configuration file as pydantic models. Kafka's own names where Kafka has one; units in every other name.
-
-Unknown keys are refused everywhere (`extra="forbid"`): a typing mistake in a quota must not mean "no quota".
-What each setting does is described in docs/configuration.md; the JSON schema comes from here (`kquota schema`).
-"""
+"""The configuration file as pydantic models: Kafka's own names where it has one, units in every other. Unknown keys are
+refused, so that a typing mistake in a quota does not mean "no quota"."""
 
 from __future__ import annotations
 
@@ -296,8 +293,8 @@ def _as_floats(limits: QuotaEntry | QuotaCandidate) -> tuple[float | None, float
 
 
 class _InTheTablesForm:
-    """Metadata of a quota entry: once validated, one that limits requests alone becomes an `Entry` at once. Of many
-    thousand models of 2 kB each no two exist together; freed together they would hold up all threads for 10 ms."""
+    """Metadata of a quota entry: one that limits requests alone becomes an `Entry` at once, so that many thousand
+    models never exist together; freeing them would hold up all threads for 10 ms."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         def short(entry: QuotaEntry) -> QuotaEntry | Entry:

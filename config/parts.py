@@ -1,9 +1,6 @@
-"""The bytes of a configuration file that may be more than a ConfigMap holds, which is 1 MiB.
-
-It may be compressed by gzip, as the webhook's copies are; or be in parts, as the chart's are: a first line gives their
-number and the SHA-256 of the whole, and the parts follow in files of its folder, `kquota.yaml.2` and so on. Kubernetes
-brings each ConfigMap by itself, so that for some time parts of two versions lie side by side: then there is no file.
-"""
+"""The bytes of a configuration file that may be more than a ConfigMap holds: compressed by gzip, or in parts, whose
+number and SHA-256 a first line gives (`kquota.yaml.2` and so on). Kubernetes may bring parts of two versions side by
+side: then there is no file. A file has changed when its content has: ConfigMaps are swapped by symlinks."""
 
 from __future__ import annotations
 

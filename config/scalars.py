@@ -1,10 +1,6 @@
-"""What unquoted text in YAML means, and PyYAML's loader and dumper with this meaning.
-
-PyYAML reads by YAML 1.1: 190:20:30 is 685230 there, 0777 is 511, no is false, 2024-01-01 is a date and = is an error.
-Here null, true, false and decimal numbers are what they look like; all else is text, and a value that has to be a
-number refuses it with its place. PyYAML quotes whatever 1.1 would not read as text, hence :func:`dump` writes what this
-loader reads back.
-"""
+"""What unquoted text in YAML means: null, true, false and decimal numbers are what they look like, all else is text.
+PyYAML reads by YAML 1.1 (190:20:30 is 685230, no is false) and quotes whatever that would not read as text, hence
+:func:`dump` writes what this loader reads back."""
 
 from __future__ import annotations
 

@@ -17,10 +17,7 @@ _Settings = TypeVar("_Settings")
 
 
 def settings_of(kind: type[_Settings], *sections: BaseModel, **more: Any) -> _Settings:
-    """A dataclass whose fields have the values of these sections' fields of the same names, and of `more`.
-
-    What is in seconds there, `_s`, may be in milliseconds here, `_ms`. What no section has keeps its default.
-    """
+    """A dataclass with these sections' values of the same names, and `more`; what is `_ms` there may be `_s` here."""
     known = {name: value for section in sections for name, value in section} | more
     known |= {f"{name[:-2]}s": value / 1000 for name, value in known.items() if name.endswith("_ms")}
     return kind(**{one.name: known[one.name] for one in fields(kind) if one.name in known})  # type: ignore[arg-type]

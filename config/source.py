@@ -106,20 +106,15 @@ class Source:
 
 
 def parse(file: str, data: bytes) -> Source:
-    """Parse YAML.
-
-    Raises ConfigError for text that is not YAML and for excessive sizes. The problems of single values, duplicate keys
-    among them, are in `problems`.
-    """
+    """Parse YAML. Raises ConfigError for text that is not YAML and for excessive sizes; `problems` has those of single
+    values."""
     found = parse_documents(file, data, most=1)
     return found[0] if found else Source(file)
 
 
 def parse_documents(file: str, data: bytes, most: int = MAX_VALUES) -> list[Source]:
-    """Each document of a file of several, such as Kubernetes manifests, with its values and their problems.
-
-    Raises ConfigError as :func:`parse` does, also for more than `most` documents.
-    """
+    """Each document of a file of several, with its values and their problems. Raises ConfigError as :func:`parse` does,
+    also for more than `most` documents."""
     try:
         text = check_text(file, data)
         loader = Loader(text)

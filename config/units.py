@@ -1,12 +1,5 @@
-"""Sizes, rates and durations as people write them, and back again: the same in answers of the sidecar and in reports.
-
-Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``: ``4M`` is 4
-000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself has plain bytes only, and these are accepted
-everywhere. ``kquota check`` prints every limit in exact bytes as well.
-
-Spellings that mean something else elsewhere are refused with a suggestion: ``2m`` (milli in Kubernetes), ``10Mb`` (bits
-on a network) and ``010`` (octal in YAML and C).
-"""
+"""Sizes, rates and durations as people write them, and back: ``4M`` is 4 000 000 bytes and ``4Mi`` 4 194 304, as in
+Kubernetes. Spellings that mean something else elsewhere are refused with a suggestion: ``2m``, ``10Mb``, ``010``."""
 
 from __future__ import annotations
 
@@ -76,10 +69,8 @@ def similar_size(text: str) -> str | None:
 
 
 def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
-    """``30s`` -> 30000, ``500ms`` -> 500, ``0`` -> 0. ``bare_unit`` is the unit of a bare number; None forbids it.
-
-    Raises ValueError when it is not a duration, or finer than a millisecond.
-    """
+    """``30s`` -> 30000, ``500ms`` -> 500, ``0`` -> 0. ``bare_unit``: of a bare number; None forbids it. Raises
+    ValueError."""
     match = _match(_DURATION, text)
     if match is None or _LEADING_ZERO.match(match["number"]):
         raise ValueError(f"{text!r} is not a duration")

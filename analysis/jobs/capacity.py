@@ -28,10 +28,8 @@ FEWEST_DAYS = 3
 
 
 def run(context: Context) -> Report:
-    """Per cluster: sum of the limits in force in the last hour, peaks of the fleet, and a line through the daily peaks.
-
-    Option `capacity`: kind -> bytes/s that the clusters can really do, if known.
-    """
+    """Per cluster: limits in force in the last hour, peaks, and their trend. Option `capacity`: kind -> bytes/s, if
+    known."""
     grain = context.grain_s
     rows = context.records.withColumns(
         {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}

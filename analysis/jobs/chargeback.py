@@ -118,9 +118,7 @@ def _observed(context: Context, rows: DataFrame, step_s: int) -> Column:
 
 
 def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:
-    """Per payer and hour; bytes above `burst_above` times the hour's mean rate separately. Silent buckets count in that
-    mean.
-    """
+    """Per payer and hour; bytes above `burst_above` times the hour's mean rate (silent buckets included) separately."""
     sums = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
     buckets = rows.groupBy(
         "payer", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long").alias("hour_s"), "bucket"
@@ -137,10 +135,8 @@ def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Col
 
 
 def _idle(rows: DataFrame) -> DataFrame:
-    """Per payer and hour: byte-seconds of limits that were in force and not used.
-
-    A limit belongs to a group; what its clients leave unused in an interval is divided evenly among those present.
-    """
+    """Per payer and hour: byte-seconds of limits in force and not used; a group's are divided evenly among its clients
+    present."""
     kinds = by_kind(
         rows,
         ["payer", "instance", "end_ms", "duration_s", "hour_s"],

@@ -20,9 +20,8 @@ NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
 
 
 def run(context: Context) -> Report:
-    """Per client: broker time per request of all other clients of the cluster, in the buckets of its bursts and in the
-    others.
-    """
+    """Per client: broker time per request of all others in the cluster, in the buckets of its bursts and in its
+    others."""
     grain = context.grain_s
     rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
     mine = rows.groupBy(*CLIENT, "bucket").agg(

@@ -31,8 +31,7 @@ NEED_PERCENTILE = 0.99
 LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
 """No lower limit is ever recommended."""
 WINDOW_LIKE_S = 15.0
-"""Up to this length an interval's mean is as good as Kafka's window of some 11 s; longer ones average peaks away.
-"""
+"""Up to this length an interval's mean is as good as Kafka's window of some 11 s."""
 LEAST_S = 1.0
 """No record's mean is over less: the last one of a sidecar may be of milliseconds."""
 MIN_GRAIN_S = 10

@@ -25,9 +25,7 @@ COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"thro
 CLIENT = ("cluster_id", "instance", "user", "client_id")
 NAMED = ("cluster_id", "group_user", "group_client")
 GROUP = ("cluster_id", "counter", "group_user", "group_client")
-"""A counter: each sidecar counts for itself (`counter` is its instance), as in production; but where the limit is the
-fleet's, all of them count together (null).
-"""
+"""A counter: of one sidecar (`counter` is its instance), or, where the limit is the fleet's, of all of them (null)."""
 ROWS_PER_TASK = 500_000
 """Intervals that one task replays; it gets all of a group."""
 TASKS_PER_CORE = 4
@@ -193,8 +191,7 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
 def _replayed(
     context: Context, rows: DataFrame, members: DataFrame, groups: DataFrame, found: Sequence[Family]
 ) -> DataFrame:
-    """Seconds over each limit and other results, for the counters worth replaying. Only their intervals are shuffled,
-    each counter's to one task."""
+    """Results for the counters worth replaying; only their intervals are shuffled, each counter's to one task."""
     chosen = groups.where("chosen")
     number = chosen.agg(F.sum("records").alias("records")).head()
     assert number is not None
@@ -223,12 +220,8 @@ def _replayed(
 
 
 def _added_up(intervals: DataFrame) -> DataFrame:
-    """Intervals of many sidecars, which may overlap -> those between which the sum of their rates changes.
-
-    Each is spread evenly over its seconds, which begin at whole seconds (sidecars' clocks are not that exact). Where an
-    interval begins the sum rises by its rate, where it ends it falls; added up by second, a fleet has no more of these
-    than one sidecar would have, and no task gets all its records.
-    """
+    """Overlapping intervals of many sidecars -> those between which the sum of their rates changes, by whole seconds: a
+    fleet has no more of these than one sidecar would have, and no task gets all its records."""
     begin = F.floor(F.col("start_ms") / 1000 + HALF_UP)
     end = F.greatest(F.floor(F.col("start_ms") / 1000 + F.col("duration_s") + HALF_UP), begin + 1)
     each = F.col("amount") / (end - begin)

@@ -59,11 +59,8 @@ class ReplayResult:
 
 
 def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats, limits: Floats) -> ReplayResult:
-    """Replay intervals in any order. `group`: which row of `limits` (groups by limits; NaN: none) an interval belongs
-    to.
-
-    Amounts are unscaled; each interval's is spread over its seconds. Windows begin empty.
-    """
+    """Replay intervals in any order, each spread over its seconds; windows begin empty. `group`: the row of `limits`
+    (groups by limits; NaN: none) of each interval."""
     count, several = limits.shape
     found = ordered(group, start_ms, duration_s, amount)
     outcome = ReplayResult(
@@ -87,10 +84,7 @@ def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Fl
 
 
 def _windows(rule: Rule, found: Intervals, limits: Floats) -> Iterator[Events]:
-    """For intervals that do not overlap: the seconds that matter, a block at a time.
-
-    A block may begin anywhere: it includes what its windows can see, and where samples begin is known.
-    """
+    """For intervals that do not overlap: the seconds that matter, in blocks that include what their windows can see."""
     if not len(found):
         return
     least = np.nanmin(limits, axis=1) / rule.scale

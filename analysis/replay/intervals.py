@@ -1,8 +1,5 @@
-"""Intervals of usage on their way to events: each amount spread evenly over the seconds of its interval.
-
-Few of those events are needed. A window of N samples forgets, so an interval matters only if its amount, or that
-shortly before it, can exceed the limit; and in a long interval all windows that lie in it whole are alike.
-"""
+"""Intervals of usage on their way to events: each amount spread evenly over the seconds of its interval. Few events are
+needed: those of intervals near enough to the limit, and of long intervals one window of each kind."""
 
 from __future__ import annotations
 
@@ -56,11 +53,8 @@ def rates(
     sample_ms: int,
     asked: Flags | None = None,
 ) -> WindowRates:
-    """The rate at each event, recorded first and measured after, as in `SampledRate`.
-
-    `numbers`: how many samples its counter had begun up to and including the event's own; they determine the slot of
-    the ring, and so the order in which fractions are summed. `asked`: at which events; all by default.
-    """
+    """The rate at each event, recorded first and measured after, as in `SampledRate`. `numbers`: samples begun by its
+    counter so far, which determine slots and so the order of sums. `asked`: at which events; all by default."""
     sample = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(times_ms)) - 1
@@ -87,10 +81,7 @@ def rates(
 
 
 def delays_ms(found: WindowRates, limit: Floats, bounded_ms: int | None = None) -> Ints:
-    """How long each event is delayed (`QuotaUtils.throttleTime`); at most `bounded_ms`, if given.
-
-    NaN as limit: there is none.
-    """
+    """How long each event is delayed (`QuotaUtils.throttleTime`), at most `bounded_ms`. NaN as limit: there is none."""
     over = found.observed > limit
     delay = np.zeros(len(found.observed), dtype=np.int64)
     bound = limit[over]
@@ -178,8 +169,8 @@ def density(duration_s: Floats, steps: Ints, amount: Floats) -> Floats:
 
 
 SLACK_S = 3.0
-"""Seconds of usage that may be in a window beyond its length: the second that begins before it ends; half of one at the
-end of an interval that is rounded up; and one for a clock that was adjusted a little."""
+"""Seconds of usage that may be in a window beyond its length: of its edges, of rounding, and of a clock adjusted a
+little."""
 
 
 MAX_LOOKS = 64
@@ -187,11 +178,8 @@ MAX_LOOKS = 64
 
 
 def most_in_window(num_samples: int, sample_ms: int) -> float:
-    """Times the highest density, an upper bound of any window's rate.
-
-    A sample is alive while its last event is younger than N samples, and begins less than a sample before that one: so
-    all events lie within N + 1 samples' time, and are divided by no less than N - 1.
-    """
+    """Times the highest density, an upper bound of any window's rate: events lie within N + 1 samples and are divided
+    by no less than N - 1."""
     return ((num_samples + 1) * sample_ms / 1000 + SLACK_S) / ((num_samples - 1) * sample_ms / 1000)
 
 
@@ -233,9 +221,7 @@ def _followed(found: Intervals, fresh: Flags, sample_ms: int, per_sample: int) -
 
 
 def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int) -> tuple[Flags, Flags]:
-    """Which intervals may exceed their group's limit, and which of the others are in reach of those (`least_limit`: of
-    the group of each interval).
-    """
+    """Which intervals may exceed their group's limit (`least_limit`), and which others are in reach of those."""
     if num_samples == 1:  # windows without a minimum length: any rate is possible
         return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
     thickest = dense = density(found.duration_s, found.steps, found.amount)
@@ -275,12 +261,8 @@ class Events:
 
 
 def events(found: Intervals, where: Places, asked: Flags, num_samples: int, sample_ms: int) -> Events:
-    """The seconds of intervals, of which only the `asked` ones count.
-
-    From second (N + 1) * W on, all samples that are alive lie in the interval itself: the result repeats sample by
-    sample to its end. The last sample represents all that are left out, and later events see what they would see after
-    the whole interval.
-    """
+    """The seconds of intervals, of which only the `asked` ones count. From second (N + 1) * W on all samples lie in the
+    interval itself and repeat: the last one stands for those that are left out."""
     per_sample = sample_ms // STEP_MS
     left_out = np.maximum(found.steps - (num_samples + 2) * per_sample, 0) // per_sample
     kept = found.steps - left_out * per_sample

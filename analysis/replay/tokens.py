@@ -1,9 +1,5 @@
-"""The mutation quota replayed second by second, with the sidecar's own counters.
-
-Partitions are seldom created, so nearly all seconds find a counter that is full and stays full: those are skipped. A
-bucket has a closed form (a sum minus its running maximum), but one that rounds differently in the last bit, and half a
-millisecond is a common fraction of a bucket's delay: one partition at 16 per second is 62.5 ms.
-"""
+"""The mutation quota replayed second by second, with the sidecar's own counters, as a closed form rounds differently.
+Seconds at which a counter is full and stays full are skipped."""
 
 from __future__ import annotations
 

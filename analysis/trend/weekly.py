@@ -86,9 +86,8 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
 
 
 def back_test(day: Days, value: Values) -> BackTest | None:
-    """Hold out the last week, or of eight and more the last two, forecast them, and compare. None if too little would
-    be left.
-    """
+    """Hold out the last week, or of eight and more the last two, and forecast them. None if too little would be
+    left."""
     if len(day) < FEWEST_DAYS + WEEK:
         return None
     held_out = min(max(len(day) // 4 // WEEK, 1) * WEEK, MAX_HELD_OUT)
@@ -134,10 +133,8 @@ _FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT
 
 
 def foretold(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function over rows `series bigint, days array<bigint>, peaks array<double>`: `horizon` days after `last_day`.
-
-    A series is one row, with its days (since 1970) in any order and the peak of each.
-    """
+    """A function over rows `series bigint, days array<bigint>, peaks array<double>`, days in any order: `horizon` days
+    after `last_day`."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ahead = np.arange(last_day + 1, last_day + 1 + horizon)

@@ -159,8 +159,7 @@ def admin_port(wishes: dict[str, str], usual: int) -> int:
 
 
 def bootstrap_variables(wishes: dict[str, str], usual: str) -> list[str]:
-    """Names of the variables that get the sidecar's address: `usual`, unless the pod says others. Raises
-    AnnotationError."""
+    """Names of variables that get the sidecar's address: `usual`, or what the pod says. Raises AnnotationError."""
     names = [one.strip() for one in wishes.get(BOOTSTRAP, usual).split(",") if one.strip()]
     for one in names:
         _expect(_VARIABLE, BOOTSTRAP, one, "names of environment variables, separated by commas")

@@ -32,10 +32,8 @@ class Cluster:
     """An API server. Use it with `async with`."""
 
     def __init__(self, url: str, account: Path) -> None:
-        """`account` is the folder with the service account's token and authority, from the kubelet.
-
-        Raises OSError (ssl.SSLError among them) when they cannot be read.
-        """
+        """`account`: the folder with the service account's token and authority. Raises OSError when they cannot be
+        read."""
         self._account = account
         context = ssl.create_default_context(cadata=(account / "ca.crt").read_text(encoding="ascii"))
         names = {"user-agent": MANAGER}  # also the field manager of writes that name none

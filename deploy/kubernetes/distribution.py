@@ -1,9 +1,5 @@
-"""Which namespace gets which configuration: the desired state, computed from the observed one, without a cluster.
-
-ConfigMaps are mounted in their own namespace only. So each namespace that has the label gets a copy of the chart's
-ConfigMap, under the same name, with the namespace's ConfigMap NAME-quotas, if there is one, merged into it
-(`deploy.kubernetes.own_quotas`). Copies belong to the MutatingWebhookConfiguration and are deleted with it.
-"""
+"""Which namespace gets which configuration, without a cluster. Each with the label gets a copy of the chart's ConfigMap
+with its own NAME-quotas merged in; copies are deleted with the MutatingWebhookConfiguration."""
 
 from __future__ import annotations
 
@@ -29,8 +25,7 @@ COPY_ANNOTATION: Final = "kquota.io/copy-of"
 """On copies: namespace and name of the original."""
 FILE: Final = "kquota.yaml"
 MOST_PLAIN: Final = 512 * 1024
-"""A longer configuration is compressed in copies (config/parts.py): a ConfigMap holds 1 MiB, with the namespace's
-quotas."""
+"""A longer configuration is compressed in copies (config/parts.py): a ConfigMap holds 1 MiB."""
 
 Json = dict[str, Any]
 log = structlog.get_logger("kquota.webhook")
@@ -138,16 +133,13 @@ class QuotasResult:
 
 
 Known = dict[tuple[str, bool], tuple[bytes, QuotasResult]]
-"""Results by namespace, and whether they are for the quotas in force: by a digest of their input. Parsing quotas, and
-comparing them with the chart's, may take seconds; they seldom change."""
+"""Results by namespace, and whether they are for the quotas in force, by a digest of their input: they may take
+seconds."""
 
 
 def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[NamespacePlan]:
-    """For each namespace with the label, and for each that has a copy already: pods may run there.
-
-    Each is worked out when asked for, those with the least quotas first, so that nobody waits for one with many; an
-    exception of one is its own problem.
-    """
+    """For each namespace with the label, and for each that has a copy already; worked out when asked for, those with
+    the least quotas first. An exception of one is its own problem."""
     ours = {where for where, one in seen.copies.items() if _is_ours(one, told)}
     for namespace in sorted(seen.namespaces, key=lambda one: (len(_own(seen, one) or ""), one)):
         chosen = seen.namespaces[namespace].get(INJECTION_LABEL) == "enabled" and (
@@ -169,10 +161,8 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
 
 
 def _network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple[Json | None, list[str]]:
-    """The NetworkPolicy to apply, or the namespace's own policies for ingress, because of which ours is to be deleted.
-
-    Policies add up, so ours would open ports that the namespace's own close.
-    """
+    """The NetworkPolicy to apply, or the namespace's own policies for ingress, because of which ours is to be deleted:
+    policies add up, so ours would open ports that those close."""
     there = seen.policies.get(namespace, [])
     mine = [one["spec"] for one in there if _is_ours(one, told)]
     others = [

@@ -1,8 +1,5 @@
-"""Distributes the configuration to every namespace whose pods get sidecars, with that namespace's quotas merged in.
-
-The desired state (`deploy.kubernetes.distribution`) is compared with the observed one periodically, so that a copy that
-was changed or deleted comes back.
-"""
+"""Distributes the configuration to every namespace whose pods get sidecars, with that namespace's quotas merged in, and
+restores copies that were changed or deleted."""
 
 from __future__ import annotations
 
@@ -129,8 +126,8 @@ class Distributor:
             await self._event(namespace, name, "NetworkPolicyDeleted", text, kind="Normal")
 
     async def judge(self, namespace: str, quotas: str | None) -> str | None:
-        """Why quotas that a namespace is about to have would be refused, None if they would not.
-        Raises ApiServerError."""
+        """Why quotas that a namespace is about to have would be refused; None: they would not. Raises
+        ApiServerError."""
         told, ask = self.told, self.cluster.ask
         if namespace == told.namespace:
             return None

@@ -1,9 +1,5 @@
-"""The webhook's own certificate: created, kept in a Secret of its namespace, renewed, and given to the API server.
-
-So no other program has to create one: neither Helm, whose `lookup` finds nothing where charts are only rendered (Argo
-CD), nor cert-manager. The authority signs for this Service alone; its key stays in the Secret, so that each replica can
-renew.
-"""
+"""The webhook's own certificate: created, kept in a Secret of its namespace, renewed, and given to the API server. The
+authority signs for this Service alone; its key stays in the Secret, so that each replica can renew."""
 
 from __future__ import annotations
 
@@ -44,10 +40,8 @@ class Pair:
 
 
 def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes] | None:
-    """The new content of the Secret (`ca.crt`, `ca.key`, `tls.crt`, `tls.key`; PEM); None: the current one is good.
-
-    `old` is the current content, which may be empty or garbage.
-    """
+    """The new content of the Secret (`ca.crt`, `ca.key`, `tls.crt`, `tls.key`; PEM) in place of `old`, which may be
+    garbage; None: it is good."""
     try:
         authority = x509.load_pem_x509_certificate(old["ca.crt"])
         key = serialization.load_pem_private_key(old["ca.key"], None)
@@ -142,13 +136,8 @@ def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 async def keep(
     cluster: Cluster, namespace: str, name: str, host: str, labels: dict[str, str], configuration: str
 ) -> Pair:
-    """The pair that all replicas have, from the Secret `name`; created or renewed there when due.
-
-    The Secret belongs to the MutatingWebhookConfiguration `configuration` and is deleted with it.
-
-    Raises:
-        ApiServerError: the API server refuses, or does not answer.
-    """
+    """The pair that all replicas have, from the Secret `name`, which belongs to the MutatingWebhookConfiguration
+    `configuration`; created or renewed there when due. Raises ApiServerError."""
     place = f"/api/v1/namespaces/{namespace}/secrets"
     while True:
         secret = await cluster.get(f"{place}/{name}")
@@ -172,11 +161,8 @@ async def keep(
 
 
 async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
-    """Make the API server trust `authority` too for the webhooks of this name; returns whether it did not yet.
-
-    Raises:
-        ApiServerError: the API server refuses, or does not answer.
-    """
+    """Make the API server trust `authority` too for the webhooks of this name; returns whether it did not yet. Raises
+    ApiServerError."""
     changed = False
     for kind in (CONFIGURATIONS, VALIDATING):
         for attempt in range(ATTEMPTS):
@@ -210,11 +196,8 @@ async def _tell(cluster: Cluster, path: str, authority: bytes) -> bool:
 
 
 def bundled(authority: bytes, there: bytes, now: datetime.datetime) -> bytes | None:
-    """The certificates of `authority`, and the latest of those that are trusted already; None: nothing has to change.
-
-    One in use that is next to go comes first again: an earlier kind of certificates may be back in use. `there` may be
-    garbage. Raises ValueError if `authority` is.
-    """
+    """The certificates of `authority`, and the latest of `there`, which are trusted already and may be garbage; None:
+    nothing has to change. Raises ValueError if `authority` is garbage."""
     wanted = x509.load_pem_x509_certificates(authority)
     try:
         trusted = x509.load_pem_x509_certificates(there)

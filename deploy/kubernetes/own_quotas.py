@@ -1,7 +1,4 @@
-"""A namespace's own quotas over the chart's: the file that its pods get, and what a namespace may change.
-
-Bytes in, text out. `deploy.kubernetes.distributor` reads both and writes the result.
-"""
+"""A namespace's own quotas over the chart's, bytes in, text out: the file that its pods get, and what it may change."""
 
 from __future__ import annotations
 
@@ -38,14 +35,9 @@ class RefusedError(ValueError):
 
 
 def combined(base: str, own: bytes, policy: Policy, file: str) -> str:
-    """The configuration file of a namespace: `base`, which the chart renders, with the namespace's entries in it.
-
-    An entry for the same user, client-id or address as one of `base` sets the limits that it names, and leaves the
-    others of that entry unchanged. `file` is the name of the namespace's quotas in messages.
-
-    Raises:
-        RefusedError: with every problem.
-    """
+    """The configuration file of a namespace: `base`, which the chart renders, with the namespace's entries in it. An
+    entry for the same names as one of `base` sets only the limits that it has. `file`: its name in messages. Raises
+    RefusedError with every problem."""
     if policy == "none":
         raise RefusedError(f"{file}: this namespace may not set quotas (webhook.namespaceQuotas, or its label)")
     try:
@@ -97,9 +89,8 @@ def _about(entry: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def raised(before: Config, after: Config) -> Iterable[str]:
-    """Where `after` allows any client more than `before`, in words: for every user and client-id that has an entry, and
-    for one that has none. A limit is also raised by one that is only measured, by one for each instance in place of the
-    fleet's, and by a counter that fewer clients share."""
+    """Where `after` allows any client more than `before`, in words: also by a limit that is only measured, by one for
+    each instance in place of the fleet's, and by a counter that fewer clients share."""
     old, new = to_table(before), to_table(after)
     users = _names(entry.user for table in (old, new) for entry in table.entries)
     clients = [*_names(entry.client_id for table in (old, new) for entry in table.entries), ""]

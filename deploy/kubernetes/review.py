@@ -1,8 +1,5 @@
-"""Admission of a new pod: the answer to a Kubernetes AdmissionReview (admission.k8s.io/v1), as a JSON patch.
-
-Bytes in, values out; `deploy.kubernetes.webhook` serves it. The Helm chart renders the template from the same named
-templates that other charts include, so that injected and included sidecars are equal.
-"""
+"""Admission of a new pod: the answer to a Kubernetes AdmissionReview (admission.k8s.io/v1), as a JSON patch. The chart
+renders the template from the same named templates that other charts include."""
 
 from __future__ import annotations
 
@@ -104,8 +101,7 @@ class Template:
             raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
 
     def in_namespace(self, namespace: str) -> Template:
-        """The same with the namespace's own copy of the configuration: one ConfigMap, however many parts the original
-        has."""
+        """The same with the namespace's own copy of the configuration, which is in one ConfigMap."""
         if namespace == self.distribution.namespace:
             return self
         copy = {"name": VOLUME, "configMap": {"name": self.distribution.name}}
@@ -156,8 +152,8 @@ def answered(request: Json, refused: str | None, warnings: Iterable[str] = (), *
 
 
 def review(body: bytes, template: Template) -> ReviewResult:
-    """Answer one AdmissionReview: allowed, with a patch, unless the pod's annotations request something impossible.
-    Raises ReviewError."""
+    """Answer one AdmissionReview: allowed, with a patch, unless its annotations ask for the impossible. Raises
+    ReviewError."""
     request = request_of(body, "Pod")
     try:
         pod = request["object"]
@@ -183,10 +179,7 @@ def review(body: bytes, template: Template) -> ReviewResult:
 
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:
-    """Why a pod gets no sidecar, as the value of a label; None: it gets one.
-
-    From Kubernetes 1.28 on, the chart's selectors and matchConditions say the same to the API server.
-    """
+    """Why a pod gets no sidecar, as the value of a label; None: it gets one. The chart's selectors say the same."""
     spec, metadata = pod["spec"], pod.get("metadata") or {}
     labels = metadata.get("labels") or {}
     wish = labels.get(INJECT_LABEL)
@@ -283,10 +276,8 @@ def _pod_level(pod: Json, sidecar: Json) -> Iterator[Json]:
 
 
 def injection(pod: Json, template: Template) -> list[Json]:
-    """The patch that injects the sidecar. Our labels and annotations replace the pod's own, but for Prometheus'.
-
-    Raises AnnotationError for requests of the pod that cannot be met.
-    """
+    """The patch that injects the sidecar; ours replace the pod's own labels and annotations, but for Prometheus'.
+    Raises AnnotationError."""
     spec = pod["spec"]
     patch = list(_environment(pod, template))  # before containers are inserted
     secrets = spec.get("imagePullSecrets") or []

@@ -1,11 +1,6 @@
 """`kquota webhook`: a mutating admission webhook that injects sidecars into pods, over HTTPS as Kubernetes requires.
-
-The template is a file of a mounted volume, and so is the certificate unless the webhook keeps its own
-(`deploy.kubernetes.own_certificate`). Both may change at run time: a changed template applies from the next pod, a
-renewed certificate from the next handshake after the API server was told to trust its authority. When anything fails,
-the API server applies the webhook's failure policy; nothing here turns an error into "allowed". Beside it,
-`deploy.kubernetes.distributor` distributes the configuration to the namespaces.
-"""
+Template and certificate may change at run time. When anything fails, the API server applies the webhook's failure
+policy; nothing here turns an error into "allowed"."""
 
 from __future__ import annotations
 
@@ -305,8 +300,8 @@ async def _run(
 
 
 def main(template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path) -> int:
-    """Run `kquota webhook`: 0 after SIGTERM, 1 with one line when it cannot run. `files` are the certificate, its
-    key and its authority; None: the webhook keeps its own certificate."""
+    """Run `kquota webhook`: 0 after SIGTERM, 1 with one line when it cannot run. `files`: certificate, key and
+    authority; None: its own."""
     level, complaint = logs.effective_level("info")
     logs.configure(level)
     if complaint:

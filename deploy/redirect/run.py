@@ -1,7 +1,6 @@
-"""`kquota redirect`: puts the rules into the kernel with the tools that administrators know.
-
-Idempotent in both directions. A missing program or capability is reported before anything is changed.
-"""
+"""`kquota redirect`: rules that redirect connections to the sidecar, put into the kernel by `nft` or
+`iptables-restore`. Both keep all in objects of its own (table `kquota`, chains `KQUOTA_…`), so that they are replaced
+as a whole and removed without a trace. Only connections made in this network namespace are examined, once each."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ TABLE: Final = "kquota"
 CHAIN: Final = "KQUOTA_OUTPUT"
 """The iptables chain, in the table nat."""
 ALIVE_S: Final = 5
-"""With `when_down` open: connections are still redirected this long after the sidecar's last heartbeat (one a
-second)."""
+"""With `when_down` open: how long connections are redirected after the last heartbeat (one a second)."""
 MAX_PORTS: Final = 15
 """Ports of one multiport match (linux/netfilter/xt_multiport.h), where a range counts twice."""
 
@@ -129,8 +127,8 @@ def nft_remove() -> str:
 
 
 def iptables_install(rules: Rules, version: Literal[4, 6], *, jump: bool) -> str:
-    """Input of `iptables-restore --noflush` (or ip6tables-restore): one transaction, which replaces the chain of an
-    earlier install. `jump`: the chain OUTPUT does not jump to it yet."""
+    """Input of `iptables-restore --noflush`: replaces the chain of an earlier install. `jump`: OUTPUT does not jump to
+    it yet."""
     lines = ["*nat", f":{CHAIN} - [0:0]"]
     lines += [f"-A {CHAIN} {rule}" for rule in _iptables_rules(rules, version)]
     if jump:

@@ -297,12 +297,9 @@ async def run_sidecar(
     admin_port: int | None = None,
     task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
 ) -> Sidecar:
-    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is the result of
-    `read`, if that was called before; `loop` the host of trio's run, if that is one of ours (`proxy.net.io.host`).
-
-    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or a
-    file that the configuration names cannot be used.
-    """
+    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded`: the result of
+    `read`; `loop`: the host of trio's run (`proxy.net.io.host`). Raises ConfigError, and OSError (perhaps inside
+    exception groups) when a port cannot be bound or a file cannot be used."""
     config, found = loaded or read(Path(config_path))
     sidecar = Sidecar(Path(config_path), config, found, loop)
     sidecar.admin_port = admin_port
@@ -322,8 +319,8 @@ class _SettleWhenUp:
 
 
 def main(path: Path, admin_port: int | None = None) -> int:
-    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run; `admin_port` is in place of the file's.
-    Raises ConfigError."""
+    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run; `admin_port` replaces the file's. Raises
+    ConfigError."""
     share_fairly()
     with uncollected():
         loaded = read(path)

@@ -1,9 +1,5 @@
-"""One log line when a counter begins to throttle clients, one when it has stopped; never a flood.
-
-Once a second this reads the ledger's recent throttles (`quota.decisions`), so it costs nothing without throttles, and
-nothing per request. A counter has one episode from its first throttle until there was none for QUIET_MS; lines beyond
-MAX_LINES a minute are counted and reported in one line, as clients can invent any number of names.
-"""
+"""One log line when a counter begins to throttle clients, one when it has stopped (no throttle for QUIET_MS), from the
+ledger's recent throttles (`quota.decisions`). Lines beyond MAX_LINES a minute are only counted."""
 
 from __future__ import annotations
 

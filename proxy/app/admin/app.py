@@ -1,8 +1,5 @@
-"""The admin port: metrics, probes, lists of counters, connections and libraries, explanations and the page (/ui).
-
-An ASGI app (starlette) in the same event loop as the traffic (`proxy.app.admin.server`), so everything here works in
-small steps.
-"""
+"""The admin port: metrics, probes, lists, explanations and the page (/ui), in the event loop of the traffic, so in
+small steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Why a client has its limits, their state, and why it is throttled: one structure for programs and people.
-
-The same for the file (`kquota explain --config`) and for the live sidecar (`/explain`, `/throttled`);
-`proxy.app.admin.explain_text` renders it as text. Times are wall-clock time in UTC, to match other programs' logs.
-"""
+"""Why a client has its limits, their state, and why it is throttled: one structure for programs and people, for a file
+(`kquota explain --config`) and for the live sidecar (`/explain`, `/throttled`). Times are in UTC."""
 
 from __future__ import annotations
 

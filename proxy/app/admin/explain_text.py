@@ -50,12 +50,9 @@ def explanation_text(answer: dict[str, Any]) -> str:
 
 
 def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
-    """The sentences of an explanation and the place of each, for the text above and for the page of the admin port.
-
-    `title`, lines of `identity`, `verdict` and `connections`; `kinds` and for each of them a column of `levels` (the
-    limit, and a `mark` on the one that is in force) and lines of `words`; `decisions` are rows, the first is the head.
-    All of it is safe to show (`config.visible`).
-    """
+    """The sentences of an explanation and the place of each, for the text above and for the page; all safe to show.
+    `kinds` have a column of `levels` (the limit, and a `mark` on the one in force) and lines of `words`; the first row
+    of `decisions` is their head."""
     at, kinds = answer["at"], answer["kinds"]
     decisions = sorted(
         (decision for one in kinds for decision in one.get("decisions", ())), key=lambda one: one["at"], reverse=True

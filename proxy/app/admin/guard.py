@@ -1,10 +1,5 @@
-"""Which requests the admin port answers: those for one of its own host names, and none from a page of another origin.
-
-The port has no login: every client that can reach it may read it. A browser can reach more than the pages in it should,
-so two attacks are blocked. DNS rebinding: a page's own host name is made to resolve to the sidecar's address, and the
-browser then treats the sidecar as a part of that page; only `Host` shows it. And plain cross-origin requests: no answer
-allows them (CORS), and if the browser says that a request comes from another origin, it is refused without any work.
-"""
+"""Which requests the admin port answers. It has no login, and browsers can reach it: so only those for one of its own
+host names (DNS rebinding), and none from a page of another origin."""
 
 from __future__ import annotations
 
@@ -128,8 +123,7 @@ class Guard:
 
 
 def _from_elsewhere(method: str, hosts: Sequence[str], headers: Headers) -> bool:
-    """Whether a browser says that a page of another origin sent the request. Following a link does not count: the
-    answer is shown to the person, out of the page's reach."""
+    """Whether a browser says that a page of another origin sent the request. Following a link does not count."""
     origin = headers.get("origin")
     if origin is not None and [origin.lower().partition("://")[2]] != [host.lower() for host in hosts]:
         return True

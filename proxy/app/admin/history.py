@@ -1,8 +1,5 @@
-"""The last 15 minutes, for the page on the admin port: what counters used and how long they delayed clients.
-
-A sample every few seconds, in small steps; only counters used lately are sampled, and a bounded number of them kept,
-those that used most of their limit first. Nothing is written to disk: Prometheus is for longer times.
-"""
+"""The last 15 minutes, for the page on the admin port: what counters used and how long they delayed clients. A sample
+every few seconds, in small steps, of a bounded number of counters."""
 
 from __future__ import annotations
 

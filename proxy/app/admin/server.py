@@ -1,7 +1,5 @@
-"""The admin port's HTTP/1.1 server: h11 does the protocol, trio the sockets, in the event loop of the traffic.
-
-Connections are few, short and replaceable: one that hangs, trickles or floods ends, and the next probe gets through.
-"""
+"""The admin port's HTTP/1.1 server, in the event loop of the traffic: h11 and trio. Connections that hang, trickle or
+flood end, and the next probe gets through."""
 
 from __future__ import annotations
 

@@ -31,10 +31,7 @@ def get_json(
     expected: Collection[str],
     timeout_s: float = ASK_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """The JSON object that `path` answers, which must contain the keys in `expected`.
-
-    Raises OSError with one readable sentence, whatever went wrong.
-    """
+    """The JSON object that `path` answers, with the keys in `expected`. Raises OSError with one readable sentence."""
     admin_url = with_scheme(admin_url)
     url = f"{admin_url.rstrip('/')}{path}"
     if query:

@@ -44,10 +44,8 @@ _BY_CERTIFICATE = ("tls", "tls-external")
 
 
 def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
-    """Quota entries of the KafkaUser resources in a file, or in lists as `kubectl get kafkausers -o yaml` prints them.
-
-    Raises ConfigError for text that is not YAML and for quotas that are not numbers above 0.
-    """
+    """Quota entries of the KafkaUser resources in a file, or in lists as kubectl prints them. Raises ConfigError for
+    text that is not YAML and for quotas that are not numbers above 0."""
     from config.source import parse_documents  # not needed to show the command's help
 
     for source in parse_documents(file, data):

@@ -22,10 +22,7 @@ from quota.admin import Quotas, entity_text
 
 
 def entries_of_cluster(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
-    """Quota entries of the cluster that a configuration names, and in words what no entry can express.
-
-    Raises OSError with one readable sentence if the cluster does not answer.
-    """
+    """Quota entries of the cluster that a configuration names, and in words what none can express. Raises OSError."""
     return cluster_entries(trio.run(_ask_cluster, config))
 
 
@@ -49,11 +46,8 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def connection_json(config: Config) -> dict[str, Any]:
-    """What the cluster answers the sidecar, for `kquota check --connect`: each bootstrap address, the brokers at their
-    own addresses, and what clients get instead. `ok`: a sidecar with this file could serve all of them.
-
-    Raises OSError with one readable sentence for a file of certificates that cannot be read.
-    """
+    """What the cluster answers, for `kquota check --connect`: each bootstrap address, the brokers, and what clients get
+    instead. `ok`: a sidecar could serve all of them. Raises OSError with one readable sentence."""
     return trio.run(_connect, config)
 
 

@@ -81,7 +81,7 @@ def _table_in_force(config: Config) -> QuotaTable:
 
 
 def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
-    """The admin port to ask: as given, or a pod's while the command runs, or KQUOTA_ADMIN, or that of a sidecar on this
+    """The admin port to ask: as given, a pod's while the command runs, KQUOTA_ADMIN's, or that of a sidecar on this
     machine."""
     from config.model import Admin
 

@@ -24,9 +24,7 @@ _SERVING: Final = re.compile(r"(?:Forwarding from|Starting to serve on) 127\.0\.
 @contextmanager
 def forwarded(pod: str) -> Iterator[str]:
     """The URL at which the admin port of `pod` (NAMESPACE/NAME, NAME, with :PORT unless it is 9404) answers meanwhile.
-
-    Raises OSError with one readable sentence: no such pod, no rights, no kubectl (and the command to run elsewhere).
-    """
+    Raises OSError with one readable sentence."""
     found = _POD.fullmatch(pod)
     if found is None:
         raise OSError(f"--pod {visible(pod)!r}: expected NAMESPACE/NAME or NAME, such as shop/orders-7c9d8f6b5-x2x7p")

@@ -16,12 +16,9 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Start `python -m analysis` with these arguments and wait for it; its exit code, 128 + n after signal n. Ctrl-C
-    reaches both, SIGTERM is forwarded.
-
-    `--candidate` may name a configuration file: the jobs do not read those, so they get its meaning as JSON. Raises
-    ConfigError when that file is invalid, OSError when $KQUOTA_ANALYSIS_PYTHON does not run.
-    """
+    """Start `python -m analysis` and wait for it; its exit code, 128 + n after signal n. A configuration file as
+    `--candidate` is passed on as JSON. Raises ConfigError for an invalid one, OSError when the other Python does not
+    run."""
     # The package may be found by its location only (a checkout), and the other Python must find the same one.
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,8 +1,5 @@
-"""`kquota simulate`: quotas without traffic. Events in, decisions of the real ledger out, on a simulated clock.
-
-Kafka's own arithmetic, with no pacing and no cap on one delay, whatever the file says about the running sidecar.
-docs/cli.md describes events.
-"""
+"""`kquota simulate`: events in, decisions of the real ledger out, on a simulated clock (docs/cli.md). Kafka's own
+arithmetic, with no pacing and no cap on one delay, whatever the file says."""
 
 from __future__ import annotations
 
@@ -244,10 +241,8 @@ def _decision(
 
 
 def run(config: Config, lines: Iterable[bytes], *, compare: bool = False) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """(True, result) per event and (False, {"line", "error"}) per invalid line; invalid lines change nothing.
-
-    `compare` adds to each mutation the decision of each algorithm of the mutation quota.
-    """
+    """(True, result) per event and (False, {"line", "error"}) per invalid line, which changes nothing. `compare`: each
+    mutation with the decision of each algorithm."""
     simulation = Simulation(config, compare=compare)
     for number, line in enumerate(lines, 1):
         if not line.strip():

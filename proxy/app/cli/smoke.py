@@ -1,9 +1,5 @@
-"""Does a sidecar serve Kafka clients? `python -m proxy.app.cli.smoke`, which `helm test` runs inside the cluster.
-
-Asks the bootstrap port for the cluster's brokers, as every client does first, and then every address that came back:
-each must be one of the sidecar's own ports and answer as a broker. An address of a real broker among them would let
-clients go around their quotas. Before that, /readyz and /metrics on the admin port, if it is given.
-"""
+"""Does a sidecar serve Kafka clients? `python -m proxy.app.cli.smoke`, for `helm test`: every broker address that it
+reports must be one of its own ports and answer. Before that /readyz and /metrics, if the admin port is given."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, like top(1).
-
-The data comes from `/quotas` and `/connections` of a sidecar's admin port. Rows and texts are made here from those
-answers and the previous ones; only `watch` uses the clock and the terminal.
-"""
+"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, like
+top(1)."""
 
 from __future__ import annotations
 
@@ -61,8 +58,7 @@ class Row:
     waiting: int
     """Connections with a queued request."""
     delayed: float | None
-    """Seconds of delay per second, since the last refresh: 1 is one client delayed all the time; None: first
-    refresh."""
+    """Seconds of delay per second since the last refresh: 1 is one client all the time; None: first refresh."""
 
     @property
     def throttled(self) -> bool:
@@ -239,10 +235,8 @@ class Look:
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
-    """One refresh for programs: the admin port's answer, with the rows that match `text` in the order of `sort`.
-
-    Raises OSError with one readable sentence.
-    """
+    """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError with one readable
+    sentence."""
     quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
     found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
     counters = [asdict(row) | {"throttled": row.throttled} for row in found]
@@ -261,8 +255,7 @@ def watch(
     console: Console | None = None,
     uncut: bool = False,
 ) -> int:
-    """Show until Ctrl-C, or once, with `uncut` in lines of any length. 0: shown; 1: the sidecar does not answer (live:
-    a line says so, and it goes on)."""
+    """Show until Ctrl-C, or once, with `uncut` in lines of any length. 0: shown; 1: the sidecar does not answer."""
     console = console or (Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT))
     look = Look(admin, text, sort)
     if once or uncut or not console.is_terminal:

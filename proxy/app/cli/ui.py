@@ -1,7 +1,5 @@
-"""`kquota ui`: the page of the admin port for many sidecars at once, those of a namespace or the replicas of a gateway.
-
-Each is asked for its `/snapshot`; the page shows what they answer, joined. Nothing but this computer can open it.
-"""
+"""`kquota ui`: the page of the admin port for many sidecars at once, from their `/snapshot`. Only this computer can
+open it."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 import trio
 
 SWITCH_INTERVAL_S: Final = 0.0001
-"""How long a computing thread keeps the GIL while another one wants it. Python's default is 5 ms, and a file of quotas
-is read off the event loop: each packet would wait that long meanwhile, and again after a system call that released the
-GIL."""
+"""How long a computing thread keeps the GIL while another one wants it: with Python's 5 ms each packet would wait that
+long while a file of quotas is read."""
 _YOUNG: Final = 1000
 _NEVER: Final = 1_000_000
 _Result = TypeVar("_Result")
@@ -27,8 +26,8 @@ def share_fairly() -> None:
 
 
 def settle() -> None:
-    """Freeze the objects that exist now: full collections need not visit them while traffic waits, and what the start
-    has used and freed is returned to the system."""
+    """Freeze the objects that exist now, for full collections to skip, and return what the start has freed to the
+    system."""
     gc.collect()
     gc.freeze()
     give_back()
@@ -43,8 +42,7 @@ def give_back() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the garbage collector, for work that makes many objects and no cycles. Each run would visit all objects
-    made so far, at once, while all traffic waits, and find nothing."""
+    """Disable the garbage collector, for work that makes many objects and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -55,9 +53,8 @@ def uncollected() -> Iterator[None]:
 
 
 class _Steps:
-    """While any thread makes many objects off the event loop, the collector runs on new objects alone, a few at a time.
-    With the collector disabled, its next run would visit all of them at once; enabled as usual, it visits older ones
-    again and again."""
+    """While any thread makes many objects off the event loop, the collector runs on new objects alone, a few at a
+    time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,11 +85,8 @@ _STEPS: Final = _Steps()
 
 
 async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Run `work` with the arguments in a thread and return its result; the garbage collector visits no more than 1000
-    new objects at a time meanwhile. Raises what `work` raises.
-
-    A cancelled caller does not wait, and `work` goes on: it must not change anything. See `is_computing`.
-    """
+    """The result of `work` in a thread, while the garbage collector visits no more than 1000 new objects at a time. A
+    cancelled caller does not wait, and `work` goes on: it must not change anything. See `is_computing`."""
 
     def work_in_steps() -> _Result:
         with _STEPS:

@@ -1,8 +1,5 @@
-"""Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload.
-
-Names come from clients: whatever they contain, a line stays one line, controls no terminal, and is not misleading.
-Lines come from clients, too, as many as they like to cause: values are cut, and each message has a budget of bytes.
-"""
+"""Log lines: JSON for collectors, key=value for people; never a secret or a payload. Names come from clients, as many
+as they like: a line stays one line, controls no terminal, values are cut, and each message has a budget of bytes."""
 
 from __future__ import annotations
 

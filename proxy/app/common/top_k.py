@@ -1,13 +1,7 @@
-"""Bounded labels: the most active clients get series of their own, the rest is added up as `other`.
-
-Clients choose their own client ids, so any client that can connect can invent a million of them. A Prometheus must
-survive that, and the clients that matter must stay visible. The rules:
-
-- Everything is counted exactly once, in a series of its own or in `other`; no series ever goes backwards.
-- A client that has a series keeps it until the ledger evicts the client, or until it was idle for 15 minutes while
-  others wait for a series. Its series then ends; if the client comes back, it starts a new one at 0.
-- Free places go to the clients that were throttled most since the last refresh, then to those that moved most.
-"""
+"""Bounded labels: the most active clients get series of their own, the rest is added up as `other`, since clients can
+invent a million ids. Everything is counted once, and no series goes backwards. A client keeps its series until it is
+evicted, or idle for 15 minutes while others wait; free places go to those throttled most, then to those that moved
+most."""
 
 from __future__ import annotations
 
@@ -34,8 +28,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 def label(text: str) -> str:
-    """A name as a label value: valid UTF-8, short (client ids may have 32 KB), and not `other`, which stands for all
-    that have none; a cut one ends in its hash, and one that really is `other` too."""
+    """A name as a label value: valid UTF-8 and short; a cut one ends in its hash, and one that really is `other`
+    too."""
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= LONGEST_LABEL and text != OTHER:
@@ -52,11 +46,8 @@ class _Series(Generic[T]):
 
 
 class TopKSeries(Generic[T]):
-    """Running totals of many objects as at most `most` series and `other`.
-
-    `width` is the number of totals per object, `weight` says how important an increase is. Totals may go down for a
-    while (refunds): a series then stands still until they have caught up.
-    """
+    """Running totals of many objects as at most `most` series and `other`. `width`: totals per object; `weight`:
+    importance of an increase. Where totals go down (refunds), a series stands still until they have caught up."""
 
     def __init__(self, most: int, width: int, weight: Callable[[Totals], tuple[float, ...]]) -> None:
         self._most = most
@@ -80,8 +71,7 @@ class TopKSeries(Generic[T]):
         return ((labels, series.item) for labels, series in self._series.items())
 
     def look(self, objects: Iterable[tuple[T, Labels, Totals]], now_ms: float) -> Iterator[None]:
-        """Take over the changes since the last refresh. A generator: run it to its end; other tasks may run at each
-        step."""
+        """Take over the changes since the last refresh, step by step; must be run to its end."""
         waiting: dict[Labels, tuple[T, Totals]] = {}
         present: set[Labels] = set()
         nothing = (0.0,) * self._width
@@ -113,8 +103,7 @@ class TopKSeries(Generic[T]):
         self.folded = len(present) - sum(1 for labels in self._series if labels in present)
 
     def forget(self, item: T, labels: Labels, totals: Totals) -> None:
-        """An object is evicted, with these totals: the changes since the last refresh are counted, and a new one of the
-        same name starts at 0. Must be called for each object that the next refresh will not see."""
+        """An object is evicted, with these totals; must be called for each that the next refresh will not see."""
         before = self._seen.pop(item, (0.0,) * self._width)
         gain = [max(total - old, 0.0) for total, old in zip(totals, before, strict=True)]
         if any(gain):

@@ -134,16 +134,15 @@ class Exporter:
         return self._clocks.monotonic_s() * 1000.0
 
     def _end_of_interval(self) -> float:
-        """When the interval that begins now ends: at a multiple of its length on the wall clock, so that the intervals
-        of all sidecars coincide. The first one may be up to half as long again."""
+        """When the interval that begins now ends: at a multiple of its length on the wall clock, as those of all
+        sidecars."""
         left_s = self._interval_s - self._clocks.wall_s() % self._interval_s
         if left_s < self._interval_s / 2:
             left_s += self._interval_s
         return self._start_s + left_s
 
     async def _wait(self, ending_s: float) -> None:
-        """Wait for the next tick. The last one ends the interval, and so takes half a second to one and a half
-        seconds."""
+        """Wait for the next tick; the last one ends the interval, after half a second to one and a half."""
         now_s = self._clocks.monotonic_s()
         left_s = max(ending_s - now_s, 0.0)  # past it if the loop was blocked
         with trio.move_on_after(left_s if left_s < 1.5 * TICK_S else TICK_S):
@@ -207,10 +206,7 @@ def constants(settings: Export, instance: str, version: str, environment: Mappin
 def new_exporter(
     config: Config, ledger: Ledger, version: str, security: Callable[[], Mapping[str, Any]] = dict
 ) -> Exporter | None:
-    """The exporter of a sidecar with this configuration; None if it has none.
-
-    `security()` returns what kafka-python's producer needs to connect to the brokers.
-    """
+    """The exporter of a sidecar, None without one. `security()`: what kafka-python's producer needs to connect."""
     settings = config.export
     if settings is None:
         return None

@@ -30,12 +30,8 @@ _TAIL_BYTES: Final = 65_536
 
 
 class FileSink:
-    """Writes batches to files under `directory`.
-
-    A file is complete when its hour is over, when it is `rotate_s` old, or when it has `rotate_bytes`. `keep_bytes` is
-    the most that all complete files may occupy together (None: no limit); the oldest are deleted first, counted in
-    `deleted`.
-    """
+    """Writes batches to files, complete when their hour is over, when `rotate_s` old or of `rotate_bytes`. Of complete
+    files the oldest are deleted above `keep_bytes` (None: no limit), counted in `deleted`."""
 
     def __init__(
         self,
@@ -206,10 +202,8 @@ class _Growing:
 
 
 def complete(path: Path, *, locked: bool = False) -> int | None:
-    """Complete a half-written file: cut off an incomplete last line and rename it (an empty one is deleted).
-
-    Returns its bytes; None if a running sidecar still writes it. Raises OSError.
-    """
+    """Complete a half-written file: cut off an incomplete last line and rename it (an empty one is deleted). Returns
+    its bytes; None if a running sidecar still writes it. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,13 +1,6 @@
-"""From the ledger's running totals to usage records: sampled once a second, one row per client and interval.
-
-Clients can invent names, so the rows of an interval are bounded. What other clients have used is added up by user, in
-rows with the client id `other`: every total is in one row.
-
-Nothing is done per request. A tick visits the clients that were active since the previous one, in steps between which
-traffic goes on. What a client does between two steps is counted with the next; what is charged to it while it waits for
-a slow answer, when it is active again. Totals are differences of running totals, so over time nothing is counted twice
-or lost.
-"""
+"""From the ledger's running totals to usage records: sampled once a second, one row per client and interval. Rows are
+bounded: other clients' usage is added up by user as `other`. A tick visits the clients that were active since the last
+one, step by step; rows are differences of totals, so nothing is counted twice or lost."""
 
 from __future__ import annotations
 
@@ -84,11 +77,8 @@ class Interval:
 
 
 class _Seen:
-    """A client's totals at its last visit, and its rates in this interval.
-
-    Has no reference to the account, so that the ledger can evict it. Made of objects that the garbage collector does
-    not have to visit: there are as many of these as clients.
-    """
+    """A client's totals at its last visit, and its rates in this interval; of objects that the garbage collector skips,
+    and without a reference to the account, so that it can be evicted."""
 
     __slots__ = ("amounts", "has_row", "interval", "rates", "requests", "ticked", "totals")
 
@@ -217,8 +207,8 @@ class Sampler:
                 yield use.put(common | names | {"client_id": OTHER})
 
     def _choose(self, active: dict[Identity, None]) -> Generator[None, None, dict[Identity, None]]:
-        """The clients that get a row: of each user in turn one more, those first that had one before. A user who
-        invents client ids takes no rows from the clients of others, nor from those that it had before."""
+        """The clients that get a row: of each user in turn one more, those first that had one before, so that invented
+        client ids take no rows from others."""
         if len(active) <= MAX_ROWS:
             return active
         queues: dict[str, list[Identity]] = {}

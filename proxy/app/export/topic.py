@@ -1,8 +1,5 @@
-"""Usage records on a Kafka topic: the same lines as in the files, keyed by instance, so that each keeps its order.
-
-kafka-python's producer, driven from the exporter's own thread (ADR 0013). It connects to the brokers directly, not
-through the sidecar: exporting usage is not usage.
-"""
+"""Usage records on a Kafka topic, keyed by instance: kafka-python's producer in the exporter's own thread (ADR 0013),
+connected to the brokers directly, as exporting usage is not usage."""
 
 from __future__ import annotations
 
@@ -26,10 +23,8 @@ Connect = Callable[[], Any]
 
 
 def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict) -> Connect:
-    """Producers for this cluster; `security()` returns what they need to connect, as of now.
-
-    Imports kafka-python now: its imports take a third of a second.
-    """
+    """Producers for this cluster; `security()`: what they need to connect. Imports kafka-python now, a third of a
+    second."""
     from kafka import KafkaProducer
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception

@@ -1,9 +1,5 @@
-"""The thread that delivers usage records: a bounded buffer in front of one sink, retries, losses counted.
-
-Traffic never waits for a disk or a broker: the event loop only puts finished bytes into the buffer. When the buffer is
-full the oldest records are dropped, those that a dead disk or topic has delayed longest. Their sequence numbers are
-then missing, so that readers see the gap.
-"""
+"""The thread that delivers usage records: a bounded buffer in front of one sink, so that traffic never waits. When it
+is full the oldest records are dropped, and readers see the gap in their sequence numbers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The topic through which the instances of a fleet communicate: kafka-python in a thread of its own.
-
-It connects to the brokers directly, not through the sidecar: its own traffic is charged to no client. The event loop
-only puts finished bytes into one queue and takes bytes out of another; neither ever blocks. Records older than
-`STALE_S` are not sent any more.
-"""
+"""The topic through which the instances of a fleet communicate: kafka-python in a thread of its own, connected to the
+brokers directly. The event loop puts bytes into one queue and takes them out of another; neither blocks."""
 
 from __future__ import annotations
 
@@ -34,8 +30,8 @@ _RECORD_BYTES: Final = 1024
 MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
 """Of one broker's answer."""
 QUIET_INTERVALS: Final = 15
-"""Every instance announces itself at least each tenth interval. When nothing is read for this many, connections are
-reopened: a client library does not report that a topic was deleted."""
+"""Every instance announces itself at least each tenth interval: when nothing is read for this many, connections are
+reopened, as a client library does not report that a topic was deleted."""
 RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 3.0
 PARTITIONS: Final = 8
@@ -239,8 +235,8 @@ class Exchange:
         return len(found[0]["partitions"])
 
     def _restore_partitions(self, admin: Any) -> int:
-        """The topic was recreated with fewer partitions than instances expect (by a broker that creates topics
-        automatically). Raises TopicError if it may not be altered."""
+        """The topic was recreated with fewer partitions than instances expect. Raises TopicError if it may not be
+        altered."""
         from kafka.errors import KafkaError
 
         topic, wanted = self._settings.topic, self.partitions

@@ -125,8 +125,7 @@ def security_families(security: Security, counters: Counters) -> Iterator[Metric
 
 
 def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: int) -> Iterator[Metric]:
-    """Whether the fleet can be heard, and the shares of up to `most` groups in use here (docs/fleet.md). Nothing
-    without a fleet."""
+    """Whether the fleet can be heard, and the shares of up to `most` groups in use here (docs/fleet.md)."""
     if reserved is not None:
         text = "Refused requests of clients for the fleet's topic, by API."
         yield by("fleet_refused_requests", text, "api", reserved.refused)

@@ -1,8 +1,5 @@
-"""Follows the files next to the configuration: certificates, keys, the static user.
-
-Each is loaded off the event loop when its content has changed. An invalid one changes nothing and is reported: in the
-log, with the place and the reason, and by a metric.
-"""
+"""Follows the files next to the configuration: certificates, keys, the static user. A changed one is loaded off the
+event loop; an invalid one changes nothing and is reported, by the log and a metric."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ class Follower:
     def __init__(
         self, followed: Iterable[Followed], poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> None:
-        """What is in force now was loaded from the files as they are now. `timeout_s`: how long a file system may take
-        to answer."""
+        """What is in force was loaded from the files as they are now. `timeout_s`: for an answer of the file system."""
         self.followed = list(followed)
         self._poll_s = poll_s
         self._timeout_s = timeout_s

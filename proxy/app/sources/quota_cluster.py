@@ -26,8 +26,7 @@ FIRST_RETRY_S: Final = 0.2
 """While no answer has come yet, ask again after this time (doubling up to the interval)."""
 
 AGAIN_S: Final = (0.2, 0.8, 2.0)
-"""Pauses between further polls after an altered quota: the controller answers when it has stored the alteration, and
-the broker that is asked may learn of it a little later (KRaft)."""
+"""Pauses between further polls after an altered quota: brokers may learn of it a little later (KRaft)."""
 
 Address = tuple[str, int]
 

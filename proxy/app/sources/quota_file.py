@@ -40,11 +40,8 @@ class _Job(NamedTuple):
 
 
 class FileSource(QuotaSource):
-    """The file's limits, overridden by the overlay's.
-
-    A separate task carries out alterations one after the other. It waits for the disk in a worker thread, so that a
-    slow one delays administrators only. Raises ConfigError for an invalid overlay.
-    """
+    """The file's limits, overridden by the overlay's. A task carries out alterations one after the other, and waits for
+    the disk in a thread. Raises ConfigError for an invalid overlay."""
 
     def __init__(
         self, path: Path, config: Config, *, poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S

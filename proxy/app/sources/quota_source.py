@@ -59,10 +59,8 @@ class QuotaSource(ABC):
         self._swap = swap
 
     async def reload(self, config: Config, table: QuotaTable) -> None:
-        """The configuration file has changed; `table` are its limits. They are in force when this returns.
-
-        Another source takes a restart, as the watcher says; until then the quotas stay unchanged.
-        """
+        """The configuration file has changed; its limits, `table`, are in force when this returns. Another source takes
+        a restart."""
         if config.quota_settings.source != self.state.source:
             return
         self._settings = config.quota_settings

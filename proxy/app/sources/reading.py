@@ -1,8 +1,5 @@
-"""Reads files off the event loop, in a thread that neither a reload nor the end of the process waits for.
-
-`proxy.net.files` makes sure that no FIFO and no device blocks a reader. What remains is a file system that does not
-answer, such as a network one: then a thread hangs in the kernel, and only an answer ends it.
-"""
+"""Reads and replaces files off the event loop: a file system that does not answer, such as a network one, hangs a
+thread that neither a reload nor the end of the process waits for."""
 
 from __future__ import annotations
 
@@ -31,11 +28,8 @@ class StuckError(OSError):
 
 
 class Aside:
-    """Runs the reads of some files one after the other, each in a thread of trio's; those end with the process.
-
-    A thread that hangs keeps the only slot, so at most one of them does; other files' readers have slots of their own,
-    and everything recovers as soon as the file system answers.
-    """
+    """Runs the reads of some files one after the other, each in a thread. One that hangs keeps the only slot;
+    everything recovers as soon as the file system answers."""
 
     def __init__(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -43,10 +37,8 @@ class Aside:
         self._one_at_a_time = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work`, or its exception; StuckError when it takes too long, and then it goes on nevertheless.
-
-        A cancelled caller does not wait.
-        """
+        """The result of `work`, or its exception; StuckError when it takes too long, and then it goes on
+        nevertheless."""
         with trio.move_on_after(self._timeout_s):
             return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._one_at_a_time)
         raise StuckError(self.no_answer)
@@ -67,8 +59,8 @@ class FileReader:
             return Fingerprint(None, str(error))
 
     async def settled(self, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
-        """The file's content once two readings agree; `found` is the first one. A file that never is the same twice
-        counts as unreadable."""
+        """The file's content once two readings agree, the first being `found`; one that keeps changing counts as
+        unreadable."""
         if found.error == self.aside.no_answer:
             return found  # asked again soon enough
         for _ in range(MAX_SETTLING):
@@ -81,12 +73,8 @@ class FileReader:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a temporary file next to it, flush to the disk, rename over it, flush the directory. Raises OSError: `path`
-    is unchanged.
-
-    Blocks for as long as the disk takes. One writer at a time: the name of the temporary file is always the same, so
-    that the next write overwrites what a crash leaves behind. The file keeps its permissions.
-    """
+    """Write a temporary file next to it, flush to the disk, rename over it, flush the directory: `path` is the whole
+    old file or the whole new one, with its permissions. One writer at a time. Raises OSError: `path` is unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,5 +1,4 @@
-"""What a configuration keeps in other files: certificates and their keys, the static user, the fleet's keys. Loaded,
-then followed."""
+"""What a configuration keeps in other files: certificates, keys, the static user. Loaded, then followed."""
 
 from __future__ import annotations
 

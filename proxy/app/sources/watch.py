@@ -138,8 +138,7 @@ class Watcher:
 
 
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
-    """A file's configuration, its limits, and warnings. In a thread off the event loop: all work that grows with the
-    number of entries is done here."""
+    """A file's configuration, its limits, and warnings; in a thread, as the work grows with the number of entries."""
     config = load_bytes(file, data)
     table = to_table(config)
     warnings = [str(warning) for warning in warnings_of(config)]

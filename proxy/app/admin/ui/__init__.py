@@ -1,7 +1,5 @@
-"""The page on the admin port: `/ui`. Plain HTML and JavaScript, all of it served from here.
-
-Names come from clients, so the page treats all of them as text, and the browser may run our files only.
-"""
+"""The page on the admin port: `/ui`. Names come from clients, so it treats all of them as text, and browsers run our
+files only."""
 
 from __future__ import annotations
 
