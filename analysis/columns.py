@@ -11,7 +11,6 @@ from pyspark.sql.types import TimestampType
 
 HOUR_S, DAY_S = 3600, 86_400
 CLIENT = ("cluster_id", "user", "client_id")
-"""What identifies a client, whichever sidecars its connections went through."""
 
 
 def cluster() -> Column:

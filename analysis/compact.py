@@ -45,9 +45,7 @@ class CompactSettings:
     settle_h: float = 2.0
     """A day is compacted when it has been over for this long."""
     keep_days: int | None = None
-    """Days in the store that are older are deleted."""
     delete_input: bool = False
-    """Delete the files that were read, when the day is written."""
     file_bytes: int = FILE_BYTES
     form: str | None = None
     """``files`` or ``iceberg``: format of a new store; None: that of the store, or files."""

@@ -25,7 +25,6 @@ CATALOG: Final = "org.apache.iceberg.spark.SparkCatalog"
 HINT: Final = "records/metadata/version-hint.text"
 """The file by which a store that is a table is recognised."""
 ORDER: Final = ("user", "client_id", "start_ms")
-"""Sort order of the table's files."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Size of a row group: a reader that wants one client skips row groups by their least and greatest name."""
 OLD_METADATA: Final = 20

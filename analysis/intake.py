@@ -22,7 +22,6 @@ from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
 BASE = (*IDENTITY, "schema_version", "start_ms", "end_ms", "duration_s", "cluster_id", "pod", "user", "client_id")
-"""Columns that every job needs."""
 EARLIEST_MS = 1_577_836_800_000
 """2020-01-01: an earlier record was written by a machine whose clock had not been set."""
 TOLERANCE_MS = DAY_S * 1000
@@ -53,7 +52,6 @@ class Quality:
     missing: int
     """Records whose sequence numbers are missing between others of their instance."""
     gaps: int
-    """Places where they are missing."""
     clock_steps: int
     """Records that end more than a second before the previous one of their instance."""
     renamed: int

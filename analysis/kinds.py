@@ -23,7 +23,6 @@ class Measure:
 
     kind: Kind
     column: str
-    """Usage in the interval."""
     scale: float
     """`column` times this, over seconds, is a rate in the unit of the limit."""
 
@@ -107,13 +106,11 @@ OF_USE = tuple(
     for kind in Kind
     for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
 )
-"""Columns of records that :func:`of_limits` needs."""
 OF_PROMISES = tuple(
     f"{kind.value}_{name}"
     for kind in BYTE_KINDS
     for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
 )
-"""Columns of records that :func:`of_sidecars` needs."""
 GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""
 

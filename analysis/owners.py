@@ -30,7 +30,6 @@ def read_yaml(option: str, path: str | Path) -> Any:
 
 
 PATTERNS = {"user": "user", "client-id": "client_id"}
-"""Keys of an entry -> columns."""
 NO_TEAM = "(no team)"
 
 

@@ -26,7 +26,6 @@ from config.visible import visible
 
 MAX_LINES = 60
 DETAILS = "throttling"
-"""The report that clients on all pages link to."""
 IN_SHORT = ("chargeback", "throttling", "slo", "forecast", "anomalies")
 """Reports whose first findings begin the index, in this order."""
 OPTIONAL = ("cluster_id", "group_user", "library")

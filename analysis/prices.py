@@ -34,7 +34,6 @@ class Prices:
     idle_produce_mb_s_hour: float = 0.0
     """Per hour in which 10^6 bytes/s of a produce limit were reserved and not used."""
     idle_fetch_mb_s_hour: float = 0.0
-    """The same for a fetch limit."""
     burst_gb: float = 0.0
     """Surcharge per 10^9 bytes moved above `burst_above` times the payer's mean rate of that hour."""
 

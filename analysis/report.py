@@ -111,13 +111,10 @@ class Story:
     findings: Sequence[str]
     plots: Sequence[Plot] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """Further text files, name -> content."""
     notes: Sequence[str] = ()
-    """How to read the figures, and their limits."""
 
 
 Tell = Callable[[Mapping[str, DataFrame]], Story]
-"""Given the written tables, read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,6 @@ class Report:
 
     title: str
     question: str
-    """The question that the report answers, in one sentence."""
     tables: Mapping[str, Table]
     tell: Tell
 

@@ -28,7 +28,6 @@ _SUMS: Final[Mapping[str, Made]] = {
     "requests_delayed": lambda: all_of(COUNTS),
 }
 SUMMED: Final = tuple(_SUMS)
-"""Columns of a rollup that are sums."""
 _MOST: Final[Mapping[str, Made]] = {
     **{name: partial(F.col, name) for name in ("produce_rate_max", "fetch_rate_max")},
     "last_ms": lambda: F.col("end_ms"),
@@ -36,11 +35,9 @@ _MOST: Final[Mapping[str, Made]] = {
 }
 _LEAST: Final[Mapping[str, Made]] = {"first_ms": lambda: F.col("start_ms")}
 LIMITS: Final = tuple(name for kind in Kind for name in of_limits(kind))
-"""Columns with the limits of a client in a bucket (:func:`analysis.kinds.by_group`)."""
 _PACKED: Final = "_flags"
 """The flags of a client and bucket while they are summed: bits of one number, not eight bytes each."""
 NAMES: Final = (*_SUMS, *_MOST, *_LEAST)
-"""All columns of a rollup, besides the client, its bucket and its library."""
 
 
 def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> DataFrame:

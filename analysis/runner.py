@@ -23,7 +23,6 @@ from analysis.store import Store
 from config.visible import visible
 
 MAX_UNREADABLE = 200
-"""With more unreadable files, the input is probably something else."""
 
 
 @dataclass(slots=True)
@@ -31,7 +30,6 @@ class _Records:
     """The input, read and checked once: for one report, or for all."""
 
     columns: Sequence[str]
-    """That any of them needs."""
     staging: str
     rolled: bool = False
     """Rollups will do in place of records."""
@@ -67,7 +65,6 @@ class Asked:
     others: Mapping[str, str] | None = None
     """Name -> title of all reports that are made together; their pages link to each other."""
     records: _Records | None = None
-    """Of all reports; None: each reads its own."""
 
 
 def make(

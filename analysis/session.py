@@ -65,7 +65,6 @@ def complaint_about(java: Path) -> str | None:
 
 
 OLDEST, NEWEST = (3, 5), (4, 3)
-"""Versions of Spark that reports run on."""
 SMALL_BYTES = 100_000_000
 """Input up to this size is read by a session for small data (:func:`small`)."""
 QUICK_JVM = (

@@ -139,7 +139,6 @@ ROLLUP = (
     + ", ".join(f"throttle_{cause}_seconds double" for cause in CAUSES)
     + ", delayed_seconds double, utilisation_peak double, date date"
 )
-"""Schema of the rollups, as DDL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +154,9 @@ class StreamSettings:
     """How late records may come; later ones are dropped, and counted."""
     trigger: str = "30 seconds"
     once: bool = False
-    """Process what exists, then end."""
     rows_per_batch: int | None = None
     """At most this many offsets (files of a directory) per batch."""
     kafka: Mapping[str, str] = field(default_factory=dict)
-    """Properties of Kafka clients, such as ``security.protocol``."""
     delayed_seconds: float = 10.0
     """Seconds of delay per client and minute that cause an alert."""
     utilisation: float = 0.95

@@ -17,7 +17,6 @@ from config.types import ABSOLUTE_PATH, Section, Value, choice, text, wrong
 
 SOURCES: Final = ("tls", "sasl", "static")
 FIELDS: Final = ("namespace", "service_account", "pod")
-"""Fields that a template may contain besides labels."""
 _USER = text("a user name")
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 

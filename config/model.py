@@ -51,7 +51,6 @@ from quota.table import CandidateLimits, Entry, Scope
 
 INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
-"""The quotas an entry can set, by Kafka's names."""
 CONNECTION_LIMIT_NAMES = ("connection_creation_rate", "max_connections")
 """The connection limits that an entry for a user or an address can set (KIP-612; the caps are ours)."""
 _request_limits = attrgetter(*LIMIT_NAMES)

@@ -65,7 +65,6 @@ class Fingerprint:
     digest: str | None
     """SHA-256 of the content; None when it could not be read."""
     error: str | None = None
-    """Why it could not be read."""
     data: bytes | None = None
     """The content itself, so that what is loaded is what was compared."""
 

@@ -50,7 +50,6 @@ class Source:
     text: str | None = None
     """What was parsed; None for values that come from no file."""
     document: int = 0
-    """Which document of the text this is."""
     problems: list[Problem] = field(default_factory=list)
     """Problems of the values themselves, such as a duplicate key; its first value counts meanwhile, so that all other
     problems can be reported with it."""
@@ -197,7 +196,6 @@ class _Reader:
     def __init__(self, loader: Loader) -> None:
         self._next = loader.get_event
         self.source = Source("")
-        """What is being read; it gets the problems."""
         self.anchors: dict[str, _Anchored] = {}
         self._path: list[str | int] = []
         """The place of the list or mapping that is being read."""

@@ -157,7 +157,6 @@ def _address(value: Any) -> str:
 
 _A_SOURCE = "an IP address or a network, such as 10.0.0.1, 2001:db8::1 or 10.0.0.0/8"
 ADDRESS = Value(_address, {"type": "string", "minLength": 2})
-"""The peers of connections, in the canonical spelling of addresses and networks."""
 
 
 def choice(what: str, *values: str) -> Value:
@@ -285,7 +284,6 @@ def _host_names(value: Any) -> str:
 
 
 HOST_NAMES = Value(_host_names, {"type": "string", "pattern": _HOST_NAMES_PATTERN, "maxLength": 255})
-"""A host name, or all below one."""
 
 
 def _overrides(value: Any) -> tuple[tuple[str, int], ...]:

@@ -24,7 +24,6 @@ COLUMNS = (
     *OF_PROMISES,
 )
 FEWEST_DAYS = 3
-"""A trend needs this many days."""
 
 
 def run(context: Context) -> Report:

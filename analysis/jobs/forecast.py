@@ -26,9 +26,7 @@ NAMES = (*GROUP, "scope")
 PLOTTED = 4
 SERIES_PER_TASK = 500
 STATES = ("reached", "expected", "possible", "not in sight", "not known", "no limit")
-"""Verdicts on a limit, the most pressing first."""
 WHOLE = "cluster"
-"""The scope of a cluster's own series."""
 
 
 def run(context: Context) -> Report:

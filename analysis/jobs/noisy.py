@@ -15,7 +15,6 @@ from analysis.words import several, who
 COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
 BURST_PERCENTILE = 0.95
 FEWEST_BUCKETS = 20
-"""Fewer time buckets with and without a burst are not significant."""
 NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
 
 

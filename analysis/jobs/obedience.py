@@ -14,7 +14,6 @@ from analysis.words import several, share
 
 COLUMNS = ("client_library", "client_library_version", "mutes", "mutes_ignored", "requests")
 FEW = 20
-"""Fewer throttles than this say little about a library."""
 OBEDIENT, DEAF = 0.05, 0.5
 _SUMS = ("mutes", "mutes_ignored", "requests")
 

@@ -39,7 +39,6 @@ class Rule:
     scale: float = 1.0
     """Amounts times this are in the limit's unit: 0.1 for milliseconds of busy time."""
     bounded_ms: int | None = None
-    """The longest delay."""
     tokens: MutationAlgorithm | None = None
     """Partition mutations: by this algorithm. None: Kafka's sampled window."""
 

@@ -20,9 +20,7 @@ class WindowRates(NamedTuple):
     """The window's values at each event that was asked for."""
 
     observed: Floats
-    """Amount per second."""
     window_ms: Ints
-    """The divisor."""
 
 
 def sample_begins(times_ms: Ints, sample_ms: int) -> Flags:

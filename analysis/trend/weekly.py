@@ -127,7 +127,6 @@ RESULT = (
     "series bigint, day bigint, mean double, low double, high double, growth double, "
     "held_out int, error_share double, covered_share double"
 )
-"""Output: one row per series and day ahead; none for a series with too few days."""
 _TYPES = {"bigint": pa.int64(), "double": pa.float64(), "int": pa.int32()}
 _FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))]
 

@@ -36,7 +36,6 @@ GROUPS: Final = {
 """The groups in the chart's `webhook.podsMaySet`."""
 VOLUME: Final = "kquota-config"
 PORT_NAME: Final = "kquota-metrics"
-"""The name of the admin port in the sidecar's container."""
 
 _QUANTITY: Final = re.compile(r"(\d+\.?\d*|\.\d+)(n|u|m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?")
 _CPU: Final = re.compile(r"(\d+\.?\d*|\.\d+)([mk]|[eE][+-]?\d{1,2})?")

@@ -22,7 +22,6 @@ POLICY_LABEL: Final = "kquota.io/namespace-quotas"
 FAILURE_LABEL: Final = "kquota.io/failure-policy"
 """On namespaces, for the API server alone: in place of the chart's `webhook.failurePolicy`."""
 COPY_ANNOTATION: Final = "kquota.io/copy-of"
-"""On copies: namespace and name of the original."""
 FILE: Final = "kquota.yaml"
 MOST_PLAIN: Final = 512 * 1024
 """A longer configuration is compressed in copies (config/parts.py): a ConfigMap holds 1 MiB."""
@@ -36,16 +35,13 @@ class Distribution:
     """The chart's settings for the distribution."""
 
     namespace: str
-    """The release's namespace."""
     name: str
     """The name of the release's ConfigMap, and of the copies."""
     configuration: str
-    """The MutatingWebhookConfiguration."""
     only: frozenset[str]
     """The only namespaces that get a copy; empty: every one with the label."""
     policy: Policy
     labels: dict[str, str]
-    """Labels of copies."""
     secret: str | None
     """The Secret with the webhook's own certificate; None: another program creates it."""
     host: str
@@ -90,15 +86,11 @@ class Observed:
     """The observed state, as far as it matters."""
 
     base: str
-    """The configuration file that the chart renders."""
     owner: Json
-    """A reference to the MutatingWebhookConfiguration."""
     namespaces: dict[str, dict[str, str]]
     """Labels of namespaces with the label or with a copy, unless they are terminating."""
     copies: dict[str, Json]
-    """ConfigMaps with the name of copies, by namespace."""
     quotas: dict[str, Json]
-    """ConfigMaps with quotas of namespaces, by namespace."""
     policies: dict[str, list[Json]]
     """NetworkPolicies by namespace, if they matter."""
 
@@ -111,13 +103,10 @@ class NamespacePlan:
     body: Json | None = None
     """The copy as it should be; None: it already is."""
     new: bool = False
-    """There is no copy yet."""
     immutable: bool = False
     """The copy was made immutable: it has to be deleted first."""
     refused: str | None = None
-    """Why the namespace's quotas are rejected."""
     problem: str | None = None
-    """Why nothing can be done."""
     policy: Json | None = None
     """The NetworkPolicy as it should be; None: it already is, or there should be none."""
     other_policies: list[str] = field(default_factory=list)

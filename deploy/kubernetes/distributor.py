@@ -41,7 +41,6 @@ class Distributor:
     cluster: Cluster
     told: Distribution
     _said: dict[str, str] = field(default_factory=dict)
-    """The last problem of each namespace: each is reported once."""
     _known: Known = field(default_factory=dict)
     _served: set[str] = field(default_factory=set)
     _wake: trio.Event = field(default_factory=trio.Event)

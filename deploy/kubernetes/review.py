@@ -35,7 +35,6 @@ EVICTED: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """Annotation with the names of local volumes that do not keep the cluster autoscaler from removing the node."""
 _ADMIN: Final = "config.admin.port"
 DEFAULT_GRACE_S: Final = 30
-"""Kubernetes' default for pods."""
 
 Json = dict[str, Any]
 
@@ -67,9 +66,7 @@ class Template:
     pods_may_set: frozenset[str]
     """What pods may change by annotations (`deploy.kubernetes.annotations.GROUPS`)."""
     distribution: Distribution
-    """How the configuration is distributed to the pods' namespaces."""
     pull_secrets: list[Json]
-    """imagePullSecrets that the sidecar's image needs."""
     bootstrap: tuple[str, str] | None
     """The variable of the application's containers that gets the sidecar's address, and this address; None: none."""
     ports: dict[str, str]

@@ -16,9 +16,7 @@ Tool = Literal["nft", "iptables"]
 WhenDown = Literal["closed", "open"]
 
 TABLE: Final = "kquota"
-"""The nftables table, family inet."""
 CHAIN: Final = "KQUOTA_OUTPUT"
-"""The iptables chain, in the table nat."""
 ALIVE_S: Final = 5
 """With `when_down` open: how long connections are redirected after the last heartbeat (one a second)."""
 MAX_PORTS: Final = 15
@@ -137,7 +135,6 @@ def iptables_install(rules: Rules, version: Literal[4, 6], *, jump: bool) -> str
 
 
 JUMP: Final = f"-p tcp -j {CHAIN}"
-"""The one rule in a chain that is not ours."""
 
 
 def _iptables_rules(rules: Rules, version: Literal[4, 6]) -> list[str]:

@@ -118,7 +118,6 @@ class Sidecar:
         self.admin_port: int | None = None
         """The port of the admin listener: the one that `run` was given, if any, and once bound the real one."""
         self.interrupted = False
-        """A second signal ended the drain early."""
 
     def _source_of(self, path: Path, config: Config) -> QuotaSource:
         if config.quota_settings.source == "file":

@@ -18,7 +18,6 @@ LOOK_S: Final = 1.0
 QUIET_MS: Final = 60_000.0
 """An episode ends when there was no throttle for this long: a client at its limit is throttled again and again."""
 MAX_LINES: Final = 30
-"""Lines per minute."""
 MINUTE_MS: Final = 60_000.0
 MAX_EPISODES: Final = 1000
 
@@ -29,7 +28,6 @@ class Episode:
 
     began_ms: float
     until_ms: float
-    """End of the latest throttle."""
     throttles: int
     delayed_ms: int
     told: bool

@@ -31,7 +31,6 @@ class _Series:
 
     def __init__(self, looks: int, imposed_ms: int) -> None:
         self.use: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
-        """Used fraction of the limit."""
         self.limit: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         self.held: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         """Seconds of delay per second."""
@@ -74,7 +73,6 @@ class History:
         now = int(now_ms)
         largest: Largest[tuple[float, QuotaCounter]] = Largest(MAX_COUNTERS)
         seen: dict[Place, tuple[float, QuotaCounter]] = {}
-        """Of those that are remembered already."""
         for index, group in enumerate(self._ledger.groups()):
             if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
                 use = group.utilisation(now) or 0.0

@@ -22,7 +22,6 @@ MAX_CONNECTIONS: Final = 64
 LIFETIME_S: Final = 20.0
 """For a connection without a complete request, and for each request until its answer has been read."""
 KEEP_ALIVE_S: Final = 10.0
-"""Between two requests."""
 MAX_HEAD_BYTES: Final = 16_384
 READ_BYTES: Final = 16_384
 JOINED_BYTES: Final = 65_536

@@ -49,7 +49,6 @@ class Simulation:
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
         self._open: dict[tuple[str, str], list[Ticket]] = {}
-        """Admitted connections, by address and user."""
 
     def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
         # There are no attackers here: each client keeps its own counter to the end.

@@ -13,7 +13,6 @@ from config.types import DEFAULT_WORD
 from config.units import readable_span
 
 MOST = 20
-"""Warnings of one sort."""
 FEW_BYTES = 1000
 """Per second: no Kafka client is of use with less."""
 _NO_PREFIX = "Kafka has no prefixes: name each user"

@@ -22,7 +22,6 @@ from quota.entity import Kind
 
 SORTS = ("use", "throttled", "rate", "name")
 NEAR = 0.9
-"""From this fraction of its limit on a group is shown as near it."""
 BAR_COLUMNS = 10
 HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "held", "state", "limit from")
 NAMES = ("client-id", "user", "limit from")
@@ -49,14 +48,12 @@ class Row:
     now: float
     """The value that the limit applies to; tokens left for mutations."""
     use: float
-    """Fraction of the limit."""
     shadow: bool
     level: str
     throttled_for_ms: int
     """Until the latest delay of the group ends."""
     owed_ms: int
     waiting: int
-    """Connections with a queued request."""
     delayed: float | None
     """Seconds of delay per second since the last refresh: 1 is one client all the time; None: first refresh."""
 

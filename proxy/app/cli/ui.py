@@ -31,7 +31,6 @@ ANSWER_TIMEOUT_S: Final = 4.0
 ASKED_AT_ONCE: Final = 20
 ROWS: Final = 200
 LISTS: Final = {"quotas": "groups", "throttled": "throttled", "connections": "connections"}
-"""Of a snapshot, with the name of their rows."""
 
 
 @dataclass(frozen=True, slots=True)

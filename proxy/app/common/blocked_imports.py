@@ -13,7 +13,6 @@ UNUSED: Final = (
     "better_exceptions",  # the same
     "snappy",  # prometheus_client: pushing to a remote write endpoint
 )
-"""Modules that a library tries to import and does not need."""
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from quota.entity import DEFAULT, Kind, Name
 
 FAILED: Final = 1
 WRONG_USE: Final = 2
-"""Exit codes: of something that failed, and of wrong use or configuration."""
 MAX_PROBLEMS: Final = 50
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
 

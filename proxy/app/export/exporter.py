@@ -34,7 +34,6 @@ BATCH_BYTES: Final = 1_000_000
 JITTER_MS: Final = 100
 """Wall clock and monotonic clock may differ by this much over an interval without the clock having been set."""
 ROTATE_BYTES: Final = 64 * 1024 * 1024
-"""A file of this size is complete."""
 BUFFER_BYTES: Final = 16 * 1024 * 1024
 """Buffer of each sink, while its disk is full or its topic is down; the oldest records are dropped."""
 END_S: Final = 5.0

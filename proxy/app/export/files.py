@@ -52,7 +52,6 @@ class FileSink:
         self._file: _Growing | None = None
         self._recovered = False
         self.deleted = 0
-        """Complete files deleted because of `keep_bytes`."""
 
     def write(self, batch: Batch) -> None:
         """See :class:`proxy.app.export.worker.Sink`: all of the batch, or nothing of it."""

@@ -84,9 +84,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.interval = -1
-        """The last interval in which it was active."""
         self.ticked = array("d", _ZEROS)
-        """Amounts at the last tick."""
         self.rates: dict[int, array[float]] | None = None
         """One-second rates above 0, by the number of the kind."""
         self.amounts: tuple[float, ...] = _ZEROS
@@ -94,7 +92,6 @@ class _Seen:
         self.requests: dict[int, int] = {}
         self.totals = _NOTHING
         self.has_row = False
-        """It had a row of its own in an earlier interval."""
 
 
 class Sampler:
@@ -114,7 +111,6 @@ class Sampler:
         self._trials: dict[QuotaCounter, _Trials] = {}
         self._folded = _Folded()
         self.folded = 0
-        """Clients without a row of their own, over all intervals."""
         ledger.awake = {}
         ledger.on_forget.append(self._forget_client)
         ledger.counters.on_forget.append(self._forget_group)

@@ -78,12 +78,10 @@ class Worker:
         self._end_s: float | None = None
         """Monotonic time at which to give up; set when there are no more records."""
         self.records = self.errors = self.dropped = 0
-        """Records delivered, failed attempts, and records lost."""
         self.last_success_s = 0.0
         """Wall clock; 0: never."""
         self._last_error: str | None = None
         self.done = threading.Event()
-        """The thread has ended."""
 
     def start(self) -> None:
         """Start the thread. It does not keep the process alive."""

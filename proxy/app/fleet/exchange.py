@@ -87,7 +87,6 @@ class Exchange:
         self._assigned: frozenset[int] = frozenset()
         self._heard_s = 0.0
         self.wanted: frozenset[int] = frozenset()
-        """Partitions to be read."""
         self.partitions = 0
         """The topic's number of partitions; 0 while that is unknown."""
         self.topic_id: bytes | None = None

@@ -33,7 +33,6 @@ SLICE_MS: Final = 1.0
 END_S: Final = 1.5
 """On a drain, how long the last record may take."""
 WARN_INTERVAL_MS: Final = 60_000
-"""Ignored records are logged no more often than this."""
 
 
 class Member:

@@ -211,7 +211,6 @@ def _group_weight(gain: Totals) -> tuple[float, ...]:
 
 
 MAX_LIBRARIES = 30
-"""Libraries and versions with series of their own."""
 
 
 class LibrarySeries:

@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 PORTION = 50
-"""Samples written before other tasks run."""
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

@@ -38,7 +38,6 @@ class Exposition:
         self._max_groups = max_groups
         self._clients = ClientSeries(ledger, max_groups)
         self.libraries = counters.libraries
-        """Throttle compliance by client library; read only."""
         self.long_turns = counters.long_turns
         """Turns of the event loop that took too long."""
         self._libraries = LibrarySeries(counters.libraries)
@@ -48,7 +47,6 @@ class Exposition:
         self._text: bytes | None = None
         self._text_ms = 0.0
         self.admin_evicted = 0
-        """Admin connections closed because too many were open."""
 
     async def text(self, now_ms: float) -> bytes:
         """The exposition. One gathering at a time; an answer younger than a second is reused."""

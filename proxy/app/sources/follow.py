@@ -36,9 +36,7 @@ class Followed:
     failures: int = 0
     successful: bool = True
     unsettled: int = 0
-    """Checks in a row at which the files had changed while they were loaded."""
     last_error: str | None = None
-    """The error logged last, while it lasts."""
 
 
 class Follower:

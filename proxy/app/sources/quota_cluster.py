@@ -48,10 +48,8 @@ class ClusterSource(QuotaSource):
         self._quotas: Quotas | None = None
         """The last answer; None before the first one."""
         self._changing = trio.Lock()
-        """Held while limits are being put in force."""
         self._wanted = trio.Event()
         self._again_s: list[float] = []
-        """The remaining pauses of AGAIN_S since the last alteration."""
         super().__init__(config, self._in_file)
         self.state.successful = False
         self.state.success_at_s = 0.0

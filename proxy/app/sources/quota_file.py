@@ -56,7 +56,6 @@ class FileSource(QuotaSource):
         self._timeout_s = timeout_s
         self._writing = Aside(timeout_s)
         self._changing = trio.Lock()
-        """Held while the overlay is altered or the file's limits are reloaded."""
         self._jobs, self._next_job = trio.open_memory_channel[_Job](MAX_WAITING)
         super().__init__(config, laid_over(self._in_file, self._overlay))
         self.state.overlay_entities = len(self._overlay)

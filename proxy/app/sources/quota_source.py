@@ -24,7 +24,6 @@ class SourceState:
     source: str
     """file or cluster"""
     overlay_entities: int = 0
-    """Users, client-ids and addresses that the overlay names."""
     overlay_successful: bool = True
     """False while the overlay file on disk is not in force because it is invalid."""
     polls: int = 0
@@ -34,7 +33,6 @@ class SourceState:
     unusable: int = 0
     """Limits of the cluster that cannot be enforced here."""
     successful: bool = True
-    """Whether the last poll worked."""
     success_at_s: float = field(default_factory=time.time)
     """When quotas were read last: wall clock."""
 

@@ -168,9 +168,7 @@ class Security:
     identity: IdentityPolicy
     follower: Follower
     credentials: Credentials | None = None
-    """The sidecar's own login."""
     fleet_keys: FleetKeys | None = None
-    """Of the fleet's records; None without a fleet."""
 
     def producer_settings(self) -> dict[str, Any]:
         """A kafka-python client's settings to reach the brokers in the same way, as of now."""

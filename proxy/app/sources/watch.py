@@ -30,7 +30,6 @@ class ReloadState:
     """What metrics and /readyz say about the configuration."""
 
     reloads: int = 0
-    """Configurations put in force after the first one."""
     failures: int = 0
     successful: bool = True
     """False while the file on disk is not in force because it is invalid."""

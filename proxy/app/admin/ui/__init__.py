@@ -40,4 +40,3 @@ async def _serve(request: Request) -> Response:
 
 
 ROUTES: Final = [Route("/ui", _to_folder), Route("/ui/", _serve), Route("/ui/{name}", _serve)]
-"""For the admin port's application."""
