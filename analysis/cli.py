@@ -305,7 +305,6 @@ def _factors(text: str) -> list[float]:
 
 
 def _between(kind: type[int] | type[float], least: float, most: float, expected: str) -> Callable[[str], float]:
-    """A number from `least` to `most`, for an option."""
 
     def read(text: str) -> float:
         try:

@@ -154,7 +154,6 @@ def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame | None:
 
 
 def _sorted(rows: DataFrame, parts: int) -> DataFrame:
-    """Each record once, in `parts` files that follow each other by client."""
     order = ("cluster", "user", "client_id")
     once = rows.dropDuplicates(list(IDENTITY)).withColumn("cluster", cluster())
     return once.repartitionByRange(parts, *order).sortWithinPartitions(*order, "start_ms")
@@ -182,7 +181,6 @@ def _parts(store: Store, day: str, file_bytes: int) -> int:
 
 
 def _summary(spark: SparkSession, places: Sequence[str]) -> tuple[int, int]:
-    """The total number of files, and their bytes."""
     count = total = 0
     for system, path in same_system(spark, places):  # a directory for each sidecar
         if system.exists(path):

@@ -174,7 +174,6 @@ def delete_files(spark: SparkSession, addresses: Sequence[str], above: str) -> N
 
 
 def _emptied(files: Sequence[str], above: str) -> list[str]:
-    """Directories of the files, inner ones first."""
     found: set[str] = set()
     for inner in {file.rpartition("/")[0] for file in files}:
         parts = inner.split("/")

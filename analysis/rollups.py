@@ -84,6 +84,5 @@ def _aggregates(names: Sequence[str], *, of_records: bool) -> list[Column]:
 
 
 def _with_flags(sums: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The result of :func:`_aggregates` of records, with all columns."""
     flags = {name: F.col(_PACKED).bitwiseAND(1 << FLAGS.index(name)) != 0 for name in names if name in FLAGS}
     return sums.select(*CLIENT, "bucket", *(flags[name].alias(name) if name in flags else name for name in names))

@@ -94,7 +94,6 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
 
 
 def _is_of_a_fleet(quotas: Any) -> bool:
-    """Whether one of these entries, not validated yet, has `scope: fleet`."""
     entries = quotas.get("entries") if isinstance(quotas, dict) else quotas
     if not isinstance(entries, list):
         return False
@@ -169,7 +168,6 @@ _REACHED: Final = {
 
 
 def _address(host: str) -> str:
-    """A host in one spelling; a name is not resolved."""
     try:
         return canonical_address(host)
     except ValueError:

@@ -111,7 +111,6 @@ def _payer(model: PriceModel, owners: Owners | None) -> Column:
 
 
 def _observed(context: Context, rows: DataFrame, step_s: int) -> Column:
-    """Seconds of buckets that the input covers; :meth:`Context.observed_s`."""
     time = "hour_s" if step_s == HOUR_S else "bucket"
     spans = rows.select(time, F.col("start_ms").alias("first_ms"), F.col("end_ms").alias("last_ms"))
     return context.observed_s(spans, step_s, time)

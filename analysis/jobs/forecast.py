@@ -205,7 +205,6 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
 
 
 def _told(row: Any) -> str:
-    """One series in a sentence; nothing for a cluster without a goal."""
     name, kind = _name(row), row["kind"]
     what = f"{name}, {kind}" + (f" ({rate(kind, row['limit'])})" if row["limit"] else "")
     if row["state"] == "reached":

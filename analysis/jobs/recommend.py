@@ -175,7 +175,6 @@ def _of_the_fleet(context: Context, rows: DataFrame) -> DataFrame:
 
 
 def _of_a_day(kind: Kind) -> list[Column]:
-    """A client's need, how long it was throttled, and its last limit."""
     name = kind.value
     limit = f"limit_{name}"
     return [
@@ -265,7 +264,6 @@ def _of_one_scope(rows: list[Any]) -> list[Any]:
 
 
 def _values(rows: list[Any], headroom: float) -> dict[str, str]:
-    """A values patch per cluster; `values.yaml` if there is only one cluster."""
     clusters: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in rows:
         scope = {"scope": "fleet"} if row["scope"] == "fleet" else {}

@@ -102,7 +102,6 @@ def run(context: Context) -> Report:
 
 
 def _amount(kind: Kind) -> Column:
-    """What the quota charges: bytes, partitions, or milliseconds of busy time."""
     return F.greatest(F.col(MEASURES[kind].column) * (1000.0 if kind is Kind.REQUEST else 1.0), F.lit(0.0))
 
 

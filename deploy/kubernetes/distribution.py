@@ -168,7 +168,6 @@ def _network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple
 
 
 def _is_ours(one: Json, told: Distribution) -> bool:
-    """Whether an object of a namespace is from this release."""
     return _annotations(one).get(COPY_ANNOTATION) == told.original
 
 
@@ -201,20 +200,31 @@ def misunderstood(namespace: str, labels: dict[str, str], told: Distribution) ->
         yield f"label {INJECTION_LABEL}: pods get no sidecar, webhook.namespaces of the chart does not name {namespace}"
 
 
-def judged(base: str, labels: dict[str, str], given: str | None, told: Distribution) -> QuotasResult:
-    """The result for quotas that a namespace with these labels is about to have."""
-    return _judged(("", False), base, labels, given, told, {})
-
-
-def _judged(
-    key: tuple[str, bool], base: str, labels: dict[str, str], given: str | None, told: Distribution, known: Known
+def judged(
+    base: str,
+    labels: dict[str, str],
+    given: str | None,
+    told: Distribution,
+    known: Known | None = None,
+    key: tuple[str, bool] = ("", False),
 ) -> QuotasResult:
-    wish = labels.get(POLICY_LABEL)
+    """The result for quotas that a namespace with these labels has, or is about to have; `known` keeps it by `key`."""
+    wish, known = labels.get(POLICY_LABEL), {} if known is None else known
     policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
     file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
     if given is None:
         return QuotasResult(None, f"{file}: there is no {own_quotas.KEY} in it")
-    return _outcome(key, base, given, policy, file, known)
+    digest = hashlib.sha256("\0".join((base, given, policy, file)).encode("utf-8", "surrogatepass")).digest()
+    if key not in known or known[key][0] != digest:
+        try:
+            found = QuotasResult(own_quotas.combined(base, given.encode(), policy, file), None)
+        except RefusedError as error:
+            found = QuotasResult(None, str(error))
+        except Exception as error:
+            log.exception("quotas of a namespace failed: internal error", namespace=key[0])
+            found = QuotasResult(None, f"{file}: {fault(error)}")
+        known[key] = digest, found
+    return known[key][1]
 
 
 def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution, known: Known) -> NamespacePlan:
@@ -223,10 +233,10 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
     if namespace in seen.quotas:
         given = _own(seen, namespace)
         before = ((copy or {}).get("data") or {}).get(own_quotas.KEY)
-        outcome = _judged((namespace, False), seen.base, labels, given, told, known)
+        outcome = judged(seen.base, labels, given, told, known, (namespace, False))
         refused = outcome.refused
         if outcome.text is None and before is not None:  # the last valid ones stay, if they still are valid
-            given, outcome = before, _judged((namespace, True), seen.base, labels, before, told, known)
+            given, outcome = before, judged(seen.base, labels, before, told, known, (namespace, True))
         if outcome.text is not None:
             text, accepted = outcome.text, given
     body = _copy(namespace, text, accepted, seen.owner, told)
@@ -235,20 +245,6 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
     return NamespacePlan(
         namespace, body, new=copy is None, immutable=bool((copy or {}).get("immutable")), refused=refused
     )
-
-
-def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> QuotasResult:
-    digest = hashlib.sha256("\0".join((base, own, policy, file)).encode("utf-8", "surrogatepass")).digest()
-    if key not in known or known[key][0] != digest:
-        try:
-            found = QuotasResult(own_quotas.combined(base, own.encode(), policy, file), None)
-        except RefusedError as error:
-            found = QuotasResult(None, str(error))
-        except Exception as error:
-            log.exception("quotas of a namespace failed: internal error", namespace=key[0])
-            found = QuotasResult(None, f"{file}: {fault(error)}")
-        known[key] = digest, found
-    return known[key][1]
 
 
 def _copy(namespace: str, text: str, accepted: str | None, owner: Json, told: Distribution) -> Json:

@@ -112,17 +112,9 @@ def _builder(now: datetime.datetime, days: int) -> x509.CertificateBuilder:
 
 
 def _usage(*, sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign,
-        key_cert_sign=sign,
-        crl_sign=sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, **unused)
 
 
 def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:

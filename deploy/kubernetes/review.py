@@ -177,9 +177,7 @@ def review(body: bytes, template: Template) -> ReviewResult:
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:
     """Why a pod gets no sidecar, as the value of a label; None: it gets one. The chart's selectors say the same."""
-    spec, metadata = pod["spec"], pod.get("metadata") or {}
-    labels = metadata.get("labels") or {}
-    wish = labels.get(INJECT_LABEL)
+    spec, wish = pod["spec"], _own(pod, "labels").get(INJECT_LABEL)
     if wish == "false":
         return "opted-out"
     if template.opt_in and wish != "true":
@@ -189,7 +187,7 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
         return "already-there"
     if spec.get("hostNetwork"):
         return "host-network"  # its loopback is the node's: ports of several sidecars would collide
-    if MIRROR in (metadata.get("annotations") or {}):
+    if MIRROR in _own(pod, "annotations"):
         return "mirror-pod"
     if {(spec.get("os") or {}).get("name", "linux"), (spec.get("nodeSelector") or {}).get(OS, "linux")} != {"linux"}:
         return "not-linux"
@@ -200,7 +198,7 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
 
 def misunderstood(pod: Json, skipped: str | None) -> list[str]:
     """A sentence about a request in a form that has no meaning, for the pod's author."""
-    wish = ((pod.get("metadata") or {}).get("labels") or {}).get(INJECT_LABEL)
+    wish = _own(pod, "labels").get(INJECT_LABEL)
     if wish in (None, "true", "false"):
         return []
     gets = "no sidecar" if skipped else "a sidecar"
@@ -242,9 +240,13 @@ def _containers(spec: Json) -> Iterator[tuple[str, int, Json]]:
             yield key, index, container
 
 
+def _own(pod: Json, key: str) -> dict[str, str]:
+    """The pod's labels or annotations."""
+    return (pod.get("metadata") or {}).get(key) or {}
+
+
 def _scraped(pod: Json) -> set[str]:
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    return {name for name in annotations if name.startswith("prometheus.io/")}
+    return {name for name in _own(pod, "annotations") if name.startswith("prometheus.io/")}
 
 
 def _environment(pod: Json, template: Template) -> Iterator[Json]:
@@ -308,9 +310,7 @@ def injection(pod: Json, template: Template) -> list[Json]:
 
 
 def _annotations(pod: Json, template: Template) -> dict[str, str]:
-    """The template's annotations, with what the pod's own change of them."""
-    own = (pod.get("metadata") or {}).get("annotations") or {}
-    annotations = dict(template.annotations)
+    own, annotations = _own(pod, "annotations"), dict(template.annotations)
     if ADMIN_PORT in own and "prometheus.io/port" in annotations:
         annotations["prometheus.io/port"] = own[ADMIN_PORT]
     if _scraped(pod):

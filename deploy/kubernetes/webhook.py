@@ -91,8 +91,6 @@ def _load(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 class _Https(HypercornConfig):
-    """Hypercorn's configuration with our context."""
-
     def __init__(self, certificate: Certificate, host: str, port: int) -> None:
         super().__init__()
         self._context = certificate.context

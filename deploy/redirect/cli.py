@@ -149,7 +149,6 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _of_file(path: Path) -> tuple[int, int | None]:
-    """(listen.port, transparent.mark) of a configuration."""
     from config.load import load
 
     with errors_said():

@@ -187,9 +187,9 @@ def choose(wanted: Tool | None) -> Tool:
         if not _has(wanted):
             raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
         return wanted
-    for tool in PACKAGES:
-        if _has(tool):
-            return tool
+    found = next(filter(_has, PACKAGES), None)
+    if found is not None:
+        return found
     raise RedirectError(
         "neither nft nor iptables is installed here: apt-get install nftables (the image of the target redirect has it)"
     )

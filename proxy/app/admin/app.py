@@ -256,7 +256,6 @@ class AdminApp:
         return _listed("groups", rows, {"total": largest.seen, "shown": len(rows)})
 
     async def _connections(self, most: int, at: Moment) -> list[bytes]:
-        """The connections that are muted or have waited longest first."""
         largest: Largest[ConnectionInfo] = Largest(most)
         states: Counter[str] = Counter()
         async for one in self._steps("/connections", self._proxy.each_connection()):
@@ -279,7 +278,6 @@ class AdminApp:
                 turns.begin(what, trio.current_time())
 
     async def _libraries(self, most: int, at: Moment) -> list[bytes]:
-        """Throttle compliance by client library, those that ignored throttles longest first."""
         found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
         rows = [_row({name: getattr(one, name) for name in one.__slots__}) for one in best]

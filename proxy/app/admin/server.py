@@ -169,7 +169,6 @@ class _Connection:
             await self._stream.send_all(piece)
 
     def _scope_of(self, request: h11.Request) -> dict[str, Any]:
-        """The request as ASGI's HTTP scope."""
         path, _, query = request.target.partition(b"?")
         return {
             "type": "http",

@@ -118,7 +118,6 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
 
 
 def _scope(config: Config, table: QuotaTable) -> str:
-    """Whose the limits are: each instance's or the fleet's."""
     own = "per sidecar (n sidecars: up to n times the limit)"
     rates = [one for one in table.connections.entries if one.connection_creation_rate is not None]
     shared = [*map(table.of_fleet, table.entries), *map(table.of_fleet, rates)]

@@ -58,7 +58,6 @@ def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The KafkaUser resources of a document, with their places in it."""
     items = document.get("items") if isinstance(document, dict) else None
     found = [((), document)] if not isinstance(items, list) else [(("items", at), one) for at, one in enumerate(items)]
     for place, resource in found:
@@ -97,7 +96,6 @@ def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, 
 
 
 def _print(entries: list[dict[str, Any]], form: Form, none: str) -> None:
-    """Print the entries, in YAML as in a configuration file; without any, the error `none`."""
     if not entries:
         say(f"error: {none}", err=True)
         raise typer.Exit(FAILED)

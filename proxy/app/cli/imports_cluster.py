@@ -85,7 +85,6 @@ async def _connect(config: Config) -> dict[str, Any]:
 
 
 def _given(config: Config, brokers: Sequence[NodeAddress]) -> Iterator[str]:
-    """The address that clients get for each broker."""
     listen = config.listen
     own = own_ports((broker.node_id for broker in brokers), listen.broker_ports.all, listen.broker_port_map)
     for broker in brokers:

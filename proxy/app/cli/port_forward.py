@@ -47,7 +47,6 @@ def proxied(namespace: str) -> Iterator[str]:
 
 @contextmanager
 def _kubectl(option: str, arguments: list[str]) -> Iterator[int]:
-    """The local port on which kubectl serves meanwhile."""
     program = shutil.which("kubectl")
     if program is None:
         raise OSError(

@@ -188,7 +188,6 @@ class Simulation:
         return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
 
     def _written(self, entity: dict[str, Any]) -> dict[str, Any]:
-        """Everything in force for exactly this entity, as one entry of the file; empty for nothing."""
         table = self._ledger.table
         found: dict[str, Any] = {}
         scoped = _scoped(entity)
@@ -199,7 +198,6 @@ class Simulation:
         return found if entry is None else found | entry_json(entry)
 
     def _without(self, entity: dict[str, Any]) -> QuotaTable:
-        """The table without exactly this entity."""
         table = self._ledger.table
         if entity.get("ip") is None:
             table = table.without(_name(entity, "user"), _name(entity, "client-id"))
@@ -208,7 +206,6 @@ class Simulation:
 
 
 def _scoped(entity: dict[str, Any]) -> tuple[EntityType, str | Default] | None:
-    """The entity in the terms of connection limits; None if it has none there."""
     user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity, canonical_source)
     if address:
         return EntityType.IP, DEFAULT if address == DEFAULT_WORD else address
@@ -317,5 +314,4 @@ def _name(value: dict[str, Any], key: str) -> Name:
 
 
 def _plain(value: float | None) -> float | None:
-    """Integers without a trailing .0, everything else unchanged."""
     return int(value) if value is not None and math.isfinite(value) and value == int(value) else value

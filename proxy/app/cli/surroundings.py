@@ -89,7 +89,6 @@ def _directory(config: Config, source: Source) -> list[Problem]:
 
 
 def _files(config: Config) -> Iterator[tuple[Place, str]]:
-    """Files that must exist before the sidecar starts, with their places."""
     settings = (
         (("listen", "tls"), config.listen.tls, ("certificate_file", "key_file", "client_ca_file")),
         (("upstream", "tls"), config.upstream.tls, ("ca_file", "certificate_file", "key_file")),

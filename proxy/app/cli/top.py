@@ -112,7 +112,6 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
 
 
 def _of_fleet(fleet: dict[str, Any] | None) -> str:
-    """This instance's share of a fleet's limit, after the limit's origin."""
     if fleet is None:
         return ""
     unheard = ", no contact with the fleet" if fleet["why"] in ("last", "alone") else ""

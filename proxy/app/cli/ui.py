@@ -100,7 +100,6 @@ def _sidecar(place: Place, answer: dict[str, Any] | OSError) -> dict[str, Any]:
 
 
 def _libraries(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each library and version once, with the sums over all sidecars."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         sums = found.setdefault((row["library"], row["version"]), Counter())

@@ -238,7 +238,6 @@ def _lock(fd: int) -> None:
 
 
 def _end_of_last_line(fd: int) -> int:
-    """The size of the file without what follows its last newline."""
     end = os.fstat(fd).st_size
     while end > 0:
         start = max(end - _TAIL_BYTES, 0)

@@ -140,7 +140,6 @@ class Worker:
             self.done.set()
 
     def _take(self) -> Batch | None:
-        """Wait for the next batch; None when there are no more."""
         while True:
             with self._changed:
                 if self._waiting:

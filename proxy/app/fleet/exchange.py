@@ -224,7 +224,6 @@ class Exchange:
                 admin.close()
 
     def _count(self, admin: Any) -> int:
-        """The topic's number of partitions; 0 if there is none."""
         topic = self._settings.topic
         found = admin.describe_topics([topic]) if topic in admin.list_topics() else []
         if not found:

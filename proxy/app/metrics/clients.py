@@ -173,7 +173,6 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    """Of a counter: by kind as well."""
     return GaugeMetricFamily(f"kquota_{name}", text, labels=["kind", "user", "client_id", *labels])
 
 
