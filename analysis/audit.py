@@ -11,7 +11,6 @@ from analysis.files import kept
 from quota.record import IDENTITY
 
 STEP_BACK_MS = 1000
-"""Clocks set back by less are not reported."""
 WORD = 64
 MAX_WORDS = 200_000
 """Up to this many words with duplicates are broadcast, some 30 MB; beyond, all rows are shuffled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from pyspark.sql import Column, DataFrame, Row
@@ -46,6 +46,18 @@ def ratio(above: Column, below: Column) -> Column:
     return F.when(below != 0, above / below)
 
 
+def sums(names: Iterable[str]) -> list[Column]:
+    """The sum of each of these columns, by its name."""
+    return [F.sum(name).alias(name) for name in names]
+
+
+def only_row(frame: DataFrame) -> Row:
+    """The row of an aggregate without groups."""
+    row = frame.head()
+    assert row is not None
+    return row
+
+
 def together() -> list[Column]:
     """For rows that summarise records: their total number, and the first and last time."""
     return [
@@ -77,11 +89,11 @@ def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
 def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
     """Sums of `names` over `time`, for a plot, and the length of a step in seconds: `step_s`, or the multiple of it
     that leaves at most MAX_ROWS."""
-    ends = frame.agg(F.unix_timestamp(F.min(time)).alias("first"), F.unix_timestamp(F.max(time)).alias("last")).head()
-    assert ends is not None
+    first, last = F.unix_timestamp(F.min(time)), F.unix_timestamp(F.max(time))
+    ends = only_row(frame.agg(first.alias("first"), last.alias("last")))
     if ends["first"] is None:
         return [], step_s
     step = step_s * ((ends["last"] - ends["first"]) // step_s // MAX_ROWS + 1)
     start = F.floor((F.unix_timestamp(time) - ends["first"]) / step) * step + ends["first"]
-    sums = frame.groupBy(F.timestamp_seconds(start).alias(time)).agg(*(F.sum(name).alias(name) for name in names))
-    return some_rows(sums.orderBy(time)), step
+    found = frame.groupBy(F.timestamp_seconds(start).alias(time)).agg(*sums(names))
+    return some_rows(found.orderBy(time)), step

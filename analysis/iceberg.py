@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from analysis.columns import only_row
 from analysis.errors import ReportError
 from analysis.files import file_system
 from analysis.session import spark_version
@@ -107,8 +108,7 @@ class IcebergRecords:
     def files(self, day: str) -> tuple[int, int]:
         """Number and bytes of the day's files."""
         found = self.spark.table(f"{self.name}.files").where(F.col("partition.date") == day)
-        row = found.agg(F.count("*"), F.coalesce(F.sum("file_size_in_bytes"), F.lit(0))).head()
-        assert row is not None
+        row = only_row(found.agg(F.count("*"), F.coalesce(F.sum("file_size_in_bytes"), F.lit(0))))
         return int(row[0]), int(row[1])
 
     def drop(self, day: str) -> None:

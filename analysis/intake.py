@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analysis import audit
-from analysis.columns import DAY_S, HOUR_S, together
+from analysis.columns import DAY_S, HOUR_S, only_row, sums, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
@@ -264,15 +264,15 @@ def _audited(
     files: tuple[str, ...],
 ) -> Intake:
     instances = kept(audit.instances(found), f"{staging}/instances")
-    sums = ("duplicates", "missing", "gaps", "clock_steps")
-    total = instances.agg(
-        *together(),
-        *(F.sum(name).alias(name) for name in sums),
-        F.count("*").alias("instances"),
-        F.sum(F.col("renamed").cast("long")).alias("renamed"),
-        F.max("interval_ms").alias("interval_ms"),
-    ).head()
-    assert total is not None
+    total = only_row(
+        instances.agg(
+            *together(),
+            *sums(("duplicates", "missing", "gaps", "clock_steps")),
+            F.count("*").alias("instances"),
+            F.sum(F.col("renamed").cast("long")).alias("renamed"),
+            F.max("interval_ms").alias("interval_ms"),
+        )
+    )
     repeats = int(total["duplicates"])
     records = fit
     if repeats:

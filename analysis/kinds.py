@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
@@ -66,6 +66,12 @@ SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
 def all_of(names: Sequence[str]) -> Column:
     """The sum of these columns."""
     return reduce(add, map(F.col, names))
+
+
+def of_kind(values: Mapping[Kind, float] | Mapping[str, float], otherwise: Column | None = None) -> Column:
+    """The value of each row's `kind`; of others `otherwise`, or null."""
+    found = [F.when(F.col("kind") == str(kind), F.lit(float(value))) for kind, value in values.items()]
+    return F.coalesce(*found, F.lit(None).cast("double") if otherwise is None else otherwise)
 
 
 def exploded(rows: DataFrame, keep: Sequence[str], each: Iterable[Sequence[Column]]) -> DataFrame:
@@ -150,7 +156,7 @@ def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
         peak="{kind}_peak",
         amount="{column}",
     ).where("limit IS NOT NULL")
-    scale = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(MEASURES[kind].scale)) for kind in Kind))
+    scale = of_kind({kind: measure.scale for kind, measure in MEASURES.items()})
     sums = (
         named.withColumns(
             {

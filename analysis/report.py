@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, cluster, some_rows
+from analysis.columns import CLIENT, HOUR_S, cluster, moment, some_rows, sums
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
 from analysis.owners import Owners
@@ -69,6 +69,12 @@ class Context:
             found = F.when(F.col(time) == row[time], F.lit(seconds)).otherwise(found)
         return found
 
+    def hours(self, hourly: DataFrame, names: Sequence[str]) -> Table:
+        """Sums of these columns by `hour`, for plots, and how much of it the input covers (`hourly`: with `hour_s`)."""
+        summed = hourly.groupBy("hour_s").agg(*sums(names))
+        observed = self.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds")
+        return Table(summed.select(moment("hour_s").alias("hour"), *names, observed), "Hours", ["hour"], shown=0)
+
     def in_buckets(self, step_s: int, names: Sequence[str]) -> DataFrame:
         """One row per client and bucket (:mod:`analysis.rollups`), from the store's rollups if they suffice."""
         step = step_for(step_s)
@@ -89,7 +95,6 @@ class Table:
     shown: int = 200
     """How many rows the page has; 0: none, the table is for plots and for readers of the files."""
     left_out: Sequence[str] = ()
-    """Columns that only the files have: they would not fit on a page."""
     summed: Sequence[str] = ()
     """Columns that are summed by team, if teams are known."""
     per: Sequence[str] = ()

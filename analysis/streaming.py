@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from analysis.columns import CLIENT, cluster
+from analysis.columns import CLIENT, cluster, sums
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import make_directory
 from analysis.intake import parse
@@ -231,9 +231,9 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
     per_minute = once.groupBy(F.window("time", MINUTE).alias("window"), *CLIENT).agg(
         F.count("*").alias("records"),
         F.approx_count_distinct("instance").alias("sidecars"),
-        *(F.sum(name).alias(name) for name in _SUMS),
+        *sums(_SUMS),
         F.sum(all_of(COUNTS)).alias("delayed_requests"),
-        *(F.sum(name).alias(name) for name in SECONDS),
+        *sums(SECONDS),
         F.sum(all_of(SECONDS)).alias("delayed_seconds"),
         F.max(F.greatest(*peaks)).alias("utilisation_peak"),
     )

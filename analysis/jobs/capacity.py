@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows
+from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows, sums
 from analysis.intake import Quality
-from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_sidecars, promised
+from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_kind, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.words import several, share, size
 
@@ -33,17 +33,17 @@ def run(context: Context) -> Report:
     rows = context.records.withColumns(
         {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
     )
-    sums = rows.groupBy("cluster_id", "bucket").agg(
-        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS),
+    summed = rows.groupBy("cluster_id", "bucket").agg(
+        *sums(MEASURES[kind].column for kind in BYTE_KINDS),
         F.min("start_ms").alias("first_ms"),
         F.max("end_ms").alias("last_ms"),
     )
-    sums = context.kept(sums, "sums")
-    peaks = by_kind(sums, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").select(
+    summed = context.kept(summed, "sums")
+    peaks = by_kind(summed, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").select(
         "cluster_id",
         "kind",
         "bucket",
-        (F.col("amount") / context.observed_s(sums, grain)).alias("rate"),
+        (F.col("amount") / context.observed_s(summed, grain)).alias("rate"),
         F.floor(F.col("bucket") / DAY_S).cast("long").alias("day"),
     )
     measured = peaks.groupBy("cluster_id", "kind").agg(
@@ -62,11 +62,7 @@ def run(context: Context) -> Report:
     )
     since_ms = context.intake.quality.last_ms - HOUR_S * 1000
     limits = promised(context.kept(of_sidecars(rows, since_ms), "limits"))
-    known = context.options.get("capacity") or {}
-    capacity = F.coalesce(
-        *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()),
-        F.lit(None).cast("double"),
-    )
+    capacity = of_kind(context.options.get("capacity") or {})
     goal = F.coalesce(F.col("capacity_bytes_per_s"), F.col("limits_bytes_per_s"))
     reached = (goal - F.col("intercept")) / F.col("slope") - F.col("last_day")
     has_trend = (F.col("days") >= FEWEST_DAYS) & (F.col("slope") > 0)

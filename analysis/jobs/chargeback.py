@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, bucket, cluster, moment, some_rows
+from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, sums
 from analysis.kinds import BYTE_KINDS, by_kind
 from analysis.owners import Owners
 from analysis.prices import PriceModel
@@ -74,13 +74,7 @@ def run(context: Context) -> Report:
     billed = context.kept(billed, "billed")
     payers = (
         billed.groupBy("payer")
-        .agg(
-            *(F.sum(name).alias(name) for name in ITEMS),
-            *(
-                F.sum(name).alias(name)
-                for name in ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "burst_bytes")
-            ),
-        )
+        .agg(*sums((*ITEMS, "produce_bytes", "fetch_bytes", "request_seconds", "mutations", "burst_bytes")))
         .select(
             "payer",
             F.round(F.col("usage") + F.col("bursts") + F.col("idle_reservations"), 6).alias("total"),
@@ -118,10 +112,10 @@ def _observed(context: Context, rows: DataFrame, step_s: int) -> Column:
 
 def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:
     """Per payer and hour; bytes above `burst_above` times the hour's mean rate (silent buckets included) separately."""
-    sums = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
+    amounts = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
     buckets = rows.groupBy(
         "payer", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long").alias("hour_s"), "bucket"
-    ).agg(*(F.sum(name).alias(name) for name in sums))
+    ).agg(*sums(amounts))
     moved = F.col("produce_bytes") + F.col("fetch_bytes")
     whole_hour = Window.partitionBy("payer", "hour_s")  # at most 3600 / grain rows each
     usual = F.sum(moved).over(whole_hour) / hour_seconds * seconds
@@ -129,7 +123,7 @@ def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Col
     return (
         buckets.withColumn("over", over)
         .groupBy("payer", "hour_s")
-        .agg(*(F.sum(name).alias(name) for name in sums), F.sum("over").alias("burst_bytes"))
+        .agg(*sums(amounts), F.sum("over").alias("burst_bytes"))
     )
 
 
@@ -165,12 +159,7 @@ def _idle(rows: DataFrame) -> DataFrame:
 
 
 def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Story:
-    total = (
-        tables["bill"]
-        .agg(F.count("*").alias("payers"), F.sum("total").alias("total"), *(F.sum(n).alias(n) for n in ITEMS))
-        .head()
-    )
-    assert total is not None
+    total = only_row(tables["bill"].agg(F.count("*").alias("payers"), *sums(("total", *ITEMS))))
     top = some_rows(tables["bill"], 12)
     sum_ = total["total"] or 0.0
     noun = "client" if model.payer == "client_id" else model.payer

@@ -9,8 +9,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio, some_rows
-from analysis.kinds import BYTE_KINDS, GROUP, MEASURES, OF_PROMISES, OF_USE, by_group, by_kind, of_sidecars, promised
+from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio, some_rows, sums
+from analysis.kinds import (
+    BYTE_KINDS,
+    GROUP,
+    MEASURES,
+    OF_PROMISES,
+    OF_USE,
+    by_group,
+    by_kind,
+    of_kind,
+    of_sidecars,
+    promised,
+)
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
 from analysis.session import ship_code
@@ -87,16 +98,11 @@ def run(context: Context) -> Report:
 
 def _of_clusters(buckets: DataFrame, limits: DataFrame, grain: int, options: Mapping[str, Any]) -> DataFrame:
     """What all clients of a cluster used together, towards its capacity, or else the sum of its limits in force."""
-    known = options.get("capacity") or {}
-    sums = buckets.groupBy("cluster_id", "bucket").agg(
-        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS)
-    )
-    each = by_kind(sums, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").withColumn(
+    summed = buckets.groupBy("cluster_id", "bucket").agg(*sums(MEASURES[kind].column for kind in BYTE_KINDS))
+    each = by_kind(summed, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").withColumn(
         "rate", F.col("amount") / grain
     )
-    capacity = F.coalesce(
-        *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()), "limits_bytes_per_s"
-    )
+    capacity = of_kind(options.get("capacity") or {}, F.col("limits_bytes_per_s"))
     no_name = F.lit(None).cast("string")
     return (
         each.join(limits.select("cluster_id", "kind", "limits_bytes_per_s"), ["cluster_id", "kind"], "left")

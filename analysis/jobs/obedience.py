@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, cluster, ratio, some_rows
+from analysis.columns import CLIENT, cluster, ratio, some_rows, sums
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.words import several, share
 
@@ -26,12 +26,12 @@ def run(context: Context) -> Report:
         *CLIENT,
         F.coalesce("client_library", unknown).alias("library"),
         F.coalesce("client_library_version", F.lit("")).alias("version"),
-    ).agg(*(F.sum(name).alias(name) for name in _SUMS))
+    ).agg(*sums(_SUMS))
     clients = context.kept(clients, "clients")
     ignored = ratio(F.col("mutes_ignored").cast("double"), F.col("mutes")).alias("ignored_share")
     libraries = (
         clients.groupBy("library", "version")
-        .agg(F.count("*").alias("clients"), *(F.sum(name).alias(name) for name in _SUMS))
+        .agg(F.count("*").alias("clients"), *sums(_SUMS))
         .select("library", "version", "clients", "requests", "mutes", "mutes_ignored", ignored)
     )
     deaf = clients.where("mutes_ignored > 0").select(*CLIENT, "library", "version", "mutes", "mutes_ignored", ignored)

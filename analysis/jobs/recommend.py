@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, DAY_S, MAX_ROWS, bucket, cluster, grain_for, some_rows
-from analysis.kinds import MEASURES, by_kind
+from analysis.kinds import MEASURES, by_kind, of_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.words import rate, several, span, who
 from config.visible import has_control
@@ -101,8 +101,7 @@ def run(context: Context) -> Report:
     clients = clients.withColumn("_place", F.row_number().over(now)).where("_place = 1")
     # A delayed client would have used more: the measurement is then the limit, not the need.
     wanted = F.greatest(F.col("need"), F.when(F.col("delayed_seconds") > 0, F.col("current")))
-    least = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(value)) for kind, value in LEAST.items()))
-    advice = clients.withColumn("recommended", F.greatest(_round_up(wanted * (1 + headroom)), least))
+    advice = clients.withColumn("recommended", F.greatest(_round_up(wanted * (1 + headroom)), of_kind(LEAST)))
     close = F.abs(F.col("recommended") - F.col("current")) <= SAME * F.col("current")
     change = (
         F.when(F.col("current").isNull(), "new")

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, moment, over_time, ratio, some_rows
+from analysis.columns import CLIENT, HOUR_S, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS
 from analysis.owners import Owners
@@ -31,10 +31,6 @@ def run(context: Context) -> Report:
     hourly = context.kept(hourly, "hourly")
     teams = _judged(hourly.groupBy(TEAM), [F.count_distinct(*CLIENT).alias("clients")], target)
     clients = _judged(hourly.groupBy(TEAM, *CLIENT), [], target)
-    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SUMS))
-    hours = hours.select(
-        moment("hour_s").alias("hour"), *_SUMS, context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds")
-    )
     worst: list[Column | str] = [F.col("budget_used_share").desc_nulls_last(), TEAM]
     return Report(
         "Service level",
@@ -42,7 +38,7 @@ def run(context: Context) -> Report:
         {
             "teams": Table(teams, "Teams" if owners else "Users, as no file of owners was given", worst),
             "clients": Table(clients.where("requests_delayed > 0"), "Clients that were held", [*worst, *CLIENT]),
-            "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
+            "hours": context.hours(hourly, _SUMS),
         },
         lambda tables: _tell(tables, target, context.intake.quality),
     )
@@ -50,10 +46,10 @@ def run(context: Context) -> Report:
 
 def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame:
     """Sums, shares, and the used part of what the target allows: 1 is all of it."""
-    sums = groups.agg(*more, *(F.sum(name).alias(name) for name in _SUMS))
+    summed = groups.agg(*more, *sums(_SUMS))
     time_held = F.coalesce(ratio(F.col("held_seconds"), F.col("seconds")), F.lit(0.0))
     delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))
-    shares = sums.withColumns({"time_held_share": time_held, "requests_delayed_share": delayed})
+    shares = summed.withColumns({"time_held_share": time_held, "requests_delayed_share": delayed})
     worse = F.greatest("time_held_share", "requests_delayed_share")
     return shares.withColumns({"budget_used_share": worse / (1 - target), "kept": worse <= 1 - target})
 

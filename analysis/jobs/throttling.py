@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS, all_of, exploded
 from analysis.report import Context, Plot, Report, Story, Table
@@ -26,7 +26,7 @@ def run(context: Context) -> Report:
     """Delays per client and cause, and per hour. One request has one cause, so they may be added up."""
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(
-        *(F.sum(name).alias(name) for name in (*COUNTS, *SECONDS, "requests")),
+        *sums((*COUNTS, *SECONDS, "requests")),
         *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),
         F.sum(F.col("duration_s") * F.greatest("connections_peak", F.lit(1))).alias("connection_seconds"),
         F.min("start_ms").alias("first_ms"),
@@ -36,13 +36,13 @@ def run(context: Context) -> Report:
     delayed = all_of(SECONDS)
     held = sum((F.col(name) for name in _HELD.values()), F.lit(0.0))
     count = all_of(COUNTS)
-    sums = hourly.groupBy(*CLIENT).agg(
-        *(F.sum(name).alias(name) for name in (*COUNTS, *SECONDS, *_HELD.values(), "requests", "connection_seconds")),
+    summed = hourly.groupBy(*CLIENT).agg(
+        *sums((*COUNTS, *SECONDS, *_HELD.values(), "requests", "connection_seconds")),
         F.sum((count > 0).cast("long")).alias("hours_with_throttles"),
     )
     longest = F.greatest(*SECONDS)
     cause = F.coalesce(*(F.when(F.col(f"throttle_{name}_seconds") == longest, name) for name in CAUSES))
-    clients = sums.where(count > 0).select(
+    clients = summed.where(count > 0).select(
         *CLIENT,
         delayed.alias("delayed_seconds"),
         held.alias("held_seconds"),
@@ -69,11 +69,11 @@ def run(context: Context) -> Report:
     by_cause = (
         causes.where("requests_delayed > 0")
         .groupBy("cause", *CLIENT)
-        .agg(*(F.sum(name).alias(name) for name in _SUMS))
+        .agg(*sums(_SUMS))
         .groupBy("cause")
         .agg(
             F.count("*").alias("clients"),
-            *(F.sum(name).alias(name) for name in _SUMS),
+            *sums(_SUMS),
         )
     )
     client_hours = hourly.where(count > 0).select(
@@ -82,12 +82,6 @@ def run(context: Context) -> Report:
         delayed.alias("delayed_seconds"),
         count.alias("requests_delayed"),
         cause.alias("main_cause"),
-    )
-    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in SECONDS))
-    hours = hours.select(
-        moment("hour_s").alias("hour"),
-        *SECONDS,
-        context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds"),
     )
     return Report(
         "Throttling",
@@ -103,7 +97,7 @@ def run(context: Context) -> Report:
             "client_hours": Table(
                 client_hours, "Hours of each client", [F.col("delayed_seconds").desc(), "hour", *CLIENT]
             ),
-            "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
+            "hours": context.hours(hourly, SECONDS),
         },
         lambda tables: _tell(tables, context.intake.quality),
     )

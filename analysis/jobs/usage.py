@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, moment, over_time, seen, some_rows, together
+from analysis.columns import CLIENT, HOUR_S, only_row, over_time, seen, some_rows, sums, together
 from analysis.intake import Quality
 from analysis.kinds import GROUP, OF_USE, by_group
 from analysis.report import Context, Plot, Report, Story, Table
@@ -42,7 +42,7 @@ def run(context: Context) -> Report:
     observed = context.observed_s(buckets, grain)
     digests = {kind: F.percentile_approx(F.col(f"{kind}_bytes") / observed, shares, 10_000) for kind in KINDS}
     clients = buckets.groupBy(*CLIENT).agg(
-        *(F.sum(name).alias(name) for name in _SUMS),
+        *sums(_SUMS),
         *((F.sum(f"{kind}_bytes") / F.sum(observed)).alias(f"{kind}_bytes_mean_per_s") for kind in KINDS),
         *(digest.alias(f"{kind}_digest") for kind, digest in digests.items()),  # one for three percentiles
         F.max("produce_rate_max").alias("produce_bytes_one_second_max_per_s"),
@@ -65,10 +65,6 @@ def run(context: Context) -> Report:
         "last_ms",
     )
     hourly = buckets.withColumn("hour_s", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long"))
-    hours = hourly.groupBy("hour_s").agg(*(F.sum(name).alias(name) for name in _SUMS))
-    hours = hours.select(
-        moment("hour_s").alias("hour"), *_SUMS, context.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds")
-    )
     return Report(
         "Usage",
         "Which clients used how much, and how fast?",
@@ -83,7 +79,7 @@ def run(context: Context) -> Report:
             "limits": Table(
                 _limits(buckets, observed), "Limits, by how much of them was used", [F.col("used_share").desc(), *GROUP]
             ),
-            "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
+            "hours": context.hours(hourly, _SUMS),
         },
         lambda tables: _tell(tables, grain, context.intake.quality),
     )
@@ -108,8 +104,7 @@ _ONLY_IN_FILES: Final = (
 
 
 def _tell(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Story:
-    total = tables["clients"].agg(F.count("*").alias("clients"), *(F.sum(name).alias(name) for name in _SUMS)).head()
-    assert total is not None
+    total = only_row(tables["clients"].agg(F.count("*").alias("clients"), *sums(_SUMS)))
     all_bytes = total["produce_bytes"] + total["fetch_bytes"]
     top = some_rows(tables["clients"], 10)
     names = [*(f"{kind}_bytes" for kind in KINDS), "observed_seconds"]

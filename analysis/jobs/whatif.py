@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import cluster, place_in, ratio, some_rows
+from analysis.columns import cluster, only_row, place_in, ratio, some_rows, sums
 from analysis.kinds import MEASURES
 from analysis.levels import CandidateQuotas, resolved
 from analysis.replay.fold import RESULT, ROWS, Rule, folded
@@ -25,7 +25,6 @@ COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"thro
 CLIENT = ("cluster_id", "instance", "user", "client_id")
 NAMED = ("cluster_id", "group_user", "group_client")
 GROUP = ("cluster_id", "counter", "group_user", "group_client")
-"""A counter: of one sidecar (`counter` is its instance), or, where the limit is the fleet's, of all of them (null)."""
 ROWS_PER_TASK = 500_000
 """Intervals that one task replays; it gets all of a group."""
 TASKS_PER_CORE = 4
@@ -170,7 +169,7 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
         F.count("*").alias("members"),
         # For sidecars that ran at the same time, each second counts once.
         F.least(F.sum("seconds"), (F.max("last_ms") - F.min("first_ms")) / 1000).alias("seconds"),
-        *(F.sum(name).alias(name) for name in ("records", "density", "peak", "used", "held")),
+        *sums(("records", "density", "peak", "used", "held")),
     )
     may = F.lit(False)
     for number, family in enumerate(found):
@@ -192,8 +191,7 @@ def _replayed(
 ) -> DataFrame:
     """Results for the counters worth replaying; only their intervals are shuffled, each counter's to one task."""
     chosen = groups.where("chosen")
-    number = chosen.agg(F.sum("records").alias("records")).head()
-    assert number is not None
+    records = only_row(chosen.agg(*sums(["records"])))["records"] or 0
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in ("family", *GROUP)]
     names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
     keys = members.join(names, same).select(*CLIENT, "family", "of_fleet", "gid")
@@ -212,7 +210,7 @@ def _replayed(
         "gid", F.col("family").alias("rule"), "limits", empty["start_ms"], empty["duration_s"], empty["amount"]
     )
     cores = groups.sparkSession.sparkContext.defaultParallelism
-    tasks = max(TASKS_PER_CORE * cores, int(number["records"] or 0) // ROWS_PER_TASK + 1)
+    tasks = max(TASKS_PER_CORE * cores, int(records) // ROWS_PER_TASK + 1)
     ship_code(groups.sparkSession)
     together = heads.unionByName(intervals).repartition(tasks, "gid")
     return context.kept(together.mapInArrow(folded([one.rule for one in found]), RESULT), "replayed")
