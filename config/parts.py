@@ -8,7 +8,7 @@ import errno
 import hashlib
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -65,7 +65,7 @@ class Fingerprint:
     digest: str | None
     """SHA-256 of the content; None when it could not be read."""
     error: str | None = None
-    data: bytes | None = None
+    data: bytes | None = field(default=None, compare=False)
     """The content itself, so that what is loaded is what was compared."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from config.parts import fingerprint
+from config.parts import Fingerprint, fingerprint
 from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, StuckError
 
 log = structlog.get_logger("kquota.files")
@@ -109,5 +109,5 @@ def _refused(one: Followed, error: str) -> None:
         log.error("files refused, the last good ones stay in force", setting=one.setting, error=error)
 
 
-def _looks(paths: Iterable[Path]) -> list[tuple[str | None, str | None]]:
-    return [(found.digest, found.error) for found in map(fingerprint, paths)]
+def _looks(paths: Iterable[Path]) -> list[Fingerprint]:
+    return [Fingerprint(found.digest, found.error) for found in map(fingerprint, paths)]

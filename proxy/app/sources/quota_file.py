@@ -151,9 +151,9 @@ class FileSource(QuotaSource):
         """Read the overlay file if another program has changed it. Returns what is wrong with it."""
         path = reader.path
         found = await reader.read()
-        if not self._seen_already(found):
+        if found != self._seen:
             found = await reader.settled(found)
-        if self._seen_already(found):  # perhaps a file that keeps changing, which has been reported once
+        if found == self._seen:  # perhaps a file that keeps changing, which has been reported once
             return None if self.state.overlay_successful else "see the log"
         self._seen = found
         try:
@@ -170,9 +170,6 @@ class FileSource(QuotaSource):
             await self._use(overlay)
             log.info("overlay read", file=str(path), entities=len(overlay))
         return None
-
-    def _seen_already(self, found: Fingerprint) -> bool:
-        return (found.digest, found.error) == (self._seen.digest, self._seen.error)
 
     async def _use(self, overlay: Overlay) -> None:
         """Put the file's limits in force with this overlay; building a table of 10 000 takes 0.1 s, so in a thread."""

@@ -66,7 +66,7 @@ class FileReader:
         for _ in range(MAX_SETTLING):
             await trio.sleep(settle_s)
             again = await self.read()
-            if (again.digest, again.error) == (found.digest, found.error):
+            if again == found:
                 return again
             found = again
         return Fingerprint(None, f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same")

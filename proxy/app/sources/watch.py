@@ -77,14 +77,11 @@ class Watcher:
             forced = self._forced.is_set()
             self._forced = trio.Event()
             found = await self._reader.read()
-            if not forced and self._seen_already(found):
+            if not forced and found == self._seen:
                 continue
             found = await self._reader.settled(found, self._settle_s)
-            if forced or not self._seen_already(found):  # a file that keeps changing has been reported once
+            if forced or found != self._seen:  # a file that keeps changing has been reported once
                 await self._reload(found)
-
-    def _seen_already(self, found: Fingerprint) -> bool:
-        return (found.digest, found.error) == (self._seen.digest, self._seen.error)
 
     async def _reload(self, found: Fingerprint) -> None:
         unchanged = found.digest is not None and found.digest == self._seen.digest
