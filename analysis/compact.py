@@ -150,7 +150,8 @@ def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame | None:
     _sorted(rows, parts).write.mode("overwrite").partitionBy("cluster").options(
         compression="zstd", **{"parquet.block.size": str(ROW_GROUP_BYTES)}
     ).parquet(place)
-    return rows.sparkSession.read.parquet(place) if _has_files(rows.sparkSession, place) else None
+    system, written = file_system(rows.sparkSession, f"{place}/cluster=*/*.parquet")
+    return rows.sparkSession.read.parquet(place) if system.globStatus(written) else None
 
 
 def _sorted(rows: DataFrame, parts: int) -> DataFrame:
@@ -187,11 +188,6 @@ def _summary(spark: SparkSession, places: Sequence[str]) -> tuple[int, int]:
             found = system.getContentSummary(path)
             count, total = count + int(found.getFileCount()), total + int(found.getLength())
     return count, total
-
-
-def _has_files(spark: SparkSession, place: str) -> bool:
-    system, path = file_system(spark, f"{place}/cluster=*/*.parquet")
-    return bool(system.globStatus(path))
 
 
 def _is_day(text: str) -> bool:

@@ -129,7 +129,7 @@ def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> dict[str,
             {
                 "text": visible(cell(field.name, row[field.name], row["kind"] if kinds else None)),
                 # What it is sorted by, if that is not its text: no value comes last.
-                "sort": _sorted_by(row[field.name]) if number else None,
+                "sort": None if not number else "" if row[field.name] is None else repr(float(row[field.name])),
                 # A client whose hours and causes the page of DETAILS has, for the address.
                 "client": quote(visible(row[field.name]))
                 if linked and field.name == "client_id" and row[field.name]
@@ -140,7 +140,10 @@ def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> dict[str,
         for row in rows[: table.shown]
     ]
     # The class of a column's cells: n for numbers, w for words that stay whole.
-    styles = ["n" if number else _style([row[at]["text"] for row in cells]) for at, number in enumerate(numbers)]
+    styles = [
+        "n" if number else "w" if all(_is_whole(str(row[at]["text"])) for row in cells) else ""
+        for at, number in enumerate(numbers)
+    ]
     return {
         "name": name,
         "caption": table.caption,
@@ -151,12 +154,8 @@ def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> dict[str,
     }
 
 
-def _sorted_by(value: Any) -> str:
-    return "" if value is None else repr(float(value))
-
-
-def _style(texts: Sequence[str | None]) -> str:
-    return "w" if all(len(word) <= WHOLE_CHARACTERS for text in texts for word in str(text).split()) else ""
+def _is_whole(text: str) -> bool:
+    return all(len(word) <= WHOLE_CHARACTERS for word in text.split())
 
 
 def _apart(svg: str, number: int) -> str:

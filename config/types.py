@@ -170,23 +170,21 @@ def choice(what: str, *values: str) -> Value:
     return Value(check, {"type": "string", "enum": list(values)})
 
 
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise wrong("true or false")
+def _if(fine: Callable[[Any], bool], expected: str, schema: dict[str, Any]) -> Value:
+    def check(value: Any) -> Any:
+        if fine(value):
+            return value
+        raise wrong(expected)
+
+    return Value(check, schema)
 
 
-BOOLEAN = Value(_boolean, {"type": "boolean"})
-
-
-def _absolute_path(value: Any) -> str:
-    # a relative path would depend on the working directory at start; NUL cannot be in a path at all
-    if isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value:
-        return value
-    raise wrong("the absolute path of a file, such as /var/lib/kquota/quotas-overlay.yaml")
-
-
-ABSOLUTE_PATH = Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})
+BOOLEAN = _if(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
+ABSOLUTE_PATH = _if(  # a relative path would depend on the working directory at start; NUL cannot be in a path at all
+    lambda value: isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value,
+    "the absolute path of a file, such as /var/lib/kquota/quotas-overlay.yaml",
+    {"type": "string", "pattern": "^/.*[^/]$"},
+)
 
 
 class PortRange(NamedTuple):

@@ -138,7 +138,8 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
             continue
         copy = seen.copies.get(namespace)
         if copy is not None and namespace not in ours:
-            yield NamespacePlan(namespace, problem=_in_the_way(told.name))
+            text = f"a ConfigMap {told.name} that is not kquota's is in the way: sidecars get no configuration"
+            yield NamespacePlan(namespace, problem=f"{text}; rename or delete it")
             continue
         try:
             plan = _plan(namespace, copy, seen, told, known)
@@ -168,11 +169,7 @@ def _network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple
 
 
 def _is_ours(one: Json, told: Distribution) -> bool:
-    return _annotations(one).get(COPY_ANNOTATION) == told.original
-
-
-def _in_the_way(name: str) -> str:
-    return f"a ConfigMap {name} that is not kquota's is in the way: sidecars get no configuration; rename or delete it"
+    return ((one.get("metadata") or {}).get("annotations") or {}).get(COPY_ANNOTATION) == told.original
 
 
 def fault(error: Exception) -> str:
@@ -280,7 +277,3 @@ def _is_so(copy: Json, body: Json) -> bool:
 def labels_of(one: Json) -> dict[str, str]:
     """The labels of an object."""
     return (one.get("metadata") or {}).get("labels") or {}
-
-
-def _annotations(one: Json) -> dict[str, str]:
-    return (one.get("metadata") or {}).get("annotations") or {}

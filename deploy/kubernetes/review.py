@@ -159,7 +159,7 @@ def review(body: bytes, template: Template) -> ReviewResult:
         skipped, refused, patch = reason_to_skip(pod, template), None, []
         try:
             if skipped:
-                patch = _label(pod, SKIPPED_LABEL, skipped)
+                patch = _merge(metadata, "labels", {SKIPPED_LABEL: skipped})
             else:
                 patch = injection(pod, template.in_namespace(str(request.get("namespace"))))
         except AnnotationError as error:
@@ -339,10 +339,6 @@ def _merge(metadata: Json, key: str, values: dict[str, str], remove: str | None 
     if remove in old:
         patch.append({"op": "remove", "path": f"/metadata/{key}/{_escape(str(remove))}"})
     return patch
-
-
-def _label(pod: Json, name: str, value: str) -> list[Json]:
-    return _merge(pod.get("metadata") or {}, "labels", {name: value})
 
 
 def _escape(name: str) -> str:

@@ -45,15 +45,13 @@ class Simulation:
     def __init__(self, config: Config, *, compare: bool = False) -> None:
         self._config = config
         algorithms = typing.get_args(MutationAlgorithm) if compare else (config.controller_mutation_algorithm,)
-        self._ledgers = {name: self._new_ledger(name) for name in algorithms}
+        # There are no attackers here: each client keeps its own counter to the end.
+        own = {"smooth": False, "max_clients": sys.maxsize}
+        table = to_table(config)
+        self._ledgers = {name: new_ledger(config, table, mutation_algorithm=name, **own) for name in algorithms}
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
         self._open: dict[tuple[str, str], list[Ticket]] = {}
-
-    def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
-        # There are no attackers here: each client keeps its own counter to the end.
-        own = {"smooth": False, "mutation_algorithm": algorithm, "max_clients": sys.maxsize}
-        return new_ledger(self._config, to_table(self._config), **own)
 
     def apply(self, event: Any) -> dict[str, Any]:
         """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""

@@ -99,7 +99,7 @@ def json_text(value: Any) -> str:
     if text.isprintable():
         return text
     # Only strings have such characters; the line breaks are those of the indentation.
-    return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+    return "".join(c if c.isprintable() or c == "\n" else ascii_json(c)[1:-1] for c in text)
 
 
 def print_data(value: Any, form: Form = Form.JSON) -> None:
@@ -112,10 +112,6 @@ def print_data(value: Any, form: Form = Form.JSON) -> None:
 def ascii_json(value: Any, **options: Any) -> str:
     """JSON in one line of ASCII without control characters: DEL is the only one that JSON itself does not escape."""
     return json.dumps(value, **options).replace("\x7f", "\\u007f")
-
-
-def _json_escape(character: str) -> str:
-    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def more_than(rows: Sequence[object], most: int) -> str:

@@ -27,9 +27,16 @@ class ClientSeries:
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self._ledger = ledger
-        self._clients: TopKSeries[Identity] = TopKSeries(most, EACH * len(KINDS) + 2, _client_weight)
+        self._clients: TopKSeries[Identity] = TopKSeries(
+            most,
+            EACH * len(KINDS) + 2,
+            lambda gain: (
+                sum(gain[2 : EACH * len(KINDS) : EACH]),
+                gain[0] + gain[EACH],
+            ),  # throttled first, then by bytes
+        )
         self._groups: dict[Kind, TopKSeries[QuotaCounter]] = {
-            kind: TopKSeries(most, 5, _group_weight) for kind in KINDS
+            kind: TopKSeries(most, 5, lambda gain: (gain[2] + gain[4], gain[0])) for kind in KINDS
         }
         self._capped = dict.fromkeys(KINDS, 0)
         self._capped_seen: dict[QuotaCounter, int] = {}
@@ -122,7 +129,12 @@ class ClientSeries:
             "Debt of a group beyond the announced delays; its next requests wait for it.",
         )
         waiting = _gauge("quota_waiting_connections", "Connections whose next request waits for the group's debt.")
-        limited = list(self._limited_groups())
+        limited = [
+            (kind, labels, group)
+            for kind, fold in self._groups.items()
+            for labels, group in fold.shown()
+            if group.limit is not None
+        ]
         yield None
         for number, (kind, labels, group) in enumerate(limited, 1):
             if number % SERIES_STEP == 0:
@@ -161,12 +173,6 @@ class ClientSeries:
                         seconds.add_metric([kind.value, name, *labels], delay_ms / 1000)
         yield from (requests, seconds)
 
-    def _limited_groups(self) -> Iterator[tuple[Kind, Labels, QuotaCounter]]:
-        for kind, fold in self._groups.items():
-            for labels, group in fold.shown():
-                if group.limit is not None:
-                    yield kind, labels, group
-
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
     return CounterMetricFamily(f"kquota_{name}", text, labels=[*labels, "user", "client_id"])
@@ -200,15 +206,6 @@ def _trial_totals(trial: Trial | None) -> tuple[float, float]:
     return (0.0, 0.0) if trial is None else (float(trial.throttled), float(trial.throttle_ms))
 
 
-def _client_weight(gain: Totals) -> tuple[float, ...]:
-    """Throttled clients first, then by bytes."""
-    return (sum(gain[2 : EACH * len(KINDS) : EACH]), gain[0] + gain[EACH])
-
-
-def _group_weight(gain: Totals) -> tuple[float, ...]:
-    return (gain[2] + gain[4], gain[0])
-
-
 MAX_LIBRARIES = 30
 
 
@@ -217,7 +214,7 @@ class LibrarySeries:
 
     def __init__(self, libraries: Libraries) -> None:
         self._libraries = libraries
-        self._fold: TopKSeries[tuple[str, str]] = TopKSeries(MAX_LIBRARIES, 4, _library_weight)
+        self._fold: TopKSeries[tuple[str, str]] = TopKSeries(MAX_LIBRARIES, 4, lambda gain: (gain[3], gain[0]))
         libraries.on_forget.append(lambda gone: self._fold.forget(*_library_totals(gone)))
 
     def look(self, now_ms: float) -> Iterator[None]:
@@ -240,7 +237,3 @@ class LibrarySeries:
 def _library_totals(one: LibraryMutes) -> tuple[tuple[str, str], Labels, Totals]:
     totals = (float(one.mutes), one.mute_ms, float(one.ignored), one.ignored_ms)
     return (one.library, one.version), (label(one.library), label(one.version)), totals
-
-
-def _library_weight(gain: Totals) -> tuple[float, ...]:
-    return (gain[3], gain[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -132,7 +132,12 @@ class FileSource(QuotaSource):
                 return f"{path} cannot be written: {error.strerror or error}"
             self._seen = Fingerprint(hashlib.sha256(data).hexdigest())
             await self._use(overlay)
-        changes = [_said(entity_text(entity), values) for entity, values in list(job.changes.items())[:MAX_LOGGED]]
+        changes = []
+        for entity, values in list(job.changes.items())[:MAX_LOGGED]:
+            written = {
+                key: "removed" if one is None else int(one) if one.is_integer() else one for key, one in values.items()
+            }
+            changes.append(f"{entity_text(entity)}: " + ", ".join(f"{key} {one}" for key, one in written.items()))
         log.info("quotas altered", user=job.user, entities=len(job.changes), changes=changes)
         return None
 
@@ -177,15 +182,6 @@ class FileSource(QuotaSource):
         self._overlay = overlay
         self.state.overlay_entities = len(overlay)
         self._put_in_force(table)
-
-
-def _said(entity: str, values: Mapping[str, float | None]) -> str:
-    said = ", ".join(f"{key} {'removed' if value is None else _number(value)}" for key, value in values.items())
-    return f"{entity}: {said}"
-
-
-def _number(value: float) -> str:
-    return str(int(value) if value.is_integer() else value)
 
 
 def _parsed(path: Path, found: Fingerprint) -> Overlay:
