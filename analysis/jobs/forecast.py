@@ -25,7 +25,7 @@ from analysis.kinds import (
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
 from analysis.session import ship_code
-from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, foretold
+from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, foretold
 from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
 

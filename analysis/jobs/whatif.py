@@ -14,8 +14,7 @@ from analysis import plots
 from analysis.columns import cluster, only_row, place_in, ratio, some_rows, sums
 from analysis.kinds import MEASURES
 from analysis.levels import CandidateQuotas, resolved
-from analysis.replay.fold import RESULT, ROWS, Rule, folded
-from analysis.replay.intervals import most_in_window
+from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.session import ship_code
 from analysis.words import group_name, rate, several, share, span

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from analysis.replay import fold as replay
 from analysis.replay.fold import ReplayResult, Rule, fold
 from analysis.replay.intervals import near, ordered
+
+from analysis.replay import fold as replay
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS, RESULT, back_test, every_day, foretold, outlook
+from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, back_test, every_day, foretold, outlook
 
 MB = 1_000_000.0
 WEEK = np.array([1.1, 1.2, 1.25, 1.2, 1.15, 0.6, 0.5])

@@ -1,1 +1,0 @@
-"""Forecasts of daily figures, with statsmodels and without Spark: what executors run for `forecast`."""
