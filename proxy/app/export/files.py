@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from proxy.app.export.worker import Batch, ExportError
+from proxy.app.export.worker import Batch
 
 log = structlog.get_logger("kquota.export")
 
@@ -67,25 +67,16 @@ class FileSink:
                 with suppress(OSError):  # the first failure is reported; what is left is recovered later
                     self._finish()
                 self._file = None
-            raise self._failed(error) from error
+            raise
 
     def tick(self) -> None:
         """Complete a file that is old enough, even when nothing more is written; at first, files left by others."""
-        try:
-            self._recover()
-            self._finish_if_due(None)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._recover()
+        self._finish_if_due(None)
 
     def close(self) -> None:
         """Complete the last file."""
-        try:
-            self._finish()
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> ExportError:
-        return ExportError(f"{error.filename or self._directory}: {error.strerror or error}")
+        self._finish()
 
     def _finish_if_due(self, partition: str | None) -> None:
         file = self._file

@@ -20,7 +20,7 @@ FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 
 
-class ExportError(Exception):
+class ExportError(OSError):
     """Records could not be delivered now; the message says where and why."""
 
 
@@ -46,13 +46,13 @@ class Sink(Protocol):
     """Where records go. Called by one thread only; may block."""
 
     def write(self, batch: Batch) -> None:
-        """Deliver all of it. Raises ExportError; records delivered before the error are removed from the batch."""
+        """Deliver all of it. Raises OSError; records delivered before the error are removed from the batch."""
 
     def tick(self) -> None:
-        """Called periodically, while there is nothing to write. Raises ExportError."""
+        """Called periodically, while there is nothing to write. Raises OSError."""
 
     def close(self) -> None:
-        """There are no more records. Raises ExportError."""
+        """There are no more records. Raises OSError."""
 
 
 class Worker:
@@ -155,7 +155,7 @@ class Worker:
         before = len(batch.lines)
         try:
             self._sink.write(batch)
-        except ExportError as error:
+        except OSError as error:
             self.records += before - len(batch.lines)
             self._failed(error)
             return False
@@ -194,12 +194,12 @@ class Worker:
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except ExportError as error:
+        except OSError as error:
             self._failed(error)
 
-    def _failed(self, error: ExportError) -> None:
+    def _failed(self, error: OSError) -> None:
         self.errors += 1
-        text = str(error)
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         if text != self._last_error:
             self._last_error = text
             log.error("usage records cannot be written, retrying", sink=self.name, error=text)
