@@ -9,36 +9,21 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.net.io.compliance import ThrottleComplianceProbe
-from tests.support.session_tools import (
-    API_VERSIONS,
-    METADATA,
-    from_client,
-    ledger,
-    produce,
-    request,
-    session,
-)
+from tests.support.session_tools import API_VERSIONS, from_client, ledger, produce, request, session
 
 
-def test_requests_are_counted_by_client_and_api() -> None:
-    of = ledger()
-    one = session(of, rewrite=False)
-    from_client(one, produce(1, 100, client_id="a") + produce(2, 100, client_id="b"))
-    from_client(one, request(METADATA, 5, 3, b"\0\0\0\0\0", "a") + request(999, 0, 4, b"", "a"))
-    a, b = of.account("ANONYMOUS", "a"), of.account("ANONYMOUS", "b")
-    assert a.requests == {0: 1, METADATA: 1, -1: 1}
-    assert b.requests == {0: 1}
-    assert a.touched
-
-
-def test_the_library_is_remembered() -> None:
+def test_requests_and_the_library_are_noted_by_client() -> None:
     of = ledger()
     one = session(of)
     from_client(one, request(API_VERSIONS, 3, 1, bytes((18,)) + b"apache", "c"))
     assert of.account("ANONYMOUS", "c").software is None  # cut short: the broker judges it
     body = bytes((18,)) + b"apache-kafka-java" + bytes((6,)) + b"4.2.0" + b"\0"
     other = session(of)
-    from_client(other, request(API_VERSIONS, 3, 1, body, "c"))
+    from_client(
+        other, request(API_VERSIONS, 3, 1, body, "c") + produce(2, 100, client_id="b") + request(999, 0, 4, b"", "c")
+    )
+    assert of.account("ANONYMOUS", "b").requests == {0: 1}
+    assert of.account("ANONYMOUS", "c").requests == {API_VERSIONS: 2, -1: 1}
     assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0"
     from_client(session(of), request(API_VERSIONS, 0, 1, b"", "c"))
     assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0", "an older library says nothing"
@@ -52,7 +37,6 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def look(probe: ThrottleComplianceProbe, now_s: float, took_s: float = 0.0) -> bool:
-    """Whether a look at `now_s` that takes `took_s` brings a verdict."""
     return probe.poll(now_s, 0) and probe.in_time(now_s + took_s)
 
 

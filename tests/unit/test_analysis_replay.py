@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from analysis.replay.fold import ReplayResult, Rule, fold
-from analysis.replay.intervals import near, ordered
+from analysis.replay.intervals import sample_begins
 
 from analysis.replay import fold as replay
 from config.load import load_bytes
@@ -55,7 +55,6 @@ def folded(rule: Rule, rows: Spread, limits: Any) -> ReplayResult:
 
 
 def simulated(config: Any, kind: str, rows: Spread, scale: float = 1.0) -> dict[int, tuple[int, int, float]]:
-    """(seconds over, longest delay, extreme) by group, from every second of every interval."""
     lines = []
     seconds: list[tuple[int, int, int, float]] = []
     for group, start_ms, duration_s, amount in rows:
@@ -117,7 +116,6 @@ def test_replay_is_independent_of_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_replays_busy_time_as_simulate() -> None:
-    """Milliseconds of one thread against percent, delayed by a sample at most."""
     rows = [(g, t, d, amount * 0.9) for g, t, d, amount in traffic(random.Random(8), "ten", 2, 80)]
     outcome = folded(Rule(11, 1000, 0.1, 1000), rows, [[60.0], [90.0]])
     entries = "{client-id: g0, request_percentage: 60}, {client-id: g1, request_percentage: 90}"
@@ -154,16 +152,5 @@ def test_replays_partitions_as_simulate(shape: str, algorithm: str) -> None:
     assert outcome.seconds_over[2].tolist() == [0, 0]
 
 
-def test_distant_limit_adds_no_delay() -> None:
-    """A day of calm and one burst: only what the burst's windows can see is made into events."""
-    rows = [(0, number * 10_000, 10.0, 5000.0 if number == 4000 else 100.0) for number in range(8640)]
-    group, start_ms, duration_s, amount = (np.array(one) for one in zip(*rows, strict=True))
-    found = ordered(group, start_ms, duration_s, amount)
-    asked, in_sight = near(found, np.full(len(found), 400.0), 11, 1000)
-    assert np.flatnonzero(asked).tolist() == [4000, 4001, 4002]
-    assert np.flatnonzero(in_sight).tolist() == [3998, 3999]
-    # 500/s for ten seconds: at the k-th of them (500 * k + 10 * (11 - k)) / 10 s is over 400/s from k = 8 (403) on,
-    # up to the tenth, 501. Of the next ones the first has 10 + 5000 + ... and the third of the calm ones 408.
-    outcome = fold(Rule(), group, start_ms, duration_s, amount, np.array([[400.0]]))
-    assert outcome.longest_ms.tolist() == [[2525]]  # (501 - 400) / 400 * 10 s
-    assert outcome.seconds_over.tolist() == [[6]]
+def test_sparse_events_each_begin_a_sample() -> None:
+    assert sample_begins(np.array([0, 1000, 2500]), 1000).tolist() == [True, True, True]

@@ -8,13 +8,11 @@ from tests.support.history import KINDS, Event, History, assert_clean, check
 
 
 def wrote(value: str, offset: int | None, transaction: str | None = None, what: str = "acknowledged") -> History:
-    """Sent by one producer, and what it was told."""
     told = Event(what, value=value, offset=offset)  # type: ignore[arg-type]
     return [Event("sent", "writer", value, transaction=transaction), told]
 
 
 def read(*values: tuple[str, int], who: str = "reader") -> History:
-    """From the beginning."""
     return [Event("assigned", who, offset=0), *(Event("polled", who, value, offset=at) for value, at in values)]
 
 

@@ -184,17 +184,7 @@ def test_finds_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch)
     assert asked == ["http://127.0.0.1:9404", "http://10.0.0.7:9404", "http://elsewhere:1"]
 
 
-def test_prints_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    def group(client_id: str, use: float, limit: float | None = 100.0) -> dict[str, Any]:
-        known = {"kind": "produce", "user": None, "client_id": client_id, "limit": limit, "observed": use * 100}
-        times = {"throttled_for_ms": 5, "owed_ms": 0, "waiting": 0, "totals": {"throttle_ms": 7}}
-        return {**known, **times, "utilisation": use, "mode": "enforce", "level": "client-id"}
-
-    answer = {"groups": [group("a", 0.5), group("b", 1.5), group("free", 0.0, None)], "total": 3}
-    monkeypatch.setattr("proxy.app.cli.top.get_json", lambda *_: answer)
-    shown = json.loads(kquota("top", "--json", "--sort", "use").stdout)
-    assert (shown["admin"], shown["total"]) == ("http://127.0.0.1:9404", 3)
-    assert [(row["client_id"], row["use"], row["throttled_for_ms"]) for row in shown["counters"]] == [
-        ("b", 1.5, 5),
-        ("a", 0.5, 5),
-    ]
+def test_first_file_has_limits_and_goes_to_stdout() -> None:
+    done = kquota("init", "--bootstrap", "a:9092", "--shadow")
+    (entry,) = to_table(load_bytes("-", done.stdout.encode())).entries
+    assert (entry.limit(Kind.PRODUCE), entry.limit(Kind.FETCH), entry.mode) == (2_000_000, 4_000_000, "shadow")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config.load import load_bytes
+from config.model import Config, IdentitySection, Listen, Log, QuotaEntry, Upstream
 from config.overlay import parse_overlay
 from config.problems import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_PROBLEMS, MAX_VALUES, ConfigError
 from config.scalars import MAX_NUMBER_CHARS
 from config.source import parse
+from tests.fuzz.targets import TARGETS
 from tests.support.examples import examples
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
@@ -154,3 +158,32 @@ def test_reports_only_the_first_of_many_mistakes(text: str, mistakes: int) -> No
     assert MAX_PROBLEMS < len(found) <= MAX_PROBLEMS + 2
     assert found[-1] == f"q.yaml: (the whole file): has {mistakes - MAX_PROBLEMS} more problems" or mistakes == 100_001
     assert "more problems" in found[-1]
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates()
+values = st.recursive(
+    plain,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+keys = st.sampled_from(
+    [
+        info.alias or name
+        for model in (Config, Listen, Upstream, IdentitySection, QuotaEntry, Log)
+        for name, info in model.model_fields.items()
+    ]
+)
+shaped = st.recursive(
+    values, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6), max_leaves=20
+)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    TARGETS["configuration"].run(data)
+
+
+@given(shaped)
+@settings(max_examples=examples(300))
+def test_any_values_in_any_place(value: Any) -> None:
+    TARGETS["configuration"].run(yaml.safe_dump(value, allow_unicode=False).encode())

@@ -113,6 +113,7 @@ max_mute: 30
         ("quotas: [{topic: a, producer_byte_rate: 1}]", "did you mean client-id or user (Kafka has no topic quotas)?"),
         ("admin: {allowed_hosts: kquota}", 'got "kquota", expected a list, such as ["kquota"]'),
         ("quotas: {user: a}", "got a mapping with user, expected a list"),
+        ("quotas: 5", "got 5, expected a list of quota entries, or a mapping with source"),
         ("quotas: {source: file, alter: yes}", 'quotas.alter: got "yes", expected a rule: one of deny, forward, apply'),
         ("quotas: {alter_principals: ['User:a']}", "expected user names alone, without User: before them"),
         ("quotas: {alter: apply, alter_principals: [a]}", "quotas.overlay: expected the path of a file: with alter:"),
@@ -126,6 +127,7 @@ max_mute: 30
         ("identity: {sources: [static, static]}", "expected each source once"),
         ("identity: {static: 7}", "expected a user name as text: write it in quotes"),
         ("quota.producer.override: 'a:1,a:2'", '"a" is there twice'),
+        ("quota.producer.override: a=4M", '"a=4M" is not one'),
         ("quotas: [{client-id: '', producer_byte_rate: 1}]", 'got "", expected a client-id or <default>: text that'),
         ("quotas: [{user: u, producer_byte_rate: 10000.5}]", "got 10000.5, expected bytes per second"),
         ("listen: {tls: {certificate_file: /c}}", "listen.tls.key_file: expected a value"),
@@ -141,9 +143,14 @@ max_mute: 30
         ("quotas: [{user: u, client-id: c, max_connections: 1}]", "expected max_connections for a user or an ip, not"),
         ("quotas: [{client-id: c, connection_creation_rate: 1}]", "not for a client-id: it is not known yet"),
         ("max.connections.per.ip.overrides: 'host:5'", '"host:5" is not one'),
+        ("max.connections.per.ip.overrides: 5", "expected addresses with whole numbers"),
         ("max.connections.per.ip.overrides: '::1:5,0::1:6'", '"0::1" is there twice'),
         ("quotas: [{user: u, producer_byte_rate: 1, candidate: {producer_byte_rat: 1}}]", "quotas[0].candidate.produ"),
         ("quotas: [{user: u, producer_byte_rate: 1, candidate: {consumer_byte_rate: 1}}]", "quotas[0].candidate: got"),
+        (
+            "quotas: [{user: u, producer_byte_rate: 1, candidate: {}}]",
+            "expected at least one limit: producer_byte_rate",
+        ),
         ("? [a]\n: 1", "expected plain names as keys"),
         ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
         ("quotas: [", "expected YAML: a list in [ ] or a mapping in { } is not closed"),
@@ -161,6 +168,9 @@ max_mute: 30
         ('identity: {static: {template: "{namespace}{pod}", directory: /d}}', "expected something between two braces"),
         ('identity: {static: {template: "{node}", directory: /d}}', "not {node}"),
         ('identity: {static: {template: "web", directory: /d}}', "expected text with {namespace}"),
+        ('identity: {static: {template: "{pod}}", directory: /d}}', "unbalanced braces"),
+        ("identity: {static: {}}", "expected exactly one of user, file and template"),
+        ("identity: {static: [a]}", "expected a user name"),
         ("quotas:\n  - {user: a, producer_byte_rate: 1M, scope: fleet}\n", "q.yaml:3:46: quotas[0].scope: got"),
         ("fleet: {id: x}\nquotas:\n  - {user: a, max_connections: 5, scope: fleet}\n", "expected a limit that a"),
         ("fleet: {id: x}", "q.yaml:2:1: fleet: expected key_file: the file with the fleet's secret"),
@@ -359,8 +369,20 @@ def test_ineffective_settings_warn_with_place(text: str, warnings: list[str]) ->
     assert [said[: len(warning)] for said, warning in zip(found, warnings, strict=True)] == warnings
 
 
+@pytest.mark.parametrize(
+    ("sasl", "expected"),
+    [
+        ("{mechanism: PLAIN, username: u}", "expected username and password_file with PLAIN, and no token_file"),
+        ("{mechanism: OAUTHBEARER, username: u}", "expected a token_file with OAUTHBEARER, and neither username nor"),
+    ],
+)
+def test_login_fits_its_mechanism(sasl: str, expected: str) -> None:
+    assert expected in only_problem(f'upstream: {{bootstrap: ["kafka:9092"], sasl: {sasl}}}\n{QUOTAS}')
+
+
 def test_warns_of_unchecked_host_name() -> None:
-    text = 'upstream: {bootstrap: ["kafka:9092"], tls: {verify_hostname: false}}\n' + QUOTAS
+    login = "sasl: {mechanism: PLAIN, username: u, password_file: /p}"
+    text = f'upstream: {{bootstrap: ["kafka:9092"], tls: {{verify_hostname: false}}, {login}}}\n' + QUOTAS
     (warning,) = warnings_of(load_bytes("q.yaml", text.encode()))
     assert str(warning) == (
         "q.yaml:1:62: upstream.tls.verify_hostname: got false, any holder of a certificate of a trusted authority can "

@@ -51,76 +51,35 @@ BLOCKS = [block for path in PAGES for block in blocks(path)]
 
 
 def named(found: list[Block]) -> Any:
-    count: dict[str, int] = {}
-    params = []
-    for block in found:
-        count[block.page] = number = count.get(block.page, 0) + 1
-        params.append(pytest.param(block, id=f"{block.page}-{number}"))
-    return pytest.mark.parametrize("block", params)
-
-
-def is_manifest(text: str) -> bool:
-    return "apiVersion:" in text or "{{" in text
-
-
-def keys(text: str) -> set[str]:
-    values = yaml.safe_load(text)
-    return set(values) if isinstance(values, dict) else set()
+    return pytest.mark.parametrize("block", found, ids=[f"{block.page}:{block.line}" for block in found])
 
 
 YAML = [block for block in BLOCKS if block.language == "yaml" and block.page not in OF_OTHERS]
-PLAIN = [block for block in YAML if not is_manifest(block.text)]
-CONFIGS = [block for block in PLAIN if keys(block.text) and keys(block.text) <= SETTINGS]
-OF_THE_CHART = [
-    block
-    for block in PLAIN
-    if block not in CONFIGS and keys(block.text) and keys(block.text) <= VALUES_SCHEMA["properties"].keys()
-]
 SHELL = [block for block in BLOCKS if block.language in ("sh", "console", "bash", "")]
 
 
-def fits_the_chart(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of values; the port that values.yaml sets stands beside whatever is given."""
-    config = {"admin": {"port": 9404}} | values.get("config", {})
-    jsonschema.validate(values | {"config": config}, VALUES_SCHEMA)
-    return config
-
-
-def test_every_yaml_block_loads() -> None:
-    known = {id(block) for block in [*CONFIGS, *OF_THE_CHART]}
-    others = [block for block in PLAIN if id(block) not in known]
-    for block in others:
-        values = yaml.safe_load(block.text)
-        # values of a chart that has kquota as a dependency stand under its name
-        assert isinstance(values, dict), block
-        assert set(values) == {"kquota"}, block
-        fits_the_chart(values["kquota"])
-    assert len(CONFIGS) >= 20
-    assert len(OF_THE_CHART) >= 5
-
-
-@named([block for block in YAML if is_manifest(block.text) and "{{" not in block.text])
-def test_manifests_are_yaml(block: Block) -> None:
-    assert all("apiVersion" in document for document in yaml.safe_load_all(block.text))
-
-
-@named(CONFIGS)
-def test_configurations_load_without_warnings(block: Block) -> None:
-    name, data = f"{block.page}:{block.line}", block.text.encode()
-    if ": null" in block.text and keys(block.text) == {"quotas"}:  # only an overlay has limits that were removed
-        assert parse_overlay(name, data)
+@named([block for block in YAML if "{{" not in block.text])
+def test_yaml_blocks_load(block: Block) -> None:
+    """A manifest, a configuration, or values of the chart."""
+    name, text = f"{block.page}:{block.line}", block.text
+    if "apiVersion:" in text:
+        assert all("apiVersion" in document for document in yaml.safe_load_all(text))
         return
-    warnings = [warning.expected for warning in warnings_of(load_bytes(name, data, on_paper=True))]
-    assert set(warnings) <= {"no quotas at all: nothing will be throttled"}  # the page is about something else
-
-
-@named(OF_THE_CHART)
-def test_values_fit_the_chart_and_their_configuration_loads(block: Block) -> None:
-    values = yaml.safe_load(block.text)
-    config = fits_the_chart(values)
+    values = yaml.safe_load(text)
+    if values.keys() <= SETTINGS:
+        if ": null" in text and values.keys() == {"quotas"}:  # only an overlay has limits that were removed
+            assert parse_overlay(name, text.encode())
+            return
+        warnings = {warning.expected for warning in warnings_of(load_bytes(name, text.encode(), on_paper=True))}
+        assert warnings <= {"no quotas at all: nothing will be throttled"}  # the page is about something else
+        return
+    values = values.get("kquota", values)  # of a chart that has kquota as a dependency
+    assert values.keys() <= VALUES_SCHEMA["properties"].keys()
+    config = {"admin": {"port": 9404}} | values.get("config", {})  # values.yaml sets the port
+    jsonschema.validate(values | {"config": config}, VALUES_SCHEMA)
     if "upstream" in config or config.get("mode") == "transparent":
-        text = yaml.safe_dump(config | ({"quotas": values["quotas"]} if "quotas" in values else {}), sort_keys=False)
-        load_bytes(f"{block.page}:{block.line}", text.encode())
+        quotas = {"quotas": values["quotas"]} if "quotas" in values else {}
+        load_bytes(name, yaml.safe_dump(config | quotas, sort_keys=False).encode())
 
 
 def commands(block: Block) -> Iterator[list[str]]:
@@ -135,7 +94,6 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """What the program makes of a command line, short of doing it. Raises its errors of use."""
     command: Any = typer.main.get_command(app)
     context = command.make_context("kquota", list(words))
     while hasattr(command, "commands"):

@@ -1,11 +1,15 @@
-"""Links of the pages lead to files and headings that exist; pictures are complete in themselves."""
+"""Links of the pages lead somewhere, there is one version, workflows call targets that exist."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.release_check import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ("tests/README.md", "examples/README.md", "helm/kquota/README.md", "docs/llms.txt")
@@ -16,7 +20,6 @@ DOC_WORDS = 45_000
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
     prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
@@ -34,7 +37,6 @@ def test_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize("place", ["deploy", "helm", "proxy", "quota", "config", "analysis", "benchmarks", "Makefile"])
 def test_pages_that_the_code_names_exist(place: str) -> None:
-    """In messages, comments, alerts and the chart: `docs/NAME.md#heading`."""
     start = ROOT / place
     for path in [start] if start.is_file() else start.rglob("*"):
         if path.suffix not in (".py", ".pyx", ".yaml", ".json", ".tpl", ".txt", ".md", ".gotmpl", ""):
@@ -50,3 +52,47 @@ def test_docs_stay_short() -> None:
     outside = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "SUPPORT.md", "tests/README.md", "helm/kquota/README.md")
     pages = [*map(ROOT.joinpath, outside), *ROOT.glob("docs/**/*.md")]
     assert sum(len(page.read_text().split()) for page in pages) <= DOC_WORDS
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = version_of(ROOT)
+    for manifest in (ROOT / "deploy/kubernetes").glob("*.yaml"):
+        tags = set(re.findall(r"image: \"?kquota:([^\"\s]+)", manifest.read_text()))
+        assert tags <= {version}, manifest
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(ROOT / "examples").glob("*.yaml")]
+    for page in pages:  # the image has no public home yet: one name stands for it everywhere
+        for image, tag in re.findall(r"(registry\.[\w./-]*/kquota[\w-]*)(?::([v\d][\w.]*))?", page.read_text()):
+            assert re.fullmatch(r"registry\.example/(charts/)?kquota(-analysis|-redirect)?", image), f"{page}: {image}"
+            assert tag in ("", version), f"{page}: {image}:{tag}"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_targets_of_the_makefile(workflow: Path) -> None:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"]
+    called: set[str] = set()
+    for job in jobs.values():
+        for step in job["steps"]:
+            for target in re.findall(r"\bmake (\$\{\{ matrix\.target \}\}|[a-z-]+)", step.get("run", "")):
+                called |= set(job["strategy"]["matrix"]["target"]) if target.startswith("$") else {target}
+        assert job["timeout-minutes"] <= 120, "a job that hangs must not hang for six hours"
+    assert called <= TARGETS
+    assert called or workflow.stem == "docs"
+
+
+def test_published_figures_name_their_runs() -> None:
+    run = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[\w-]+\.json)`(?:, commit\s`(\w+)`)?")
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    named = {name: commit for page in pages for name, commit in run.findall(page.read_text())}
+    assert named.keys() == {file.name for file in (ROOT / "benchmarks/results").glob("*.json")}
+    for name, commit in named.items():
+        result = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        assert (commit or None) == (result.get("project", {}).get("commit") if isinstance(result, dict) else None), name
+
+
+def test_no_test_has_a_name_longer_than_60_characters() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE) if len(name) > 60] == []

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from proxy.app.admin.app import _connection_json, _group_json
 from proxy.app.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
 from proxy.app.admin.explain_text import explanation_text, throttled_text
 from proxy.app.admin.history import History
+from proxy.app.cli.top import chosen, page, rows
+from proxy.app.throttle_log import QUIET_MS, ThrottleLog
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
@@ -17,6 +21,7 @@ from quota.fleet.core import Fleet, whole
 from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.ledger import Ledger
+from quota.status import counter_status
 from quota.table import CandidateLimits, Entry, QuotaTable
 from tests.support.throttled import throttled_json
 
@@ -67,9 +72,8 @@ def test_the_page_about_a_throttled_client(ledger: Ledger) -> None:
     # produce: 150 MB in 10 s are 15 MB/s: (15 - 10) / 10 * 10 s = 5 s from 1000 ms on; in 10.5 s 14.3 MB/s
     # request: 700 ms busy are 70 percent-seconds, 7 % in 10 s: 4 s, cut to one sample, 1 s
     # mutation: 55 - 120 = -65 tokens, 13 s; 100 ms later -64.5
-    page = explained(ledger, "web", "etl")
-    table, rest = page.split("levels from most to least specific:\n")[1].split("\n\n", 1)
-    assert page.split("\n\n")[:2] == [
+    sections = explained(ledger, "web", "etl").split("\n\n")
+    assert sections[:2] == [
         """user web, client-id etl, at 2026-09-21T14:13:20.000Z
   user: web (identity.static)
   2 open connections, 1 muted (from 10.0.0.7:5000, 10.0.0.7:5001, librdkafka 2.8)""",
@@ -83,38 +87,20 @@ shadow, not applied: fetch would have delayed 1 request, 110 s in all (consumer_
 CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open, limit 3
   to change it: max_connections of {user: <default>}, now 3""",
     ]
-    assert len(table.splitlines()) == 9
-    assert (
-        rest
-        == """produce   10 MB/s (10000000) from user+client-id; one counter for all connections of user web with \
-client-id etl
-          now 14.3 MB/s: 150 MB in the last 10.5 s, 143 % used
-          muted until 14:13:24Z (4.5 s left); next request waits 4.5 s; free after 10.5 s without requests
-          delayed 1 request so far, 5 s in all
-fetch     500 kB/s (500000) from user, shadow: measured, never applied; one counter for all connections of user web, \
-with any client-id
-          now 5.71 MB/s: 60 MB in the last 10.5 s, 1143 % used
-          no client waits
-          would have delayed 1 request, 110 s in all
-request   5 % from user+client-id; one counter for all connections of user web with client-id etl
-          now 6.67 %: 700 ms of broker time in the last 10.5 s, 133 % used
-          muted until 14:13:20Z (500 ms left); next request waits 1 s; free after 10.5 s without requests
-          delayed 1 request so far, 1 s in all
-mutation  5/s from user+client-id; one counter for all connections of user web with client-id etl
-          tokens left: -64.50 of 55, 217 % used
-          muted until 14:13:32Z (12.9 s left); next request waits 12.9 s; free after 12.9 s without requests
-          delayed 1 request so far, 13 s in all
-
-user web: new connections at most 10/s (<default user>), now 0.4/s; at most 3 open (<default user>), now 3
-  1 connection refused by user_max_connections, last at 14:13:19Z
-ip 10.0.0.7: new connections at most 20/s (<default ip>, shadow), now 0.4/s; 3 open
-
-last throttles, newest first:
-  at          request        user   client-id   delay   quota      because
-  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, refilled at 5/s
-  14:13:19Z   Produce        web    etl         5 s     produce    150 MB raised the rate to 15 MB/s (limit 10 MB/s)
-  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time raised the rate \
-to 7 % (limit 5 %)"""
+    levels, kinds, connections, last = sections[2:]
+    assert len(levels.splitlines()) == 10
+    produce, fetch = kinds.split("\nfetch ")[0].splitlines(), kinds.split("\nfetch ")[1].splitlines()
+    assert produce[0].startswith("produce   10 MB/s (10000000) from user+client-id; one counter for all connections of")
+    assert [line.strip() for line in produce[1:]] == [
+        "now 14.3 MB/s: 150 MB in the last 10.5 s, 143 % used",
+        "muted until 14:13:24Z (4.5 s left); next request waits 4.5 s; free after 10.5 s without requests",
+        "delayed 1 request so far, 5 s in all",
+    ]
+    assert fetch[3].strip() == "would have delayed 1 request, 110 s in all"
+    assert "tokens left: -64.50 of 55, 217 % used" in kinds
+    assert connections.startswith("user web: new connections at most 10/s (<default user>), now 0.4/s; at most 3 open")
+    assert " ".join(last.splitlines()[4].split()) == (
+        "14:13:19Z Metadata web etl 1 s request 700 ms of broker time raised the rate to 7 % (limit 5 %)"
     )
 
 
@@ -251,27 +237,6 @@ def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:
     )
 
 
-def test_shows_shared_overflow_counter() -> None:
-    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]), smooth=False, max_clients=1)
-    held = [ledger.account("web", name) for name in ("first", "etl")]
-    for account in held:
-        ledger.charge(account, Kind.PRODUCE, 20_000, AT.now_ms)
-    assert "overflow counter, shared by new clients of this entry" in explained(ledger, "web", "etl")
-    assert "one counter for all connections with client-id first" in explained(ledger, "web", "first")
-
-
-def test_explaining_creates_no_counter() -> None:
-    ledger = Ledger(TABLE, smooth=False)
-    ledger.account("web", "etl")  # connected, and has sent nothing under a quota
-    explained(ledger, "web", "etl")
-    assert list(ledger.groups()) == []
-    use(ledger, "web", "etl", Kind.PRODUCE, 150e6, 0, 1000)
-    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]))
-    before = len(list(ledger.groups()))
-    explained(ledger, "web", "etl")
-    assert len(list(ledger.groups())) == before
-
-
 @pytest.mark.parametrize("limit", [5e-324, 1.0, 1.7e308])
 @pytest.mark.parametrize("amount", [0, 2**31])
 @pytest.mark.parametrize("smooth", [True, False])
@@ -287,3 +252,91 @@ def test_explains_extreme_limits(limit: float, amount: int, smooth: bool) -> Non
     assert explained(ledger, "web", "etl")
     assert throttled_text(all_clients, "http://h:9404")
     assert Moment(0.0, 0.0).iso(1e18) == "9999-12-31T23:59:59.999Z"
+
+
+LATER = Moment(now_ms=4000.0, wall_s=1_790_000_000.0)
+LIMITS = Entry(client_id=DEFAULT, producer_byte_rate=1000, request_percentage=10, controller_mutation_rate=5)
+
+
+def connection(port: int, *, muted_ms: float = 0.0, waiting_for: str | None = None, waited_ms: float = 0.0) -> Any:
+    peer = f"10.0.0.7:{port}"
+    return ConnectionInfo(
+        peer, "broker 1", "web", ("etl",), "lib 1", 0, muted_ms, 1, 2, 0.5, "static", waiting_for, waited_ms
+    )
+
+
+WAITING = [
+    connection(1, muted_ms=900.0),
+    connection(2, waiting_for="produce", waited_ms=3000.0),
+    connection(3, waiting_for="produce", waited_ms=3000.0),
+    connection(4),
+]
+
+
+@pytest.fixture
+def in_debt() -> Ledger:
+    """web/etl used 8.4 s' worth more than its window has at 0, was told 1 s of that; two connections wait at 4 s."""
+    made = Ledger(QuotaTable([LIMITS]), max_throttle_ms=1000)
+    account = made.account("web", "etl")
+    delay_ms = made.charge(account, Kind.PRODUCE, 18_400, 0)
+    made.note_throttle(account, Kind.PRODUCE, delay_ms, at_ms=0, api_key=0, amount=18_400)
+    made.note_throttle(account, Kind.PRODUCE, 4200, at_ms=3000, api_key=0, amount=100, queued=True)
+    for each in WAITING[1:3]:
+        assert made.queue(account, Kind.PRODUCE, each, 2000, 4000, whole=True).wait_ms > 0
+    return made
+
+
+def test_explain_shows_waiting_requests(in_debt: Ledger) -> None:
+    identity = identity_of_connections(WAITING, "web", "etl", ("web", "static"))
+    text = explanation_text(explanation_json(in_debt, "web", "etl", identity=identity, at=LATER, addresses=[]))
+    assert "4 open connections, 1 muted, 2 waiting for the group's debt" in text
+    now = counter_status(next(in_debt.groups(Kind.PRODUCE)), LATER.now_ms)
+    # 8.4 s less 4 s; 0.2 s may be owed when a request passes; the two that wait cost 2 s each
+    assert now.line == (2, 4200, 8200, 4400)
+    assert (now.owed_ms, now.wait_ms) == (4400, 8200)
+    assert text.count("2 connections wait; the next passes in 4.2 s; the group owes 4.4 s") == 2
+    assert "THROTTLED by produce (next request waits 8.2 s): " in text
+    assert "owes 4.4 s beyond the announced delays; the next requests wait for it" in text
+    assert "delayed 2 requests so far, 5.2 s in all; 1 waited 4.2 s before they were forwarded" in text
+    assert "waited 4.2 s before it was forwarded: the group was in debt" in text
+
+
+def test_log_distinguishes_holds_from_mutes() -> None:
+    lines: list[tuple[str, dict[str, Any]]] = []
+
+    class Log:
+        def info(self, event: str, **values: Any) -> None:
+            lines.append((event, values))
+
+    ledger = Ledger(QuotaTable([LIMITS]))
+    log = ThrottleLog(ledger, Log())
+    account, other = ledger.account("web", "etl"), ledger.account("web", "other")
+    for one in (account, other):
+        ledger.charge(one, Kind.PRODUCE, 50_000, 0)
+    ledger.note_throttle(other, Kind.PRODUCE, 1000, at_ms=7000, api_key=0)
+    log.look(7500)
+    ledger.note_throttle(account, Kind.PRODUCE, 5000, at_ms=8000, api_key=0, queued=True)
+    log.look(8500)
+    assert [(event, values["client_id"], values["why"]) for event, values in lines] == [
+        ("throttling begins", "other", "over"),
+        ("throttling begins", "etl", "held"),
+    ]
+    log.look(8000 + QUIET_MS)
+    ended = {values["client_id"]: values["lasted_s"] for event, values in lines if event == "throttling has ended"}
+    assert ended == {"other": 1.0, "etl": 5.0}
+
+
+def test_top_and_quotas_show_waiting_connections(in_debt: Ledger) -> None:
+    (group,) = (_group_json(in_debt, one, LATER) for one in in_debt.groups(Kind.PRODUCE))
+    assert (group["waiting"], group["totals"]["held"], group["totals"]["held_ms"]) == (2, 1, 4200)
+    (row,) = rows([group], {}, 0.0)
+    assert row.state == "owes 4.4 s, 2 waiting"
+    others = group | {"owed_ms": 0, "throttled_for_ms": 0, "client_id": "other"}
+    waits, calm = rows([others, others | {"waiting": 0}], {}, 0.0)
+    assert (waits.state, waits.throttled, calm.throttled) == ("2 waiting", True, False)
+    assert chosen([calm, waits], "", "throttled") == [waits, calm]
+    (muted,) = rows([others | {"throttled_for_ms": 5, "waiting": 0}], {}, 0.0)
+    assert muted.state == "throttled 5 ms"
+    seen = {"connections": [_connection_json(one) for one in WAITING], "total": 4}
+    head = page("http://h", {"total": 1}, seen, [row], 20, 200).renderables[0]  # type: ignore[union-attr]
+    assert "connections 4 (1 muted, 2 waiting)   counters 1 (1 throttled)" in str(head)

@@ -12,8 +12,6 @@ LIMIT_S = 20.0
 
 
 class Sink:
-    """Fails, or waits, as told."""
-
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.failures = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.app.admin.history import INTERVAL_S, MAX_COUNTERS, USED_WITHIN_MS, History
+from proxy.app.admin.history import INTERVAL_S, MAX_COUNTERS, SAMPLES, USED_WITHIN_MS, History
 from proxy.core.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
@@ -80,3 +80,16 @@ def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
     # None of them is used any more: all stay for what they did, with nothing since.
     look(history, STEP_MS + USED_WITHIN_MS)
     assert {one["use"][-1] for one in history.as_json(STEP_MS + USED_WITHIN_MS)["counters"]} == {0.0}
+
+
+def test_keeps_15_minutes_and_drops_idle_counters() -> None:
+    ledger = books()
+    history = History(ledger, Counters())
+    ledger.charge(ledger.account("u", "once"), Kind.PRODUCE, 5000, 0)
+    for number in range(SAMPLES + 10):
+        look(history, number * STEP_MS)
+        if number == 0:
+            assert history.as_json(0)["counters"][0]["use"] == [0.5]
+    seen = history.as_json((SAMPLES + 10) * STEP_MS)
+    assert len(seen["age_s"]) == SAMPLES
+    assert seen["counters"] == []

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from config.problems import Problem
 from config.visible import visible
 from proxy.app.cli.main import app
 from proxy.app.common import logs
@@ -109,9 +108,6 @@ def test_tracebacks_show_escaped_lines_and_no_values(style: str) -> None:
 
 
 def test_problems_of_a_file_are_one_harmless_line_each(tmp_path: Path) -> None:
-    problem = Problem(f"/etc/{CLIENT}\n", f"quotas[0].{CLIENT}", 1, 2, f'"{CLIENT}"', "a name")
-    assert harmless(str(problem))
-    assert "\n" not in str(problem)
     config = tmp_path / "k.yaml"
     config.write_text(
         'upstream: {bootstrap: ["k:9092"]}\nquotas:\n'
@@ -122,9 +118,6 @@ def test_problems_of_a_file_are_one_harmless_line_each(tmp_path: Path) -> None:
     assert harmless(done.output)
     assert all(line.startswith("error: ") for line in done.output.splitlines())
     assert r"\u202e" in done.output
-    done = CliRunner().invoke(app, ["check", "--json", "--config", str(config)])
-    assert harmless(done.output)
-    assert json.loads(done.output)["ok"] is False
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

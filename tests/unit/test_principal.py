@@ -1,10 +1,27 @@
-"""Kafka's mapping rules without a broker: the examples of its documentation and of its own unit tests' kinds."""
+"""Users: which source names them, what is read of certificates, and Kafka's mapping rules."""
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import re
+import signal
+import time
+from datetime import UTC, datetime
 
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.auth.identity import IdentityPolicy
+from proxy.net.tls.certificates import CertificateError, not_after_s, subject
+from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
 from proxy.net.tls.principal import NoRuleError, PrincipalRules, RuleError
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -41,9 +58,9 @@ def test_maps_principals_as_a_broker(rules: str, subject: str, user: str) -> Non
 
 def test_unmatched_principal_has_no_user() -> None:
     # a dot is not the same character in both languages
-    for rules, subject in (("RULE:CN=(a)/$1/", "CN=ab"), ("RULE:CN=.*/x/", "CN=a\u2028b")):
+    for rules, name in (("RULE:CN=(a)/$1/", "CN=ab"), ("RULE:CN=.*/x/", "CN=a\u2028b")):
         with pytest.raises(NoRuleError):
-            PrincipalRules(rules).user(subject)
+            PrincipalRules(rules).user(name)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +79,7 @@ def test_unmatched_principal_has_no_user() -> None:
         (r"RULE:CN=\Qa\E/x/", "Java and Python read alike"),
         ("RULE:CN=[a[b]]/x/", "Java and Python read alike"),
         ("RULE:CN=[a-z&&[^b]]/x/", "Java and Python read alike"),
+        ("RULE:CN=[]a]/x/", "Java and Python read alike"),
         ("RULE:(?>a)/x/", "Java and Python read alike"),
         ("RULE:a(?i)b/x/", "Java and Python read alike"),
         ("RULE:a$b/x/", "Java and Python read alike"),
@@ -71,3 +89,108 @@ def test_rules_that_cannot_be_relied_on_are_refused(rules: str, expected: str) -
     with pytest.raises(RuleError) as refused:
         PrincipalRules(rules)
     assert expected in str(refused.value)
+
+
+def test_a_regular_expression_is_interrupted() -> None:
+    before = time.thread_time()
+    with pytest.raises(CpuLimitError), cpu_limit(0.002):
+        re.fullmatch("(a*)*b", "a" * 100)  # without a limit: for longer than there are computers
+    assert time.thread_time() - before < 0.2  # some 2 ms
+
+
+def test_nothing_is_raised_after_the_block() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    for _ in range(200):
+        try:
+            with cpu_limit(0.0):
+                pass
+        except CpuLimitError:
+            pass
+        assert signal.getsignal(signal.SIGALRM) is before
+        sum(range(2000))
+
+
+def test_another_timer_goes_on() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    handler = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    timer = signal.setitimer(signal.ITIMER_REAL, 30.0, 7.0)
+    try:
+        with cpu_limit(1.0):
+            time.sleep(0.005)
+        left_s, each_s = signal.getitimer(signal.ITIMER_REAL)
+        assert (29.0 < left_s <= 30.0, each_s) == (True, 7.0)
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+@pytest.mark.parametrize(
+    ("sources", "static", "known", "expected"),
+    [
+        (("tls", "sasl", "static"), None, {}, ("ANONYMOUS", "anonymous")),
+        (("tls", "sasl", "static"), "pod", {}, ("pod", "static")),
+        (("tls", "sasl", "static"), "pod", {"sasl": "alice"}, ("alice", "sasl")),
+        (("tls", "sasl", "static"), "pod", {"sasl": "alice", "tls": "CN=web"}, ("CN=web", "tls")),
+        (("sasl", "tls"), "pod", {"sasl": "alice", "tls": "CN=web"}, ("alice", "sasl")),
+        (("static", "sasl"), "pod", {"sasl": "alice"}, ("pod", "static")),
+        (("static", "sasl"), None, {"sasl": "alice"}, ("alice", "sasl")),
+        (("static",), None, {"sasl": "alice", "tls": "CN=web"}, ("ANONYMOUS", "anonymous")),
+        (("sasl",), "pod", {"sasl": ""}, ("ANONYMOUS", "anonymous")),
+    ],
+)
+def test_the_first_source_that_knows_a_name_wins(
+    sources: tuple[str, ...], static: str | None, known: dict[str, str], expected: tuple[str, str]
+) -> None:
+    assert IdentityPolicy(sources, static).choose(**known) == expected
+
+
+def certificate(name: x509.Name, end: datetime) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    built = x509.CertificateBuilder(name, name, key.public_key(), 1).not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))
+    return built.not_valid_after(end).sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+
+NAME = x509.Name([x509.NameAttribute(NameOID.EMAIL_ADDRESS, "a@b"), x509.NameAttribute(NameOID.COMMON_NAME, " x,y ")])
+GOOD = certificate(NAME, datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC))
+
+
+def test_prints_subject_as_java() -> None:
+    # emailAddress has no name in RFC 2253: its OID, and an IA5String (tag 0x16) of 3 bytes
+    assert subject(GOOD) == r"CN=\ x\,y\ ,1.2.840.113549.1.9.1=#1603614062"
+    assert subject(certificate(x509.Name([]), datetime(2030, 1, 1, tzinfo=UTC))) == ""
+
+
+@pytest.mark.parametrize("year", [2030, 2049, 2050, 9999])
+def test_reads_expiry_in_both_spellings(year: int) -> None:
+    """Two digits of the year up to 2049 (UTCTime), four from 2050 on (GeneralizedTime)."""
+    end = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert not_after_s(certificate(NAME, end)) == end.timestamp()
+
+
+@settings(max_examples=examples(300))
+@given(st.data())
+def test_whatever_is_no_certificate_is_an_error_of_one_kind(data: st.DataObject) -> None:
+    broken = bytearray(GOOD)
+    for _ in range(data.draw(st.integers(1, 4))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(broken[: data.draw(st.integers(0, len(broken)))])
+    for read in (subject, not_after_s):
+        for der in (bytes(broken), cut):
+            with contextlib.suppress(CertificateError):
+                read(der)
+
+
+def _der(tag: int, *contents: bytes) -> bytes:
+    content = b"".join(contents)
+    return bytes([tag, 0x82]) + len(content).to_bytes(2, "big") + content
+
+
+def test_subjects_that_are_too_large_are_refused() -> None:
+    """Of an attribute's type, the whole number has too many digits to be printed."""
+    kind = _der(6, b"\x2b" + b"\xff" * 3000 + b"\x7f")
+    name = _der(0x30, _der(0x31, _der(0x30, kind, _der(12, b"x"))))
+    nothing = _der(0x30)
+    with pytest.raises(CertificateError):
+        subject(_der(0x30, _der(0x30, _der(2, b"1"), nothing, nothing, nothing, name, nothing)))

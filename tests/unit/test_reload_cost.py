@@ -1,9 +1,11 @@
-"""A reload of many quota entries beside traffic: the values that nodes give, and work that is bounded."""
+"""A reload of many quota entries beside traffic: the same values by both ways of reading, and the loop goes on."""
 
 from __future__ import annotations
 
 import gc
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import config.source as source_module
+from config.load import load
+from config.model import Config
+from config.parts import fingerprint
 from config.problems import ConfigError
-from config.scalars import PLAIN, Loader, is_merge, unquoted
-from config.source import parse
+from config.source import parse, plain_values
 from proxy.app.common.gc_tuning import beside_traffic, share_fairly, uncollected
+from proxy.app.run import Sidecar
 from proxy.app.sources import watch
+from quota.table import QuotaTable
 
 ENTRY = "  - {{client-id: client-{0}, producer_byte_rate: 4M, request_percentage: 50.5}}\n"
 
@@ -26,7 +33,8 @@ def text(entries: int) -> str:
     return head + "".join(ENTRY.format(number) for number in range(entries))
 
 
-def test_problems_keep_their_places() -> None:
+def test_fast_path_keeps_places_of_problems() -> None:
+    assert len(plain_values(text(100))["quotas"]) == 100, "without nodes, which take twice as long"
     with pytest.raises(ConfigError) as refused:
         watch._load("q.yaml", text(20).replace("client-13,", "client-13, usr: x,").encode())
     assert [str(problem) for problem in refused.value.problems] == [
@@ -36,43 +44,38 @@ def test_problems_keep_their_places() -> None:
 
 SPECIAL = [
     "a: &x {b: 1}\nc: *x\n",
-    "base: &x {b: 1}\nc: {d: 2, <<: *x}\n",
-    "c: {<<: [{a: 1, b: 1}, {b: 2, c: 2}], c: 3}\n",
-    "&k a: 1\n*k : 2\n",
+    "base: &x {b: 1}\nc: {<<: *x, d: 2}\n",
     "a: !!str 1\n",
-    "a: ! 1\n",
+    "a: !!binary aGVsbG8=\n",
+    "? [a, b]\n: c\n",
+    "a: 1\na: 2\n",
+    "a: ~\n",
+    "a: [1\n",
+    "a: b\n---\nc: d\n",
+    "a: *missing\n",
     '"<<": 1\n',
-    "- &a [1, &b [2]]\n- [*a, *b]\n",
+    "[" * 40 + "]" * 40,
 ]
 
 
-def of_nodes(node: yaml.Node | None) -> Any:
-    """What the values of a file are by PyYAML's nodes."""
-    if isinstance(node, yaml.SequenceNode):
-        return [of_nodes(one) for one in node.value]
-    if not isinstance(node, yaml.MappingNode):
-        return unquoted(node.value) if node is not None and node.tag == PLAIN else None if node is None else node.value
-    merged: dict[str, Any] = {}
-    for key, value in node.value:
-        if is_merge(key):
-            parts = of_nodes(value)
-            for part in parts if isinstance(parts, list) else [parts]:
-                merged = part | merged
-    return merged | {key.value: of_nodes(value) for key, value in reversed(node.value) if not is_merge(key)}
-
-
-def same_as_from_nodes(written: str) -> None:
+def outcome(file: bytes) -> Any:
     try:
-        source = parse("q.yaml", written.encode())
-    except ConfigError:
-        return
-    if not source.problems:
-        assert source.values == of_nodes(Loader(written).get_single_node())
+        return parse("q.yaml", file).values
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
 
 
 @pytest.mark.parametrize("written", SPECIAL)
-def test_special_files_are_read_as_from_nodes(written: str) -> None:
-    same_as_from_nodes(written)
+def test_everything_else_is_left_to_nodes(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(written.encode())
+    with pytest.raises((source_module._NotPlainError, yaml.YAMLError, ValueError, RecursionError)):
+        plain_values(written)
+    monkeypatch.setattr(source_module, "plain_values", _refuse)
+    assert repr(found) == repr(outcome(written.encode()))
+
+
+def _refuse(*_: object) -> None:
+    raise ValueError
 
 
 PIECES = [
@@ -84,13 +87,11 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
 def test_files_put_together_of_anything_are_read_as_from_nodes(pieces: list[str]) -> None:
-    same_as_from_nodes("\n".join(pieces))
-
-
-def test_entries_are_read_without_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libyaml makes nodes in one step, in which no other thread runs."""
-    monkeypatch.setattr(Loader, "get_node", None)
-    assert len(parse("q.yaml", text(100).encode()).values["quotas"]) == 100
+    written = "\n".join(pieces)
+    found = outcome(written.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "plain_values", _refuse)
+        assert repr(found) == repr(outcome(written.encode()))
 
 
 async def test_collector_is_restored_after_reloads() -> None:
@@ -101,7 +102,28 @@ async def test_collector_is_restored_after_reloads() -> None:
     assert gc.get_threshold() == usual
     with uncollected():
         assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
     assert gc.isenabled()
+
+
+async def test_a_reload_is_applied_in_the_loops_thread(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(text(10))
+    found = fingerprint(path)
+    sidecar = Sidecar(path, load(path), found)
+    threads: set[int] = set()
+
+    async def apply(config: Config, table: QuotaTable) -> None:
+        threads.add(threading.get_ident())
+        await sidecar._apply(config, table)
+
+    watcher = watch.Watcher(path, sidecar.config, found, sidecar.reloads, apply)
+    path.write_text(text(20))
+    await watcher._reload(fingerprint(path))
+    assert (sidecar.reloads.reloads, len(sidecar.ledger.table.entries)) == (1, 20)
+    assert threads == {threading.get_ident()}
 
 
 async def test_the_event_loop_goes_on_while_a_file_is_read() -> None:

@@ -14,7 +14,6 @@ BASE = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
 
 def simulate(quotas: str, *events: dict[str, Any] | str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(results, errors) of events against the quotas of a file."""
     config = load_bytes("q.yaml", (BASE + quotas).encode())
     lines = [event.encode() if isinstance(event, str) else json.dumps(event).encode() for event in events]
     outcome = list(run(config, lines))
@@ -35,17 +34,9 @@ CLIENT_500 = "quotas: [{client-id: c, producer_byte_rate: 500, consumer_byte_rat
 def test_the_output_has_exactly_the_promised_keys() -> None:
     quotas = "max_mute: 1s\npacing: smooth\n" + CLIENT_500  # delays are neither capped nor paced
     (result,), _ = simulate(quotas, produce(7, 8000))
-    assert result == {
-        "t_ms": 7,
-        "kind": "produce",
-        "user": "u",
-        "client_id": "c",
-        "accepted": True,
-        "throttle_ms": 6000,  # 8000 B / 10 s = 800 B/s; (800 - 500) / 500 * 10 000 ms
-        "limit": 500,
-        "observed": 800,
-        "group": ":c",
-    }
+    # 8000 B / 10 s = 800 B/s; (800 - 500) / 500 * 10 000 ms
+    numbers = {"t_ms": 7, "throttle_ms": 6000, "limit": 500, "observed": 800}
+    assert result == {"kind": "produce", "user": "u", "client_id": "c", "accepted": True, "group": ":c"} | numbers
 
 
 def test_simulate_refund_takes_back() -> None:
@@ -53,11 +44,7 @@ def test_simulate_refund_takes_back() -> None:
     fetch = {"t_ms": 0, "user": "u", "client_id": "c", "kind": "fetch"}
     events = [fetch | {"amount": 8000}, fetch | {"amount": 8000, "refund": True}, fetch | {"amount": 400}]
     results, _ = simulate(CLIENT_500, *events)
-    assert [(one["throttle_ms"], one["observed"], one["accepted"]) for one in results] == [
-        (6000, 800, True),
-        (0, 0, True),
-        (0, 40, True),
-    ]
+    assert [(one["throttle_ms"], one["observed"]) for one in results] == [(6000, 800), (0, 0), (0, 40)]
 
 
 def test_the_example_of_kip_599_under_both_algorithms() -> None:
@@ -87,6 +74,8 @@ def test_the_example_of_kip_599_under_both_algorithms() -> None:
         assert both[5] is None
         assert results == [result for _, result in run(config, lines)]  # --compare only adds
         assert results[4]["observed"] == both[4][algorithm]["observed"]
+        ((_, free),) = run(config, [b'{"t_ms": 0, "client_id": "free", "kind": "mutation", "amount": 9}'], compare=True)
+        assert free["algorithms"][algorithm] == {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": None}
 
 
 def test_group_names_are_kafkas_sensor_names() -> None:
@@ -143,6 +132,7 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
         ({"t_ms": 0, "set": {"client-id": "c", "producer_rate": 4}}, "set: producer_rate: unknown key, did you mean"),
         ({"t_ms": 0, "set": {"producer_byte_rate": 4}}, "expected user, client-id or both"),
         ({"t_ms": 0, "set": 5}, "set: expected a quota entry, got 5"),
+        ({"t_ms": 0, "set": {"client-id": ""}}, 'client-id: got "", expected a name or <default>'),
         ({"t_ms": 0, "set": {"user": "x", "producer_byte_rate": 1}, "kind": "produce"}, "kind: unknown key"),
         ({"t_ms": 0, "remove": {}}, "remove: expected user, client-id or both"),
         ({"t_ms": 0, "remove": {"usr": "x"}}, "remove: usr: unknown key, did you mean user?"),
@@ -162,17 +152,12 @@ def test_names_line_of_wrong_event_and_ignores_it(event: Any, expected: str) -> 
     assert expected in error["error"]
 
 
-def test_time_only_goes_forward() -> None:
-    results, errors = simulate(CLIENT_500, produce(10, 1), produce(9, 1), produce(10, 1))
-    assert len(results) == 2
-    assert errors == [{"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}]
-
-
-def test_refuses_infinite_amounts() -> None:
-    results, errors = simulate(CLIENT_500, produce(0, 2**63), produce(0, 2**63), produce(0, 1e300))
+def test_time_only_goes_forward_and_amounts_are_finite() -> None:
+    results, errors = simulate(CLIENT_500, produce(10, 2**63), produce(9, 1), produce(10, 2**63), produce(10, 1e300))
     assert [one["throttle_ms"] for one in results] == [2**31 - 1] * 2
     assert json.loads(json.dumps(results, allow_nan=False)) == results
-    assert "expected a number of at least 0 and at most 9223372036854775808" in errors[0]["error"]
+    assert errors[0] == {"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}
+    assert "expected a number of at least 0 and at most 9223372036854775808" in errors[1]["error"]
 
 
 def test_connections_answer_with_the_limit_that_refused_them() -> None:
@@ -214,12 +199,9 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
         CLIENT_500,
         {"t_ms": 0, "set": {"user": "u", "producer_byte_rate": 7, "max_connections": 1}},
         {"t_ms": 0, "set": {"user": "u", "max_connections": None, "connection_creation_rate": 3}},
-        {"t_ms": 0, "set": {"user": "u", "producer_byte_rate": None}},
         {"t_ms": 0, "set": {"ip": "::ffff:10.0.0.0/104", "max_connections": 0}},
         connection(0),
         {"t_ms": 0, "remove": {"ip": "10.0.0.0/8"}},
-        connection(0),
-        {"t_ms": 0, "set": {"ip": "<default>", "max_connections": 0}},
         connection(0),
         {"t_ms": 0, "remove": {"user": "u"}},
         {"t_ms": 0, "remove": {"user": "u"}},
@@ -228,9 +210,7 @@ def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
     assert [one["set"] for one in results if "set" in one] == [
         {"user": "u", "max_connections": 1, "mode": "enforce", "producer_byte_rate": 7},
         {"user": "u", "connection_creation_rate": 3, "mode": "enforce", "producer_byte_rate": 7},
-        {"user": "u", "connection_creation_rate": 3, "mode": "enforce"},
         {"ip": "10.0.0.0/8", "max_connections": 0, "mode": "enforce"},
-        {"ip": "<default>", "max_connections": 0, "mode": "enforce"},
     ]
-    assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None, "ip_max_connections"]
+    assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None]
     assert [one["removed"] for one in results if "removed" in one] == [True, True, False]

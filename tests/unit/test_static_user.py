@@ -8,17 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import trio
 
 from config.identity import StaticIdentity
-from config.load import load_bytes
-from proxy.app.sources.follow import Followed, Follower
-from proxy.app.sources.security import StaticUser, StaticUserError, load_security
-from tests.support.scripted_broker import until
+from proxy.app.sources.security import StaticUser, StaticUserError
 
 
 def token(subject: str) -> str:
-    """As the API server issues it to a pod: header, claims, signature."""
     claims = {"aud": ["kquota"], "sub": subject, "kubernetes.io": {"namespace": "orders"}}
     parts = (json.dumps({"alg": "RS256"}), json.dumps(claims), "signature")
     return ".".join(base64.urlsafe_b64encode(part.encode()).rstrip(b"=").decode() for part in parts)
@@ -98,62 +93,9 @@ def test_service_account_file_goes_before_the_token(volume: Path, monkeypatch: p
 
 def test_a_file_names_one_user(tmp_path: Path) -> None:
     user = StaticUser(StaticIdentity(file=str(tmp_path / "user")))
+    (tmp_path / "user").write_text("CN=web\n")
+    assert user.read() == "CN=web"
     for text, expected in (("\n", "is empty, expected the user"), ("a\nb\n", "expected one line of text, the user")):
         (tmp_path / "user").write_text(text)
         with pytest.raises(StaticUserError, match=expected):
             user.read()
-
-
-async def test_changed_files_make_another_user_and_bad_ones_do_not(
-    volume: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = f"""
-upstream: {{bootstrap: ["kafka:9092"]}}
-identity: {{static: {{template: "{{namespace}}/{{label:team}}", directory: {volume}}}}}
-"""
-    security = load_security(load_bytes("q.yaml", text.encode()))
-    assert security.identity.choose() == ("orders/shop-1", "static")
-    follower = Follower(security.follower.followed, poll_s=0.01)
-    (followed,) = follower.followed
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follower.run)
-
-            # the kubelet's way: a new directory, then one link is exchanged
-            second = volume / "..2026_11_21_10_01_00.2"
-            second.mkdir()
-            (second / "namespace").write_text("orders")
-            (second / "labels").write_text('team="shop-2"\n')
-            (volume / "..new").symlink_to(second.name)
-            (volume / "..new").rename(volume / "..data")
-            await until(lambda: followed.reloads == 1)
-            assert security.identity.choose() == ("orders/shop-2", "static")
-            (second / "labels").write_text("nothing")
-            await until(lambda: followed.failures == 1)
-            assert security.identity.choose() == ("orders/shop-2", "static")
-            assert not followed.successful
-            assert "there is no label team" in capsys.readouterr().out
-            (second / "labels").write_text('team="shop-2"\n')
-            await until(lambda: followed.reloads == 2)
-            assert followed.successful
-            nursery.cancel_scope.cancel()
-
-
-async def test_files_that_are_being_written_are_looked_at_again(tmp_path: Path) -> None:
-    """What cannot be used and has changed meanwhile is no failure yet."""
-    path = tmp_path / "file"
-    path.write_text("1")
-
-    def load() -> None:
-        if path.read_text() == "2":
-            path.write_text("3")
-            raise OSError("half of it")
-
-    followed = Followed("listen.tls", [path], load)
-    follower = Follower([followed], poll_s=0.01)
-    path.write_text("2")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(follower.run)
-        await until(lambda: followed.reloads)
-        nursery.cancel_scope.cancel()
-    assert (followed.reloads, followed.failures, followed.successful) == (1, 0, True)
