@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from proxy.app.export.worker import Batch, ExportError, Worker
 from tests.support.waiting import until
@@ -41,32 +42,37 @@ def batch(*lines: bytes) -> Batch:
     return Batch(list(lines), 1, 10_000, "date=2026-01-01/hour=00")
 
 
+def started(sink: Sink, max_bytes: int = 1000, **more: Any) -> Worker:
+    worker = Worker("w", sink, max_bytes, **more)
+    worker.start()
+    return worker
+
+
 def ended(worker: Worker, within_s: float = LIMIT_S) -> None:
     worker.end(within_s)
     assert worker.done.wait(LIMIT_S)
 
 
-def test_batches_are_written_in_order_and_the_sink_is_closed() -> None:
+def test_batches_are_written_in_order_and_tried_again() -> None:
     sink = Sink()
-    worker = Worker("w", sink, 1000, wall_s=lambda: 77.0)
-    worker.start()
+    sink.failures, sink.partly = 2, 1
+    worker = started(sink, wall_s=lambda: 77.0, first_retry_s=0.01)
     until(lambda: sink.ticks > 0)
-    worker.offer(batch(b"1\n", b"2\n"))
-    worker.offer(batch(b"3\n"))
+    worker.offer(batch(b"1\n", b"2\n", b"3\n"))
+    worker.offer(batch(b"4\n"))
+    until(lambda: worker.state().records == 4)
     ended(worker)
-    assert sink.written == [b"1\n", b"2\n", b"3\n"]
+    assert sink.written == [b"1\n", b"2\n", b"3\n", b"4\n"]
     assert sink.closed
     state = worker.state()
-    assert (state.records, state.errors, state.dropped, state.pending_bytes) == (3, 0, 0, 0)
-    assert state.last_success_timestamp_seconds == 77.0
-    assert state.oldest_end_ms is None
+    assert (state.errors, state.dropped, state.pending_bytes) == (2, 0, 0)
+    assert (state.last_success_timestamp_seconds, state.oldest_end_ms) == (77.0, None)
 
 
 def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
     sink = Sink()
     sink.go.clear()
-    worker = Worker("w", sink, 6)
-    worker.start()
+    worker = started(sink, 6)
     worker.offer(batch(b"1\n"))
     until(lambda: worker.state().pending_bytes == 2 and not worker._waiting)  # in the sink's hands
     began = time.monotonic()
@@ -82,24 +88,10 @@ def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
     assert worker.state().records == 4
 
 
-def test_failed_batches_are_counted_and_retried() -> None:
-    sink = Sink()
-    sink.failures, sink.partly = 2, 1
-    worker = Worker("w", sink, 1000, first_retry_s=0.01)
-    worker.start()
-    worker.offer(batch(b"1\n", b"2\n", b"3\n"))
-    until(lambda: worker.state().records == 3)
-    ended(worker)
-    assert sink.written == [b"1\n", b"2\n", b"3\n"]
-    state = worker.state()
-    assert (state.errors, state.dropped) == (2, 0)
-
-
 def test_undelivered_batches_are_dropped_and_counted() -> None:
     sink = Sink()
     sink.failures = 10**9
-    worker = Worker("w", sink, 1000, first_retry_s=0.01)
-    worker.start()
+    worker = started(sink, first_retry_s=0.01)
     worker.offer(batch(b"1\n", b"2\n"))
     worker.offer(batch(b"3\n"))
     began = time.monotonic()
@@ -115,8 +107,7 @@ def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
         def write(self, batch: Batch) -> None:
             raise ZeroDivisionError
 
-    worker = Worker("w", Broken(), 1000)
-    worker.start()
+    worker = started(Broken())
     worker.offer(batch(b"1\n"))
     assert worker.done.wait(LIMIT_S)
     assert (worker.state().dropped, worker.state().errors) == (1, 1)

@@ -57,18 +57,11 @@ def test_charges_late_read_from_possible_arrival() -> None:
     assert of.busy_ms(FETCH, 0.0, 500.0, arrived_ms=0.2) == pytest.approx(0.2 - HANDOVER_MS)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0, 50),  # sent after the one before
-            st.floats(0, 50),  # worked on
-            st.sampled_from([PRODUCE, FETCH, METADATA, KEYS["JoinGroup"], KEYS["ApiVersions"], 999]),
-            st.booleans(),
-        ),
-        max_size=60,
-    ),
-    st.floats(0, 20),
-)
+TIMES = st.floats(0, 50)
+ANY = st.sampled_from([PRODUCE, FETCH, METADATA, KEYS["JoinGroup"], KEYS["ApiVersions"], 999])
+
+
+@given(st.lists(st.tuples(TIMES, TIMES, ANY, st.booleans()), max_size=60), st.floats(0, 20))
 def test_charges_never_exceed_time_owed(requests: list[tuple[float, float, int, bool]], round_trip_ms: float) -> None:
     of = RequestTime()
     of.round_trip_ms = round_trip_ms
