@@ -52,7 +52,6 @@ BEGUN_FIRST: Final = (
     "test_project_tools",
     "test_export",
     "test_faults",
-    "test_cli_run",
     "test_transparent_kafka",
     "test_ui",
     "test_benchmarks_tiny",

@@ -19,10 +19,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.lab.demo import view  # noqa: E402
-from tests.lab.demo.interrupts import Interrupts  # noqa: E402
-from tests.lab.demo.meter import Track  # noqa: E402
-from tests.lab.demo.phases import length  # noqa: E402
-from tests.lab.demo.stage import staged  # noqa: E402
+from tests.lab.demo.meter import Track, length  # noqa: E402
+from tests.lab.demo.stage import Interrupts, staged  # noqa: E402
 from tests.lab.demo.verdict import compare, sentence  # noqa: E402
 
 PICTURE: Final = ROOT / "docs" / "images" / "demo.svg"

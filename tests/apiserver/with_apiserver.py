@@ -109,9 +109,6 @@ def install(
     return done.stdout + done.stderr
 
 
-# --- manifests
-
-
 def manifests() -> list[Any]:
     """What Helm renders of each file of values, and the manifests for people without Helm; Spark names its template."""
     rendered = {name: render_text(CHART / f"ci/{name}-values.yaml", kubernetes=VERSION) for name in NAMES}
@@ -150,9 +147,6 @@ def test_crd_schemas_match_published_definitions() -> None:
         assert file.read_text() == text, f"{file.name}: run `python -m tests.support.crd_schemas`"
 
 
-# --- Helm
-
-
 @pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("webhook")])
 def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, release: HelmRelease) -> None:
@@ -168,9 +162,6 @@ def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, re
     for kind in ("ConfigMap", "Deployment", "PodMonitor", "PrometheusRule", "Service", "NetworkPolicy"):
         left = [one["metadata"]["name"] for one in api.get(path(kind, namespace))["items"]]
         assert [name for name in left if name != "kube-root-ca.crt"] == [], kind
-
-
-# --- the webhook
 
 
 RELEASED = "shop-prod"
@@ -392,103 +383,6 @@ def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: 
             assert answer.json()["spec"]["initContainers"][0]["resources"]["limits"]["cpu"] == "700m"
         finally:
             installed.ask("DELETE", f"{where}/cpu").raise_for_status()
-
-
-def quotas_of(api: ApiServer, namespace: str, text: str) -> httpx.Response:
-    """As the people of the namespace set them."""
-    name = "shop-kquota-quotas"
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"quotas.yaml": text}}
-    where = f"{path('ConfigMap', namespace)}/{name}"
-    return api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true")
-
-
-def test_label_brings_configuration_and_namespace_quotas(installed: ApiServer, tmp_path: Path) -> None:
-    """By the webhook in the name of its service account, with no more rights than the chart gives it."""
-    api = installed
-
-    def copy() -> dict[str, Any]:
-        answer = api.ask("GET", f"{path('ConfigMap', 'fresh')}/shop-kquota")
-        return answer.json() if answer.status_code == 200 else {"data": {}}
-
-    def text() -> str:
-        return str(copy()["data"].get("kquota.yaml", ""))
-
-    def events() -> list[dict[str, Any]]:
-        return list(api.get("/api/v1/namespaces/fresh/events")["items"])
-
-    with served(api, tmp_path):
-        api.namespace("mistaken")
-        change = {"metadata": {"labels": {"kquota.io/injection": "true"}}}
-        answer = api.ask("PATCH", "/api/v1/namespaces/mistaken", change, patch="merge-patch+json")
-        assert 'kquota: label kquota.io/injection: expected \\"enabled\\"' in answer.headers["warning"]
-        api.namespace("fresh", {"kquota.io/injection": "enabled"})
-        stored = api.create(path("Pod", "fresh"), pods.bare_pod())  # at once, which has the webhook look at once
-        assert {"name": "shop-kquota", "defaultMode": 420} in [
-            volume["configMap"] for volume in stored["spec"]["volumes"] if "configMap" in volume
-        ]
-        wait_for("the copy", lambda: "producer_byte_rate: 2M" in text(), limit_s=8)
-        owner = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod")["metadata"]["uid"]
-        assert [one["uid"] for one in copy()["metadata"]["ownerReferences"]] == [owner]
-
-        quotas_of(api, "fresh", "quotas: [{client-id: <default>, producer_byte_rate: 1M}]").raise_for_status()
-        wait_for("the namespace's quotas", lambda: "producer_byte_rate: 1M" in text())
-        more = "quotas: [{client-id: <default>, producer_byte_rate: 3M}]"
-        refused = quotas_of(api, "fresh", more)
-        assert refused.status_code == 400, refused.text
-        assert "kquota: ConfigMap shop-kquota-quotas, quotas.yaml: user any other" in refused.json()["message"]
-        unseen = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}, "data": {"quotas.yaml": more}}
-        api.create(path("ConfigMap", "fresh"), unseen)
-
-        hook = path("ValidatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
-        kept = api.get(hook)
-        api.ask("DELETE", hook).raise_for_status()  # as while the webhook does not answer
-        quotas_of(api, "fresh", more).raise_for_status()
-        wait_for("an event", lambda: bool(events()))
-        api.create(
-            hook.rpartition("/")[0], {"metadata": {"name": kept["metadata"]["name"]}, "webhooks": kept["webhooks"]}
-        )
-        (event,) = events()
-        assert (event["reason"], event["involvedObject"]["name"]) == ("QuotasRefused", "shop-kquota-quotas")
-        assert "would get producer_byte_rate 3000000, the chart's quotas have 2000000" in event["message"]
-        assert "producer_byte_rate: 1M" in text(), "the former ones are in force"
-        api.label("fresh", {"kquota.io/namespace-quotas": "any"})
-        wait_for("what the label allows", lambda: "producer_byte_rate: 3M" in text())
-
-        policies = path("NetworkPolicy", "fresh")
-
-        def policy() -> dict[str, Any] | None:
-            answer = api.ask("GET", f"{policies}/shop-kquota")
-            return answer.json() if answer.status_code == 200 else None
-
-        wait_for("the admin port's policy", policy)
-        before = policy()
-        own = {"metadata": {"name": "own"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
-        api.create(policies, own)
-        assert policy() == before, "applied once, and not again in each round"
-        wait_for("no policy next to the namespace's own", lambda: policy() is None)
-        (event,) = [one for one in events() if one["reason"] == "NetworkPolicyDeleted"]
-        assert "the namespace has its own (own)" in event["message"]
-
-        where = f"{path('ConfigMap', 'fresh')}/shop-kquota"
-        api.ask("DELETE", where).raise_for_status()
-        wait_for("the copy again", lambda: "producer_byte_rate: 3M" in text())
-        spoilt = {"immutable": True, "data": {"kquota.yaml": "spoilt"}}
-        api.ask("PATCH", where, spoilt, patch="merge-patch+json").raise_for_status()
-        wait_for("the copy in place of an immutable one", lambda: "producer_byte_rate: 3M" in text())
-
-        api.namespace("taken")
-        foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shop-kquota"}, "data": {"a": "b"}}
-        api.create(path("ConfigMap", "taken"), foreign)
-        api.label("taken", {"kquota.io/injection": "enabled"})
-        wait_for("an event there", lambda: bool(api.get("/api/v1/namespaces/taken/events")["items"]))
-        (event,) = api.get("/api/v1/namespaces/taken/events")["items"]
-        assert (event["reason"], event["involvedObject"]["name"]) == ("NotDistributed", "shop-kquota")
-        assert "is in the way" in event["message"]
-        assert api.get(f"{path('ConfigMap', 'taken')}/shop-kquota")["data"] == {"a": "b"}
-        api.label("fresh", {"kquota.io/injection": None})
-        install(api, RELEASED, VALUES, "--set", "config.max_mute=10s", what="upgrade")
-        wait_for("the chart's change, pods of former times may run", lambda: "max_mute: 10s" in text())
-        install(api, RELEASED, VALUES, what="upgrade")
 
 
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:

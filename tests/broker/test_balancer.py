@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.suites.replicas import EVENTS, run
-from tests.broker.test_connection_limits import API_VERSIONS_0, said
+from tests.broker.test_connection_limits import API_VERSIONS_0
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.haproxy import ADDRESS, haproxy
@@ -56,7 +56,7 @@ def test_client_behind_haproxy_keeps_its_address(
             assert running.metric("kquota_proxy_headers_total", outcome="refused") == 0
         finally:
             producer.close()
-        assert not said(running, "connection closed: internal error")
+        assert not running.logged("connection closed: internal error")
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_ip_limits_hold_behind_haproxy(kafka: KafkaCluster) -> None:
 
         for source, most in (("127.0.0.2", 3), ("127.0.0.3", 3), ("127.0.0.4", 1), ("127.0.0.5", 1)):
             assert [answered(source) for _ in range(4)] == [number < most for number in range(4)]
-        (first, *_) = said(running, "connection refused")
+        (first, *_) = running.logged("connection refused")
         assert (first["name"], first["limit"]) == ("127.0.0.2", 3)
         standing = running.get("/explain?ip=127.0.0.5")["connections"]
         assert [one["cap_level"] for one in standing if one["name"] == "127.0.0.5"] == ["ip 127.0.0.4/30"]

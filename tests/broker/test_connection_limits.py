@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -21,12 +20,6 @@ API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
 STORM_FROM = "127.0.0.2"
 """Linux lets any address of 127/8 connect, so that two peers can be told apart on one machine."""
 RATE = 20
-
-
-def said(running: Sidecar, event: str) -> list[dict[str, Any]]:
-    """Log lines of one event."""
-    lines = (json.loads(line) for line in running.log.read_text().splitlines() if line.startswith("{"))
-    return [line for line in lines if line["message"] == event]
 
 
 @contextmanager
@@ -78,7 +71,7 @@ def test_client_above_cap_fails_with_reason(kafka: KafkaCluster, topic: str) -> 
             assert (
                 running.metric("kquota_connections_refused_total", reason="user_max_connections", mode="enforce") >= 1
             )
-            (line, *_) = said(running, "connection refused")
+            (line, *_) = running.logged("connection refused")
             assert (line["reason"], line["name"]) == ("user_max_connections", "web")
             assert line["observed"] >= line["limit"] == 1
 
@@ -147,7 +140,7 @@ async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -
         assert others
         assert all(others), text
 
-        assert 1 <= len(said(running, "connection refused")) <= 1 + took_s / 10
+        assert 1 <= len(running.logged("connection refused")) <= 1 + took_s / 10
     finally:
         await trio.to_thread.run_sync(lambda: context.__exit__(None, None, None))
 
@@ -155,7 +148,7 @@ async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -
 def test_raises_low_soft_limit_of_open_files(kafka: KafkaCluster) -> None:
     """1024 as in today's containers, and a hard limit above it."""
     with sidecar(kafka.bootstrap, before=("prlimit", "--nofile=1024:20000")) as running:
-        (line,) = said(running, "limit of open files raised")
+        (line,) = running.logged("limit of open files raised")
         assert (line["soft"], line["now"]) == (1024, 20_000)
         with served(running, 700) as answered:
             assert answered == 700

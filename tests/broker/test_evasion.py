@@ -36,15 +36,6 @@ def short(row: Row) -> Row:
     return replace(row, limit=50_000, size=20_000, title=f"{row.name}, smaller")
 
 
-# ---- arithmetic ----------------------------------------
-
-
-# ---- rows and frames ----------------------------------------
-
-
-# ---- a broker, sidecars, attackers ----------------------------------------
-
-
 @pytest.fixture(scope="module")
 def on() -> Iterator[Stage]:
     """The stage of both tests."""

@@ -14,55 +14,18 @@ import yaml
 
 from tests.corpus.job import wait_for
 from tests.support.fault_tools import (
-    Producing,
-    at_work,
     create_topic,
-    least_held,
-    nothing_left_behind,
 )
-from tests.support.faults import ANSWERING, FAILING, SILENT, UNKNOWN, names_from
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import get, sidecar
+from tests.support.sidecars import sidecar
 
 pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
 
-NAME_SERVER = "127.77.0.53"
-NAME = "kafka.example"
 LIMIT_S = 60.0
-
-
-def is_ready(admin: str) -> bool:
-    return get(admin + "/readyz").status_code == 200
-
-
-def test_unresolvable_names_recover(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
-    """The bootstrap server's name is denied, its name server fails, or says nothing at all; and comes back."""
-    port = kafka.bootstrap[0].rsplit(":", 1)[1]
-    create_topic(kafka.bootstrap[0], topic)
-    with names_from(NAME_SERVER, {NAME: "127.0.0.1"}, tmp_path) as (names, before):
-        names.mood = FAILING
-        with sidecar([f"{NAME}:{port}"], before=before, not_ready=NAME) as proxy:
-            names.mood = ANSWERING
-            wait_for("the sidecar to find the cluster", lambda: is_ready(proxy.admin), LIMIT_S)
-            with (
-                nothing_left_behind(proxy, least_held(proxy)),
-                at_work(proxy.bootstrap, topic, kafka.bootstrap[0]) as work,
-            ):
-                for mood in (UNKNOWN, FAILING, SILENT):
-                    asked = names.asked
-                    names.mood = mood
-                    with Producing(proxy.bootstrap, topic, "newcomer", work.history) as newcomer:
-                        newcomer.wait_for_progress(1)  # led to a broker that is known by its address
-                        work.wait_for_progress(1)
-                        newcomer.finish()
-                    # By a newcomer, or by the sidecar's own question, which comes every second.
-                    wait_for("the name to be asked for again", lambda: names.asked > asked, LIMIT_S)  # noqa: B023
-                    assert is_ready(proxy.admin)
-                names.mood = ANSWERING
 
 
 def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:

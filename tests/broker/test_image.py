@@ -40,9 +40,6 @@ def dockerfile() -> tuple[dict[str, str], dict[str, Stage]]:
     return parse((ROOT / "Dockerfile").read_text())
 
 
-# --- rules
-
-
 def test_hadolint_accepts_the_dockerfile() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("hadolint")), "--failure-threshold", "style", str(ROOT / "Dockerfile")],
@@ -110,9 +107,6 @@ def test_the_image_has_the_versions_that_are_tested(lock: str) -> None:
     if lock == "sidecar.txt":
         assert "pyspark" not in locked
         assert locked.keys() <= pinned.keys()
-
-
-# --- at work
 
 
 def _needs_root() -> None:

@@ -204,9 +204,6 @@ def test_mutations_are_charged_per_partition(
         assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
 
 
-# ---- topics that brokers create for Metadata -------------------------------------------------------------------------
-
-
 def by_librdkafka(bootstrap: str, client_id: str, names: list[str]) -> None:
     """Asked for by confluent-kafka, one after the other."""
     from confluent_kafka import Producer
@@ -266,9 +263,6 @@ def test_topics_created_for_metadata_are_counted(
 
         until(there)
         assert len(counts_of(proxy.bootstrap, names)) == len(created) + 1 == charged(proxy)
-
-
-# ---- the same refusals from a broker ---------------------------------------------------------------------------------
 
 
 def use_up(cluster: KafkaCluster) -> str:
@@ -343,6 +337,3 @@ def test_refusals_are_byte_for_byte_a_brokers(request: pytest.FixtureRequest, br
             assert comparable(key, version, got) == comparable(key, version, expected)
             assert int.from_bytes(got[:4]) > 0
     settled(cluster.bootstrap[0], dict.fromkeys(names, 1), (*names, *new))
-
-
-# ---- the limit changes, and another way of counting ------------------------------------------------------------------

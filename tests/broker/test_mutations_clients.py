@@ -46,9 +46,6 @@ def charged(proxy: Sidecar) -> float:
     return float(sum(group["totals"]["amount"] for group in groups if group["kind"] == "mutation"))
 
 
-# ---- kafka-python: raises, and refuses to send until the throttle time is over ---------------------------------------
-
-
 def persistently(step: Callable[[], Any]) -> None:
     """Call `step` as an application would, until it is not throttled."""
     from kafka.errors import NodeNotReadyError, ThrottlingQuotaExceededError
@@ -93,9 +90,6 @@ def test_kafka_python_mutations_are_throttled(proxy: Sidecar, names: list[str]) 
     assert time.monotonic() - began >= 11.4
 
 
-# ---- confluent-kafka (librdkafka): speaks old versions, so it is only slowed down ------------------------------------
-
-
 @pytest.mark.long
 def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: list[str]) -> None:
     from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
@@ -116,9 +110,6 @@ def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: list[str
     # 30 + 30 + 60 partitions were used before the last request could be read: with 20 in hand, 100 came at 20 per s.
     assert time.monotonic() - began >= 4.9
     assert charged(proxy) == 30 + 30 + 60 + 1
-
-
-# ---- Java ------------------------------------------------------------------------------------------------------------
 
 
 def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:

@@ -238,9 +238,6 @@ def _eventually(broker: RawClient, ours: RawClient, version: int) -> Any:
     return found
 
 
-# ---- Kafka's own tool -----------------------------------------------------------------------------------------------
-
-
 class Tool:
     """`kafka-configs` of Kafka 4.2.0."""
 
@@ -308,9 +305,6 @@ def test_kafka_configs_sets_describes_and_deletes(kafka: KafkaCluster, java_tool
     ]
 
 
-# ---- the cluster's quotas -------------------------------------------------------------------------------------------
-
-
 def limit_of(proxy: Sidecar, kind: str, name: str) -> float | None:
     """The limit that the sidecar applies to a user, as `kquota explain --admin` shows it."""
     answer = proxy.get(f"/explain?user={name}&client_id=c")
@@ -359,9 +353,6 @@ def test_forwarded_alteration_applies_at_once(kafka: KafkaCluster, java_tool: Ja
         assert describe(broker)[1] == {frozenset({("user", "alice")}): {PRODUCE: 1_000_000.0}}
         assert "greater than 0" in configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=0")
         assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
-
-
-# ---- applied at once, kept for ever ---------------------------------------------------------------------------------
 
 
 def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:

@@ -150,9 +150,6 @@ def test_each_client_is_charged_as_who_it_logged_in_as(
         assert charged == secured.metric("kquota_bytes_total", kind="produce", client_id=client_id), "charged to others"
 
 
-# ---- refused --------------------------------------------------------------------------------------------------------
-
-
 def conversation(address: str, frames: list[bytes]) -> list[bytes]:
     """What a broker answers to these frames, and at last how it ends."""
     answers = []
@@ -236,9 +233,6 @@ def test_clients_see_the_same_refusals_as_without_the_sidecar(
     assert found[2] == found[3] != set()
 
 
-# ---- nothing is left ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("listener", [PLAIN, TLS])
 def test_no_secret_is_logged_shown_or_exported(listener: str, ways: Ways) -> None:
     """After all of the above, at log level debug."""
@@ -268,9 +262,6 @@ def test_no_secret_is_logged_shown_or_exported(listener: str, ways: Ways) -> Non
         for secret in planted:
             assert f'"{secret}"' not in text, place
             assert len(secret) < 6 or secret not in text, place
-
-
-# ---- again and again (KIP-368) --------------------------------------------------------------------------------------
 
 
 AGAIN: dict[str, tuple[str, int, dict[str, Any]]] = {

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +25,8 @@ from proxy.net.upstream.cluster import ClusterError, ask_brokers
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
-from tests.support.records import subscribed
+from tests.support.clients import CONSUMERS, PRODUCERS, Load
+from tests.support.records import produce, subscribed
 from tests.support.secure_tools import allow_all_but_closed, security
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
@@ -120,9 +117,6 @@ def through_tls(
     return sidecar(bootstrap, quotas, listen_tls=listen, upstream_tls=upstream, **more)
 
 
-# ---- who is who ------------------------------------------------------------------------------------------------------
-
-
 def whoami(address: str, authority: Authority, issued: Issued) -> str:
     """The principal's name as the broker has it: the owner of a delegation token that it is asked for."""
     host, _, port = address.rpartition(":")
@@ -194,76 +188,24 @@ def test_the_certificate_of_each_client_is_its_user(cluster: KafkaCluster, autho
         assert running.metric("kquota_tls_certificate_expiry_timestamp_seconds", setting="listen.tls") > time.time()
 
 
-# ---- clients ---------------------------------------------------------------------------------------------------------
-
-
-def by_kafka_python(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
-    from kafka import KafkaProducer
-
-    names = {"ca": "ssl_cafile", "chain": "ssl_certfile", "key": "ssl_keyfile"}
-    settings = {"security_protocol": "SSL" if tls else "PLAINTEXT"} | {names[key]: path for key, path in tls.items()}
-    with closing(KafkaProducer(bootstrap_servers=bootstrap, max_request_size=20_000_000, **settings)) as producer:
-        for value in values:
-            producer.send(topic, value).get(timeout=LIMIT_S)
-    with subscribed(bootstrap, topic, consumer_timeout_ms=30_000, **settings) as consumer:
-        return [next(consumer).value for _ in values]
-
-
-def by_aiokafka(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
-    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-
-    settings: dict[str, Any] = {"bootstrap_servers": bootstrap}
-    if tls:
-        context = ssl.create_default_context(cafile=tls["ca"])
-        context.load_cert_chain(tls["chain"], tls["key"])
-        settings |= {"security_protocol": "SSL", "ssl_context": context}
-
-    async def talk() -> list[bytes]:
-        producer = AIOKafkaProducer(max_request_size=20_000_000, **settings)
-        consumer = AIOKafkaConsumer(topic, auto_offset_reset="earliest", **settings)
-        try:
-            await producer.start()
-            for value in values:
-                await producer.send_and_wait(topic, value)
-            await consumer.start()
-            return [(await consumer.getone()).value for _ in values]
-        finally:
-            await producer.stop()
-            await consumer.stop()
-
-    return asyncio.run(asyncio.wait_for(talk(), LIMIT_S))
-
-
-def by_confluent(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
-    from confluent_kafka import Consumer, Producer
-
-    names = {"ca": "ssl.ca.location", "chain": "ssl.certificate.location", "key": "ssl.key.location"}
-    settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "message.max.bytes": 20_000_000}
-    settings |= {"security.protocol": "ssl"} if tls else {}
-    settings |= {names[key]: path for key, path in tls.items()}
-    producer = Producer(settings)
-    for value in values:
-        producer.produce(topic, value)
-    assert producer.flush(LIMIT_S) == 0
-    consumer = Consumer(settings | {"group.id": topic, "auto.offset.reset": "earliest"})
-    consumer.subscribe([topic])
-    got: list[bytes] = []
-    deadline = time.monotonic() + LIMIT_S
-    while len(got) < len(values) and time.monotonic() < deadline:
-        message = consumer.poll(1.0)
-        if message is not None and message.error() is None:
-            got.append(message.value())
-    consumer.close()
-    return got
-
-
-CLIENTS = [by_kafka_python, by_aiokafka, by_confluent]
-
-
-@pytest.fixture(scope="module")
-def values() -> list[bytes]:
-    """Records from a few bytes to many times what TLS records and buffers hold."""
-    return [b"small", os.urandom(3_000_000), os.urandom(70_000), b"last"]
+def settings_of(client: str, authority: Authority, web: Issued) -> dict[str, Any]:
+    """A client's settings for TLS with its own certificate."""
+    ca, chain, key = str(authority.certificate), str(web.chain), str(web.key)
+    context = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(chain, key)
+    found: dict[str, dict[str, Any]] = {
+        "kafka-python": {"security_protocol": "SSL", "ssl_cafile": ca, "ssl_certfile": chain, "ssl_keyfile": key},
+        "aiokafka": {"security_protocol": "SSL", "ssl_context": context},
+        "confluent-kafka": {
+            "security.protocol": "ssl", "ssl.ca.location": ca, "ssl.certificate.location": chain,
+            "ssl.key.location": key,
+        },
+        "java-console": {
+            "security.protocol": "SSL", "ssl.truststore.type": "PEM", "ssl.truststore.location": ca,
+            "ssl.keystore.type": "PEM", "ssl.keystore.location": str(web.both),
+        },
+    }  # fmt: skip
+    return found[client]
 
 
 @pytest.fixture(scope="module")
@@ -271,63 +213,45 @@ def web(authority: Authority) -> Issued:
     return authority.issue_subject("web", SUBJECTS["shop-dots"])
 
 
-def told(authority: Authority, web: Issued) -> dict[str, str]:
-    return {"ca": str(authority.certificate), "chain": str(web.chain), "key": str(web.key)}
-
-
+CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 USER = r"CN=Web.Shop,O=o"
 
 
-def bytes_of(running: Sidecar, user: str) -> float:
-    return running.metric("kquota_bytes_total", user=user)
+def there_and_back(
+    running: Sidecar, cluster: KafkaCluster, client: str, topic: str, settings: dict[str, Any], user: str
+) -> None:
+    """Records of many times what TLS records and buffers hold, charged to this user both ways."""
+    before = running.metric("kquota_bytes_total", user=user)
+    load = Load([running.bootstrap], f"{topic}-{client}", client, 4, 900_000, LIMIT_S, settings, cluster.bootstrap)
+    for work in (PRODUCERS[client], CONSUMERS[client]):
+        work(load).assert_complete(load)
+    moved = 2 * load.total_bytes
+    wait_for("all bytes", lambda: running.metric("kquota_bytes_total", user=user) - before > moved)
 
 
 @pytest.mark.usefixtures("tls_by")
 def test_clients_by_tls_to_a_broker_by_tls(
-    cluster: KafkaCluster,
-    authority: Authority,
-    own: Issued,
-    web: Issued,
-    values: list[bytes],
-    topic: str,
-    tmp_path: Path,
-    java_tool: Any,
+    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
     """Every library; each is charged to the user of its certificate, and to no other."""
-    with through_tls(
-        cluster, "SSL", listen=listen_tls(own, authority), upstream=upstream_tls(authority, own)
-    ) as running:
+    listen, upstream = listen_tls(own, authority), upstream_tls(authority, own)
+    with through_tls(cluster, "SSL", listen=listen, upstream=upstream) as running:
         for client in CLIENTS:
-            assert client(running.bootstrap, f"{topic}-{client.__name__}", values, told(authority, web)) == values
-        properties = tmp_path / "client.properties"
-        properties.write_text(
-            f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={authority.certificate}\n"
-            f"ssl.keystore.type=PEM\nssl.keystore.location={web.both}\n"
-        )
-        java_tool(
-            "org.apache.kafka.tools.ProducerPerformance",
-            f"--topic {topic}-java --num-records 20 --record-size 100000 --throughput -1 "
-            f"--producer.config {properties} --producer-props bootstrap.servers={running.bootstrap}".split(),
-        )
-        moved = bytes_of(running, USER)
-        # three libraries, there and back, and Java's producer
-        assert moved > 3 * 2 * sum(map(len, values)) + 20 * 100_000
-        assert bytes_of(running, "ANONYMOUS") == 0
+            there_and_back(running, cluster, client, topic, settings_of(client, authority, web), USER)
+        assert running.metric("kquota_bytes_total", user="ANONYMOUS") == 0
         assert running.metric("kquota_parse_errors_total") == 0
 
 
 def test_each_side_may_be_plain(
-    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, values: list[bytes], topic: str
+    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
     with through_tls(cluster, "PLAINTEXT", listen=listen_tls(own, authority), upstream=None) as running:
-        got = by_confluent(running.bootstrap, f"{topic}-tls-plain", values, told(authority, web))
-        assert got == values
-        assert bytes_of(running, USER) > 2 * sum(map(len, values))
+        settings = settings_of("confluent-kafka", authority, web)
+        there_and_back(running, cluster, "confluent-kafka", topic, settings, USER)
         assert channel.DESCRIPTION in running.log.read_text().replace("\\'", "'")
     identity = {"sources": ["tls", "static"], "static": "pod"}
     with through_tls(cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), identity=identity) as running:
-        assert by_kafka_python(running.bootstrap, f"{topic}-plain-tls", values, {}) == values
-        assert bytes_of(running, "pod") > 2 * sum(map(len, values))
+        there_and_back(running, cluster, "kafka-python", topic, {}, "pod")
 
 
 @pytest.mark.usefixtures("tls_by")
@@ -335,32 +259,16 @@ def test_throttled_as_on_plain_sockets(
     cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
     """200 kB/s: the window's 10 s hold 2 MB; 3 MB take at least (3 - 2) MB / 200 kB/s = 5 s."""
-    from kafka import KafkaProducer
-
     quotas = [{"user": USER, "producer_byte_rate": 200_000}]
-    settings = told(authority, web)
-    with through_tls(
-        cluster, "SSL", listen=listen_tls(own, authority), upstream=upstream_tls(authority, own), quotas=quotas
-    ) as running:
-        with closing(
-            KafkaProducer(
-                bootstrap_servers=running.bootstrap,
-                security_protocol="SSL",
-                ssl_cafile=settings["ca"],
-                ssl_certfile=settings["chain"],
-                ssl_keyfile=settings["key"],
-            )
-        ) as producer:
-            began = time.monotonic()
-            for _ in range(30):
-                producer.send(topic, b"x" * 100_000).get(timeout=LIMIT_S)
-            took = time.monotonic() - began
-        assert took > 4.5
+    listen, upstream = listen_tls(own, authority), upstream_tls(authority, own)
+    with through_tls(cluster, "SSL", listen=listen, upstream=upstream, quotas=quotas) as running:
+        settings = settings_of("kafka-python", authority, web)
+        load = Load([running.bootstrap], topic, "web", 30, 100_000, LIMIT_S, settings)
+        timeline = PRODUCERS["kafka-python"](load)
+        timeline.assert_complete(load)
+        assert timeline.duration_s > 4.5
         assert running.metric("kquota_throttle_seconds_total", user=USER) > 3
         assert running.metric("kquota_throttled_requests_total", user=USER) > 1
-
-
-# ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
 def test_a_broker_that_is_not_believed_or_does_not_believe_us(
@@ -396,6 +304,6 @@ def test_usage_records_reach_their_topic_by_tls(
     with through_tls(
         cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), export=export, identity=identity
     ) as running:
-        by_kafka_python(running.bootstrap, f"{topic}-data", [b"x"], {})
+        produce(running.bootstrap, f"{topic}-data", [b"x"])
         with subscribed(cluster.bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
             assert b'"pod"' in next(consumer).value

@@ -52,9 +52,6 @@ def real_addresses(cluster: KafkaCluster) -> dict[int, tuple[str, int]]:
     return {node.node_id: (node.host, node.port) for node in cluster.nodes}
 
 
-# --- answers that name the leader's address
-
-
 def test_metadata_names_a_listener_for_each_broker(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
     told = addresses(proxy3)
     assert sorted(told) == [1, 2, 3]
@@ -176,9 +173,6 @@ def share_fetch(version: int, topic: Topic) -> bytes:
     return struct.pack(">i", len(payload)) + payload
 
 
-# --- leaders move and brokers go while clients work
-
-
 @contextmanager
 def traffic(job: Job, topics: list[str]) -> Iterator[tuple[Traffic, ConnectionWatch, str]]:
     mark = uuid.uuid4().hex
@@ -240,9 +234,6 @@ def test_leaders_move_while_clients_produce(kafka3: KafkaCluster, proxy3: Sideca
     assert {each for each in connections if (each.host, each.port) not in proxy3.broker_addresses()} == set()
     assert set(addresses(proxy3).values()) <= {(each.host, each.port) for each in connections}
     assert {(host, port) for _, host, port in found["learned"]} == set(addresses(proxy3).values())
-
-
-# --- brokers come and change their address
 
 
 @pytest.mark.long

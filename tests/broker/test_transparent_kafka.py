@@ -85,9 +85,6 @@ def bootstrap_text(*addresses: tuple[str, int]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
 
 
-# --- what clients are told
-
-
 def question(api_key: int, version: int, body: str) -> bytes:
     """A request frame with a header of version 2 (flexible: tagged fields), client-id "app"."""
     head = struct.pack(">hhih", api_key, version, 7, 3) + b"app\0"
@@ -137,9 +134,6 @@ def test_answers_are_the_brokers_own_to_the_byte(
     for name in ("Metadata 12", "DescribeCluster 0"):
         assert b"10.77.0.13" in seen[name]
         assert b"fd77::12" in seen[name] or b"fd77:0:0:0:0:0:0:12" in seen[name]
-
-
-# --- clients that know nothing of it
 
 
 def test_unchanged_clients_are_throttled(net: Network, cluster: KafkaCluster, rules: Callable[[str], None]) -> None:
@@ -240,9 +234,6 @@ def test_follows_brokers_that_come_move_and_go(
             with net.brokers.inside():
                 cluster.stop_broker(3)
                 cluster.start_broker(3, address=THIRD)
-
-
-# --- the sidecar and the rules come and go
 
 
 def new_connection() -> str:

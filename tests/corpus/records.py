@@ -54,9 +54,6 @@ def records(count: int, seed: int, value_bytes: int = 1000) -> list[Record]:
     ]
 
 
-# --- the same thing with three client libraries; each returns the offsets that the broker gave
-
-
 def send_kafka_python(job: Job, topic: str, sent: Sequence[Record], **settings: Any) -> list[int]:
     from kafka import KafkaProducer
 
@@ -190,9 +187,6 @@ def read_confluent(job: Job, topic: str, partitions: int, count: int, **settings
 
 
 READERS = {"kafka-python": read_kafka_python, "aiokafka": read_aiokafka, "confluent-kafka": read_confluent}
-
-
-# --- items
 
 
 def _compression(job: Job, codec: str) -> Any:

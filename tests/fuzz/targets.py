@@ -96,9 +96,6 @@ def target(
     return register
 
 
-# ---- helpers --------------------------------------------------------------------------------------------------------
-
-
 @cache
 def _table(rate: float | None, percentage: float | None) -> QuotaTable:
     if rate is None:
@@ -159,9 +156,6 @@ def _feed(session: Driven, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_
     except SessionError as error:
         return session.taken(), f"{error.reason} {error.kind}"
     return session.taken(), None
-
-
-# ---- requests -------------------------------------------------------------------------------------------------------
 
 
 def _requests() -> list[bytes]:
@@ -280,8 +274,6 @@ def _same_but_fetch_versions(received: bytes, sent: bytes, *, all_of_it: bool) -
         from_there += len(frame)
 
 
-# ---- both directions ------------------------------------------------------------------------------------------------
-
 _STEP = struct.Struct(">BBH")
 """Of a script: who speaks or what happens, the pieces' size, the length of the bytes that follow."""
 
@@ -355,8 +347,6 @@ def session(data: bytes) -> None:
     one.close(now_ms)
     assert sent <= 64 * got + 4096  # an answer made here (an empty Fetch) is longer than the request at most so much
 
-
-# ---- responses ------------------------------------------------------------------------------------------------------
 
 _CORRELATION = 7
 
@@ -486,9 +476,6 @@ def own_questions(data: bytes) -> None:
             return
 
 
-# ---- administrators -------------------------------------------------------------------------------------------------
-
-
 class _Authority:
     """Quotas that are stored nowhere."""
 
@@ -584,9 +571,6 @@ def administration(data: bytes) -> None:
                 _finished(outcome.on_response(answer, 2.0))
     except WireError:
         return
-
-
-# ---- configuration --------------------------------------------------------------------------------------------------
 
 
 @target("configuration", recorded.configurations, ("config.load", "config.model", "config.source", "config.types"))

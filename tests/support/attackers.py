@@ -32,9 +32,6 @@ API_VERSIONS_0 = request(18, 0, b"")
 METADATA_OF_ALL = request(3, 1, struct.pack(">i", -1))
 
 
-# ---- connect, send this, wait until the other side ends it (or not), again and again; as fast as that goes ----
-
-
 def garbage(dice: random.Random) -> bytes:
     return dice.randbytes(dice.choice((1, 20, 500, 20_000)))
 
@@ -119,9 +116,6 @@ def once(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
             done["ended"] += 1
 
 
-# ---- many connections that are kept ----
-
-
 DRIPPED = {
     "slow_before_login": API_VERSIONS_0,
     "slow_writers": METADATA_OF_ALL + struct.pack(">ihhih", 50_000, 0, 7, 1, -1) + bytes(40_000),
@@ -161,9 +155,6 @@ def dripping(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
                     done["ended"] += 1
                 except ConnectionError:
                     done["ended"] += 1
-
-
-# ---- one connection that sends what it can and reads nothing ----
 
 
 FLOODS: dict[str, bytes] = {
@@ -209,9 +200,6 @@ def main() -> None:
         with suppress(OSError):
             attack(kind, (host, int(port)), time.monotonic() + float(seconds), done)
         print(json.dumps(done), flush=True)
-
-
-# ---- the command, as tests have it ----
 
 
 class Attackers:

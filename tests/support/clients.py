@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from statistics import linear_regression
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -27,7 +26,6 @@ from tests.support.records import subscribed
 JAVA_VERSION = "4.4.0"  # the Java client speaks with older brokers, too
 HEAD_BYTES = 22  # "000000000042 1a2b3c4d " before the filler
 SAMPLE_S = 0.1
-SLOPE_STEP_S = 0.02
 CLOSE_LIMIT_S = 10.0
 _filler = base64.b64encode(random.Random(1).randbytes(3 << 18))
 
@@ -87,14 +85,6 @@ class Timeline:
     def rate(self, start: float, end: float) -> float:
         """Mean bytes per second between two times of the monotonic clock."""
         return (self.bytes_until(end) - self.bytes_until(start)) / (end - start)
-
-    def steady_rate(self, skip_s: float = 11.0) -> float:
-        """Bytes per second from `skip_s` after the first byte to the last; by default past Kafka's first 11 x 1 s."""
-        first, last = self.points[0][0], self.points[-1][0]
-        count = int((last - first - skip_s) / SLOPE_STEP_S)
-        assert count >= 2, f"{self.client} was done {last - first:.1f} s after its first byte"
-        times = [last - step * SLOPE_STEP_S for step in range(count)]
-        return linear_regression(times, [self.bytes_until(when) for when in times]).slope
 
     def add(self, count: int) -> None:
         """Count bytes acknowledged or received now."""
@@ -166,9 +156,6 @@ def _late(timeline: Timeline, load: Load) -> bool:
     return True
 
 
-# --- kafka-python
-
-
 def _throttle_of(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {
         name: value
@@ -211,9 +198,6 @@ def consume_kafka_python(load: Load) -> Timeline:
         finally:
             consumer.close()
     return timeline
-
-
-# --- aiokafka
 
 
 def _run_asyncio(work: Coroutine[Any, Any, None]) -> None:
@@ -293,9 +277,6 @@ def consume_aiokafka(load: Load) -> Timeline:
     return timeline
 
 
-# --- confluent-kafka (librdkafka): shows throttle times, and otherwise ignores them
-
-
 def _librdkafka_settings(load: Load, timeline: Timeline) -> dict[str, Any]:
     def throttled(event: Any) -> None:
         delay_ms = event.throttle_time * 1000
@@ -355,9 +336,6 @@ def consume_confluent(load: Load) -> Timeline:
         finally:
             consumer.close()
     return timeline
-
-
-# --- Kafka's own Java clients, through Kafka's own tools
 
 
 @contextmanager

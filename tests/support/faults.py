@@ -1,18 +1,14 @@
-"""A network that fails when told to: TCP links between clients, the sidecar and brokers, and a name server."""
+"""A network that fails when told to: TCP links between clients, the sidecar and brokers."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Self
 
-import pytest
 import trio
 
 Address = tuple[str, int]
@@ -239,89 +235,3 @@ class FaultyNetwork:
     def __exit__(self, *_exc: object) -> None:
         self.do(self._nursery.cancel_scope.cancel)
         self._thread.join(10)
-
-
-# --- names
-
-
-ANSWERING, UNKNOWN, FAILING, SILENT = "answering", "unknown", "failing", "silent"
-NOERROR, SERVFAIL, NXDOMAIN = 0, 2, 3
-A_RECORD: Final = 1
-
-
-class NameServer:
-    """DNS over UDP for a few names, all of them at one address; it answers, denies, fails or is silent."""
-
-    def __init__(self, host: str, addresses: dict[str, str]) -> None:
-        self.host = host
-        self.addresses = addresses
-        self.mood = ANSWERING
-        self.asked = 0
-        self._ending = False
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((host, 53))
-        self._thread = threading.Thread(target=self._serve, name="name server", daemon=True)
-
-    def _serve(self) -> None:
-        while True:
-            query, peer = self._socket.recvfrom(4096)
-            if self._ending:
-                return
-            self.asked += 1
-            if self.mood != SILENT:
-                self._socket.sendto(self._answer(query), peer)
-
-    def _answer(self, query: bytes) -> bytes:
-        """RFC 1035: the header, the question again, and at most one A record."""
-        labels, at = [], 12
-        while length := query[at]:
-            labels.append(query[at + 1 : at + 1 + length].decode())
-            at += 1 + length
-        end = at + 5
-        (kind,) = struct.unpack_from(">H", query, at + 1)
-        address = self.addresses.get(".".join(labels).lower())
-        code = {FAILING: SERVFAIL, UNKNOWN: NXDOMAIN}.get(self.mood, NOERROR if address else NXDOMAIN)
-        found = b""
-        if code == NOERROR and kind == A_RECORD and address is not None:
-            found = struct.pack(">HHHIH", 0xC00C, A_RECORD, 1, 0, 4) + socket.inet_aton(address)
-        head = query[:2] + struct.pack(">HHHHH", 0x8180 | code, 1, 1 if found else 0, 0, 0)
-        return head + query[12:end] + found
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._ending = True
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as waker:
-            waker.sendto(b"", (self.host, 53))
-        self._thread.join(5)
-        self._socket.close()
-
-
-# --- what only the system can do
-
-
-def need_root(what: str) -> None:
-    """Skip locally, fail in CI, where root is at hand."""
-    if os.geteuid() == 0 and shutil.which("unshare"):
-        return
-    missing = f"{what} needs root and util-linux' unshare"
-    pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-
-
-def with_files(replaced: dict[str, Path]) -> Sequence[str]:
-    """A command before a command: it sees these files in place of the system's, in a mount namespace of its own."""
-    mounts = "".join(f"mount --bind {file} {place} && " for place, file in replaced.items())
-    return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
-
-
-@contextmanager
-def names_from(host: str, addresses: dict[str, str], directory: Path) -> Iterator[tuple[NameServer, Sequence[str]]]:
-    """A name server, and the command before a command that makes the latter ask it."""
-    need_root("a name server for one process")
-    resolv, switch = directory / "resolv.conf", directory / "nsswitch.conf"
-    resolv.write_text(f"nameserver {host}\noptions timeout:2 attempts:1\n")
-    switch.write_text("hosts: dns\n")
-    with NameServer(host, addresses) as server:
-        yield server, with_files({"/etc/resolv.conf": resolv, "/etc/nsswitch.conf": switch})

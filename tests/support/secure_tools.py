@@ -68,9 +68,6 @@ def allow_all_but_closed(cluster: KafkaCluster) -> None:
         admin.close()
 
 
-# ---- how clients of each kind log in -------------------------------------------------------------------------------
-
-
 def token(user: str, **claims: object) -> str:
     """An unsecured JSON web token that the cluster takes for half an hour."""
     now_s = int(time.time())

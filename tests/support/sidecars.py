@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import ssl
 import time
@@ -98,6 +99,11 @@ class Sidecar:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of this name whose labels include these; 0 if there is none."""
         return sample_sum(self.metrics(), name, **labels)
+
+    def logged(self, message: str) -> list[dict[str, Any]]:
+        """Log lines of one event."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        return [line for line in lines if line["message"] == message]
 
     def broker_addresses(self) -> set[tuple[str, int]]:
         """Where clients may connect: the bootstrap listener and one listener per broker."""

@@ -48,9 +48,6 @@ def throttle_offset(api_key: int, version: int) -> int | None:
     return None
 
 
-# ---- kio ------------------------------------------------------------------------------------------------------------
-
-
 def kio_versions(kind: EntityType = EntityType.response) -> list[tuple[int, int]]:
     """(API key, version) of all messages that kio knows."""
     return [
@@ -150,9 +147,6 @@ def kio_read(frame: bytes, api_key: int, version: int, kind: EntityType = Entity
     return message
 
 
-# ---- kafka-python ---------------------------------------------------------------------------------------------------
-
-
 @cache
 def kafka_python_messages() -> list[Any]:
     """Request and response classes of kafka-python 3, which encodes every version since 0 from Apache's JSON."""
@@ -188,9 +182,6 @@ def kafka_python_frame(cls: Any, version: int, correlation_id: int = 0x0A0B0C0D,
     else:
         message.with_header(correlation_id=correlation_id)
     return bytes(message.encode(framed=True, header=True))
-
-
-# ---- three ways -----------------------------------------------------------------------------------------------------
 
 
 def growing(frame: bytes) -> Iterator[tuple[bytearray, int]]:

@@ -94,9 +94,6 @@ def values(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-# --- valid
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_strict_lint_accepts_the_chart(name: str) -> None:
     done = helm("lint", "--strict", CHART, "--values", CHART / f"ci/{name}-values.yaml")
@@ -169,8 +166,6 @@ def test_an_old_kubernetes_is_refused() -> None:
     assert "kubeVersion" in done.stderr
 
 
-# --- typing mistakes
-
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "quota": ({"quotas": [{"user": "a", "producer_byte_rat": 1}]}, "producer_byte_rat"),
     "limit": ({"quotas": [{"user": "a", "producer_byte_rate": "fast"}]}, "producer_byte_rate"),
@@ -220,8 +215,6 @@ def test_missing_cluster_address_is_named(release: HelmRelease) -> None:
     assert "config.upstream.bootstrap is missing: name some brokers of the cluster" in done.stderr
 
 
-# --- more quotas than a ConfigMap holds
-
 MANY = [
     {"user": f"team-{n}-with-a-name-of-forty-characters", "client-id": f"service-{n}", "producer_byte_rate": "1M",
      "consumer_byte_rate": "2500k"}
@@ -254,9 +247,6 @@ def test_ten_thousand_quotas_are_in_parts(form: str, tmp_path: Path, values: Cal
         load(tmp_path / "kquota.yaml")
     few = documents(render_text(values(mode="gateway", quotas=MANY[:2500])))
     assert "parts" not in configuration(few).splitlines()[0]
-
-
-# --- values of earlier charts, and null
 
 
 FREE = {"resources", "volume", "labels", "annotations"}
@@ -299,9 +289,6 @@ def test_null_means_the_default(depth: int, release: HelmRelease, tmp_path: Path
     )
     usual = ("--values", CHART / "ci/webhook-values.yaml")
     assert render_text(nulls, *usual, release=release) == render_text(None, *usual, release=release)
-
-
-# --- the configuration
 
 
 @pytest.mark.parametrize(("name", "kubernetes"), EVERYWHERE)
@@ -394,9 +381,6 @@ def test_the_memory_limit_follows_from_the_settings(case: str, values: Any) -> N
     assert resources["requests"] == {"cpu": "100m", "memory": "128Mi"}
     if case == "a CPU limit beside it":
         assert resources["limits"]["cpu"] == "2"
-
-
-# --- pods
 
 
 @pytest.mark.parametrize(("name", "kubernetes"), EVERYWHERE)
@@ -642,9 +626,6 @@ def test_the_configuration_is_mounted_so_that_changes_arrive() -> None:
                 assert all("subPath" not in mount for mount in container.get("volumeMounts", []))
 
 
-# --- the gateway, monitoring, network
-
-
 def test_gateway_admin_port_answers_to_service_names() -> None:
     def hosts(name: str) -> list[str]:
         config = load_bytes("kquota.yaml", configuration(render(name)).encode())
@@ -751,9 +732,6 @@ def test_alerts_name_the_page_of_their_runbook() -> None:
     alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
     for one in alerts:
         assert one["annotations"]["runbook_url"] == f"{url}#{one['alert'].lower()}"
-
-
-# --- included in another chart
 
 
 def _example(values: Path | None = None) -> list[dict[str, Any]]:

@@ -27,8 +27,6 @@ from tests.support.chart_tools import (
     of_kind,
 )
 
-# --- README and metadata
-
 
 @pytest.mark.timeout(600)  # Go builds helm-docs the first time
 def test_readme_matches_helm_docs() -> None:
@@ -61,9 +59,6 @@ def test_a_publisher_gives_the_addresses(tmp_path: Path) -> None:
     linted = helm("lint", "--strict", packed, "--values", CHART / "ci/webhook-values.yaml")
     assert linted.returncode == 0, linted.stdout
     assert helm("show", "readme", packed).stdout.strip() == README.read_text().strip()
-
-
-# --- kustomize
 
 
 def test_kustomize_component_matches_the_chart() -> None:

@@ -1,62 +1,66 @@
-"""Hostile files and the processes that read them: `kquota` says what is wrong and exits with 2, a running sidecar goes
-on with what it has, and SIGTERM ends it in time whatever its threads wait for."""
+"""Hostile files in place of the configuration: a running sidecar goes on, and SIGTERM ends it in time."""
 
 from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.broker.test_cli_run import LIMIT_S, Run, running, text_of, until
 from tests.support.hostile_files import KINDS, put, put_file
+from tests.support.sidecars import Sidecar
+from tests.support.waiting import until
+from tests.system.test_cli_run import LIMIT_S, REFUSED, SUCCESSFUL, alone, limit
 
 pytestmark = pytest.mark.long
 
 END_S = 15.0
 """An idle sidecar ends within a tenth of a second after SIGTERM. Machines are busy."""
-SUCCESS = "kquota_config_last_reload_successful"
+TEXTS = {
+    "brackets": ("[" * 100_000, "expected at most 32 levels"),
+    "310 digits": (
+        f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n",
+        "producer_byte_rate: got 99999",
+    ),
+}
 
 
-BRACKETS = "[" * 100_000
-DIGITS = f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n"
-
-
-def ends_in_time(run: Run, code: int = 0) -> None:
+def ends_in_time(running: Sidecar) -> None:
     began_s = time.monotonic()
-    run.process.send_signal(signal.SIGTERM)
-    assert run.process.wait(LIMIT_S) == code
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(LIMIT_S) == 0
+    running.killed = True
     assert time.monotonic() - began_s < END_S
-    assert run.logged("stopped")
+    assert running.logged("stopped")
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "endless device", "36 MB", "directory", "brackets", "310 digits"])
-def test_a_running_sidecar_goes_on_and_ends_in_time(kind: str, tmp_path: Path) -> None:
-    with running(tmp_path) as run:
+@pytest.mark.parametrize("kind", ["FIFO", "endless device", "36 MB", "directory", *TEXTS])
+def test_a_running_sidecar_goes_on_and_ends_in_time(kind: str) -> None:
+    with alone() as running:
+        good = running.config.read_text()
         if kind in KINDS:
-            reason = f"{run.config}: cannot be read: {put(kind, run.config)}"
+            reason = f"{running.config}: cannot be read: {put(kind, running.config)}"
         else:
-            put_file(run.config, BRACKETS if kind == "brackets" else DIGITS)
-            reason = "expected at most 32 levels" if kind == "brackets" else "producer_byte_rate: got 99999"
-        until(lambda: run.metric(SUCCESS) == 0)
-        refused = run.logged("configuration refused, the last good one stays in force")
+            text, reason = TEXTS[kind]
+            put_file(running.config, text)
+        until(lambda: running.logged(REFUSED))
+        refused = running.logged(REFUSED)
         assert reason in refused[-1]["problems"][0]
-        run.process.send_signal(signal.SIGHUP)
-        until(lambda: len(run.logged("configuration refused, the last good one stays in force")) > len(refused))
-        assert b'"limit":1000000' in run.get("/explain?client_id=c")[1].replace(b" ", b"")
-        put_file(run.config, text_of(run.ports, "2M"))
-        until(lambda: run.metric(SUCCESS) == 1)
-        assert b'"limit":2000000' in run.get("/explain?client_id=c")[1].replace(b" ", b"")
-        ends_in_time(run)
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: len(running.logged(REFUSED)) > len(refused))
+        assert limit(running) == 1_000_000
+        put_file(running.config, good.replace("1000000", "2000000"))
+        until(lambda: limit(running) == 2_000_000)
+        until(lambda: running.metric(SUCCESSFUL) == 1)
+        ends_in_time(running)
 
 
-def test_sigterm_while_the_fullest_file_is_loaded(tmp_path: Path) -> None:
+def test_sigterm_while_the_fullest_file_is_loaded() -> None:
     """A thread that computes is not waited for, and Python must not unwind it either: that was an end by SIGABRT."""
     entry = "- {client-id: client-%d, producer_byte_rate: 4X, request_percentage: 50.5, consumer_byte_rate: 1M}\n"
     text = "a: &a 1\nquotas:\n" + "".join(entry % number for number in range(27_000))
-    with running(tmp_path) as run:
-        put_file(run.config, text)
-        run.process.send_signal(signal.SIGHUP)
+    with alone() as running:
+        put_file(running.config, text)
+        running.process.send_signal(signal.SIGHUP)
         time.sleep(0.5)  # in the midst of it, most likely; what has to hold holds at all times
-        ends_in_time(run)
+        ends_in_time(running)

@@ -213,9 +213,6 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
         await proxy.serve()
 
 
-# --- readiness, drain, end
-
-
 async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespace) -> None:
     with machine.inside():
         async with intercepting() as (proxy, _):
@@ -279,9 +276,6 @@ def test_addresses_as_the_kernel_gives_them() -> None:
         read_sockaddr_in(family6 + bytes(14))
     with pytest.raises(ValueError, match="no struct sockaddr_in6"):
         read_sockaddr_in6(family6 + bytes(20))
-
-
-# --- the configuration
 
 
 def test_a_configuration_needs_nothing_but_the_mode() -> None:

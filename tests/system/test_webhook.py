@@ -94,8 +94,6 @@ def _decide(asked: dict[str, Any], template: Template) -> tuple[dict[str, Any], 
     return _patched(asked, decision.answer), decision.skipped
 
 
-# --- decisions
-
 ADDRESS = {"name": "KAFKA_BOOTSTRAP_SERVERS", "value": "127.0.0.1:9092"}
 
 
@@ -474,9 +472,6 @@ def test_refuses_invalid_template() -> None:
             Template.parse(data)
 
 
-# --- the configuration of the API server
-
-
 _ORDERS = {"kubernetes.io/metadata.name": "orders"}
 NAMESPACES: dict[str, tuple[dict[str, str], Path, str | None]] = {
     "one label is enough": ({"kquota.io/injection": "enabled"}, VALUES, "Fail"),
@@ -558,9 +553,6 @@ def test_no_manifest_says_what_is_trusted(values: Path) -> None:
     for hooks in of_kind(documents(render_text(values)), "MutatingWebhookConfiguration"):
         assert all("caBundle" not in one["clientConfig"] for one in hooks["webhooks"])
         assert "annotations" not in hooks["metadata"]
-
-
-# --- over HTTPS
 
 
 @pytest.fixture

@@ -17,11 +17,8 @@ from rich.text import Text
 
 from config.visible import visible
 from tests.lab.demo import view
-from tests.lab.demo.errors import DemoError
-from tests.lab.demo.interrupts import Interrupted, Interrupts
-from tests.lab.demo.meter import Track
-from tests.lab.demo.phases import length
-from tests.lab.demo.stage import Stage, staged
+from tests.lab.demo.meter import Track, length
+from tests.lab.demo.stage import DemoError, Interrupted, Interrupts, Stage, staged
 from tests.lab.demo.verdict import compare, sentence
 from tests.lab.kafka import EmbeddedKafkaError
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.lab.demo.plan import DemoClient
+from tests.lab.demo.plan import (
+    AFTER_BURST_S,
+    BURST_SHARE,
+    LONGER_S,
+    STEADY_AT_LEAST_S,
+    STEADY_FROM_S,
+    WINDOW_S,
+    DemoClient,
+    is_hungry,
+)
 
 NOW_S = 2.0
 """`now` is the rate over the last two seconds: short enough to see a hold, long enough not to flicker."""
@@ -18,8 +29,6 @@ class Track:
     plan: DemoClient
     began: float
     """The common start, in seconds of the monotonic clock."""
-    version: str = ""
-    """Of the client library."""
     failed: int = 0
     problem: str = ""
     client_throttle_max_ms: float | None = None
@@ -37,12 +46,14 @@ class Track:
     _at: list[float] = field(default_factory=lambda: [0.0])
     _moved: list[float] = field(default_factory=lambda: [0.0])
 
-    def note(self, at: float, moved: float) -> None:
-        """Add a report: `moved` bytes in all at `at`, on the monotonic clock. Late or repeated ones are dropped."""
-        seconds = at - self.began
+    def note(self, tally: dict[str, Any]) -> None:
+        """Add a report of the client's; late and repeated ones are dropped."""
+        seconds = tally["at"] - self.began
         if seconds > self._at[-1]:
             self._at.append(seconds)
-            self._moved.append(moved)
+            self._moved.append(tally["moved"])
+        self.failed, self.problem = tally["failed"], tally["problem"]
+        self.client_throttle_max_ms = tally["throttle_max_ms"]
 
     def note_sidecar(self, throttles: int, held_ms: float, muted: bool, share: float | None = None) -> None:
         """Take over the sidecar's totals."""
@@ -82,3 +93,36 @@ class Track:
         """The rate in each of `columns` equal stretches from the start until then, for a small graph."""
         step = until / columns
         return [self.rate(column * step, (column + 1) * step) for column in range(columns)]
+
+
+STEP_S = 0.25
+"""Interval of the clients' reports."""
+
+
+def is_long_enough(seconds: float) -> bool:
+    """Whether a run of this many seconds has a meaningful steady phase."""
+    return seconds >= STEADY_FROM_S + STEADY_AT_LEAST_S
+
+
+def steady_from(tracks: Sequence[Track]) -> float | None:
+    """The second from which every limited client moves evenly; None while one has not spent its first window."""
+    latest = float(STEADY_FROM_S)
+    for track in tracks:
+        plan = track.plan
+        if plan.limit is not None and not plan.shared and is_hungry(plan):
+            burst, second = BURST_SHARE * WINDOW_S * plan.limit, 0.0
+            while track.moved_by(second) < burst:
+                second += STEP_S
+                if second > track.reported_until:
+                    return None
+            latest = max(latest, second + AFTER_BURST_S)
+    return latest
+
+
+def length(tracks: Sequence[Track], seconds: float) -> float:
+    """The length of a run that was to last `seconds`: longer if the steady phase would be too short."""
+    if not is_long_enough(seconds):
+        return seconds
+    begin = steady_from(tracks)
+    needed = seconds + LONGER_S if begin is None else begin + STEADY_AT_LEAST_S
+    return min(max(seconds, needed), seconds + LONGER_S)

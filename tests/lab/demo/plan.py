@@ -38,7 +38,7 @@ class DemoClient:
     """One word for its character."""
     role: Literal["producer", "consumer"]
     program: str
-    """Module in tests.lab.demo.clients."""
+    """Function in clients.py."""
     topic: str
     limit: float | None
     wanted: float | None

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import importlib.util
+import json
+import os
+import secrets
 import selectors
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
-from tests.lab.demo.children import Client, stop_all
-from tests.lab.demo.errors import DemoError
-from tests.lab.demo.interrupts import Interrupts
-from tests.lab.demo.meter import Track
-from tests.lab.demo.phases import length
+import yaml
+
+from quota.entity import Kind
+from tests.lab.demo.meter import Track, length
 from tests.lab.demo.plan import PLANS, SIDECARS, DemoClient
-from tests.lab.demo.sidecar import DemoSidecar
-from tests.lab.kafka import DEFAULT_VERSION, KafkaCluster, cache_dir, find_java
+from tests.lab.kafka import DEFAULT_VERSION, GuardedProcess, KafkaCluster, cache_dir, find_java
 from tests.lab.kafka.jars import read_lock
+from tests.lab.kafka.ports import free_port_run, free_ports
 
-CLIENTS_LIMIT_S = 40.0
-LOOK_EVERY_S = 0.5
-DRAW_EVERY_S = 0.25
+ROOT = Path(__file__).parents[3]
+READY_LIMIT_S, CLIENTS_LIMIT_S, ASK_LIMIT_S = 30.0, 40.0, 1.0
+CLIENT_STOP_LIMIT_S = 3.0
+SIDECAR_STOP_LIMIT_S = 20.0
+"""It drains, and has several seconds for its usage records: if killed before, it would leave an open file."""
+LOOK_EVERY_S, DRAW_EVERY_S = 0.5, 0.25
+BROKER_PORTS = 8
+USAGE_INTERVAL_S = 2
+TAIL_LINES = 15
 LIBRARIES = {"kafka": "kafka-python", "aiokafka": "aiokafka", "confluent_kafka": "confluent-kafka", "jgo": "jgo"}
 # A long demo must not fill the disk: the topics keep the last 256 MB or so.
 BROKER_OVERRIDES = {
@@ -37,14 +52,197 @@ BROKER_OVERRIDES = {
 Say = Callable[[str], None]
 
 
-def check_libraries(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
-    """Check that the demo's own packages are installed."""
-    missing = [package for module, package in LIBRARIES.items() if find(module) is None]
-    if missing:
-        raise DemoError(
-            f"the demo needs {', '.join(missing)}, and this Python has not got it. "
-            "Install the demo's packages with: pip install 'kquota[demo]' (or run `make demo`, which does)"
+class DemoError(Exception):
+    """Something the demo needs has failed; the message says what, and what to do if that is known."""
+
+
+class Interrupted(BaseException):
+    """A signal asked us to stop. Not an Exception, so that no handler swallows it by accident."""
+
+
+class Interrupts:
+    """Signals during the demo: exceptions while waiting, a flag while drawing, ignored while cleaning up."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The signal that came first."""
+        self.raising = True
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """As in shells: 128 + signal (130 for Ctrl-C)."""
+        return 128 + (self.number or 0)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self.number is not None:
+            raise Interrupted
+
+    def __enter__(self) -> Self:
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {one: signal.signal(one, self._received) for one in signals}
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number = number
+            if self.raising:
+                raise Interrupted
+
+
+def _tail(title: str, log: Path) -> str:
+    """The end of a child's log, as a further paragraph of a message."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return f"\n--- {title}:\n" + ("\n".join(lines[-TAIL_LINES:]) if lines else "(it wrote nothing)")
+
+
+def _start(module: str, *arguments: str, log: Path, talk: bool, orphan_dir: Path | None = None) -> GuardedProcess:
+    """Run a module of this checkout; stderr (and stdout, unless `talk`) go to `log`."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with log.open("ab") as file:
+        return GuardedProcess(
+            [sys.executable, "-P", "-m", module, *arguments],  # -P: never from the current folder
+            stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talk else file,
+            stderr=file,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            orphan_dir=orphan_dir,
         )
+
+
+class Client:
+    """A client's process and its JSON lines, read without ever blocking."""
+
+    def __init__(self, plan: DemoClient, bootstrap: str, folder: Path) -> None:
+        self.plan = plan
+        self._log = folder / f"{plan.name}.log"
+        task = {"bootstrap": bootstrap, "client_id": plan.client_id, "topic": plan.topic, "wanted": plan.wanted}
+        self.process = _start("tests.lab.demo.clients", plan.program, json.dumps(task), log=self._log, talk=True)
+        assert self.process.stdout is not None
+        self._output = self.process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        self._unfinished = b""
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._output
+
+    def go(self) -> None:
+        """Start a client that is ready."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: messages() will report it
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What it has written since the last call."""
+        while True:
+            try:
+                received = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                return
+            if not received:
+                name = f"client {self.plan.name} ({self.plan.library})"
+                end = f"{name} ended with exit code {self.process.wait()}"
+                raise DemoError(end + _tail("the end of what it wrote", self._log))
+            *lines, self._unfinished = (self._unfinished + received).split(b"\n")
+            yield from map(json.loads, lines)
+
+
+def _stop_all(clients: list[Client]) -> None:
+    """All at once, by SIGKILL if need be."""
+    for client in clients:
+        client.process.terminate()
+    for client in clients:
+        client.process.stop(CLIENT_STOP_LIMIT_S)
+        for stream in (client.process.stdin, client.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                if stream is not None:
+                    stream.close()
+
+
+def configuration(
+    plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, key: Path, usage: Path | None = None
+) -> dict[str, Any]:
+    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit."""
+    quotas = {
+        plan.client_id: {"client-id": plan.client_id, plan.quota_name: int(plan.limit)}
+        | ({"scope": "fleet"} if plan.shared else {})
+        for plan in plans
+        if plan.limit
+    }
+    export = {} if usage is None else {"export": {"directory": str(usage.absolute()), "interval_s": USAGE_INTERVAL_S}}
+    return {
+        "mode": "rewrite",
+        "listen": {"host": "127.0.0.1", "port": listen, "broker_ports": f"{listen + 1}-{listen + BROKER_PORTS}"},
+        "upstream": {"bootstrap": list(upstream)},
+        "quotas": list(quotas.values()),
+        "fleet": {"id": "demo", "key_file": str(key)},
+        "admin": {"host": "127.0.0.1", "port": admin},
+        "drain_timeout_s": 1,
+        **export,
+    }
+
+
+class DemoSidecar:
+    """`kquota run`; `bootstrap` is what clients connect to, `admin` the URL of its admin port."""
+
+    def __init__(
+        self, number: int, plans: Sequence[DemoClient], upstream: Sequence[str], folder: Path, usage: Path | None
+    ) -> None:
+        self._plans = [plan for plan in plans if plan.sidecar == number]
+        key = folder / "fleet-key"
+        if not key.exists():  # the first one makes it
+            key.write_text(secrets.token_urlsafe(32))
+        folder = folder / f"sidecar-{number + 1}"
+        folder.mkdir()
+        listen, (admin,) = free_port_run(1 + BROKER_PORTS), free_ports(1)
+        self.admin, self.bootstrap = f"http://127.0.0.1:{admin}", f"127.0.0.1:{listen}"
+        config = folder / "kquota.yaml"
+        config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, admin, key, usage), sort_keys=False))
+        self._log = folder / "kquota.log"
+        arguments = ("run", "--config", str(config))
+        self.process = _start("proxy.app.cli.main", *arguments, log=self._log, talk=False, orphan_dir=folder)
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves."""
+        end = time.monotonic() + READY_LIMIT_S
+        while self._ask("/readyz") is None:
+            if time.monotonic() > end:
+                late = f"the sidecar is not ready after {READY_LIMIT_S:.0f} s"
+                raise DemoError(late + _tail("the end of its log", self._log))
+            time.sleep(0.05)
+
+    def look(self, tracks: dict[str, Track]) -> None:
+        """Note what /quotas and /connections say; nothing when the sidecar is too busy to answer."""
+        quotas, connections = self._ask("/quotas"), self._ask("/connections")
+        if quotas is None or connections is None:
+            return
+        muted = {name for one in connections["connections"] if one["muted_for_ms"] > 0 for name in one["client_ids"]}
+        groups = {(group["client_id"], group["kind"]): group for group in quotas["groups"]}
+        for plan in self._plans:
+            kind = Kind.PRODUCE.value if plan.role == "producer" else Kind.FETCH.value
+            if (group := groups.get((plan.client_id, kind))) is not None:
+                share = None if group["fleet"] is None else group["fleet"]["share"]
+                totals = group["totals"]
+                tracks[plan.name].note_sidecar(
+                    totals["throttled"], totals["throttle_ms"], plan.client_id in muted, share
+                )
+
+    def _ask(self, path: str) -> Any:
+        """The JSON answer of the admin port; None for no answer or another status than 200."""
+        if (code := self.process.poll()) is not None:
+            raise DemoError(f"the sidecar ended with exit code {code}" + _tail("the end of its log", self._log))
+        try:
+            with urllib.request.urlopen(self.admin + path, timeout=ASK_LIMIT_S) as answer:
+                return json.load(answer)
+        except (OSError, http.client.HTTPException):
+            return None
 
 
 class Stage:
@@ -75,18 +273,10 @@ class Stage:
                     self.versions[client.plan.name] = message["version"]
 
     def run(self, seconds: float, interrupts: Interrupts) -> Iterator[tuple[float, list[Track]]]:
-        """Let the clients work, and yield (second, tracks) four times a second and at the very end, which is after
-        `seconds` or, if the first window takes long, after `phases.length`.
-
-        Raises:
-            DemoError: a child ended.
-            Interrupted: a signal came.
-        """
+        """Let the clients work, and yield (second, tracks) four times a second and at the very end: after `seconds`,
+        or after `meter.length` if the first window takes long."""
         began = time.monotonic()
-        tracks = {
-            client.plan.name: Track(client.plan, began, self.versions.get(client.plan.name, ""))
-            for client in self._clients
-        }
+        tracks = {client.plan.name: Track(client.plan, began) for client in self._clients}
         for client in self._clients:
             client.go()
         next_look = next_draw = began
@@ -97,8 +287,7 @@ class Stage:
             if over or now >= next_look:
                 next_look = now + LOOK_EVERY_S
                 for sidecar in self._sidecars:
-                    for name, seen in sidecar.look().items():
-                        tracks[name].note_sidecar(seen.throttles, seen.held_ms, seen.muted, seen.share)
+                    sidecar.look(tracks)
             if over or now >= next_draw:
                 next_draw = now + DRAW_EVERY_S
                 yield min(now, end) - began, list(tracks.values())
@@ -107,7 +296,7 @@ class Stage:
             wait_s = max(0.0, min(next_look, next_draw, end) - time.monotonic())
             for client, message in self._messages(wait_s):
                 if message["event"] == "tally":
-                    _take(tracks[client.plan.name], message)
+                    tracks[client.plan.name].note(message)
             interrupts.check()
 
     def close(self) -> None:
@@ -116,15 +305,8 @@ class Stage:
 
     def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:
         for key, _events in self._selector.select(wait_s):
-            client: Client = key.data
-            for message in client.messages():
-                yield client, message
-
-
-def _take(track: Track, message: dict[str, Any]) -> None:
-    track.note(message["at"], message["moved"])
-    track.failed, track.problem = message["failed"], message["problem"]
-    track.client_throttle_max_ms = message["throttle_max_ms"]
+            for message in key.data.messages():
+                yield key.data, message
 
 
 @contextmanager
@@ -132,10 +314,13 @@ def staged(
     say: Say, interrupts: Interrupts, plans: Sequence[DemoClient] = PLANS, usage: Path | None = None
 ) -> Iterator[Stage]:
     """Start everything in the order of dependency; stop it in the opposite order."""
-    check_libraries()
+    if missing := [package for module, package in LIBRARIES.items() if importlib.util.find_spec(module) is None]:
+        raise DemoError(
+            f"the demo needs {', '.join(missing)}, and this Python has not got it. "
+            "Install the demo's packages with: pip install 'kquota[demo]' (or run `make demo`, which does)"
+        )
     find_java()
-    jars = read_lock(DEFAULT_VERSION)
-    if any(not (cache_dir() / "jars" / jar.path).is_file() for jar in jars):
+    if any(not (cache_dir() / "jars" / jar.path).is_file() for jar in read_lock(DEFAULT_VERSION)):
         say(
             f"first start: Apache Kafka {DEFAULT_VERSION} itself (about 50 MB) is fetched now and kept in "
             f"{cache_dir()}; the next start needs no network"
@@ -144,7 +329,7 @@ def staged(
         try:
             stage = _bring_up(stack, say, plans, usage)
         finally:
-            interrupts.raising = False
+            interrupts.raising = False  # from now on recorded only: nothing interrupts the cleaning up
             stack.callback(say, "stopping clients, sidecars and broker")
         interrupts.check()
         yield stage
@@ -159,7 +344,7 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Pa
     sidecars: list[DemoSidecar] = []
     for number in range(SIDECARS):
         sidecars.append(DemoSidecar(number, plans, cluster.bootstrap, folder, usage))
-        stack.callback(sidecars[-1].stop)
+        stack.callback(sidecars[-1].process.stop, SIDECAR_STOP_LIMIT_S)
     for sidecar in sidecars:
         sidecar.wait_until_ready()
     ready = " and ".join(sidecar.bootstrap for sidecar in sidecars)
@@ -167,7 +352,7 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Pa
     say(f"meanwhile open {' or '.join(f'{sidecar.admin}/ui/' for sidecar in sidecars)}")
     say(f"or run: kquota explain --admin {sidecars[0].admin} --client-id orders")
     clients: list[Client] = []
-    stack.callback(stop_all, clients)
+    stack.callback(_stop_all, clients)
     for plan in plans:
         clients.append(Client(plan, sidecars[plan.sidecar].bootstrap, folder))
     stage = Stage(cluster, sidecars, clients)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.lab.demo.meter import Track
-from tests.lab.demo.phases import is_long_enough, steady_from
+from tests.lab.demo.meter import Track, is_long_enough, steady_from
 from tests.lab.demo.plan import MB, STEADY_FROM_S, TOLERANCE, WINDOW_S, is_hungry, sharing
 
 SILENCE_S = 1.0

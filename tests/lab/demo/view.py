@@ -9,8 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tests.lab.demo.meter import Track
-from tests.lab.demo.phases import steady_from
+from tests.lab.demo.meter import Track, steady_from
 from tests.lab.demo.plan import MB, STEADY_FROM_S, WINDOW_S, DemoClient
 from tests.lab.demo.verdict import ClientResult
 

@@ -1,0 +1,160 @@
+"""`kquota run` as a process without a cluster: exit codes, signals, reloads, logs, the admin port."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from proxy.app.cli.main import app
+from tests.lab.kafka.ports import free_ports
+from tests.support.sidecars import Sidecar, get, sidecar
+from tests.support.waiting import until
+
+LIMIT_S = 20.0
+REFUSED = "configuration refused, the last good one stays in force"
+SUCCESSFUL = "kquota_config_last_reload_successful"
+
+
+@contextmanager
+def alone(**settings: Any) -> Iterator[Sidecar]:
+    """A sidecar of which no broker answers."""
+    (port,) = free_ports(1)
+    quotas = [{"client-id": "c", "producer_byte_rate": 1_000_000}]
+    with sidecar([f"127.0.0.1:{port}"], quotas, not_ready=f"127.0.0.1:{port}", **settings) as running:
+        yield running
+
+
+def limit(running: Sidecar) -> float:
+    return float(running.get("/explain?client_id=c")["kinds"][0]["limit"])
+
+
+def command(path: Path, text: str) -> list[str]:
+    """`kquota run` with this file."""
+    path.write_text(text)
+    return [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_exits_0_on_signal(number: signal.Signals) -> None:
+    with alone() as running:
+        running.process.send_signal(number)
+        assert running.process.wait(LIMIT_S) == 0
+        running.killed = True
+        (line,) = running.logged("shutting down, requests in flight may finish")
+        assert line["signal"] == number.name
+        assert running.logged("stopped")
+
+
+def test_readiness_and_explain_without_a_cluster() -> None:
+    with alone() as running:
+        assert get(running.admin + "/readyz").status_code == 503
+        shown = CliRunner().invoke(app, ["explain", "--admin", running.admin, "--client-id", "c"]).stdout
+        assert "1 MB/s (1000000) <- in force" in shown
+        assert "not throttled: the next request does not wait" in shown
+
+
+def test_reload_of_a_configmap_and_by_signal() -> None:
+    with alone() as running:
+        folder, config = running.config.parent, yaml.safe_load(running.config.read_text())
+
+        def publish(generation: str, rate: int, **settings: str) -> None:
+            """As the kubelet does it."""
+            (folder / f"..{generation}").mkdir()
+            quotas = [{"client-id": "c", "producer_byte_rate": rate}]
+            (folder / f"..{generation}/kquota.yaml").write_text(yaml.safe_dump(config | {"quotas": quotas} | settings))
+            (folder / "..data_tmp").symlink_to(f"..{generation}")
+            os.replace(folder / "..data_tmp", folder / "..data")
+
+        publish("1", 1_000_000)
+        (folder / "link").symlink_to("..data/kquota.yaml")
+        os.replace(folder / "link", running.config)
+        assert limit(running) == 1_000_000
+        publish("2", 2_000_000)
+        until(lambda: limit(running) == 2_000_000)
+        publish("3", -3)
+        until(lambda: running.metric("kquota_config_reload_failures_total") == 1)
+        assert running.metric(SUCCESSFUL) == 0
+        assert limit(running) == 2_000_000
+        (refused,) = running.logged(REFUSED)
+        assert "quotas[0].producer_byte_rate: got -3, expected bytes per second" in refused["problems"][0]
+        publish("4", 4_000_000, max_mute="5s")
+        until(lambda: limit(running) == 4_000_000)
+        until(lambda: running.metric(SUCCESSFUL) == 1)  # an exposition may be a second old
+        assert running.metric("kquota_config_restart_required") == 1
+        (named,) = running.logged("these settings changed but need a restart; changed quotas are already in force")
+        assert named["settings"] == ["max_mute"]
+        before = running.metric("kquota_config_reloads_total")
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: running.metric("kquota_config_reloads_total") == before + 1)
+
+
+@pytest.mark.parametrize("which", ["listen", "admin"])
+def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path, which: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, (free, first) = taken.getsockname()[1], free_ports(2)
+        listen, admin = (port, free) if which == "listen" else (free, port)
+        text = f"listen: {{port: {listen}, broker_ports: {first}-{first}}}\nadmin: {{port: {admin}}}\n"
+        words = command(tmp_path / "q.yaml", text + 'upstream: {bootstrap: ["127.0.0.1:1"]}\nquotas: []\n')
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = [json.loads(line) for line in done.stderr.splitlines() if '"error"' in line and "cannot run" in line]
+    assert f"cannot listen on 127.0.0.1:{port}" in line["error"]
+    assert "Address already in use" in line["error"]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reload_changes_the_log_level() -> None:
+    with alone(log={"level": "info", "format": "json"}) as running:
+        visits = 0
+
+        def visit() -> int:
+            """A client that comes and goes, which only debug tells of; how many lines there are once it has been."""
+            nonlocal visits
+            visits += 1
+            socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S).close()
+            until(lambda: running.metric("kquota_connections_closed_total", reason="client_closed") == visits)
+            return len(running.logged("connection closed"))
+
+        def reload(level: str, count: int) -> None:
+            config = yaml.safe_load(running.config.read_text()) | {"log": {"level": level}}
+            running.config.write_text(yaml.safe_dump(config))
+            until(lambda: running.metric("kquota_config_reloads_total") == count)
+
+        assert visit() == 0
+        reload("debug", 1)
+        assert visit() == 1
+        reload("info", 2)
+        assert visit() == 1
+
+
+def test_writes_console_lines_on_a_terminal(tmp_path: Path) -> None:
+    port, admin, first = free_ports(3)
+    text = f"listen: {{port: {port}, broker_ports: {first}-{first}}}\nadmin: {{port: {admin}}}\n"
+    words = command(tmp_path / "q.yaml", text + 'upstream: {bootstrap: ["127.0.0.1:1"]}\nquotas: []\n')
+    master, slave = pty.openpty()
+    process = subprocess.Popen(words, stdout=slave, stderr=slave)
+    os.close(slave)
+    shown = b""
+    try:
+        while b"kquota is up" not in shown:
+            shown += os.read(master, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert b"{" not in shown.split(b"kquota is up")[0]
