@@ -45,7 +45,6 @@ BEGUN_FIRST: Final = (
     "test_throttle_on_the_wire",
     "test_sasl_clients",
     "test_mutations_brokers",
-    "test_image",
     "test_evasion",
     "test_demo",
     "test_sanitize",

@@ -19,8 +19,7 @@ from typing import IO, Any, Final
 from tests.lab.kafka.cache import cache_dir, locked, oldest
 from tests.lab.kafka.jars import resolve
 from tests.lab.kafka.javalog import tool_arguments
-from tests.support.image_tools import ROOT, context_files
-from tests.support.kept_builds import key_of
+from tests.support.kept_builds import ROOT, key_of
 
 RECIPES: Final = Path(__file__).with_name("images")
 SUITE: Final = "bookworm"
@@ -37,6 +36,23 @@ BASE: Final = "localhost/python:3.11-slim-bookworm"
 SCRATCH: Final = "building-"
 KEPT_OF_EACH: Final = 3
 """Archives of an image that stay in the cache, the newest ones."""
+
+
+def context_files(ignore: str) -> list[str]:
+    """The build context: this checkout's files that .dockerignore lets through (an allow list, see there)."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = [line for line in ignore.splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*", "an allow list begins with *"
+    allowed = [line[1:].removesuffix("**") for line in lines[1:] if line.startswith("!")]
+    refused = tuple(line.removesuffix("**") for line in lines[1:] if line.endswith("/**") and not line.startswith("!"))
+    return [
+        name
+        for name in listed
+        if any(name == one or (one.endswith("/") and name.startswith(one)) for one in allowed)
+        and not name.startswith(refused)
+        and (ROOT / name).exists()
+    ]
 
 
 class NoImageError(Exception):

@@ -52,6 +52,13 @@ def test_sidecar_is_started_before_the_application(pod: dict[str, Any]) -> None:
     print(f"created to Ready: {took.total_seconds():.0f} s")
 
 
+def test_image_holds_compiled_kquota_and_little_else(node: Node, pod: dict[str, Any]) -> None:
+    code = "import importlib.util as i; from quota import compiled; print(compiled.description(), "
+    code += "[name for name in ('pip', 'setuptools', 'pyspark', 'tests', 'Cython') if i.find_spec(name)])"
+    where = ["--namespace", NAMESPACE, name_of_pod(pod), "--container=kquota"]
+    assert node.kubectl("exec", *where, "--", "python3", "-c", code) == "compiled []\n"
+
+
 def test_sidecar_has_no_privileges(node: Node, pod: dict[str, Any]) -> None:
     """What the kernel says of the process, under the Pod Security Standard "restricted"."""
     ask = "print(open('/proc/1/status').read()); open('/etc/x', 'w')"

@@ -64,7 +64,7 @@ class Sidecar:
         """After `stop` or `kill`: the same command, on the same ports, with the same log."""
         self.killed = False
         self.process = _start(self.before, self.config, self.log)
-        _wait_ready(self, None)
+        wait_ready(self, None)
 
     def set_quotas(self, quotas: Sequence[Mapping[str, Any]]) -> None:
         """Change the quotas in the file; returns when they are in force."""
@@ -175,7 +175,7 @@ def sidecar(
         process = _start(before, path, log)
         running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process, before)
         try:
-            _wait_ready(running, not_ready)
+            wait_ready(running, not_ready)
             yield running
             if running.killed:
                 return
@@ -195,7 +195,8 @@ def _start(before: Sequence[str] | None, config: Path, log: Path) -> GuardedProc
     return run_kquota(["run", "--config", str(config)], log, before)
 
 
-def _wait_ready(running: Sidecar, not_ready: str | None) -> None:
+def wait_ready(running: Sidecar, not_ready: str | None = None) -> None:
+    """Until /readyz says yes, or no and why."""
     deadline = time.monotonic() + READY_LIMIT_S
     while True:
         assert running.process.poll() is None, running.log.read_text()
