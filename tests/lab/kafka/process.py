@@ -1,27 +1,23 @@
-"""Child processes that cannot outlive us: `subprocess.Popen` with a guardian between (see guard.py)."""
+"""Child processes that cannot outlive us."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
-import sys
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-GUARD = Path(__file__).with_name("guard.py")
-# What an orphaned child gets between SIGTERM and SIGKILL.
-ORPHAN_GRACE_S = 3.0
+_starter = ThreadPoolExecutor(1, "starter")
 
 
 class GuardedProcess(subprocess.Popen[str]):
-    """A text-mode Popen whose child always dies with this process.
+    """A text-mode Popen, in a session of its own, which the kernel ends when this process ends, killed or not.
 
-    `pid` is the guardian's id, and also that of the session and process group around both; `child_pid` is the
-    program's own. `terminate()` and `kill()` reach the program; exit codes are the program's (128 + n after signal
-    n).
+    The kernel does so when the *thread* ends that started it (PR_SET_PDEATHSIG), and workers' threads do end: from
+    these it is started by a thread that lives as long as the process. (From the main thread it is not: a program starts
+    in the network namespace of the thread.)
     """
 
     def __init__(
@@ -33,78 +29,31 @@ class GuardedProcess(subprocess.Popen[str]):
         stderr: int | IO[Any] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        orphan_dir: Path | None = None,
+        death_signal: str = "KILL",
     ) -> None:
-        control_read, self._control = os.pipe()
-        report_read, report_write = os.pipe()
-        try:
-            super().__init__(
-                [
-                    *(sys.executable, "-I", "-S", str(GUARD), str(control_read), str(report_write)),
-                    *(str(ORPHAN_GRACE_S), str(orphan_dir or ""), *command),
-                ],
+        def start() -> None:
+            subprocess.Popen.__init__(
+                self,
+                ["setpriv", "--pdeathsig", death_signal, *command],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=env,
                 cwd=cwd,
                 text=True,
-                pass_fds=(control_read, report_write),
                 start_new_session=True,
             )
-        except BaseException:
-            self._close_control()
-            os.close(report_read)
-            raise
-        finally:
-            os.close(control_read)
-            os.close(report_write)
-        with os.fdopen(report_read) as report:
-            line = report.readline()
-        self.child_pid = int(line) if line else self.pid
 
-    def poll(self) -> int | None:
-        """As Popen.poll; frees the control pipe once the child has ended."""
-        code = super().poll()
-        if code is not None:
-            self._close_control()
-        return code
-
-    def wait(self, timeout: float | None = None) -> int:
-        """As Popen.wait; frees the control pipe once the child has ended."""
-        code = super().wait(timeout)
-        self._close_control()
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        """Signal the program itself, through its guardian where that is the safe way."""
-        if self.poll() is not None:
-            return
-        if sig in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(BrokenPipeError):  # it has just ended
-                os.write(self._control, b"T" if sig == signal.SIGTERM else b"K")
+        if threading.current_thread() is threading.main_thread():
+            start()
         else:
-            os.kill(self.child_pid, sig)
+            _starter.submit(start).result()
 
     def stop(self, limit_s: float) -> int:
-        """SIGTERM, SIGKILL if that took longer than `limit_s`, finally SIGKILL to the group; returns the exit code."""
+        """SIGTERM, and SIGKILL if that took longer than `limit_s`; the exit code."""
         self.terminate()
         try:
             return self.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.kill()
-        try:
-            return self.wait(limit_s + ORPHAN_GRACE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.pid, signal.SIGKILL)
             return self.wait()
-
-    def _close_control(self) -> None:
-        if self._control >= 0:
-            os.close(self._control)
-            self._control = -1
-
-    def __del__(self, *args: Any, **kwargs: Any) -> None:
-        if getattr(self, "_control", -1) >= 0:
-            self._close_control()  # its owner forgot it: end of file tells the guardian to stop the child
-        super().__del__(*args, **kwargs)
