@@ -208,9 +208,6 @@ def _healthy(url: str) -> bool:
         return False
 
 
-CLIENT = {"name": "app", "image": "registry.example/orders:1.4.0"}
-
-
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:
     """And a renderer that puts its manifests over it again (Argo CD, server-side) changes nothing either."""
     api, hooks_path = installed, HOOKS
