@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import socket
 import threading
-import time
 import traceback
 import uuid
 from collections import Counter
@@ -15,14 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
+from confluent_kafka import KafkaException
+
+from tests.support.clients import (
+    Client,
+    Load,
+    consume_confluent,
+    consume_kafka_python,
+    produce_aiokafka,
+    produce_confluent,
+    produce_kafka_python,
+)
 from tests.support.fault_tools import IMPATIENT
-from tests.support.records import subscribed
 
 NAMES = [f"churn-{number}" for number in range(20)]
 """A fixed set: what the sidecar remembers of clients must not grow because there are ever more of them."""
 TOPICS = ["soak-a", "soak-b"]
-WORK_LIMIT_S = 20
+WORK_LIMIT_S = 5
 """What one visit may take before its client gives up: faults strike while it lasts."""
 
 
@@ -43,36 +52,17 @@ class Churn:
 Visit = Callable[[Churn, random.Random], None]
 
 
-def librdkafka_producer(churn: Churn, dice: random.Random) -> None:
-    """A few to a few hundred records."""
-    from confluent_kafka import Producer
+def loaded(client: Client, **settings: Any) -> Visit:
+    """A little work of this client's."""
 
-    settings = {"bootstrap.servers": churn.bootstrap, "client.id": dice.choice(NAMES), "message.timeout.ms": 10_000}
-    producer = Producer(settings | IMPATIENT | {"acks": dice.choice(["0", "1", "all"])})
-    for _ in range(dice.choice([1, 10, 300])):
-        producer.produce(dice.choice(TOPICS), value=dice.randbytes(dice.choice([50, 2000])))
-        producer.poll(0)
-    producer.flush(WORK_LIMIT_S)
+    def visit(churn: Churn, dice: random.Random) -> None:
+        records, size = dice.choice([1, 10, 300]), dice.choice([50, 2000])
+        load = Load([churn.bootstrap], dice.choice(TOPICS), dice.choice(NAMES), records, size, WORK_LIMIT_S, settings)
+        if client(load).errors:
+            churn.failures[client.__name__] += 1
 
-
-def librdkafka_consumer(churn: Churn, dice: random.Random) -> None:
-    """A member of a group for a few seconds."""
-    from confluent_kafka import Consumer
-
-    settings = {
-        "bootstrap.servers": churn.bootstrap,
-        "client.id": dice.choice(NAMES),
-        "group.id": f"soak-{dice.randrange(3)}",
-        "auto.offset.reset": dice.choice(["earliest", "latest"]),
-    }
-    consumer = Consumer(settings | IMPATIENT)
-    try:
-        consumer.subscribe(TOPICS)
-        end = time.monotonic() + dice.uniform(1, 5)
-        while time.monotonic() < end:
-            consumer.consume(500, 0.2)
-    finally:
-        consumer.close()
+    visit.__name__ = client.__name__
+    return visit
 
 
 def librdkafka_admin(churn: Churn, dice: random.Random) -> None:
@@ -86,44 +76,6 @@ def librdkafka_admin(churn: Churn, dice: random.Random) -> None:
     admin.list_topics(timeout=WORK_LIMIT_S)
     for future in admin.delete_topics([name], request_timeout=WORK_LIMIT_S).values():
         future.result(WORK_LIMIT_S)
-
-
-def kafka_python(churn: Churn, dice: random.Random) -> None:
-    """Produce a little and read a little."""
-    from kafka import KafkaProducer
-
-    name = dice.choice(NAMES)
-    times = {"request_timeout_ms": 5000, "bootstrap_timeout_ms": 10_000}
-    producer = KafkaProducer(
-        bootstrap_servers=churn.bootstrap, client_id=name, delivery_timeout_ms=10_000, max_block_ms=10_000, **times
-    )
-    try:
-        for _ in range(20):
-            producer.send(dice.choice(TOPICS), dice.randbytes(500))
-        producer.flush(WORK_LIMIT_S)
-    finally:
-        producer.close(5)
-    with subscribed(churn.bootstrap, dice.choice(TOPICS), client_id=name, **times) as consumer:
-        consumer.poll(1000)
-
-
-def aiokafka(churn: Churn, dice: random.Random) -> None:
-    """Produce a little."""
-    from aiokafka import AIOKafkaProducer
-
-    async def run() -> None:
-        async with asyncio.timeout(WORK_LIMIT_S):
-            producer = AIOKafkaProducer(
-                bootstrap_servers=churn.bootstrap, client_id=dice.choice(NAMES), request_timeout_ms=5000
-            )
-            try:
-                await producer.start()
-                for _ in range(20):
-                    await producer.send_and_wait(dice.choice(TOPICS), dice.randbytes(500))
-            finally:
-                await producer.stop()
-
-    asyncio.run(run())
 
 
 def no_client_at_all(churn: Churn, dice: random.Random) -> None:
@@ -142,34 +94,26 @@ def no_client_at_all(churn: Churn, dice: random.Random) -> None:
                 connection.recv(100)
 
 
+TIMES = {"request_timeout_ms": 5000, "bootstrap_timeout_ms": 10_000}
 VISITS: Sequence[Visit] = (
-    librdkafka_producer,
-    librdkafka_producer,
-    librdkafka_consumer,
-    librdkafka_consumer,
+    loaded(produce_confluent, **IMPATIENT, **{"message.timeout.ms": 10_000}),
+    loaded(produce_confluent, **IMPATIENT, **{"message.timeout.ms": 10_000, "acks": 0}),
+    loaded(consume_confluent, **IMPATIENT),
+    loaded(consume_confluent, **IMPATIENT, **{"group.id": "soak", "auto.offset.reset": "latest"}),
     librdkafka_admin,
-    kafka_python,
-    aiokafka,
+    loaded(produce_kafka_python, **TIMES, delivery_timeout_ms=10_000, max_block_ms=10_000),
+    loaded(consume_kafka_python, **TIMES, group_id=None),
+    loaded(produce_aiokafka, request_timeout_ms=5000),
     no_client_at_all,
 )
 
 
-def client_errors() -> tuple[type[BaseException], ...]:
-    """What clients raise when a fault strikes them."""
-    from aiokafka.errors import KafkaError as AioKafkaError
-    from confluent_kafka import KafkaException
-    from kafka.errors import KafkaError
-
-    return (KafkaException, KafkaError, AioKafkaError, OSError, TimeoutError, BufferError)
-
-
 def _come_and_go(churn: Churn, visit: Visit, number: int) -> None:
     dice = random.Random(churn.seed + number)
-    expected = client_errors()
     while not churn.stop.is_set():
         try:
             visit(churn, dice)
-        except expected as error:
+        except (KafkaException, OSError, TimeoutError) as error:
             churn.failures[f"{visit.__name__}: {type(error).__name__}"] += 1
         except Exception:
             churn.broken.append(traceback.format_exc())
