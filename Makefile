@@ -210,10 +210,10 @@ test-kubernetes: $(VENV)/.dev ## The image and the chart on a real Kubernetes no
 	@echo "· images, built if need be"; nice $(BIN)/python -m tests.kubernetes.image_store
 	@$(BIN)/python -m tests.kubernetes $(PYTEST_ARGS)
 
-test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: one pod is ready, throttled, given changed quotas, and drained
+test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: a pod with the sidecar, its limits, changed quotas, a Job
 	@nice $(BIN)/python -m tests.kubernetes.programs etcd kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy coredns
 	@nice $(BIN)/python -m tests.kubernetes.image_store pause client kafka kquota
-	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_short.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_sidecar.py $(PYTEST_ARGS)
 
 test-object-store: $(VENV)/.s3 $(VENV)/spark-$(IMAGE_SPARK)/pyspark ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
 	@$(call WITH_SPARK,$(IMAGE_SPARK)) $(BIN)/python -m pytest --timeout 1200 tests/s3_report.py
