@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
-from typing import Final
 
 from tests.kubernetes import workloads
-from tests.kubernetes.injected import ORDERS, ORDERS_POD, SYSTEM, start_webhook, stop_webhook, values
+from tests.kubernetes.injected import ORDERS, ORDERS_POD, values
 from tests.kubernetes.installed import RATE, Release
 from tests.kubernetes.node import Node
 from tests.kubernetes.workloads import container, deployment, job, name_of_pod, statuses, throttled_s
 from tests.support.waiting import until
-
-SECRET: Final = "kquota-webhook-certificate"
-
-
-def authorities(node: Node) -> set[str]:
-    """What the API server trusts when it calls the webhook."""
-    (configuration,) = [
-        one
-        for one in node.get("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations").json()["items"]
-        if one["metadata"]["name"].startswith("kquota")
-    ]
-    return {one["clientConfig"].get("caBundle", "") for one in configuration["webhooks"]}
 
 
 def test_one_label_is_enough_for_the_chart_of_others(node: Node, webhook: Release, orders: Release) -> None:
@@ -104,29 +90,3 @@ def test_an_injected_pod_is_used_as_before(node: Node, webhook: Release, orders:
     node.kubectl("patch", "pod", *where, "--subresource=resize", "--patch", json.dumps(sizes))
     assert {one["restartCount"] for one in statuses(workloads.ready_pod(node, ORDERS, "app=web")).values()} == {0}
     node.kubectl("delete", "deployment,service", "web", "--namespace", ORDERS)
-
-
-def test_failure_policy_is_each_namespaces_own(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
-    """`Fail`: no pod without a sidecar; `Ignore`: pods without."""
-    before = authorities(node)
-    stop_webhook(node)
-    node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)
-    sleeping = container("client", ["sleep", "infinity"])
-    node.apply(deployment("plain", sleeping, terminationGracePeriodSeconds=1), namespace=lenient)
-    assert "initContainers" not in workloads.ready_pod(node, lenient, "app=plain")["spec"]
-    began = time.monotonic()
-    node.kubectl("delete", "pod", "--namespace", ORDERS, f"--selector={ORDERS_POD}", "--timeout=90s")
-
-    def refused() -> bool:
-        events = node.kubectl("get", "events", "--namespace", ORDERS, "--field-selector=reason=FailedCreate")
-        return "failed calling webhook" in events
-
-    until(refused, limit_s=60)
-    assert not node.pods(ORDERS, ORDERS_POD)
-    start_webhook(node)
-    # The controller doubles its pause after each refusal: once more as long as it has been refused, at most.
-    pod = workloads.ready_pod(node, ORDERS, ORDERS_POD, time.monotonic() - began + workloads.POD_LIMIT_S)
-    assert pod["metadata"]["labels"]["kquota.io/injected"]
-    authority = base64.b64decode(node.object("secret", SECRET, SYSTEM)["data"]["ca.crt"])
-    assert all(base64.b64decode(one).startswith(authority) for one in authorities(node))
-    assert authorities(node) != before
