@@ -1,46 +1,84 @@
 """Byte quotas against Kafka's numbers (ClientQuotaManagerTest: cases A), KIP-13's example and the request quota (C).
 
-Default configuration unless said: 11 samples of 1 s, quota 500 B/s for every client-id. Kafka has no pacing and no
-cap on a delay, so neither have these ledgers.
+Default configuration unless said: 11 samples of 1 s. Kafka has no pacing and no cap on a delay, so neither have these
+ledgers.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, Ledger
 from quota.rate import MAX_THROTTLE_MS
-from quota.table import Entry, QuotaTable
+from quota.table import RATE_FIELD, Entry, QuotaTable
 from tests.support.counters import snapshots
 from tests.support.session_tools import kafka_ledger
 
-PRODUCE = Kind.PRODUCE
-LIMIT_500 = Entry(client_id=DEFAULT, producer_byte_rate=500)
+PRODUCE, REQUEST = Kind.PRODUCE, Kind.REQUEST
+Told = tuple[float, Sequence[int], list[int]]
+"""An amount, the times at which it is charged, and the delay each time."""
 
 
-Charge = Callable[[float, int], int]
+def charger(ledger: Ledger, account: Account) -> Callable[[float, int], int]:
+    return lambda amount, now: ledger.charge(account, PRODUCE, amount, now)
 
 
-def charger(ledger: Ledger, account: Account, kind: Kind = PRODUCE) -> Charge:
-    return lambda amount, now: ledger.charge(account, kind, amount, now)
-
-
-def client(*entries: Entry, kind: Kind = PRODUCE) -> Charge:
-    ledger = kafka_ledger(*entries)
-    return charger(ledger, ledger.account("", "client1"), kind)
-
-
-def test_quota_violation() -> None:
-    charge = client(LIMIT_500)
-    # A1: 400 each second is under 500
-    assert [charge(400, t) for t in range(0, 10_000, 1000)] == [0] * 10
-    # A2: 4000 + 2300 = 6300 in 10.5 s = 600 B/s; (600 - 500) / 500 * 10 500 = 2100
-    assert charge(2300, 10_500) == 2100
-    # A4, A5 (A3 is about channels): after the delay, 400 each second. The window holds 400 for each second plus the
-    # 2300, so it stays over until the spike's sample (last event at 10 500) is 11 s old.
-    assert [charge(400, t) for t in range(12_600, 22_600, 1000)] == [1200] * 8 + [1700, 0]
-    assert charge(0, 22_600) == 0
+@pytest.mark.parametrize(
+    ("kind", "limit", "told"),
+    [
+        # A2: 6300 in 10.5 s = 600 B/s; (600 - 500) / 500 * 10 500. A4, A5: the window holds 400 for each second plus
+        # the 2300, so it stays over until the spike's sample (last event at 10 500) is 11 s old.
+        pytest.param(
+            PRODUCE,
+            500,
+            [
+                (400, range(0, 10_000, 1000), [0] * 10),
+                (2300, [10_500], [2100]),
+                (400, range(12_600, 22_600, 1000), [1200] * 8 + [1700, 0]),
+                (0, [22_600], [0]),
+            ],
+            id="A1-A5",
+        ),
+        # 1000 each second. At 5000: 6000 / 10 s = 600; 100 / 500 * 10 000 = 2000; then 2000 more each second; from
+        # 10 000 on always eleven records in 10.0 s = 1100 B/s: 600 / 500 * 10 000 = 12 000
+        pytest.param(
+            PRODUCE,
+            500,
+            [(1000, range(0, 30_000, 1000), [0] * 5 + [2000, 4000, 6000, 8000, 10_000] + [12_000] * 20)],
+            id="A22",
+        ),
+        # Eleven records in 10.0 s = 550 B/s; 50 / 500 * 10 000 = 1000
+        pytest.param(PRODUCE, 500, [(500, range(0, 20_000, 1000), [0] * 10 + [1000] * 10)], id="A23"),
+        # An hour of silence leaves a fresh window: 600 against 500 as before
+        pytest.param(PRODUCE, 500, [(6000, [0, 3_600_000], [2000, 2000])], id="A27"),
+        # 60 MB in ten windows of 1 s against 5 MB/s: (6 - 5) / 5 * 10 s
+        pytest.param(PRODUCE, 5e6, [(6e6, range(0, 10_000, 1000), [0] * 8 + [800, 2000])], id="KIP-13"),
+        # Semantics 1.5: (10 - 1) / 1 * 10 000; Kafka wraps beyond int32
+        pytest.param(PRODUCE, 1, [(100, [0], [90_000]), (1e12, [0], [MAX_THROTTLE_MS])], id="int32"),
+        # Request quota in ms of busy time: 4 ms each second = 0.4 %; (4.0 + 6.71) / 10.5 s = 1.02 %; 0.02 / 1 * 10 500
+        pytest.param(
+            REQUEST,
+            1,
+            [
+                (4, range(0, 10_000, 1000), [0] * 10),
+                (67.1, [10_500], [210]),
+                (4, range(10_710, 21_710, 1000), [400] * 10 + [900]),
+                (0, [21_710], [0]),
+            ],
+            id="C1-C5",
+        ),
+        # 500 ms = 50 percent-seconds / 10 s = 5 %: 4 / 1 * 10 000 = 40 s, capped at one window
+        pytest.param(REQUEST, 1, [(500, [0], [1000]), (0, range(1000, 12_000, 1000), [1000] * 10 + [0])], id="C6"),
+    ],
+)
+def test_delays_are_kafkas(kind: Kind, limit: float, told: list[Told]) -> None:
+    ledger = kafka_ledger(Entry(client_id=DEFAULT, **{RATE_FIELD[kind]: limit}))
+    account = ledger.account("", "client1")
+    for amount, times, delays in told:
+        assert [ledger.charge(account, kind, amount, now) for now in times] == delays
 
 
 def test_changing_quotas_keeps_the_history() -> None:
@@ -67,18 +105,11 @@ def test_changing_quotas_keeps_the_history() -> None:
     assert charge(11_000, 0) == 0
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "limit", "expected"),
-    [
-        (4, None, None),  # A11: no quota
-        (4, 10, 30),  # A11: 10 B/s over 3 whole samples
-        (11, None, None),  # A12
-        (11, 500, 5000),  # A12: ten times the quota
-    ],
-)
-def test_most_that_fits_into_the_window(num_samples: int, limit: float | None, expected: int | None) -> None:
-    entries = [] if limit is None else [Entry(user=DEFAULT, consumer_byte_rate=limit)]
-    ledger = kafka_ledger(*entries, num_samples=num_samples)
+@pytest.mark.parametrize(("num_samples", "limit", "expected"), [(4, 10, 30), (11, 500, 5000)], ids=["A11", "A12"])
+def test_most_that_fits_into_the_window(num_samples: int, limit: float, expected: int) -> None:
+    unlimited = kafka_ledger(num_samples=num_samples)
+    ledger = kafka_ledger(Entry(user=DEFAULT, consumer_byte_rate=limit), num_samples=num_samples)
+    assert unlimited.allowance(unlimited.account("userA", "client1"), Kind.FETCH, 0) is None
     assert ledger.allowance(ledger.account("userA", "client1"), Kind.FETCH, 0) == expected
 
 
@@ -112,7 +143,7 @@ def test_usage_without_a_limit_counts_once_a_limit_comes() -> None:
 
 def test_forgotten_counters_return_with_the_same_tags() -> None:
     # A16, A17: client-id quotas only, so the user part of the tags is empty, and the client-id is raw text
-    ledger = kafka_ledger(LIMIT_500)
+    ledger = kafka_ledger(Entry(client_id=DEFAULT, producer_byte_rate=500))
     account = ledger.account("", "client@#$%")
     assert ledger.charge(account, PRODUCE, 100, 0) == 0
     assert sum(ledger.sweep(3_600_000)) >= 1
@@ -123,20 +154,6 @@ def test_forgotten_counters_return_with_the_same_tags() -> None:
     assert (group.user, group.client_id) == ("", "client@#$%")
 
 
-def test_sustained_double_rate() -> None:
-    # A22: 1000 each second against 500. At t = 5000: 6000 / 10 s = 600; 100 / 500 * 10 000 = 2000; then 2000 more
-    # each second; from t = 10 000 on always eleven records in 10.0 s = 1100 B/s: 600 / 500 * 10 000 = 12 000
-    charge = client(LIMIT_500)
-    delays = [charge(1000, t) for t in range(0, 30_000, 1000)]
-    assert delays == [0] * 5 + [2000, 4000, 6000, 8000, 10_000] + [12_000] * 20
-
-
-def test_exactly_at_the_quota_meets_the_fence_post() -> None:
-    # A23: 500 each second: eleven records in 10.0 s = 550 B/s; 50 / 500 * 10 000 = 1000
-    charge = client(LIMIT_500)
-    assert [charge(500, t) for t in range(0, 20_000, 1000)] == [0] * 10 + [1000] * 10
-
-
 def test_an_unfetched_fetch_is_unrecorded() -> None:
     # A25: 8000 / 10 s = 800; 300 / 500 * 10 000 = 6000
     ledger = kafka_ledger(Entry(client_id=DEFAULT, consumer_byte_rate=500))
@@ -144,44 +161,6 @@ def test_an_unfetched_fetch_is_unrecorded() -> None:
     assert ledger.charge(account, Kind.FETCH, 8000, 0) == 6000
     ledger.refund(account, Kind.FETCH, 8000, 0)
     assert ledger.charge(account, Kind.FETCH, 400, 0) == 0
-
-
-def test_the_example_of_kip_13() -> None:
-    # 5 MB/s, 60 MB in ten windows of 1 s: 6 MB each second from 0 to 9 s, observed 6 MB/s over 10 s:
-    # (6 - 5) / 5 * 10 s = 2 s
-    mb = 1_000_000
-    charge = client(Entry(client_id=DEFAULT, producer_byte_rate=5 * mb))
-    delays = [charge(6 * mb, t) for t in range(0, 10_000, 1000)]
-    assert delays[-1] == 2000
-
-
-def test_a_delay_beyond_int32_is_clamped() -> None:
-    # Semantics 1.5: one 100-byte request at 1 B/s takes 90 s: (10 - 1) / 1 * 10 000; Kafka wraps beyond int32
-    charge = client(Entry(client_id=DEFAULT, producer_byte_rate=1))
-    assert charge(100, 0) == 90_000
-    assert charge(1e12, 0) == MAX_THROTTLE_MS
-
-
-# Request quota, charged in milliseconds of busy time: 1 ms is 0.1 percent-seconds. Quota 1 %.
-
-
-def test_request_percentage_violation() -> None:
-    charge = client(Entry(client_id=DEFAULT, request_percentage=1), kind=Kind.REQUEST)
-    # C1: 4 ms each second = 0.4 %
-    assert [charge(4, t) for t in range(0, 10_000, 1000)] == [0] * 10
-    # C2: (4.0 + 6.71) / 10.5 s = 1.02 %; 0.02 / 1 * 10 500 = 210
-    assert charge(67.1, 10_500) == 210
-    # C3, C4, C5: after the 210 ms, 4 ms each second
-    assert [charge(4, t) for t in range(10_710, 21_710, 1000)] == [400] * 10 + [900]
-    assert charge(0, 21_710) == 0
-
-
-def test_request_delay_is_at_most_one_window() -> None:
-    charge = client(Entry(client_id=DEFAULT, request_percentage=1), kind=Kind.REQUEST)
-    # C6: 500 ms = 50 percent-seconds / 10 s = 5 %: 4 / 1 * 10 000 = 40 s, capped at one window
-    assert charge(500, 0) == 1000
-    assert [charge(0, t) for t in range(1000, 11_000, 1000)] == [1000] * 10
-    assert charge(0, 11_000) == 0
 
 
 def test_request_delay_is_capped_by_the_configured_window() -> None:

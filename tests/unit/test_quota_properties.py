@@ -1,12 +1,11 @@
 """The window against a slow model that is obviously Kafka's, and promises that hold for any traffic."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.examples import examples
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 
@@ -49,17 +48,3 @@ def test_no_delay_exceeds_the_cap(traffic: list[tuple[int, int]], limit: int, ca
             ledger.settle(account, FETCH, grant, amount, now)
         assert 0 <= ledger.check(account, FETCH, now) <= cap
         assert (ledger.allowance(account, FETCH, now) or 0) >= 0
-
-
-@given(traffic=amounts, limit=st.integers(1, 2000))
-@settings(max_examples=examples(50))
-def test_a_refund_undoes_a_charge(traffic: list[tuple[int, int]], limit: int) -> None:
-    table = QuotaTable([Entry(user="u", consumer_byte_rate=limit)])
-    one, two = (Ledger(table, max_throttle_ms=None, smooth=False) for _ in range(2))
-    now = 0
-    for gap, amount in traffic:
-        now += gap
-        delays = {ledger.charge(ledger.account("u", "c"), FETCH, amount, now) for ledger in (one, two)}
-        assert len(delays) == 1
-        one.charge(one.account("u", "c"), FETCH, 777, now)
-        one.refund(one.account("u", "c"), FETCH, 777, now)

@@ -4,64 +4,35 @@ import pytest
 
 from quota.rate import MAX_THROTTLE_MS, SampledRate, throttle_ms
 
+LONE = {0: 10_000, 250: 10_250, 999: 10_999, 1000: 10_000, 9999: 10_999, 10_000: 10_000, 10_500: 10_500}
+
 
 @pytest.mark.parametrize(
-    ("num_samples", "window_s", "expected"),
+    ("num_samples", "window_ms", "amount", "recorded", "measured", "expected", "seen_ms"),
     [
-        # D1: 50 / ((W - 1 ms) + (n - 1) * W), everything in seconds
-        (1, 1, 50.050050),  # 50 / 0.999
-        (1, 11, 4.545868),  # 50 / 10.999
-        (11, 1, 4.545868),  # 50 / (0.999 + 10)
-        (11, 11, 0.413227),  # 50 / (10.999 + 110)
+        # D1: 50 / ((W - 1 ms) + (n - 1) * W): samples that never were count as whole ones
+        (1, 1000, 50, [0], 999, 50 / 0.999, 999),
+        (1, 11_000, 50, [0], 10_999, 50 / 10.999, 10_999),
+        (11, 1000, 50, [0], 999, 50 / 10.999, 10_999),
+        (11, 11_000, 50, [0], 10_999, 50 / 120.999, 120_999),
+        (1, 1000, 50, [0], 0, 50_000, 1),  # D2: a window is at least 1 ms
+        (3, 30_000, 100, [0, 30_000], 75_000, 200 / 75, 75_000),  # D3
+        (3, 30_000, 100, [0, 30_000], 165_000, 0, 60_000),  # D3: both are older than 90 s
+        (2, 1000, 1, [0, 999], 3500, 0, 1000),  # D5: 3500 - 999 >= 2000: purged
+        (2, 1000, 1, [0, 999], 2500, 2 / 2.5, 2500),  # D6 (3.8+): 2500 - 999 < 2000: alive, though it began 2500 ms ago
+        (2, 1000, 1, [0, 999, 1100, 2099, 2200], 2200, 5 / 2.2, 2200),  # D7 (3.8+): one sample more than configured
+        # D18: the window of a lone record, filled up to ten whole samples
+        *((11, 1000, 1, [0], now, 1000 / seen, seen) for now, seen in LONE.items()),
     ],
 )
-def test_rate_without_earlier_samples_assumes_whole_ones(num_samples: int, window_s: int, expected: float) -> None:
-    rate = SampledRate(num_samples, window_s * 1000)
-    rate.record(50, 0)
-    assert rate.measure(window_s * 1000 - 1) == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_window_is_at_least_one_millisecond() -> None:
-    # D2: n = 1, measured in the very millisecond of the record: 50 / 0.001 s
-    rate = SampledRate(1, 1000)
-    rate.record(50, 0)
-    assert rate.measure(0) == 50_000
-    assert rate.window_ms == 1
-
-
-def test_rate_windowing() -> None:
-    # D3: 3 samples of 30 s; (100 + 100) / 75 s; at 165 s both are older than 90 s
-    rate = SampledRate(3, 30_000)
-    rate.record(100, 0)
-    rate.record(100, 30_000)
-    assert rate.measure(75_000) == pytest.approx(2.666667, abs=1e-6)
-    assert rate.window_ms == 75_000
-    assert rate.measure(165_000) == 0
-
-
-def test_a_sample_that_does_not_overlap_the_window_is_purged() -> None:
-    # D5: 2 x 1 s, last event at 999; 3500 - 999 = 2501 >= 2000
-    rate = SampledRate(2, 1000)
-    rate.record(1, 0)
-    rate.record(1, 999)
-    assert rate.measure(3500) == 0
-
-
-def test_a_sample_that_overlaps_the_window_is_kept() -> None:
-    # D6 (Kafka 3.8+): 2500 - 999 = 1501 < 2000, so it lives although it started 2500 ms ago
-    rate = SampledRate(2, 1000)
-    rate.record(1, 0)
-    rate.record(1, 999)
-    assert rate.measure(2500) == pytest.approx(2 / 2.5)
-
-
-def test_one_sample_more_than_configured_can_be_alive() -> None:
-    # D7 (Kafka 3.8+): samples [0, 999], [1100, 2099] and one event at 2200: 5 events over 2.2 s
-    rate = SampledRate(2, 1000)
-    for t in (0, 999, 1100, 2099, 2200):
-        rate.record(1, t)
-    assert rate.measure(2200) == pytest.approx(5 / 2.2)
-    assert len(rate.samples) == 3
+def test_rate(
+    num_samples: int, window_ms: int, amount: int, recorded: list[int], measured: int, expected: float, seen_ms: int
+) -> None:
+    rate = SampledRate(num_samples, window_ms)
+    for at in recorded:
+        rate.record(amount, at)
+    assert rate.measure(measured) == pytest.approx(expected, abs=1e-6)
+    assert rate.window_ms == rate.peek(measured)[1] == seen_ms
 
 
 @pytest.mark.parametrize(
@@ -77,16 +48,3 @@ def test_one_sample_more_than_configured_can_be_alive() -> None:
 )
 def test_throttle_time(observed: float, bound: float, window_ms: int, expected: int) -> None:
     assert throttle_ms(observed, bound, window_ms) == expected
-
-
-@pytest.mark.parametrize(
-    ("now", "window_ms"),
-    [(0, 10_000), (250, 10_250), (999, 10_999), (1000, 10_000), (9999, 10_999), (10_000, 10_000), (10_500, 10_500)],
-)
-def test_window_of_a_lone_record(now: int, window_ms: int) -> None:
-    # D18: topped up to ten whole samples, so it saw-tooths between 10.000 and 10.999 s
-    rate = SampledRate()
-    rate.record(1, 0)
-    rate.measure(now)
-    assert rate.window_ms == window_ms
-    assert rate.peek(now) == (1.0, window_ms)
