@@ -9,7 +9,7 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.counters import snapshots
-from tests.support.session_tools import kafka_ledger
+from tests.support.session_tools import identities, kafka_ledger
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 HOUR_MS = 3_600_000
@@ -97,11 +97,9 @@ def test_explaining_changes_nothing() -> None:
 
 def test_other_level_is_another_counter_and_old_one_stays() -> None:
     ledger = kafka_ledger(Entry(user="u", producer_byte_rate=500))
-    account = ledger.account("u", "c")
+    account, by_user = ledger.account("u", "c"), ledger.table
     assert ledger.charge(account, PRODUCE, 6000, 0) == 2000
-    by_client = QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500)])
-    by_user = ledger.table
-    ledger.swap(by_client)
+    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500)]))
     assert ledger.charge(account, PRODUCE, 1, 0) == 0  # tags ("", c): no history
     ledger.swap(by_user)
     assert ledger.check(account, PRODUCE, 0) == 2000  # tags (u, "") again, with theirs
@@ -133,16 +131,6 @@ def test_delay_beyond_the_cap_is_carried() -> None:
     assert group_of(ledger, now=90_000).capped == 2
 
 
-def test_a_bucket_needs_no_carrying() -> None:
-    # 600 partitions at 10/s, burst 110: -490 tokens, 49 s. After 30 s 19 s are left, and a refund shortens that.
-    ledger = Ledger(QuotaTable([Entry(user="u", controller_mutation_rate=10)]))
-    account = ledger.account("u", "c")
-    assert ledger.charge(account, Kind.MUTATION, 600, 0) == 30_000
-    assert ledger.check(account, Kind.MUTATION, 30_000) == 19_000
-    ledger.refund(account, Kind.MUTATION, 190, 30_000)
-    assert ledger.charge_mutation(account, 1, True, 30_000) == (True, 0)
-
-
 # Shadow entries.
 
 
@@ -154,52 +142,35 @@ def test_a_shadow_limit_never_throttles_but_is_measured(smooth: bool) -> None:
     for t in range(0, 60_000, 250):
         for kind in (PRODUCE, FETCH, Kind.REQUEST):
             assert ledger.charge(account, kind, 100_000, t) == 0
-            assert ledger.check(account, kind, t) == 0
-            assert ledger.allowance(account, kind, t) is None
+            assert (ledger.check(account, kind, t), ledger.allowance(account, kind, t)) == (0, None)
             assert ledger.admit(account, kind, 100, t).throttle_ms == 0
     group = group_of(ledger, now=60_000)
     assert group.mode == "shadow"
-    assert group.utilisation is not None
     assert group.utilisation > 100
-    assert group.shadow is not None
     assert group.shadow.throttled > 200
-    assert group.shadow.throttle_ms > 0
     assert (group.capped, group.owed_ms, group.throttled_until_ms) == (0, 0, 0)
-
-
-def test_enforcing_a_shadow_limit_keeps_its_history() -> None:
-    ledger = kafka_ledger(Entry(user="u", producer_byte_rate=500, mode="shadow"))
-    account = ledger.account("u", "c")
-    assert ledger.charge(account, PRODUCE, 6000, 0) == 0
-    ledger.swap(QuotaTable([Entry(user="u", producer_byte_rate=500)]))
-    assert ledger.check(account, PRODUCE, 0) == 2000
+    ledger.swap(QuotaTable([shadow._replace(mode="enforce")]))
+    assert ledger.check(account, PRODUCE, 60_000) > 0, "its history is kept"
 
 
 # Forgetting.
 
 
-def test_idle_groups_and_accounts_are_forgotten_after_an_hour() -> None:
-    ledger = Ledger(QuotaTable([Entry(user=DEFAULT, producer_byte_rate=500)]))
-    ledger.charge(ledger.account("u", "c"), PRODUCE, 100, 0)
-    ledger.charge(ledger.account("v", "c"), PRODUCE, 100, 1)
-    assert sum(ledger.sweep(HOUR_MS - 1)) == 0
-    assert sum(ledger.sweep(HOUR_MS)) == 2  # u's group and u's account
-    assert [group.user for group in snapshots(ledger, HOUR_MS)] == ["v"]
-    assert [account.identity.user for account in ledger.accounts()] == ["v"]
-
-
-def test_account_held_by_a_connection_stays_right() -> None:
-    ledger = kafka_ledger(Entry(user=DEFAULT, producer_byte_rate=500))
-    held = ledger.account("u", "c")
+def test_forgets_idle_groups_and_accounts_after_an_hour() -> None:
+    ledger = Ledger(QuotaTable([Entry(user=DEFAULT, producer_byte_rate=500)]), smooth=False)
+    held = ledger.account("held", "c")
     held.join()
-    ledger.charge(held, PRODUCE, 100, 0)
+    for user, now in (("u", 0), ("held", 0), ("v", 1)):
+        ledger.charge(ledger.account(user, "c"), PRODUCE, 100, now)
     gc.collect()
-    assert sum(ledger.sweep(HOUR_MS)) == 1  # the group only
-    assert ledger.account("u", "c") is held
-    assert held.meters[PRODUCE].amount == 100
+    assert sum(ledger.sweep(HOUR_MS - 1)) == 0
+    assert sum(ledger.sweep(HOUR_MS)) == 3  # u's group and account, and the group alone of the account in use
+    assert [group.user for group in snapshots(ledger, HOUR_MS)] == ["v"]
+    assert identities(ledger) == {("held", "c"), ("v", "c")}
+    assert ledger.account("held", "c") is held
     # two accounts of the user still share one counter, although one of them knew the forgotten one
     assert ledger.charge(held, PRODUCE, 3000, HOUR_MS) == 0
-    assert ledger.charge(ledger.account("u", "d"), PRODUCE, 3000, HOUR_MS) == 2000
+    assert ledger.charge(ledger.account("held", "d"), PRODUCE, 3000, HOUR_MS) == 2000
 
 
 @pytest.mark.parametrize("smooth", [True, False])
@@ -207,17 +178,13 @@ def test_account_held_by_a_connection_stays_right() -> None:
 def test_a_debt_is_never_forgotten(smooth: bool, cap: int | None) -> None:
     # 40 000 B at 1 B/s: (4000 - 1) / 1 * 10 s = 39 990 s, far more than an hour
     ledger = Ledger(QuotaTable([Entry(user="u", producer_byte_rate=1)]), smooth=smooth, max_throttle_ms=cap)
-    account = ledger.account("u", "c")
-    ledger.charge(account, PRODUCE, 40_000, 0)
-    del account
+    ledger.charge(ledger.account("u", "c"), PRODUCE, 40_000, 0)
     for t in range(HOUR_MS, 39_990_000, HOUR_MS):
         sum(ledger.sweep(t))
         assert len(snapshots(ledger, t)) == 1
     if cap is not None:
         assert next(ledger.groups(PRODUCE)).owed_ms(39_989_000 - 1) == 1001
         assert next(ledger.groups(PRODUCE)).owes(39_989_000)
-    if cap is not None and not smooth:
-        assert ledger.check(ledger.account("u", "c"), PRODUCE, 39_989_000) == 1000
     assert sum(ledger.sweep(2 * 39_990_000)) >= 1
     assert snapshots(ledger, 0) == []
 
@@ -230,8 +197,3 @@ def test_an_overdrawn_bucket_is_never_forgotten() -> None:
     assert ledger.charge_mutation(ledger.account("u", "c"), 1, True, 2 * HOUR_MS) == (False, 9989_000 - 2 * HOUR_MS)
     sum(ledger.sweep(4 * HOUR_MS))
     assert snapshots(ledger, 4 * HOUR_MS) == []
-
-
-def test_windows_are_of_a_sensible_size() -> None:
-    with pytest.raises(ValueError, match="at least 1 sample"):
-        Ledger(QuotaTable(), num_samples=0)

@@ -1,5 +1,8 @@
 """Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quota.entity import DEFAULT, Kind
-from quota.ledger import Account, Ledger
+from quota.ledger import Ledger
 from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 from quota.trial import Trial
@@ -26,6 +29,10 @@ def with_candidate(kind: Kind, candidate: float | None, live: float = LIVE) -> Q
 
 def as_shadow(kind: Kind, limit: float) -> QuotaTable:
     return QuotaTable([Entry(user="u", **{RATE_FIELD[kind]: limit}, mode="shadow")])
+
+
+Make = Callable[[Kind, float], QuotaTable]
+MAKES = pytest.mark.parametrize("make", [with_candidate, as_shadow])
 
 
 def group_of(ledger: Ledger, now: float = 0) -> Any:
@@ -50,13 +57,12 @@ def test_overlapping_delays_count_once() -> None:
     assert (trial.throttled, trial.throttle_ms) == (4, 1000 + 500 + 10)
 
 
-@pytest.mark.parametrize("make", [with_candidate, as_shadow])
+@MAKES
 @pytest.mark.parametrize("smooth", [True, False])
-def test_bytes_meet_kafkas_formula(make: object, smooth: bool) -> None:
+def test_bytes_meet_kafkas_formula(make: Make, smooth: bool) -> None:
     # A22 against 500 B/s: 1000 B each second, 0 x5, then delays of 2000, 4000, 6000 ms at 5000, 6000, 7000:
     # [5000, 7000) and [6000, 10 000) and [7000, 13 000) cover 8 s. A client without the quota never waits.
-    table = with_candidate(PRODUCE, 500) if make is with_candidate else as_shadow(PRODUCE, 500)
-    ledger = Ledger(table, smooth=smooth)
+    ledger = Ledger(make(PRODUCE, 500), smooth=smooth)
     account = ledger.account("u", "c")
     seen = []
     for now in range(0, 8000, 1000):
@@ -64,9 +70,7 @@ def test_bytes_meet_kafkas_formula(make: object, smooth: bool) -> None:
         trial = trial_of(ledger, now)
         seen.append((trial.throttled, trial.throttle_ms))
     assert seen == [(0, 0)] * 5 + [(1, 2000), (2, 5000), (3, 8000)]
-    assert trial_of(ledger, 7000).limit == 500
-    # 8000 B in 10.0 s are 800 B/s
-    assert trial_of(ledger, 7000).utilisation == 1.6
+    assert trial_of(ledger, 7000) == TrialSnapshot(500, 1.6, 3, 8000)  # 8000 B in 10.0 s
     assert ledger.check(account, PRODUCE, 7000) == 0
 
 
@@ -77,58 +81,50 @@ def test_request_time_on_trial_is_bounded_by_one_window() -> None:
     assert trial_of(ledger) == TrialSnapshot(1, 5.0, 1, 1000)
 
 
-@pytest.mark.parametrize("make", [with_candidate, as_shadow])
-def test_fetches_are_put_to_trial_by_their_responses(make: object) -> None:
+@MAKES
+def test_fetches_are_put_to_trial_by_their_responses(make: Make) -> None:
     # 6000 B / 10 s = 600 against 500: (600 - 500) / 500 * 10 s = 2 s. The request itself goes on unchanged.
-    table = with_candidate(FETCH, 500) if make is with_candidate else as_shadow(FETCH, 500)
-    ledger = Ledger(table)
+    ledger = Ledger(make(FETCH, 500))
     account = ledger.account("u", "c")
     grant = ledger.admit(account, FETCH, 50_000_000, 0)
-    assert grant.throttle_ms == 0
-    assert grant.max_bytes is None or grant.max_bytes == 50_000_000
+    assert (grant.throttle_ms, grant.max_bytes or 50_000_000) == (0, 50_000_000)
     ledger.settle(account, FETCH, grant, 6000, 0)
-    trial = trial_of(ledger)
-    assert (trial.throttled, trial.throttle_ms) == (1, 2000)
+    assert (trial_of(ledger).throttled, trial_of(ledger).throttle_ms) == (1, 2000)
 
 
-def charge_mutations(ledger: Ledger, account: Account, amount: int, now: int, *, strict: bool) -> None:
-    assert ledger.charge_mutation(account, amount, strict, now) == (True, 0)
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_mutations_have_a_bucket_on_trial(strict: bool) -> None:
+@pytest.mark.parametrize(
+    ("strict", "waited", "tokens"),
+    [(True, [0, 0, 7000], 20), (False, [0, 7000, 16_000], -70)],
+    ids=["strict", "permissive"],
+)
+def test_mutations_have_a_bucket_on_trial(strict: bool, waited: list[int], tokens: int) -> None:
     # E4, E5 against 10/s (burst 110): 90 leave 20 tokens; 90 more leave -70: 7 s. Strict requests are refused from the
-    # next one on, permissive ones delayed at once.
+    # next one on and not charged, permissive ones delayed at once: -160 tokens, [0, 16 000)
     ledger = Ledger(with_candidate(MUTATION, 10))
     account = ledger.account("u", "c")
-    charge_mutations(ledger, account, 90, 0, strict=strict)
-    assert trial_of(ledger).throttled == 0
-    charge_mutations(ledger, account, 90, 0, strict=strict)
-    assert trial_of(ledger).throttle_ms == (0 if strict else 7000)
-    charge_mutations(ledger, account, 90, 0, strict=strict)
-    # strict: refused at -70, not charged. Permissive: -160 tokens, [0, 16 000)
-    assert trial_of(ledger).throttle_ms == (7000 if strict else 16_000)
+    for so_far in waited:
+        assert ledger.charge_mutation(account, 90, strict, 0) == (True, 0)
+        assert trial_of(ledger).throttle_ms == so_far
     assert trial_of(ledger).throttled == (1 if strict else 2)
     ledger.refund(account, MUTATION, 90, 0)
-    charge_mutations(ledger, account, 0, 0, strict=strict)
-    tokens = 20 if strict else -70
+    assert ledger.charge_mutation(account, 0, strict, 0) == (True, 0)
     assert trial_of(ledger).utilisation == pytest.approx((110 - tokens) / 110)
 
 
 def test_trial_excludes_refused_requests() -> None:
     ledger = Ledger(with_candidate(MUTATION, 1, live=2), max_throttle_ms=None)
     account = ledger.account("u", "c")
-    charge_mutations(ledger, account, 30, 0, strict=True)  # live: -8, candidate: -19
+    assert ledger.charge_mutation(account, 30, True, 0) == (True, 0)  # live: -8, candidate: -19
     assert ledger.charge_mutation(account, 1, True, 0) == (False, 4000)
     assert trial_of(ledger).throttled == 0
 
 
-def test_recorded_without_a_question_counts_too() -> None:
-    for kind, amount in ((PRODUCE, 6000), (MUTATION, 6000)):
-        for table in (with_candidate(kind, 500, 1e9), as_shadow(kind, 500)):
-            ledger = Ledger(table)
-            ledger.charge_no_throttle(ledger.account("u", "c"), kind, amount, 0)
-            assert trial_of(ledger).throttled == 1
+@MAKES
+@pytest.mark.parametrize("kind", [PRODUCE, MUTATION])
+def test_recorded_without_a_question_counts_too(make: Make, kind: Kind) -> None:
+    ledger = Ledger(make(kind, 500))
+    ledger.charge_no_throttle(ledger.account("u", "c"), kind, 6000, 0)
+    assert trial_of(ledger).throttled == 1
 
 
 def test_candidate_above_limit_sees_admitted_traffic() -> None:
@@ -179,32 +175,29 @@ def test_no_decision_depends_on_a_candidate(
     names = RATE_FIELD.values()
     plain = Entry(user="u", **dict.fromkeys(names, live))
     on_trial = plain._replace(candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
-    ledgers = [Ledger(QuotaTable([entry]), smooth=smooth) for entry in (plain, on_trial)]
-    now = 0
-    for gap, amount, action in story:
-        now += gap
-        answers = []
-        for ledger in ledgers:
-            account = ledger.account("u", "c")
+    with_none: list[object] = []
+    with_one: list[object] = []
+    for entry, answers in ((plain, with_none), (on_trial, with_one)):
+        ledger, now = Ledger(QuotaTable([entry]), smooth=smooth), 0
+        account = ledger.account("u", "c")
+        for gap, amount, action in story:
+            now += gap
             if action == "charge":
-                answer: object = [ledger.charge(account, kind, amount, now) for kind in Kind]
+                answers.append([ledger.charge(account, kind, amount, now) for kind in Kind])
             elif action == "strict":
-                answer = ledger.charge_mutation(account, amount, True, now)
+                answers.append(ledger.charge_mutation(account, amount, True, now))
             elif action == "refund":
-                answer = [ledger.refund(account, kind, amount, now) for kind in Kind]
+                answers.append([ledger.refund(account, kind, amount, now) for kind in Kind])
             else:
                 grant = ledger.admit(account, FETCH, 10_000, now)
                 if not grant.throttle_ms:
                     ledger.settle(account, FETCH, grant, amount, now)
-                told = grant.throttle_ms, grant.max_bytes
-                answer = told, ledger.check(account, FETCH, now), ledger.allowance(account, PRODUCE, now)
-            answers.append(answer)
-        assert answers[0] == answers[1]
+                answers.append((grant.throttle_ms, grant.max_bytes, ledger.check(account, FETCH, now)))
+    assert with_none == with_one
 
 
 def test_the_algorithm_on_trial_is_the_live_one() -> None:
     ledger = Ledger(with_candidate(MUTATION, 10), mutation_algorithm="windowed_burst")
-    charge_mutations(ledger, ledger.account("u", "c"), 120, 0, strict=False)
-    (group,) = ledger.groups()
-    assert isinstance(group, BucketCounter)
+    assert ledger.charge_mutation(ledger.account("u", "c"), 120, False, 0) == (True, 0)
+    assert isinstance(next(ledger.groups()), BucketCounter)
     assert trial_of(ledger).throttle_ms == 1000  # 10 tokens below zero at 10/s
