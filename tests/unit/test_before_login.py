@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -28,7 +27,6 @@ from tests.support.session_tools import (
     METADATA,
     THREE_WAYS,
     Cut,
-    Driven,
     from_broker,
     from_client,
     identified,
@@ -66,56 +64,36 @@ def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
     return response(METADATA, version, correlation_id, BROKERS[version])
 
 
-# ---- no client is charged -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cut", THREE_WAYS)
-@pytest.mark.parametrize("api_key", [0, 1, 3, 10, 17 + 2, 999])
-def test_request_before_login_is_not_charged_nor_forwarded(api_key: int, cut: Cut) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(request(api_key, 0, 2, b"\0" * 100) for api_key in (1, 3, 10, 19, 999)),
+        b"".join(produce(number, 1000) for number in range(2, 50)),
+        struct.pack(">i", 100_000_000) + produce(2, 2000)[4:],
+    ],
+    ids=["Fetch", "Metadata", "FindCoordinator", "CreateTopics", "unknown", "pipeline", "huge"],
+)
+def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: Cut) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000, request_percentage=0.001)
     one = identified(of, login_expected=True)
     first = request(API_VERSIONS, 0, 1, b"")
     assert from_client(one, first, cut=cut) == first
     from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 900.0)
-    sent = produce(2, 100_000) if api_key == 0 else request(api_key, 0, 2, b"\0" * 100)
     # Byte by byte it is asked as soon as the header is there. The shell reads nothing further then.
-    out = b""
-    for part in cut(sent):
-        if one.must_wait:
-            break
-        out += from_client(one, part, 1000.0)
+    out, parts = b"", cut(sent)
+    while not one.must_wait:
+        out += from_client(one, next(parts), 1000.0)
     assert out == question(2)
-    assert one.must_wait
+    assert len(one.exchange) == 1
     assert not one.client_at_boundary, "draining waits for it"
     with pytest.raises(SessionError) as caught:
         one.carry_out(one.on_broker_end(1000.0), 1000.0)
-    assert caught.value.reason is CloseReason.LOGIN_MISSING
-    assert caught.value.kind is None
+    assert (caught.value.reason, caught.value.kind) == (CloseReason.LOGIN_MISSING, None)
     one.close(2000.0)
     assert identities(of) == set()
     assert (one.mute_until_ms, one.client_ids, one.user) == (0.0, [], "ANONYMOUS")
     assert sum(one.state.counters.requests.values()) == 1, "ApiVersions alone"
-
-
-def test_what_follows_the_first_request_is_not_looked_at() -> None:
-    of = ledger()
-    one = identified(of, login_expected=True)
-    assert from_client(one, b"".join(produce(number, 1000) for number in range(50))) == question(0)
-    assert one.must_wait
-    assert len(one.exchange) == 1
-    assert identities(of) == set()
-
-
-def test_a_huge_request_does_not_pass() -> None:
-    """A frame of 100 MB, of which the first bytes have come: none of it goes to the broker, and no more is read."""
-    one = identified(ledger(), login_expected=True)
-    head = produce(1, 2000)
-    huge = struct.pack(">i", 100_000_000) + head[4:]
-    assert from_client(one, huge) == question(1)
-    assert one.must_wait
-
-
-# ---- listeners that need no login although it was expected ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", THREE_WAYS)
@@ -125,20 +103,18 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     one = identified(of, login_expected=True, probe_version=version)
     told = []
     one.user_of = lambda login: (told.append(login), "FALLBACK")[1]
-    sent = produce(7, 30_000, acks=acks)
-    parts = list(cut(sent))
+    sent = produce(6, 1000, acks=0) + produce(7, 29_000, acks=acks)
+    parts, out = cut(sent), b""
     while not one.must_wait:
-        assert from_client(one, parts.pop(0)) in (b"", question(7, version))
+        out += from_client(one, next(parts))
+    assert out == question(6, version)
     assert identities(of) == set()
-    assert from_broker(one, takes_requests(7, version), 10.0) == b"", "the client does not hear of the question"
+    assert from_broker(one, takes_requests(6, version), 10.0) == b"", "the client does not hear of the question"
     assert told == [NO_LOGIN]
-    out = one.taken()
-    for part in parts:
-        out += from_client(one, part, 20.0)
+    out = one.taken() + b"".join(from_client(one, part, 20.0) for part in parts)
     assert out == sent
     assert identities(of) == {("FALLBACK", "c")}
-    (account,) = of.accounts()
-    assert account.meters[Kind.PRODUCE].amount == 30_000
+    assert of.account("FALLBACK", "c").meters[Kind.PRODUCE].amount == 30_000
     assert one.mute_until_ms > 20.0
     assert one.client_ids == ["c"]
     if acks:
@@ -146,16 +122,6 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     # Once is enough.
     again = request(METADATA, 1, 8, struct.pack(">i", 0))
     assert from_client(one, again, one.mute_until_ms) == again
-
-
-def test_all_that_was_read_together_follows_in_order() -> None:
-    of = ledger()
-    one = identified(of, login_expected=True)
-    sent = b"".join(produce(number, 1000 + number) for number in range(5))
-    assert from_client(one, sent + sent[:700]) == question(0)
-    from_broker(one, takes_requests(0))
-    assert one.taken() == sent + sent[:700]
-    assert [pending.correlation_id for pending in one.exchange] == [0, 1, 2, 3, 4, 0]
 
 
 def test_a_limit_of_connections_may_end_it_then() -> None:
@@ -200,44 +166,29 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
     assert identities(of) == {("FALLBACK", "c")}
 
 
-# ---- in and after a login -------------------------------------------------------------------------------------------
-
-
-def _begun(one: Driven) -> None:
-    log_in(one, "SCRAM-SHA-256", ())
-
-
-def _half_done(one: Driven) -> None:
-    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS[:1])
-
-
-def _begun_twice(one: Driven) -> None:
-    """A broker answers ILLEGAL_SASL_STATE then too, and closes a moment later."""
-    log_in(one, "PLAIN", ())
-    from_client(one, handshake("PLAIN", correlation_id=2))
-    from_broker(one, handshake_response(34, correlation_id=2))
-
-
-def _unsupported(one: Driven) -> None:
-    from_client(one, handshake("PLAIN"))
-    from_broker(one, handshake_response(33))
-
-
-def _wrong_password(one: Driven) -> None:
-    log_in(one, "PLAIN", ())
-    from_client(one, authenticate(PLAIN_STEPS[0][0]))
-    from_broker(one, authenticate_response(58))
+LOGIN = handshake("PLAIN"), handshake_response()
+SO_FAR = {
+    "begun": [LOGIN],
+    "half done": [
+        (handshake("SCRAM-SHA-256"), handshake_response()),
+        (authenticate(SCRAM_STEPS[0][0]), authenticate_response(0, SCRAM_STEPS[0][1])),
+    ],
+    # A broker answers ILLEGAL_SASL_STATE then too, and closes a moment later.
+    "begun twice": [LOGIN, (handshake("PLAIN", correlation_id=2), handshake_response(34, correlation_id=2))],
+    "unsupported": [(handshake("PLAIN"), handshake_response(33))],
+    "wrong password": [LOGIN, (authenticate(PLAIN_STEPS[0][0]), authenticate_response(58))],
+}
 
 
 @pytest.mark.parametrize("login_expected", [False, True])
-@pytest.mark.parametrize("so_far", [_begun, _half_done, _begun_twice, _unsupported, _wrong_password])
-def test_no_client_is_charged_before_a_login_is_accepted(
-    so_far: Callable[[Driven], None], login_expected: bool
-) -> None:
+@pytest.mark.parametrize("so_far", SO_FAR)
+def test_no_client_is_charged_before_a_login_is_accepted(so_far: str, login_expected: bool) -> None:
     """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
     of = ledger()
     one = identified(of, login_expected=login_expected)
-    so_far(one)
+    for asked, answered in SO_FAR[so_far]:
+        from_client(one, asked)
+        from_broker(one, answered)
     assert from_client(one, produce(5, 100_000)) == question(5)
     with pytest.raises(SessionError) as caught:
         from_broker(one, response(METADATA, PROBE_VERSION, 5, NO_BROKERS[PROBE_VERSION]))
@@ -287,9 +238,9 @@ def test_after_the_login_no_question_is_asked(version: int) -> None:
     error=st.sampled_from([0, 33, 58]),
 )
 def test_ledger_stays_empty_before_an_accepted_login(frames: list[bytes], error: int) -> None:
-    """A broker that takes no request without a login; the requests that reach it are ApiVersions and logins."""
     of = ledger(produce_rate=1000, request_percentage=1.0)
     one = identified(of, login_expected=True)
+    bodies = {API_VERSIONS: struct.pack(">hi", 0, 0), 17: struct.pack(">hi", error, 0), 36: b"\0\x3a\0\1" + bytes(9)}
     passed = 0
     try:
         for frame in frames:
@@ -299,12 +250,8 @@ def test_ledger_stays_empty_before_an_accepted_login(frames: list[bytes], error:
                     break
                 if pending is one.exchange.question:
                     one.carry_out(one.on_broker_end(10.0), 10.0)
-                body = {
-                    API_VERSIONS: struct.pack(">hi", 0, 0),
-                    17: struct.pack(">hi", error, 0),
-                    36: b"\0\x3a\0\1" + bytes(9),
-                }[pending.api_key]
-                from_broker(one, response(pending.api_key, pending.api_version, pending.correlation_id, body), 5000.0)
+                answer = response(pending.api_key, pending.api_version, pending.correlation_id, bodies[pending.api_key])
+                from_broker(one, answer, 5000.0)
             if one.must_wait:
                 break
             resumed(one, 20.0)

@@ -13,17 +13,15 @@ from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Outcome
 from proxy.core.session.exchange import MAX_KEPT_BYTES
 from quota.entity import Kind
 from quota.ledger import Ledger
-from tests.support.sasl_tools import PLAIN_STEPS, handshake, handshake_response, log_in
+from tests.support.sasl_tools import PLAIN_STEPS, authenticate, authenticate_response, handshake, handshake_response
 from tests.support.session_tools import (
     FETCH,
     MB,
     METADATA,
-    Driven,
     answers,
     fetch_body,
     from_broker,
     from_client,
-    identified,
     ledger,
     produce,
     produce_response,
@@ -53,23 +51,10 @@ class Deciding:
         self.decide = decide
 
 
-def admin(of: Ledger, *outcomes: Outcome) -> Driven:
-    return session(of, interceptors={CREATE_TOPICS: Deciding(*outcomes)})
-
-
-# ---- states ---------------------------------------------------------------------------------------------------------
-
-
-def test_open_until_something_happens() -> None:
-    one = session(ledger())
-    assert one.describe(0.0) == "open"
-    from_client(one, produce(1, 100))
-    assert one.describe(0.0) == "open"
-
-
 def test_muted_until_its_deadline() -> None:
     """2 000 B in 10 s are 200 B/s, twice the limit: (200 - 100) / 100 * 10 s."""
     one = session(ledger(produce_rate=100, smooth=False))
+    assert one.describe(0.0) == "open"
     from_client(one, produce(1, 2000))
     assert [one.describe(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == ["muted", "muted", "open"]
 
@@ -79,33 +64,24 @@ def test_queued_while_the_group_is_in_debt() -> None:
     from_client(session(of), produce(1, 2 * MB))  # 10 s are owed beyond the window
     one = session(of)
     assert from_client(one, produce(1, 1000), 0.0) == b""
-    out, now_ms = b"", 0.0
-    while not out:
+    now_ms = 0.0
+    while not resumed(one, now_ms):
         assert one.describe(now_ms) == "held"
         now_ms = one.mute_until_ms
         assert now_ms <= 30_000.0
-        out = resumed(one, now_ms)
     assert one.describe(now_ms) in ("open", "muted")
-    assert one.state.throttle.place is None
 
 
-def test_full_until_a_response_arrives() -> None:
-    one = session(ledger(), max_in_flight=2)
-    assert len(from_client(one, produce(1, 100) + produce(2, 100) + produce(3, 100))) == 2 * 104
+@pytest.mark.parametrize("kept", [0, MAX_KEPT_BYTES + 1])
+def test_full_until_a_response_arrives(kept: int) -> None:
+    """With as many requests in flight as may be, or with too large an answer that waits for its turn."""
+    one = session(ledger(), max_in_flight=3 if kept else 1, interceptors={CREATE_TOPICS: Deciding(Answer(bytes(kept)))})
+    from_client(one, produce(1, 100) + (request(CREATE_TOPICS, 4, 2, b"") if kept else b"") + produce(3, 100))
     assert one.describe(0.0) == "full"
+    assert len(one.taken()) == 0
     from_broker(one, produce_response(1))
     assert one.taken() == produce(3, 100)
-    assert one.describe(0.0) == "full"
-    from_broker(one, produce_response(2))
-    assert one.describe(0.0) == "open"
-
-
-def test_full_also_when_too_much_is_kept() -> None:
-    one = admin(ledger(), Answer(b"\0" * (MAX_KEPT_BYTES + 1)))
-    from_client(one, produce(1, 100))  # in front of it: the answer has to wait for its turn
-    from_client(one, request(CREATE_TOPICS, 4, 2, b""))
-    assert one.describe(0.0) == "full"
-    from_broker(one, produce_response(1))
+    from_broker(one, produce_response(3))
     assert one.describe(0.0) == "open"
 
 
@@ -114,31 +90,27 @@ def test_asking_until_the_interceptor_decides() -> None:
     interceptor.outcomes = [Wait(interceptor.later)]
     one = session(ledger(), interceptors={CREATE_TOPICS: interceptor})
     from_client(one, request(CREATE_TOPICS, 4, 1, b"") + produce(2, 100))
-    assert one.describe(0.0) == "asking"
-    assert not one.client_at_boundary
+    assert (one.describe(0.0), one.client_at_boundary) == ("asking", False)
     assert interceptor.decide is not None
     interceptor.decide(Answer(b"\0\0\0\0"))
-    assert one.describe(0.0) == "open"
+    assert (one.describe(0.0), one.client_at_boundary) == ("open", True)
     assert one.taken() == produce(2, 100)
-    assert one.client_at_boundary
     assert len(answers(one)) > 4
 
 
-def test_login_until_the_broker_has_answered() -> None:
-    one = identified(ledger(), login_expected=True)
+def test_login_until_the_broker_has_answered_and_the_name_is_known() -> None:
+    one = session(ledger(), login_expected=True)
+    one.user_of = lambda _login: None
     from_client(one, handshake("PLAIN"))
     assert one.describe(0.0) == "login"
     from_broker(one, handshake_response())
     assert one.describe(0.0) == "open"
-
-
-def test_login_also_while_a_name_is_looked_up() -> None:
-    one = session(ledger())
-    one.user_of = lambda _login: None
-    log_in(one, "PLAIN", PLAIN_STEPS)
-    assert one.describe(0.0) == "login"
-    one.identify("alice")
-    assert one.describe(0.0) == "open"
+    from_client(one, authenticate(PLAIN_STEPS[0][0]))
+    from_broker(one, authenticate_response())
+    assert from_client(one, produce(3, 500)) == b""
+    assert one.describe(0.0) == "login", "while a name is looked up"
+    one.identify("owner")
+    assert (one.describe(0.0), one.taken(), one.user) == ("open", produce(3, 500), "owner")
 
 
 def test_of_several_the_last_in_the_table_counts() -> None:
@@ -160,9 +132,6 @@ def test_connecting_until_the_broker_is_there() -> None:
     assert one.describe(0.0) == "open"
 
 
-# ---- accounts -------------------------------------------------------------------------------------------------------
-
-
 def kept(of: Ledger, client_id: str) -> bool:
     """Whether an account outlives a sweep of those that were not used for an hour."""
     account = of.account("ANONYMOUS", client_id)
@@ -172,76 +141,50 @@ def kept(of: Ledger, client_id: str) -> bool:
     return account in list(of.accounts())
 
 
-def connections(of: Ledger) -> list[int]:
-    return [account.connections for account in of.accounts()]
-
-
-def test_an_account_without_connections_is_forgotten() -> None:
-    of = ledger()
-    assert not kept(of, "c")
-
-
 def test_a_session_keeps_the_accounts_of_its_client_ids() -> None:
     of = ledger()
     one = session(of)
     from_client(one, produce(1, 100))
     from_client(one, produce(2, 100, client_id="d"))
-    assert (kept(of, "c"), kept(of, "d")) == (True, True)
+    assert (kept(of, "c"), kept(of, "d"), kept(of, "e")) == (True, True, False)
     assert one.client_ids == ["c", "d"]
     one.close(0.0)
     assert (kept(of, "c"), kept(of, "d")) == (False, False)
 
 
-def test_another_user_leaves_the_accounts_of_the_first() -> None:
-    of = ledger()
-    one = identified(of)
-    whole = produce(1, 5000, acks=0)
-    from_client(one, whole)
-    log_in(one, "PLAIN", PLAIN_STEPS)
-    assert of.account("ANONYMOUS", "c").meter(Kind.PRODUCE).amount == len(whole) - 4
-    assert not kept(of, "c")
-    assert of.account("alice", "c").connections == 0
+ENDS = {
+    "within a request": [
+        produce(1, 100) + request(FETCH, 11, 2, fetch_body(11, partitions={0: 0}), "d") + produce(3, 5000)[:600]
+    ],
+    "within a response": [
+        request(FETCH, 4, 1, fetch_body(4, partitions={0: 0}), "d"),
+        struct.pack(">iiii", 100_000, 1, 0, 0) + b"\0" * 500,
+    ],
+    "in a login": [handshake("PLAIN")],
+    "while queued": [produce(1, 100)],
+    "while asking": [request(CREATE_TOPICS, 4, 1, b"")],
+}
+"""What the client has sent, and the broker has answered."""
 
 
-def ended_by_the_client(one: Driven) -> None:
-    whole = produce(3, 5000)
-    from_client(one, produce(1, 100) + request(FETCH, 11, 2, fetch_body(11, partitions={0: 0}), "d") + whole[:600])
-
-
-def ended_within_a_response(one: Driven) -> None:
-    from_client(one, request(FETCH, 4, 1, fetch_body(4, partitions={0: 0}), "d"))
-    from_broker(one, struct.pack(">iiii", 100_000, 1, 0, 0) + b"\0" * 500)
-
-
-def ended_in_a_login(one: Driven) -> None:
-    from_client(one, handshake("PLAIN"))
-
-
-def ended_while_queued(one: Driven) -> None:
-    other = session(one.state.ledger)
-    from_client(other, produce(1, 1 * MB))
-    from_client(one, produce(1, 100))
-    assert one.describe(0.0) == "held"
-    other.close(0.0)
-
-
-def ended_while_asking(one: Driven) -> None:
-    from_client(one, request(CREATE_TOPICS, 4, 1, b""))
-
-
-@pytest.mark.parametrize(
-    "end", [ended_by_the_client, ended_within_a_response, ended_in_a_login, ended_while_queued, ended_while_asking]
-)
-def test_nothing_is_kept_after_the_end(end: Callable[[Driven], None]) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_kept_after_the_end(end: str) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000)
 
     def never(_body: bytes, _now_ms: float) -> Outcome:
         raise AssertionError("the connection has ended")
 
-    one = admin(of, Ask(METADATA, 1, b"\0\0\0\0", never))
-    end(one)
+    one = session(of, interceptors={CREATE_TOPICS: Deciding(Ask(METADATA, 1, b"\0\0\0\0", never))})
+    if end == "while queued":
+        of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 1 * MB, 0.0)
+    sent, *answered = ENDS[end]
+    from_client(one, sent)
+    for data in answered:
+        from_broker(one, data)
+    assert (one.describe(0.0) == "held") == (end == "while queued")
     one.close(math.ulp(1.0))
-    assert set(connections(of)) <= {0}
+    assert {account.connections for account in of.accounts()} <= {0}
+    assert all(group.waiting == 0 for group in of.groups(Kind.PRODUCE))
 
 
 def test_a_client_id_for_each_request_keeps_eight_accounts() -> None:
@@ -250,5 +193,5 @@ def test_a_client_id_for_each_request_keeps_eight_accounts() -> None:
     for number in range(1000):
         from_client(one, produce(number, 100, client_id=f"c{number}"))
         from_broker(one, produce_response(number))
-    assert sum(connections(of)) == len(one.client_ids) == 8
+    assert sum(account.connections for account in of.accounts()) == len(one.client_ids) == 8
     assert of.clients <= 50

@@ -1,7 +1,6 @@
 """What others write to the fleet's topic, captured or made up, changes nothing; work and memory stay bounded."""
 
 import itertools
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY, floor_share
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
+from tests.support.turns import Watch
 
 OLD, NEW, STRANGE = b"old" * 12, b"new" * 12, b"strange" * 5
 TOPIC, ID, GROUP = "kquota-fleet", "shop", 12_344  # of partition 0 of 4
@@ -66,19 +66,16 @@ class Site:
 
 
 def _goodbyes(site: Site) -> None:
-    """Two forged goodbyes made each instance take all, for good."""
     for fleet in site.fleets:
         site.forge(Record(fleet.member, SEQ, 1000, True, "", ()))
 
 
 def _crowd(site: Site) -> None:
-    """1000 made-up members took what the others held, for ten hours."""
     for member in range(1000):
         site.forge(Record(member, 0, 600_000, False, "", (ALL,)))
 
 
 def _captured_goodbye(site: Site) -> None:
-    """A goodbye of the fleet's own, of an instance that ended, under every other number."""
     third = site.start()
     site.run(8)
     (_, goodbye), *_ = found = third.leave(site.now)
@@ -90,18 +87,15 @@ def _captured_goodbye(site: Site) -> None:
 
 
 def _other_partition(site: Site) -> None:
-    """Records of the other instance, copied to a partition where its sequence is behind."""
     site.log += [(partition, data) for _, data in site.log[-8:] for partition in (1, 2, 3)]
 
 
 def _other_topic(site: Site) -> None:
-    """Records of a fleet with the same key and id on another topic, and of another fleet with the same key."""
     for seal in (Seal([OLD], "staging-fleet", ID), Seal([OLD], TOPIC, "staging")):
         site.forge(Record(site.fleets[0].member, SEQ, 1000, True, "", ()), seal)
 
 
 def _old(site: Site) -> None:
-    """All records of the last minutes once more, in their order."""
     site.log += site.log[:400]
 
 
@@ -122,7 +116,6 @@ def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac:
 
 
 def test_records_of_a_dead_instance_expire() -> None:
-    """To those that knew it, and after five minutes to newcomers too."""
     site = Site(3)
     site.run(8)
     dead = site.fleets.pop()
@@ -138,21 +131,7 @@ def test_records_of_a_dead_instance_expire() -> None:
         assert newcomer is None or newcomer.ignored.outdated == len(captured)
 
 
-def test_a_key_is_rotated_without_a_moment_of_two_fleets() -> None:
-    """One instance after the other: first both keys and the old one signs, then the new one signs, then it alone."""
-    site = Site(3)
-    site.run(8)
-    for keys in ([OLD, NEW], [NEW, OLD], [NEW]):
-        for fleet in site.fleets:
-            fleet.seal = Seal(keys, TOPIC, ID)
-            site.run(3)
-            assert sum(site.shares()) <= 1.0 + 1e-9
-            assert site.shares() == pytest.approx([1 / 3] * 3, rel=0.02)
-    assert sum(fleet.ignored.bad_mac for fleet in site.fleets) == 0
-
-
 def test_duplicate_instance_ids_become_two() -> None:
-    """A copied virtual machine: both go on with the same number and the same sequence."""
     site = Site(3)
     site.fleets[1].member = site.fleets[0].member
     site.run(20)
@@ -164,7 +143,6 @@ def test_duplicate_instance_ids_become_two() -> None:
 
 @pytest.mark.parametrize("ticks", range(80, 84))
 def test_newcomer_to_group_hears_others_first(ticks: int) -> None:
-    """It has read the partition for long, but kept nothing of groups that were not its own."""
     site = Site()
     late = site.fleets.pop()
     late.part(GROUP)
@@ -187,19 +165,16 @@ def test_newcomer_to_group_hears_others_first(ticks: int) -> None:
 
 
 def test_only_own_groups_are_kept() -> None:
-    """As many groups as a record holds, of as many members, were 500 000 entries in each instance."""
     site = Site()
     uses = tuple(ALL._replace(group=4 * number) for number in range(10_000))
-    start = time.thread_time()
+    watch = Watch()
     for member in range(5):
         site.forge(Record(member, 0, 600_000, False, "", uses), SEAL)
-    site.run(1)
-    took_s = time.thread_time() - start
+    watch(lambda: site.run(1))
     assert [len(fleet.view._groups) for fleet in site.fleets] == [1, 1]
-    assert took_s / (2 * 5) < 0.1  # some 10 ms for a record of 280 kB, its writing included
-    fleet = site.fleets[0]
-    fleet.part(GROUP)
-    assert not fleet.view._groups
+    watch.check(2 * 5 * 40.0, but=0)  # some 10 ms for a record of 280 kB
+    site.fleets[0].part(GROUP)
+    assert not site.fleets[0].view._groups
 
 
 def test_memory_is_bounded_for_any_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +194,6 @@ def test_memory_is_bounded_for_any_records(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_ignores_implausible_intervals() -> None:
-    """An hour was, so that what a made-up member held was held for ten."""
     site = Site()
     site.run(10)
     site.forge(Record(7, 0, 600_000, False, "", (ALL,)), SEAL)
@@ -229,24 +203,7 @@ def test_ignores_implausible_intervals() -> None:
     assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
 
 
-def test_a_sweep_looks_at_a_bounded_number_of_reports() -> None:
-    seen = View(Timing())
-    for group in range(400):
-        seen.follow(group)
-        for member in range(20):
-            seen.take(0, Record(member, group, 1000, False, "", (ALL._replace(group=group),)), 0.0)
-    seen.sweep(30_000.0)
-    sizes = []
-    for tick in range(12):
-        seen.sweep(30_000.0 + tick * 250)
-        sizes.append(seen._uses)
-    # 2000 reports at a time: 8000 of 400 groups take five sweeps.
-    assert sizes[0] == 8000 - 96 * 20
-    assert sizes[5:] == [0] * 7
-
-
 def test_an_instance_without_the_key_is_alone() -> None:
-    """Its records and theirs do not meet: as with two fleets, each group of instances has the limit."""
     site = Site(seals=[SEAL, SEAL, STRANGER])
     site.run(15)
     assert site.shares() == pytest.approx([0.5, 0.5, CAPACITY + floor_share(1)], rel=0.02)

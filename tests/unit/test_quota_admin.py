@@ -27,14 +27,9 @@ from quota.admin import (
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT
 from quota.overlay import altered, laid_over
-from quota.table import CandidateLimits, Entry, QuotaTable
+from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 
-PRODUCE, FETCH, TIME, MUTATIONS = (
-    "producer_byte_rate",
-    "consumer_byte_rate",
-    "request_percentage",
-    "controller_mutation_rate",
-)
+PRODUCE, FETCH, TIME, MUTATIONS = RATE_FIELD.values()
 
 RATE = "connection_creation_rate"
 
@@ -89,24 +84,19 @@ class Table:
         return enforced(self.in_force)
 
 
-# ---- altering -------------------------------------------------------------------------------------------------------
-
-
 def test_g1_set_change_remove_and_mix() -> None:
     table, both = Table(), entity("user", "client-id")
-    assert table.shown == {}
-    table.alter(both, producer_byte_rate=10000.0, consumer_byte_rate=20000.0)
-    table.alter(both, producer_byte_rate=15000.0)
-    assert table.shown == {both: {PRODUCE: 15000.0, FETCH: 20000.0}}
-    table.alter(both, producer_byte_rate=None)
-    assert table.shown == {both: {FETCH: 20000.0}}
-    table.alter(both, request_percentage=None)
-    assert table.shown == {both: {FETCH: 20000.0}}
-    table.alter(both, producer_byte_rate=5000.0)
-    table.alter(both, producer_byte_rate=20000.0, consumer_byte_rate=None, request_percentage=12.3)
-    assert table.shown == {both: {PRODUCE: 20000.0, TIME: 12.3}}
-    table.alter(both, producer_byte_rate=None, request_percentage=None)
-    assert table.shown == {}
+    for values, shown in (
+        ({PRODUCE: 10000.0, FETCH: 20000.0}, {PRODUCE: 10000.0, FETCH: 20000.0}),
+        ({PRODUCE: 15000.0}, {PRODUCE: 15000.0, FETCH: 20000.0}),
+        ({PRODUCE: None}, {FETCH: 20000.0}),
+        ({TIME: None}, {FETCH: 20000.0}),
+        ({PRODUCE: 5000.0}, {PRODUCE: 5000.0, FETCH: 20000.0}),
+        ({PRODUCE: 20000.0, FETCH: None, TIME: 12.3}, {PRODUCE: 20000.0, TIME: 12.3}),
+        ({PRODUCE: None, TIME: None}, {}),
+    ):
+        table.alter(both, **values)
+        assert table.shown == ({both: shown} if shown else {})
     assert table.overlay == {}
 
 
@@ -131,7 +121,6 @@ def test_g1_set_change_remove_and_mix() -> None:
     ],
 )
 def test_refuses_invalid_alterations_alone(alteration: tuple[Entity, list[Op]]) -> None:
-    """One request with a good alteration too: only the bad one is refused, and nothing of it changes."""
     bad, good = validate([alteration, change(entity("other"), producer_byte_rate=7.0, no_such_key=None)])
     assert bad.error is not None
     assert (bad.error.code, bad.changes) == (INVALID_REQUEST, {})
@@ -172,43 +161,24 @@ def test_g12_values_are_checked(key: str, value: float, good: bool) -> None:
 
 def test_g3_addresses() -> None:
     table, address, default = Table(), entity(ip="1.2.3.4"), entity(ip=None)
-    table.alter(address, connection_creation_rate=100.0)
-    table.alter(address, connection_creation_rate=150.0)
-    table.alter(default, connection_creation_rate=200.0)
+    for which, value in ((address, 100.0), (entity(ip="::ffff:1.2.3.4"), 150.0), (default, 200.0)):
+        table.alter(which, connection_creation_rate=value)  # an address is the same however it is spelt
     assert select(table.shown, [any_("ip")], strict=False) == [(address, {RATE: 150.0}), (default, {RATE: 200.0})]
+    assert len(select(table.shown, [named("ip", "::ffff:102:304")], strict=True)) == 1
     limits = table.in_force.connections
-    assert [limits.rate(EntityType.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")] == [
-        150.0,
-        200.0,
-    ]
-    table.alter(address, connection_creation_rate=None)
-    table.alter(default, connection_creation_rate=None)
+    rates = [limits.rate(EntityType.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")]
+    assert rates == [150.0, 200.0]
+    for which in (address, default):
+        table.alter(which, connection_creation_rate=None)
     assert (table.shown, table.overlay) == ({}, {})
 
 
-def test_addresses_are_the_same_however_they_are_spelt() -> None:
-    table = Table()
-    table.alter(entity(ip="0:0::1"), connection_creation_rate=1.0)
-    table.alter(entity(ip="::ffff:10.0.0.1"), connection_creation_rate=2.0)
-    assert table.shown == {entity(ip="::1"): {RATE: 1.0}, entity(ip="10.0.0.1"): {RATE: 2.0}}
-    assert len(select(table.shown, [named("ip", "0::0:1")], strict=True)) == 1
-    table.alter(entity(ip="::1"), connection_creation_rate=None)
-    assert list(table.shown) == [entity(ip="10.0.0.1")]
-
-
 def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
-    table = Table(
-        connections=[ConnectionEntry(EntityType.IP, "1.2.3.4", 5.0, 3), ConnectionEntry(EntityType.USER, "u", 7.0)]
-    )
-    table.alter(entity(ip="1.2.3.4"), connection_creation_rate=None)
-    assert table.in_force.connections.entries == (
-        ConnectionEntry(EntityType.IP, "1.2.3.4", None, 3),
-        ConnectionEntry(EntityType.USER, "u", 7.0),
-    )
-    table.alter(entity(ip="1.2.3.4"), connection_creation_rate=9.0)
-    assert table.in_force.connections.rate(EntityType.IP, "1.2.3.4") == ConnectionEntry(
-        EntityType.IP, "1.2.3.4", 9.0, 3
-    )
+    user = ConnectionEntry(EntityType.USER, "u", 7.0)
+    table = Table(connections=[ConnectionEntry(EntityType.IP, "1.2.3.4", 5.0, 3), user])
+    for rate in (None, 9.0):
+        table.alter(entity(ip="1.2.3.4"), connection_creation_rate=rate)
+        assert set(table.in_force.connections.entries) == {ConnectionEntry(EntityType.IP, "1.2.3.4", rate, 3), user}
     shadow = Table(connections=[ConnectionEntry(EntityType.IP, DEFAULT, 5.0, 3, mode="shadow")])
     assert shadow.shown == {}
     shadow.alter(entity(ip=None), connection_creation_rate=None)
@@ -226,8 +196,6 @@ def test_entity_twice_is_answered_once_with_the_first() -> None:
     (verdict,) = validate([bad, again])
     assert (verdict.error and verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
 
-
-# ---- describing -----------------------------------------------------------------------------------------------------
 
 # The eleven entities of ClientQuotasRequestTest and two addresses.
 G8: dict[Entity, dict[str, float]] = {
@@ -307,31 +275,29 @@ def test_g9_g10_filters_that_make_no_sense(components: list[Component], expected
     assert caught.value.code == expected
 
 
-def test_shadow_limits_are_not_in_force_and_not_shown() -> None:
-    entries = [Entry("a", None, 1.0), Entry("b", None, 1.0, mode="shadow")]
-    assert enforced(QuotaTable(entries)) == {entity("a"): {PRODUCE: 1.0}}
-
-
-# ---- overlay --------------------------------------------------------------------------------------------------------
-
-
-def test_the_overlay_wins_for_each_entity_and_key() -> None:
-    table = Table(Entry("a", None, 1.0, 2.0), Entry(None, DEFAULT, 3.0))
-    table.alter(entity("a"), producer_byte_rate=10.0, request_percentage=5.0)
-    assert table.shown == {entity("a"): {PRODUCE: 10.0, FETCH: 2.0, TIME: 5.0}, entity(client_id=None): {PRODUCE: 3.0}}
-
-
-def test_removal_persists_until_set_again() -> None:
-    table = Table(Entry("a", None, 1.0, 2.0))
-    table.alter(entity("a"), producer_byte_rate=None)
-    assert table.overlay == {entity("a"): {PRODUCE: None}}
-    assert table.shown == {entity("a"): {FETCH: 2.0}}
-    table.alter(entity("a"), consumer_byte_rate=None)
+def test_overlay_enforces_limits_of_shadow_entity() -> None:
+    table = Table(Entry("a", None, 1.0, 2.0, mode="shadow"))
     assert table.shown == {}
+    table.alter(entity("a"), producer_byte_rate=None)  # not in force: nothing to remove
+    assert table.overlay == {}
+    table.alter(entity("a"), producer_byte_rate=9.0)
+    assert table.shown == {entity("a"): {PRODUCE: 9.0}}
+    assert table.in_force.entries == (Entry("a", None, 9.0),)
+    table.alter(entity("a"), producer_byte_rate=None)
+    assert table.in_force.entries == table.in_file.entries
+
+
+def test_the_overlay_wins_and_a_removal_persists_until_set_again() -> None:
+    a = entity("a")
+    table = Table(Entry("a", None, 1.0, 2.0), Entry(None, DEFAULT, 3.0))
+    table.alter(a, producer_byte_rate=10.0, request_percentage=5.0)
+    assert table.shown == {a: {PRODUCE: 10.0, FETCH: 2.0, TIME: 5.0}, entity(client_id=None): {PRODUCE: 3.0}}
+    table.alter(a, producer_byte_rate=None, request_percentage=None, consumer_byte_rate=None)
+    assert table.overlay == {a: {PRODUCE: None, FETCH: None}}
     table.in_file = QuotaTable([Entry("a", None, 100.0)])  # the file is edited: what was removed is still removed
     assert table.shown == {}
-    table.alter(entity("a"), producer_byte_rate=7.0)
-    assert table.shown == {entity("a"): {PRODUCE: 7.0}}
+    table.alter(a, producer_byte_rate=7.0)
+    assert table.shown == {a: {PRODUCE: 7.0}}
 
 
 def test_candidates_follow_altered_and_removed_limits() -> None:
@@ -342,15 +308,3 @@ def test_candidates_follow_altered_and_removed_limits() -> None:
     assert table.shown == {entity("a"): {PRODUCE: 9.0}}
     table.alter(entity("a"), producer_byte_rate=None)
     assert table.in_force.entries == ()
-
-
-def test_overlay_enforces_limits_of_shadow_entity() -> None:
-    table = Table(Entry("a", None, 1.0, 2.0, mode="shadow"))
-    table.alter(entity("a"), producer_byte_rate=None)  # not in force: nothing to remove
-    assert table.overlay == {}
-    table.alter(entity("a"), producer_byte_rate=9.0)
-    assert table.shown == {entity("a"): {PRODUCE: 9.0}}
-    (entry,) = table.in_force.entries
-    assert (entry.mode, entry.consumer_byte_rate) == ("enforce", None)
-    table.alter(entity("a"), producer_byte_rate=None)
-    assert table.in_force.entries == table.in_file.entries

@@ -55,9 +55,6 @@ def admitted(decisions: list[Ticket | Refusal]) -> int:
     return sum(isinstance(one, Ticket) for one in decisions)
 
 
-# ---- Kafka's cases (ConnectionQuotasTest) ---------------------------------------
-
-
 def test_i1_a_rate_limit_that_changes_while_the_clock_stands() -> None:
     gate = Gate(ConnectionEntry(IP, A, 20))
     first = gate.attempts(40, 0)
@@ -71,20 +68,11 @@ def test_i1_a_rate_limit_that_changes_while_the_clock_stands() -> None:
 
 
 def test_i4_a_refused_connection_leaves_no_trace_in_any_rate() -> None:
-    gate = Gate(ConnectionEntry(IP, A, 0), ConnectionEntry(USER, DEFAULT, 100))
-    (refusal,) = gate.attempts(1, 0, user="alice")
-    assert refusal == Refusal(Cause.IP_RATE, A, 0, 1.0, 1000)  # the delay is bounded to one sample
-    assert gate.observed(IP, A, 0) == 0.0
-    assert gate.observed(USER, "alice", 0) == 0.0
-
-
-def test_i4_refused_user_takes_back_address_record() -> None:
-    gate = Gate(ConnectionEntry(IP, DEFAULT, 100), ConnectionEntry(USER, "alice", 0))
-    assert admitted(gate.attempts(1, 0, user="bob")) == 1
-    (refusal,) = gate.attempts(1, 0, user="alice")
-    assert isinstance(refusal, Refusal)
-    assert refusal.cause is Cause.USER_RATE
-    assert gate.observed(IP, A, 0) == 1.0  # bob's
+    gate = Gate(ConnectionEntry(IP, A, 0), ConnectionEntry(USER, "alice", 0), ConnectionEntry(IP, DEFAULT, 100))
+    assert gate.attempts(1, 0, user="bob") == [Refusal(Cause.IP_RATE, A, 0, 1.0, 1000)]  # bounded to one sample
+    assert admitted(gate.attempts(1, 0, B, user="bob")) == 1
+    assert gate.attempts(1, 0, B, user="alice") == [Refusal(Cause.USER_RATE, "alice", 0, 1.0, 1000)]
+    assert [gate.observed(IP, A, 0), gate.observed(USER, "alice", 0), gate.observed(IP, B, 0)] == [0.0, 0.0, 1.0]
 
 
 def test_i5_defaults_and_overrides() -> None:
@@ -112,9 +100,6 @@ def test_the_delay_is_kip_13s_with_production_windows() -> None:
     assert admitted(gate.attempts(2, 50)) == 1  # when it is over: 201 / 10.05 s = 20.0/s
 
 
-# ---- users, caps, shadow ---------------------------------------
-
-
 def test_cap_refuses_at_once_and_rates_keep_records() -> None:
     gate = Gate(ConnectionEntry(USER, "alice", 100, 2))
     decisions = gate.attempts(3, 0, user="alice")
@@ -129,37 +114,20 @@ def test_cap_refuses_at_once_and_rates_keep_records() -> None:
     assert dict(gate.gate.open(IP)) == {A: 2}
 
 
-def test_zero_cap_refuses_all_and_later_cap_counts_open() -> None:
-    gate = Gate()
-    tickets = gate.attempts(3, 0, user="alice")
-    gate.limits = ConnectionLimits([ConnectionEntry(IP, DEFAULT, None, 3), ConnectionEntry(USER, "mallory", None, 0)])
-    assert gate.attempts(1, 0, user="alice") == [Refusal(Cause.IP_CAP, A, 3, 3, 0)]
-    assert gate.attempts(1, 0, B, user="mallory") == [Refusal(Cause.USER_CAP, "mallory", 0, 0, 0)]
-    for ticket in tickets:
-        assert isinstance(ticket, Ticket)
-        gate.gate.leave(ticket)
-    assert not gate.gate.open(IP)
-    assert not gate.gate.open(USER)
-
-
 def test_charges_late_user_once() -> None:
     gate = Gate(ConnectionEntry(USER, "alice", 1, 2), ConnectionEntry(IP, DEFAULT, 100))
-    first, second, third = gate.attempts(3, 0)
-    assert isinstance(first, Ticket)
-    assert isinstance(second, Ticket)
-    assert isinstance(third, Ticket)
+    tickets = [one for one in gate.attempts(3, 0) if isinstance(one, Ticket)]
+    first, second, third = tickets
     assert not gate.gate.open(USER)
     assert gate.gate.identify(first, "alice", 0) is None
     assert gate.gate.identify(first, "alice", 0) is None  # re-authentication
-    refusal = gate.gate.identify(second, "alice", 0)
-    assert refusal == Refusal(Cause.USER_RATE, "alice", 1, 2.0, 1000)
+    assert gate.gate.identify(second, "alice", 0) == Refusal(Cause.USER_RATE, "alice", 1, 2.0, 1000)
     assert gate.observed(IP, A, 0) == 3.0  # it was served until here
     assert gate.gate.identify(second, "alice", 2001) is None
     assert gate.gate.identify(third, "alice", 9999) == Refusal(Cause.USER_CAP, "alice", 2, 2, 0)
-    for ticket in (first, second, third):
+    for ticket in tickets:
         gate.gate.leave(ticket)
-    assert not gate.gate.open(USER)
-    assert not gate.gate.open(IP)
+    assert (dict(gate.gate.open(USER)), dict(gate.gate.open(IP))) == ({}, {})
 
 
 def test_shadow_limits_count_but_refuse_nothing() -> None:
@@ -202,20 +170,10 @@ def test_refusals_are_remembered_by_name_and_bounded() -> None:
     assert gate.gate.refused == {Cause.IP_RATE: 3, Cause.IP_CAP: 1 + MAX_REMEMBERED}
 
 
-# ---- entities ---------------------------------------
-
-
-def test_addresses_have_one_spelling() -> None:
-    assert canonical_address("::ffff:10.0.0.1") == "10.0.0.1"
-    assert canonical_address("2001:DB8:0::1") == "2001:db8::1"
-    assert canonical_address("fe80::1%eth0") == "fe80::1"
-    assert ConnectionEntry(IP, "::FFFF:10.0.0.1", 1).name == "10.0.0.1"
-    for wrong in ("kafka-0", "10.0.0", "", "010.0.0.1", "10.0.0/8", "10.0.0.0/33"):
-        with pytest.raises(ValueError, match="does not appear to be"):
-            ConnectionEntry(IP, wrong, 1)
-
-
-NETWORKS = {
+SPELLINGS = {
+    "::ffff:10.0.0.1": "10.0.0.1",
+    "2001:DB8:0::1": "2001:db8::1",
+    "fe80::1%eth0": "fe80::1",
     "10.0.0.0/8": "10.0.0.0/8",
     "10.0.0.1/32": "10.0.0.1",
     "2001:DB8:0::/32": "2001:db8::/32",
@@ -225,20 +183,22 @@ NETWORKS = {
     "::/0": "::/0",
     "fe80::%eth0/64": "fe80::/64",
     "10.0.0.1/8": "has host bits set, the network is 10.0.0.0/8",
-    "10.0.0.0/255.0.0.0": "the prefix length",
-    "10.0.0.0/": "the prefix length",
-    "10.0.0.0/8/9": "the prefix length",
+    **dict.fromkeys(["10.0.0.0/255.0.0.0", "10.0.0.0/", "10.0.0.0/8/9"], "the prefix length"),
+    **dict.fromkeys(["kafka-0", "10.0.0", "", "010.0.0.1", "10.0.0/8", "10.0.0.0/33"], "does not appear to be"),
 }
 
 
-@pytest.mark.parametrize("text", NETWORKS)
-def test_networks_have_one_spelling(text: str) -> None:
-    said = NETWORKS[text]
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_addresses_and_networks_have_one_spelling(text: str) -> None:
+    said = SPELLINGS[text]
     if " " in said:
+        with pytest.raises(ValueError, match=said):
+            ConnectionEntry(IP, text, 1)
         with pytest.raises(ValueError, match=said):
             canonical_source(text)
     else:
         assert ConnectionEntry(IP, text, 1).name == said
+        assert "/" in text or canonical_address(text) == said
 
 
 def test_a_network_limits_each_of_its_addresses() -> None:
@@ -271,19 +231,19 @@ def test_longest_prefix_wins(places: set[tuple[str, int]], address: str, default
     assert limits.rate(IP, address) == expected
 
 
-def test_bad_limits_are_refused() -> None:
-    with pytest.raises(ValueError, match="not empty"):
-        ConnectionEntry(USER, "", 1)
-    for rate in (-1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="connection_creation_rate is"):
-            ConnectionEntry(USER, "u", rate)
-    with pytest.raises(ValueError, match="max_connections is -1"):
-        ConnectionEntry(USER, "u", None, -1)
+@pytest.mark.parametrize(
+    ("name", "rate", "cap", "said"),
+    [
+        ("", 1, None, "not empty"),
+        *(("u", rate, None, "connection_creation_rate is") for rate in (-1.0, float("inf"), float("nan"))),
+        ("u", None, -1, "max_connections is -1"),
+    ],
+)
+def test_bad_limits_are_refused(name: str, rate: float | None, cap: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ConnectionEntry(USER, name, rate, cap)
     with pytest.raises(ValueError, match="two connection limits"):
         ConnectionLimits([ConnectionEntry(IP, "::1", 1), ConnectionEntry(IP, "0::1", 2)])
-
-
-# ---- against a plain model, and memory ---------------------------------------
 
 
 @settings(max_examples=examples(200))
@@ -293,7 +253,6 @@ def test_bad_limits_are_refused() -> None:
     st.sampled_from([1, 2, 3, 11]),
 )
 def test_forgetting_changes_no_decision(steps: list[tuple[int, str]], limit: int, num_samples: int) -> None:
-    """A gate that forgets idle names decides as Kafka's sensors do, which live on."""
     gate = Gate(ConnectionEntry(IP, DEFAULT, limit), num_samples=num_samples)
     sensors = {address: SampledRate(num_samples, 1000) for address in (A, B)}
     now = 0

@@ -151,9 +151,6 @@ def test_kinds_are_apart() -> None:
     assert [table.records(kind) for kind in Kind] == [True, True, False, False]
 
 
-# An empty (or null) client-id.
-
-
 def test_an_empty_client_id_is_a_name() -> None:
     # B26: at a broker it escapes even the default client-id quota
     ledger = Ledger(QuotaTable([rate(None, DEFAULT, 500)]), max_throttle_ms=None, smooth=False)
@@ -165,14 +162,3 @@ def test_an_empty_client_id_is_a_name() -> None:
     unnamed = QuotaTable([rate("u", None, 300)]).resolve(PRODUCE, "u", "")
     assert named.group == unnamed.group == ("u", "")
     assert named.key != unnamed.key
-
-
-# The table as a value.
-
-
-def test_changing_a_table_makes_another_one() -> None:
-    one = QuotaTable([rate("u", None, 1)])
-    two = one.with_entry(rate("u", None, 2))
-    assert (one.resolve(PRODUCE, "u", "c").limit, two.resolve(PRODUCE, "u", "c").limit) == (1, 2)
-    assert two.without("u", None).entries == ()
-    assert two.without("nobody", None).entries == two.entries
