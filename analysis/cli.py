@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
             conf.setdefault("spark.jars.packages", kafka_package())
     elif options.format != "files":
-        from analysis.iceberg import session_conf
+        from analysis.store import session_conf
 
         places = [options.input, options.output] if options.name == "compact" else [options.input]
         conf |= session_conf(conf, places, options.format)
@@ -236,7 +236,7 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
         if name == owner and getattr(options, option) is None:
             raise WrongUseError(f"{name} needs --{option} FILE")
     if name == "chargeback":
-        from analysis.prices import load_prices
+        from analysis.owners import load_prices
 
         prices = load_prices(options.prices)
         if prices.payer == "team" and options.owners is None:

@@ -16,10 +16,9 @@ from analysis.columns import cluster
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import WrongUseError
 from analysis.files import delete, delete_files, file_system, input_files, kept, same_system
-from analysis.iceberg import ROW_GROUP_BYTES
 from analysis.intake import parse
 from analysis.rollups import STEPS, coarser, with_library
-from analysis.store import WORDS, Day, Store, days_below
+from analysis.store import ROW_GROUP_BYTES, WORDS, Day, Store, days_below
 from analysis.words import several, size
 from quota.record import FIELDS, IDENTITY
 

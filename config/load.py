@@ -14,11 +14,10 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from config.identity import SOURCES
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
 from config.parts import read_config
 from config.problems import MAX_PROBLEMS, MISSING, ConfigError, Place, Problem, first_of, unreadable
-from config.sections import Transparent
+from config.sections import SOURCES, Transparent
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
 from config.types import DEFAULT_WORD

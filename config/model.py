@@ -19,8 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from config.identity import IdentitySection
-from config.sections import NETWORK, SCOPES, Export, FleetSection, Limits, Transparent
+from config.sections import NETWORK, SCOPES, Export, FleetSection, IdentitySection, Limits, Transparent
 from config.source import Source
 from config.tls import ListenTls, UpstreamSasl, UpstreamTls
 from config.types import (

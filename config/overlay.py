@@ -18,8 +18,7 @@ from pydantic import Field
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
 from config.problems import MAX_FILE_BYTES, ConfigError, Place, Problem, first_of, unreadable
-from config.scalars import dump, number
-from config.source import parse
+from config.source import dump, number, parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Section, Value, wrong
 from proxy.net.files import read_file

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
-from config.scalars import number
+from config.source import number
 from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
 from config.visible import has_control
 from quota.connections import canonical_address, canonical_source

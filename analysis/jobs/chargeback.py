@@ -10,8 +10,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, sums
 from analysis.kinds import BYTE_KINDS, by_kind
-from analysis.owners import Owners
-from analysis.prices import PriceModel
+from analysis.owners import Owners, PriceModel
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
 from analysis.words import several, share
 

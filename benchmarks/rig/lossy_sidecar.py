@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import proxy.app.fleet.member
 from proxy.app.cli.main import main
-from proxy.app.fleet.exchange import Exchange
+from proxy.app.fleet.member import Exchange
 
 LATE_S: Final = (1.0, 3.0)
 LOOK_EVERY_S: Final = 0.1

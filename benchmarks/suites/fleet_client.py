@@ -4,7 +4,7 @@
 
 Each client runs in a process of its own, alone on the machine but for the broker and seven writers of a record per
 second (the rest of a fleet), writes a record per second and reads all of them: kafka-python as the sidecar has it
-(proxy/app/fleet/exchange.py, a thread) and aiokafka in an event loop, with the same times between fetches.
+(proxy/app/fleet/member.py, a thread) and aiokafka in an event loop, with the same times between fetches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def summary(round_trips_s: list[float], cpu_s: float, seconds: float) -> dict[st
 def with_kafka_python(bootstrap: str, seconds: float) -> dict[str, Any]:
     """As the sidecar does it; the event loop's side looks every 10 ms, so that its own times do not count."""
     from config.sections import FleetSection
-    from proxy.app.fleet.exchange import Exchange
+    from proxy.app.fleet.member import Exchange
 
     exchange = Exchange(FleetSection(), [bootstrap])
     exchange.wanted = frozenset({0})

@@ -30,7 +30,7 @@ from benchmarks.rig.topics import create_topics
 from benchmarks.suites.fleet_live import KEY, Sidecar
 from config.load import load
 from config.table import to_table
-from proxy.app.fleet.exchange import TOPIC_CONFIG
+from proxy.app.fleet.member import TOPIC_CONFIG
 from quota.entity import ANONYMOUS, Kind
 from quota.fleet.record import GroupUse, Record, Seal, encode, group_hash
 from quota.fleet.timing import Timing

@@ -8,8 +8,7 @@ from typing import Any, Final, Literal, get_args
 from config.load import load_bytes
 from config.model import Config
 from config.problems import ConfigError
-from config.scalars import dump
-from config.source import parse
+from config.source import dump, parse
 from config.table import to_table
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, EntityType

@@ -29,7 +29,7 @@ from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, answered, request_of, review
 from proxy.app.common import logs
-from proxy.app.sources.reading import Aside, StuckError
+from proxy.app.sources.follow import Aside, StuckError
 from proxy.net.files import in_memory, read_file
 from proxy.net.listen.listeners import bind
 from proxy.net.tls.contexts import MAX_PEM_BYTES

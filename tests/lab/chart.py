@@ -9,8 +9,8 @@ from typing import Any, Final
 import yaml
 
 from config.model import json_schema, live_settings
-from deploy.kubernetes.annotations import GROUPS
 from deploy.kubernetes.own_quotas import POLICIES
+from deploy.kubernetes.review import GROUPS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"

@@ -17,7 +17,6 @@ import trio
 
 import proxy.app.sources.follow
 import proxy.app.sources.quota_file
-import proxy.app.sources.reading
 from config.load import load, load_bytes
 from config.model import Config
 from config.overlay import load_overlay
@@ -25,9 +24,8 @@ from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.kubernetes.webhook import Certificate, of_files, read_template
-from proxy.app.sources.follow import Followed, Follower
+from proxy.app.sources.follow import MAX_SETTLING, Aside, FileReader, Followed, Follower, StuckError, replace_file
 from proxy.app.sources.quota_file import FileSource
-from proxy.app.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.security import load_security
 from proxy.net import files
 from proxy.net.files import in_memory, read_file
@@ -344,7 +342,7 @@ async def test_unreadable_configuration_is_logged_once(
     with structlog.testing.capture_logs() as logs:
         async with watching(path, timeout_s) as running:
             put_file(path, quota(2))
-            silent = kind(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
+            silent = kind(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
             await until(lambda: running.state.failures == 1)
             assert not running.state.successful
             await trio.sleep(0.3)
@@ -361,7 +359,7 @@ async def test_hanging_overlay_does_not_stop_reload(tmp_path: Path, monkeypatch:
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
     source = overlay_source(path, timeout_s=0.05)
-    silent = Silent(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
+    silent = Silent(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run)
         await until(lambda: not source.state.overlay_successful)

@@ -22,10 +22,10 @@ from config.problems import ConfigError
 from config.table import to_table
 from proxy.app.admin.app import not_ready
 from proxy.app.sources import quota_cluster
+from proxy.app.sources.follow import replace_file
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import MAX_WAITING, FileSource
 from proxy.app.sources.quota_source import QuotaSource
-from proxy.app.sources.reading import replace_file
 from proxy.net.upstream.cluster import ClusterError
 from quota.admin import Changes, Entity, Quotas
 from quota.connections import ConnectionEntry, EntityType

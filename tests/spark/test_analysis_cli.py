@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from analysis.errors import ReportError, WrongUseError
-from analysis.iceberg import package
 from analysis.levels import load_candidate
-from analysis.prices import load_prices, to_prices
+from analysis.owners import load_prices, to_prices
 from analysis.session import find_java, kafka_package
+from analysis.store import package
 from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]

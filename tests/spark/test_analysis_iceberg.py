@@ -15,8 +15,8 @@ import pytest
 
 from analysis.compact import CompactSettings, compact
 from analysis.errors import ReportError
-from analysis.iceberg import EXTENSION, package, session_conf
 from analysis.runner import make
+from analysis.store import EXTENSION, package, session_conf
 from tests.support.iceberg_steps import DAYS, NOW_MS, OPTIONS, REPORT
 from tests.support.spark_tools import record, table, write
 

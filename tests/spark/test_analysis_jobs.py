@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from analysis.columns import grain_for
 from analysis.levels import CandidateQuotas
-from analysis.owners import to_owners
-from analysis.prices import to_prices
+from analysis.owners import to_owners, to_prices
 from config.load import load_bytes
 from config.table import entries
 from proxy.app.cli.main import app

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from analysis.levels import CandidateQuotas
-from analysis.prices import to_prices
+from analysis.owners import to_prices
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import queries
 from tests.lab.fleet import START_MS, GeneratedFleet, write

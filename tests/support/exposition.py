@@ -11,8 +11,7 @@ from prometheus_client.core import Metric
 from config.sections import FleetSection
 from proxy.app.export.exporter import Exporter
 from proxy.app.export.worker import Worker
-from proxy.app.fleet.exchange import Exchange
-from proxy.app.fleet.member import Member
+from proxy.app.fleet.member import Exchange, Member
 from proxy.app.metrics import Exposition, own
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_source import SourceState

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from analysis import cli
 from analysis.compact import CompactSettings, compact
 from analysis.days import Days
-from analysis.iceberg import session_conf
 from analysis.intake import read
 from analysis.runner import make
 from analysis.session import open_session
-from analysis.store import Store
+from analysis.store import Store, session_conf
 from tests.support.plan_tools import watched
 from tests.support.spark_tools import DAY_MS, QUICK, T0_MS
 

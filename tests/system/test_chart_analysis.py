@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from analysis import cli, container
-from analysis.prices import to_prices
+from analysis.owners import to_prices
 from analysis.session import kafka_package
 from tests.lab.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text

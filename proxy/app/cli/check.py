@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from config.load import warnings_of
 from config.model import Config
 from config.overlay import load_overlay
-from config.problems import Problem
-from config.types import HostPort
+from config.problems import Place, Problem
+from config.source import Source
+from config.types import DEFAULT_WORD, HostPort
 from config.units import readable_bytes, readable_span
 from proxy.app.admin.explain import identity_on_paper
 from proxy.app.admin.explain_text import user_text
-from proxy.app.cli.surroundings import warnings_of_surroundings
 from proxy.app.common.text import columns, more_than, readable_limit, readable_name, safe
 from proxy.net.tls import channel
 from quota.connections import ConnectionEntry
@@ -221,3 +223,94 @@ def _short(limit: float) -> float:
 
 def _written(name: Name) -> str:
     return "<default>" if name is DEFAULT else str(name)
+
+
+MAX_WARNINGS = 20
+FEW_BYTES = 1000
+"""Per second: no Kafka client is of use with less."""
+_NO_PREFIX = "Kafka has no prefixes: name each user"
+PATIENCE_MS = 120_000
+"""Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
+
+
+def warnings_of_surroundings(config: Config) -> list[Problem]:
+    """Warnings only, because a file is not always checked where it is used."""
+    source = config.source or Source("(no file)")
+    found = [
+        *_few_ports(config, source),
+        *_patience(config, source),
+        *_directory(config, source),
+        *islice(_names(config, source), MAX_WARNINGS),
+        *islice(_rates(config, source), MAX_WARNINGS),
+    ]
+    for place, path in _named_files(config):
+        if not Path(path).exists():
+            found.append(source.problem(place, "no such file on this machine", path))
+    return found
+
+
+def _few_ports(config: Config, source: Source) -> list[Problem]:
+    ports = config.listen.broker_ports
+    count, named = ports.last - ports.first + 1, len(config.upstream.bootstrap)
+    if config.mode != "rewrite" or count >= named:
+        return []
+    text = (
+        f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named}): each broker of the cluster takes one"
+    )
+    return [source.problem(("listen", "broker_ports"), text, f"{ports.first}-{ports.last}")]
+
+
+def _patience(config: Config, source: Source) -> list[Problem]:
+    if config.pacing != "smooth" or 0 < config.max_mute <= PATIENCE_MS:
+        return []
+    told = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
+    text = f"{told} exceeds clients' timeouts: Java producers drop records after {readable_span(PATIENCE_MS)}"
+    return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
+
+
+def _names(config: Config, source: Source) -> Iterator[Problem]:
+    """Names that mean something else to whoever wrote them."""
+    for index, entry in enumerate(config.quotas):
+        for key, name in (("user", entry.user), ("client-id", entry.client_id)):
+            if not isinstance(name, str) or name == DEFAULT_WORD:
+                continue
+            text = None
+            if name.endswith("*"):
+                text = "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
+            elif name.lower() == "default":
+                text = f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
+            elif key == "user" and name.startswith("User:"):
+                text = f"a user is the name alone; did you mean {name.removeprefix('User:')}?"
+            if text is not None:
+                yield source.problem(("quotas", index, key), text, name)
+
+
+def _rates(config: Config, source: Source) -> Iterator[Problem]:
+    for index, entry in enumerate(config.quotas):
+        for name in ("producer_byte_rate", "consumer_byte_rate"):
+            rate = getattr(entry, name)
+            if rate is not None and rate < FEW_BYTES:
+                text = f"{rate:g} bytes per second: did you mean {rate:g}k or {rate:g}M?"
+                yield source.problem(("quotas", index, name), text, int(rate))
+
+
+def _directory(config: Config, source: Source) -> list[Problem]:
+    if config.export is None or config.export.directory is None or config.export.directory.startswith("/"):
+        return []
+    text = "is relative to the sidecar's working directory; expected an absolute path"
+    return [source.problem(("export", "directory"), text, config.export.directory)]
+
+
+def _named_files(config: Config) -> Iterator[tuple[Place, str]]:
+    settings = (
+        (("listen", "tls"), config.listen.tls, ("certificate_file", "key_file", "client_ca_file")),
+        (("upstream", "tls"), config.upstream.tls, ("ca_file", "certificate_file", "key_file")),
+        (("upstream", "sasl"), config.upstream.sasl, ("password_file", "token_file")),
+        (("identity", "static"), config.identity.static, ("file", "directory")),
+        (("fleet",), config.fleet, ("key_file",)),
+    )
+    for place, setting, names in settings:
+        for name in names:
+            path = getattr(setting, name, None)
+            if path is not None:
+                yield (*place, name), path

@@ -88,7 +88,7 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
     if pod is not None:
         if explicit is not None:
             raise typer.BadParameter("expected --admin or --pod, not both")
-        from proxy.app.cli.port_forward import forwarded
+        from proxy.app.cli.admin_client import forwarded
 
         with errors_said():
             url: str = context.with_resource(forwarded(pod))
@@ -342,8 +342,7 @@ def ui(
 ) -> None:
     """Serve one page for many sidecars on 127.0.0.1: who is throttled in any of them. Rows lead to each sidecar's own
     page."""
-    from proxy.app.cli.admin_client import with_scheme
-    from proxy.app.cli.port_forward import proxied
+    from proxy.app.cli.admin_client import proxied, with_scheme
     from proxy.app.cli.ui import Place, places_of, serve
 
     if (namespace is None) == (admin is None):

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from deploy.kubernetes.annotations import PORT_NAME
+from deploy.kubernetes.review import PORT_NAME
 from proxy.app.admin import ui
 from proxy.app.admin.explain import MAX_DECISIONS
 from proxy.app.admin.guard import Guard, Hosts

@@ -104,7 +104,7 @@ def json_text(value: Any) -> str:
 
 def print_data(value: Any, form: Form = Form.JSON) -> None:
     """Print a value for programs, in JSON or YAML."""
-    from config.scalars import dump  # not needed to show the help
+    from config.source import dump  # not needed to show the help
 
     say(dump(value).rstrip("\n") if form is Form.YAML else json_text(value))
 

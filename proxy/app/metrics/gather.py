@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from proxy.app.metrics.clients import ClientSeries, LibrarySeries
 from proxy.app.metrics.families import counter, written
-from proxy.app.metrics.traffic import traffic_families
+from proxy.app.metrics.own import traffic_families
 from proxy.core.telemetry.observer import Counters
 from quota.ledger import Ledger
 

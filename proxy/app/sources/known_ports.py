@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from config.known_ports import BadStateError, load_ports, ports_bytes
-from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, replace_file
+from proxy.app.sources.follow import ANSWER_TIMEOUT_S, Aside, replace_file
 from proxy.net.listen.addresses import KnownPort
 from proxy.net.listen.server import Proxy
 

@@ -19,8 +19,8 @@ from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError, unreadable
 from config.table import to_table
 from proxy.app.common.gc_tuning import beside_traffic
+from proxy.app.sources.follow import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
-from proxy.app.sources.reading import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.watch import POLL_S
 from quota.admin import Changes, Entity, entity_text
 from quota.overlay import Overlay, altered, laid_over

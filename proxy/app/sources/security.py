@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from config.identity import IdentitySection, StaticIdentity, template_fields
 from config.model import Config
+from config.sections import IdentitySection, StaticIdentity, template_fields
 from config.tls import ListenTls, UpstreamTls
 from proxy.app.sources.follow import Followed, Follower
 from proxy.core.auth.identity import IdentityPolicy

@@ -16,7 +16,7 @@ from config.parts import Fingerprint
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.app.common.gc_tuning import beside_traffic
-from proxy.app.sources.reading import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
+from proxy.app.sources.follow import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.config")
