@@ -23,7 +23,6 @@ from config.sections import NETWORK, SCOPES, Export, FleetSection, IdentitySecti
 from config.source import Source
 from config.tls import ListenTls, UpstreamSasl, UpstreamTls
 from config.types import (
-    ABSOLUTE_PATH,
     ADDRESS,
     CAP_OVERRIDES,
     DEFAULT_WORD,
@@ -32,6 +31,7 @@ from config.types import (
     OVERRIDES,
     PORT_MAP,
     PORT_RANGE,
+    AbsolutePath,
     HostPort,
     PortRange,
     Section,
@@ -39,6 +39,7 @@ from config.types import (
     duration_ms,
     duration_s,
     rate,
+    setting,
     size,
     text,
     whole,
@@ -77,22 +78,22 @@ _HOST = text("a host name or address", most=253)
 class Advertised(Section):
     """Where clients connect to, behind a Service, a balancer or a port mapping."""
 
-    host: Annotated[str, _HOST] | None = Field(
-        default=None, description="Host that clients are told; null: the address that they connected to."
+    host: Annotated[str, _HOST] | None = setting(
+        None, "Host that clients are told; null: the address that they connected to."
     )
-    port: Annotated[int, _MAPPED] | None = Field(
-        default=None, description="Port of clients' bootstrap.servers, which `kquota check` shows; null: listen.port."
+    port: Annotated[int, _MAPPED] | None = setting(
+        None, "Port of clients' bootstrap.servers, which `kquota check` shows; null: listen.port."
     )
-    first_broker_port: Annotated[int, _MAPPED] | None = Field(
-        default=None, description="Port that clients are told for the first of broker_ports; null: the same."
+    first_broker_port: Annotated[int, _MAPPED] | None = setting(
+        None, "Port that clients are told for the first of broker_ports; null: the same."
     )
 
 
 class Listen(Section):
     """Where clients connect."""
 
-    host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on.")
-    port: Annotated[int, _PORT] = Field(default=9092, description="Bootstrap port; 0: any free one.")
+    host: Annotated[str, _HOST] = setting("127.0.0.1", "Address to listen on.")
+    port: Annotated[int, _PORT] = setting(9092, "Bootstrap port; 0: any free one.")
     broker_ports: Annotated[PortRange, PORT_RANGE] = Field(
         default_factory=lambda: PortRange(19_092, 19_191),
         description="Local ports for brokers, first-last: at least one per broker of the cluster.",
@@ -102,13 +103,12 @@ class Listen(Section):
         default_factory=dict,
         description="Ports of single brokers, by id, in broker_ports. Others: first + id mod size, or the next free.",
     )
-    broker_port_grace_s: Annotated[float, duration_s(0, 24 * _HOUR_MS)] = Field(
-        default=600,
-        description="How long a port stands for a broker that left the cluster, as clients may still know it.",
+    broker_port_grace_s: Annotated[float, duration_s(0, 24 * _HOUR_MS)] = setting(
+        600, "How long a port stands for a broker that left the cluster, as clients may still know it."
     )
-    state_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None,
-        description="File that keeps the ports of brokers over a restart; null: brokers are asked for, or learnt from "
+    state_file: AbsolutePath | None = setting(
+        None,
+        "File that keeps the ports of brokers over a restart; null: brokers are asked for, or learnt from "
         "answers to clients.",
     )
     advertised: Advertised = Field(
@@ -119,7 +119,7 @@ class Listen(Section):
         description="Networks of balancers, as CIDRs: connections from there begin with a PROXY header (version 1 or "
         "2), whose client address counts. Connections from elsewhere have none.",
     )
-    tls: ListenTls | None = Field(default=None, description="TLS from clients; null: plain.")
+    tls: ListenTls | None = setting(None, "TLS from clients; null: plain.")
 
     @field_validator("broker_port_map")
     @classmethod
@@ -153,10 +153,10 @@ class Upstream(Section):
         default_factory=list,
         description="host:port of some brokers, tried in turn. Required unless mode is transparent.",
     )
-    tls: UpstreamTls | None = Field(default=None, description="TLS to the brokers; null: plain.")
-    sasl: UpstreamSasl | None = Field(default=None, description="SASL login of the sidecar's own connections.")
-    connect_timeout_ms: Annotated[int, duration_ms(10, _HOUR_MS, bare_unit="ms")] = Field(
-        default=10_000, description="Longest time for a connection to a broker, TLS included."
+    tls: UpstreamTls | None = setting(None, "TLS to the brokers; null: plain.")
+    sasl: UpstreamSasl | None = setting(None, "SASL login of the sidecar's own connections.")
+    connect_timeout_ms: Annotated[int, duration_ms(10, _HOUR_MS, bare_unit="ms")] = setting(
+        10_000, "Longest time for a connection to a broker, TLS included."
     )
 
 
@@ -182,39 +182,34 @@ class QuotaEntry(Section):
     is not known yet when they are made.
     """
 
-    user: Annotated[str, text("a user name or <default>")] | None = Field(
-        default=None, description="A user (principal name), or <default>: every user without an entry."
+    user: Annotated[str, text("a user name or <default>")] | None = setting(
+        None, "A user (principal name), or <default>: every user without an entry."
     )
-    client_id: Annotated[str, text("a client-id or <default>")] | None = Field(
-        default=None,
-        alias="client-id",
-        description="A client-id, or <default>: every client-id without an entry.",
+    client_id: Annotated[str, text("a client-id or <default>")] | None = setting(
+        None, "A client-id, or <default>: every client-id without an entry.", alias="client-id"
     )
-    ip: Annotated[str, ADDRESS] | None = Field(
-        default=None,
-        description="The address that clients connect from, a network (CIDR) for each of its addresses, or <default> "
+    ip: Annotated[str, ADDRESS] | None = setting(
+        None,
+        "The address that clients connect from, a network (CIDR) for each of its addresses, or <default> "
         "for every other one. The longest prefix wins.",
     )
     producer_byte_rate: _ProducerByteRate = None
     consumer_byte_rate: _ConsumerByteRate = None
     request_percentage: _RequestPercentage = None
     controller_mutation_rate: _ControllerMutationRate = None
-    connection_creation_rate: Annotated[int, whole(1, INT_MAX, "connections per second")] | None = Field(
-        default=None, description="New connections per second, of an address (KIP-612) or a user."
+    connection_creation_rate: Annotated[int, whole(1, INT_MAX, "connections per second")] | None = setting(
+        None, "New connections per second, of an address (KIP-612) or a user."
     )
-    max_connections: Annotated[int, whole(0, INT_MAX, "connections")] | None = Field(
-        default=None, description="Open connections of an address or a user; 0: none."
+    max_connections: Annotated[int, whole(0, INT_MAX, "connections")] | None = setting(
+        None, "Open connections of an address or a user; 0: none."
     )
-    mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
-        default="enforce", description="shadow: measured, never applied."
+    mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = setting(
+        "enforce", "shadow: measured, never applied."
     )
-    scope: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
-        default=None,
-        description="Scope of the limits: each instance, or the whole fleet; null: fleet.default_scope.",
+    scope: Annotated[Scope, choice("a scope", *SCOPES)] | None = setting(
+        None, "Scope of the limits: each instance, or the whole fleet; null: fleet.default_scope."
     )
-    candidate: QuotaCandidate | None = Field(
-        default=None, description="Other values of these limits: measured, never applied."
-    )
+    candidate: QuotaCandidate | None = setting(None, "Other values of these limits: measured, never applied.")
 
     @field_validator("candidate")
     @classmethod
@@ -304,29 +299,23 @@ class _InTheTablesForm:
 class QuotaSettings(Section):
     """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
 
-    source: Annotated[Literal["file", "cluster"], choice("a source", "file", "cluster")] = Field(
-        default="file",
-        description="file: the entries below; cluster: the cluster's client quotas, polled.",
+    source: Annotated[Literal["file", "cluster"], choice("a source", "file", "cluster")] = setting(
+        "file", "file: the entries below; cluster: the cluster's client quotas, polled."
     )
     entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
         default_factory=list, description="The limits, in any order."
     )
-    poll_interval_s: Annotated[float, duration_s(100, _HOUR_MS)] = Field(
-        default=10,
-        description="With source: cluster, the polling interval.",
+    poll_interval_s: Annotated[float, duration_s(100, _HOUR_MS)] = setting(
+        10, "With source: cluster, the polling interval."
     )
-    alter: Annotated[Literal["deny", "forward", "apply"], choice("a rule", "deny", "forward", "apply")] = Field(
-        default="deny",
-        description="AlterClientQuotas (kafka-configs) through the sidecar: deny; forward to the broker; apply to the "
-        "overlay.",
+    alter: Annotated[Literal["deny", "forward", "apply"], choice("a rule", "deny", "forward", "apply")] = setting(
+        "deny",
+        "AlterClientQuotas (kafka-configs) through the sidecar: deny; forward to the broker; apply to the overlay.",
     )
     alter_principals: list[Annotated[str, text("a user name")]] = Field(
         default_factory=list, description="With alter: apply, the users who may alter quotas, without User:."
     )
-    overlay: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None,
-        description="The file that alter: apply writes. It wins over entries.",
-    )
+    overlay: AbsolutePath | None = setting(None, "The file that alter: apply writes. It wins over entries.")
 
     @model_validator(mode="before")
     @classmethod
@@ -359,8 +348,8 @@ class _ListOrMapping:
 class Admin(Section):
     """The HTTP port for Prometheus, probes and people."""
 
-    host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on; ``::`` in a pod.")
-    port: Annotated[int, _PORT] = Field(default=9404, description="Port; 0: any free one.")
+    host: Annotated[str, _HOST] = setting("127.0.0.1", "Address to listen on; ``::`` in a pod.")
+    port: Annotated[int, _PORT] = setting(9404, "Port; 0: any free one.")
     allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
         default_factory=list,
         description="Other host names that the port answers to: names, *.suffix, or * for any.",
@@ -370,19 +359,19 @@ class Admin(Section):
 class Metrics(Section):
     """What /metrics shows."""
 
-    max_groups: Annotated[int, whole(0, 100_000, "groups")] = Field(
-        default=200, description="Clients and counters with their own series; the rest is added up as `other`."
+    max_groups: Annotated[int, whole(0, 100_000, "groups")] = setting(
+        200, "Clients and counters with their own series; the rest is added up as `other`."
     )
 
 
 class Log(Section):
     """What is logged. KQUOTA_LOG_LEVEL in the environment wins over `level`."""
 
-    level: Annotated[str, choice("a level", "debug", "info", "warning", "error")] = Field(
-        default="info", description="Lowest level that is logged."
+    level: Annotated[str, choice("a level", "debug", "info", "warning", "error")] = setting(
+        "info", "Lowest level that is logged."
     )
-    format: Annotated[str, choice("a format", "auto", "json", "console")] = Field(
-        default="auto", description="auto: console on a terminal, else JSON lines."
+    format: Annotated[str, choice("a format", "auto", "json", "console")] = setting(
+        "auto", "auto: console on a terminal, else JSON lines."
     )
 
 
@@ -398,9 +387,8 @@ class Config(Section):
 
     model_config = ConfigDict(json_schema_extra=_BROKERS_NEEDED)
 
-    mode: Annotated[str, choice("a mode", "rewrite", "transparent")] = Field(
-        default="rewrite",
-        description="rewrite: one local port per broker; transparent: connections are redirected to the sidecar.",
+    mode: Annotated[str, choice("a mode", "rewrite", "transparent")] = setting(
+        "rewrite", "rewrite: one local port per broker; transparent: connections are redirected to the sidecar."
     )
     listen: Listen = Field(default_factory=Listen)
     upstream: Upstream = Field(default_factory=Upstream)
@@ -411,83 +399,74 @@ class Config(Section):
         alias="quotas",
         description="The limits: a list of entries, or a mapping with source, entries, alter.",
     )
-    producer_default: Annotated[int, _BYTE_RATE] | None = Field(
-        default=None, alias="quota.producer.default", description="KIP-13: producer_byte_rate of client-id <default>."
+    producer_default: Annotated[int, _BYTE_RATE] | None = setting(
+        None, "KIP-13: producer_byte_rate of client-id <default>.", alias="quota.producer.default"
     )
-    producer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
-        default=(), alias="quota.producer.override", description='KIP-13: by client-id, "a:4M,b:10M".'
+    producer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = setting(
+        (), 'KIP-13: by client-id, "a:4M,b:10M".', alias="quota.producer.override"
     )
-    consumer_default: Annotated[int, _BYTE_RATE] | None = Field(
-        default=None, alias="quota.consumer.default", description="KIP-13: consumer_byte_rate of client-id <default>."
+    consumer_default: Annotated[int, _BYTE_RATE] | None = setting(
+        None, "KIP-13: consumer_byte_rate of client-id <default>.", alias="quota.consumer.default"
     )
-    consumer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
-        default=(), alias="quota.consumer.override", description='KIP-13: by client-id, "a:4M,b:10M".'
+    consumer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = setting(
+        (), 'KIP-13: by client-id, "a:4M,b:10M".', alias="quota.consumer.override"
     )
-    max_connections_per_ip: Annotated[int, whole(0, INT_MAX, "connections")] | None = Field(
-        default=None, alias="max.connections.per.ip", description="Kafka's name for max_connections of ip <default>."
+    max_connections_per_ip: Annotated[int, whole(0, INT_MAX, "connections")] | None = setting(
+        None, "Kafka's name for max_connections of ip <default>.", alias="max.connections.per.ip"
     )
-    max_connections_per_ip_overrides: Annotated[tuple[tuple[str, int], ...], CAP_OVERRIDES] = Field(
-        default=(),
+    max_connections_per_ip_overrides: Annotated[tuple[tuple[str, int], ...], CAP_OVERRIDES] = setting(
+        (),
+        'max_connections of single addresses, "10.0.0.1:100,10.0.0.2:200".',
         alias="max.connections.per.ip.overrides",
-        description='max_connections of single addresses, "10.0.0.1:100,10.0.0.2:200".',
     )
-    window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
-        default=11,
-        alias="quota.window.num",
-        description="Samples kept, the current one included, as in Kafka.",
+    window_num: Annotated[int, whole(1, 10_000, "samples")] = setting(
+        11, "Samples kept, the current one included, as in Kafka.", alias="quota.window.num"
     )
-    window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
-        default=1, alias="quota.window.size.seconds", description="Length of one sample, as in Kafka."
+    window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = setting(
+        1, "Length of one sample, as in Kafka.", alias="quota.window.size.seconds"
     )
-    controller_window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
-        default=11,
+    controller_window_num: Annotated[int, whole(1, 10_000, "samples")] = setting(
+        11,
+        "Samples of partition mutations, as in Kafka; samples x seconds x rate is the burst.",
         alias="controller.quota.window.num",
-        description="Samples of partition mutations, as in Kafka; samples x seconds x rate is the burst.",
     )
-    controller_window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
-        default=1,
-        alias="controller.quota.window.size.seconds",
-        description="Length of one sample of partition mutations, as in Kafka.",
+    controller_window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = setting(
+        1, "Length of one sample of partition mutations, as in Kafka.", alias="controller.quota.window.size.seconds"
     )
     controller_mutation_algorithm: Annotated[
         Literal["token_bucket", "windowed_burst"], choice("an algorithm", "token_bucket", "windowed_burst")
-    ] = Field(
-        default="token_bucket",
-        description="token_bucket: as Kafka (KIP-599); windowed_burst: a windowed rate, with bursts spread over the "
-        "windows.",
+    ] = setting(
+        "token_bucket",
+        "token_bucket: as Kafka (KIP-599); windowed_burst: a windowed rate, with bursts spread over the windows.",
     )
-    max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit=None)] = Field(
-        default=120_000,
-        description="Max throttle time of a response and its mute. A larger debt delays the group's next requests. 0, "
+    max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit=None)] = setting(
+        120_000,
+        "Max throttle time of a response and its mute. A larger debt delays the group's next requests. 0, "
         "and pacing: kafka: no cap.",
         json_schema_extra={"default": "2m"},
     )
-    pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = Field(
-        default="smooth",
-        description="smooth: even rate; a group's debt delays all its connections. kafka: exactly a broker's formula "
+    pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = setting(
+        "smooth",
+        "smooth: even rate; a group's debt delays all its connections. kafka: exactly a broker's formula "
         "and mutes, which a new connection evades.",
     )
     limits: Limits = Field(default_factory=Limits)
-    drain_timeout_s: Annotated[float, duration_s(0, _HOUR_MS)] = Field(
-        default=30,
-        description="On SIGTERM, time for requests in flight. Throttled connections close at once.",
+    drain_timeout_s: Annotated[float, duration_s(0, _HOUR_MS)] = setting(
+        30, "On SIGTERM, time for requests in flight. Throttled connections close at once."
     )
-    connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * _HOUR_MS, bare_unit="ms")] = Field(
-        default=600_000,
-        description="Connections without traffic for this long are closed, as connections.max.idle.ms.",
+    connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * _HOUR_MS, bare_unit="ms")] = setting(
+        600_000, "Connections without traffic for this long are closed, as connections.max.idle.ms."
     )
-    connections_max_age_ms: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit="ms")] = Field(
-        default=0,
-        description="Connections are closed at 80 to 100 % of this age, between two requests, so that clients spread "
+    connections_max_age_ms: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit="ms")] = setting(
+        0,
+        "Connections are closed at 80 to 100 % of this age, between two requests, so that clients spread "
         "over new replicas; 0: never.",
     )
     admin: Admin | None = Field(default_factory=Admin, description="null: no admin port.")
     metrics: Metrics = Field(default_factory=Metrics)
     log: Log = Field(default_factory=Log)
-    export: Export | None = Field(default=None, description="Usage records; null: none.")
-    fleet: FleetSection | None = Field(
-        default=None, description="Limits shared by instances; null: each instance has its own."
-    )
+    export: Export | None = setting(None, "Usage records; null: none.")
+    fleet: FleetSection | None = setting(None, "Limits shared by instances; null: each instance has its own.")
 
     _source: Source | None = PrivateAttr(default=None)
 

@@ -15,8 +15,8 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from config.types import (
-    ABSOLUTE_PATH,
-    BOOLEAN,
+    AbsolutePath,
+    Bool,
     PortRange,
     Section,
     Value,
@@ -24,6 +24,7 @@ from config.types import (
     duration_ms,
     duration_s,
     port_range,
+    setting,
     size,
     text,
     whole,
@@ -39,36 +40,31 @@ _HOUR_MS = 3_600_000
 class Limits(Section):
     """What one connection may use, how many there may be, and how many clients are remembered (docs/limits.md)."""
 
-    max_frame_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
-        default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
+    max_frame_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = setting(
+        104_857_600, "Largest request, as Kafka's socket.request.max.bytes."
     )
-    max_response_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
-        default=_INT_MAX, description="Largest response of a broker."
+    max_response_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = setting(
+        _INT_MAX, "Largest response of a broker."
     )
-    max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
-        default=1024, description="Unanswered requests of a connection; above it the client is not read."
+    max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = setting(
+        1024, "Unanswered requests of a connection; above it the client is not read."
     )
-    max_connections: Annotated[int, whole(1, _INT_MAX, "connections")] = Field(
-        default=_INT_MAX,
-        description="Open client connections, as Kafka's max.connections; others are closed at once. At most half of "
+    max_connections: Annotated[int, whole(1, _INT_MAX, "connections")] = setting(
+        _INT_MAX,
+        "Open client connections, as Kafka's max.connections; others are closed at once. At most half of "
         "the file descriptors.",
     )
-    pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
-        default=30_000,
-        description="Time until a client's login, or its first request. The broker's time and mutes do not count.",
+    pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = setting(
+        30_000, "Time until a client's login, or its first request. The broker's time and mutes do not count."
     )
-    stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = Field(
-        default=60_000,
-        description="Time that a peer may stop inside a request or response, or not read, below 512 bytes per second.",
+    stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = setting(
+        60_000, "Time that a peer may stop inside a request or response, or not read, below 512 bytes per second."
     )
-    max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = Field(
-        default=20_000,
-        description="Clients and counters remembered per kind of quota. Beyond it new clients share a counter.",
+    max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = setting(
+        20_000, "Clients and counters remembered per kind of quota. Beyond it new clients share a counter."
     )
-    max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = Field(
-        default=1000,
-        description="Connections over a connection_creation_rate that stay open for their delay; others are closed at "
-        "once.",
+    max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = setting(
+        1000, "Connections over a connection_creation_rate that stay open for their delay; others are closed at once."
     )
 
 
@@ -78,32 +74,29 @@ _MIB = 1024 * 1024
 class Export(Section):
     """Where usage records go (docs/usage-records.md)."""
 
-    directory: Annotated[str, text("a directory")] | None = Field(
-        default=None, description="Directory of the JSON-lines files, one per sidecar; null: none."
+    directory: Annotated[str, text("a directory")] | None = setting(
+        None, "Directory of the JSON-lines files, one per sidecar; null: none."
     )
-    kafka_topic: Annotated[str, text("a topic name", most=249)] | None = Field(
-        default=None, description="Topic for the same records; null: none."
+    kafka_topic: Annotated[str, text("a topic name", most=249)] | None = setting(
+        None, "Topic for the same records; null: none."
     )
-    interval_s: Annotated[float, duration_s(1000, 300_000)] = Field(
-        default=10, description="One record per client and interval."
+    interval_s: Annotated[float, duration_s(1000, 300_000)] = setting(10, "One record per client and interval.")
+    rotate_s: Annotated[float, duration_s(1000, 3_600_000)] = setting(
+        300, "A file is complete after this long, and at the end of its hour."
     )
-    rotate_s: Annotated[float, duration_s(1000, 3_600_000)] = Field(
-        default=300,
-        description="A file is complete after this long, and at the end of its hour.",
-    )
-    keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = Field(
-        default=1024 * _MIB,
-        description="Size of all complete files; the oldest are deleted. null: unlimited.",
+    keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = setting(
+        1024 * _MIB,
+        "Size of all complete files; the oldest are deleted. null: unlimited.",
         json_schema_extra={"default": "1GiB"},
     )
-    cluster_id: Annotated[str, text("a name", most=255)] | None = Field(
-        default=None, description="Cluster name in records; null: KQUOTA_CLUSTER_ID, else none."
+    cluster_id: Annotated[str, text("a name", most=255)] | None = setting(
+        None, "Cluster name in records; null: KQUOTA_CLUSTER_ID, else none."
     )
-    namespace: Annotated[str, text("a name", most=255)] | None = Field(
-        default=None, description="Namespace in records; null: KQUOTA_POD_NAMESPACE, else none."
+    namespace: Annotated[str, text("a name", most=255)] | None = setting(
+        None, "Namespace in records; null: KQUOTA_POD_NAMESPACE, else none."
     )
-    pod: Annotated[str, text("a name", most=255)] | None = Field(
-        default=None, description="Pod in records; null: KQUOTA_POD_NAME, else the host name."
+    pod: Annotated[str, text("a name", most=255)] | None = setting(
+        None, "Pod in records; null: KQUOTA_POD_NAME, else the host name."
     )
 
     @model_validator(mode="after")
@@ -120,36 +113,27 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 class FleetSection(Section):
     """Which instances share limits, and how (docs/fleet.md)."""
 
-    id: Annotated[str, text("a name", most=255)] = Field(
-        default="default",
-        description="Instances with the same id and topic are one fleet.",
+    id: Annotated[str, text("a name", most=255)] = setting(
+        "default", "Instances with the same id and topic are one fleet."
     )
-    key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None,
-        description="File with the secret that authenticates records; required. One key a line, at least 32 "
+    key_file: AbsolutePath | None = setting(
+        None,
+        "File with the secret that authenticates records; required. One key a line, at least 32 "
         "characters: the first signs, all are accepted. Re-read when it changes.",
     )
-    default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = Field(
-        default="instance",
-        description="Scope of entries without scope: each instance, or the whole fleet.",
+    default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = setting(
+        "instance", "Scope of entries without scope: each instance, or the whole fleet."
     )
-    topic: Annotated[str, text("a topic name", most=249)] = Field(
-        default="kquota-fleet", description="The fleet's topic."
+    topic: Annotated[str, text("a topic name", most=249)] = setting("kquota-fleet", "The fleet's topic.")
+    create_topic: Bool = setting(True, "Create the topic if missing; false: the log has the command.")
+    replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = setting(
+        None, "Replication factor of a created topic; null: the brokers' default."
     )
-    create_topic: Annotated[bool, BOOLEAN] = Field(
-        default=True,
-        description="Create the topic if missing; false: the log has the command.",
+    interval_s: Annotated[float, duration_s(500, 60_000)] = setting(
+        1, "How often an instance publishes its usage; less often with many instances per partition."
     )
-    replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
-        default=None, description="Replication factor of a created topic; null: the brokers' default."
-    )
-    interval_s: Annotated[float, duration_s(500, 60_000)] = Field(
-        default=1,
-        description="How often an instance publishes its usage; less often with many instances per partition.",
-    )
-    instances: Annotated[int, whole(1, 1_000_000, "instances")] = Field(
-        default=1,
-        description="Number of instances assumed until others are known: the limit is divided by it.",
+    instances: Annotated[int, whole(1, 1_000_000, "instances")] = setting(
+        1, "Number of instances assumed until others are known: the limit is divided by it."
     )
 
     @field_validator("topic")
@@ -199,9 +183,9 @@ PORTS = Value(
 class Transparent(Section):
     """Only with mode: transparent (docs/transparent.md)."""
 
-    mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = Field(
-        default=None,
-        description="Socket mark (SO_MARK) of the sidecar's own connections, for rules that exempt it by mark. Needs "
+    mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = setting(
+        None,
+        "Socket mark (SO_MARK) of the sidecar's own connections, for rules that exempt it by mark. Needs "
         "NET_ADMIN. null: none.",
     )
     networks: list[Annotated[str, NETWORK]] = Field(
@@ -210,10 +194,7 @@ class Transparent(Section):
     ports: list[Annotated[PortRange, PORTS]] = Field(
         default_factory=list, description="Allowed destination ports; empty: all."
     )
-    tls_passthrough: Annotated[bool, BOOLEAN] = Field(
-        default=True,
-        description="Pass TLS without a key through, with byte quotas; false: refuse it.",
-    )
+    tls_passthrough: Bool = setting(True, "Pass TLS without a key through, with byte quotas; false: refuse it.")
 
 
 SOURCES: Final = ("tls", "sasl", "static")
@@ -244,17 +225,14 @@ def _template(value: Any) -> str:
 class StaticIdentity(Section):
     """The user of every connection: written down here, or in files that the workload cannot write."""
 
-    user: Annotated[str, _USER] | None = Field(default=None, description="The user.")
-    file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="A file whose only line is the user; re-read when it changes."
+    user: Annotated[str, _USER] | None = setting(None, "The user.")
+    file: AbsolutePath | None = setting(None, "A file whose only line is the user; re-read when it changes.")
+    template: Annotated[str, Value(_template, {"type": "string", "pattern": r"\{.+\}"})] | None = setting(
+        None, "The user, with {namespace}, {service_account}, {pod} and {label:KEY} from `directory`."
     )
-    template: Annotated[str, Value(_template, {"type": "string", "pattern": r"\{.+\}"})] | None = Field(
-        default=None,
-        description="The user, with {namespace}, {service_account}, {pod} and {label:KEY} from `directory`.",
-    )
-    directory: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None,
-        description="With template: a volume of the downward API with the files namespace, service_account, pod, "
+    directory: AbsolutePath | None = setting(
+        None,
+        "With template: a volume of the downward API with the files namespace, service_account, pod, "
         "labels or token; re-read when they change.",
     )
 
@@ -284,13 +262,12 @@ class _TextOrMapping:
 class SaslIdentity(Section):
     """How the user is found in a login by SASL that the broker has accepted (docs/identity.md)."""
 
-    oauthbearer_claim: Annotated[str, text("the name of a claim")] = Field(
-        default="sub",
-        description="Claim of OAUTHBEARER tokens that is the user, as the brokers' sasl.oauthbearer.sub.claim.name.",
+    oauthbearer_claim: Annotated[str, text("the name of a claim")] = setting(
+        "sub", "Claim of OAUTHBEARER tokens that is the user, as the brokers' sasl.oauthbearer.sub.claim.name."
     )
-    unknown_user: Annotated[str, text("a user name")] | None = Field(
-        default=None,
-        description="User of logins without a visible name (GSSAPI, opaque tokens, unknown delegation tokens); null: "
+    unknown_user: Annotated[str, text("a user name")] | None = setting(
+        None,
+        "User of logins without a visible name (GSSAPI, opaque tokens, unknown delegation tokens); null: "
         "the next source.",
     )
     token_owners: dict[Annotated[str, text("a token id")], Annotated[str, text("a user name")]] = Field(
@@ -306,10 +283,8 @@ class IdentitySection(Section):
         default_factory=lambda: list(SOURCES),
         description="Sources of a connection's user, in this order: certificate, SASL login, static user.",
     )
-    static: Annotated[StaticIdentity, _TextOrMapping()] | None = Field(
-        default=None,
-        description="User name of connections without another source, or a mapping to read it from files; null: "
-        "ANONYMOUS.",
+    static: Annotated[StaticIdentity, _TextOrMapping()] | None = setting(
+        None, "User name of connections without another source, or a mapping to read it from files; null: ANONYMOUS."
     )
 
     sasl: SaslIdentity = Field(default_factory=SaslIdentity, description="How names are read from SASL logins.")

@@ -6,7 +6,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from config.types import ABSOLUTE_PATH, BOOLEAN, Section, Value, choice, duration_ms, text, wrong
+from config.types import (
+    AbsolutePath,
+    Bool,
+    Section,
+    Value,
+    choice,
+    duration_ms,
+    setting,
+    text,
+    wrong,
+)
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
 
 
@@ -28,25 +38,19 @@ _RULES = Value(_rules, {"anyOf": [{"type": "string"}, {"type": "array", "items":
 class ListenTls(Section):
     """TLS from clients. All files are PEM, and read again when they have changed."""
 
-    certificate_file: Annotated[str, ABSOLUTE_PATH] = Field(description="The sidecar's certificate chain, PEM.")
-    key_file: Annotated[str, ABSOLUTE_PATH] = Field(
-        description="The certificate's private key, PEM, without a password."
+    certificate_file: AbsolutePath = Field(description="The sidecar's certificate chain, PEM.")
+    key_file: AbsolutePath = Field(description="The certificate's private key, PEM, without a password.")
+    client_auth: Annotated[str, choice("a rule", "none", "requested", "required")] = setting(
+        "none", "Client certificates: none, requested or required, as in Kafka.", alias="ssl.client.auth"
     )
-    client_auth: Annotated[str, choice("a rule", "none", "requested", "required")] = Field(
-        default="none",
-        alias="ssl.client.auth",
-        description="Client certificates: none, requested or required, as in Kafka.",
-    )
-    client_ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="PEM file with the authorities of clients' certificates."
-    )
-    principal_mapping_rules: Annotated[str, _RULES] = Field(
-        default=DEFAULT_RULES,
+    client_ca_file: AbsolutePath | None = setting(None, "PEM file with the authorities of clients' certificates.")
+    principal_mapping_rules: Annotated[str, _RULES] = setting(
+        DEFAULT_RULES,
+        "Maps a client certificate's subject to its user, as in Kafka.",
         alias="ssl.principal.mapping.rules",
-        description="Maps a client certificate's subject to its user, as in Kafka.",
     )
-    handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, bare_unit="ms")] = Field(
-        default=10_000, description="Longest handshake of a client."
+    handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, bare_unit="ms")] = setting(
+        10_000, "Longest handshake of a client."
     )
 
     @model_validator(mode="after")
@@ -61,22 +65,14 @@ class ListenTls(Section):
 class UpstreamTls(Section):
     """TLS to the brokers; `{}` is enough where the system trusts their authority and they ask for no certificate."""
 
-    ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="PEM file with the brokers' authorities; null: the system's."
+    ca_file: AbsolutePath | None = setting(None, "PEM file with the brokers' authorities; null: the system's.")
+    certificate_file: AbsolutePath | None = setting(None, "Certificate chain shown to brokers, PEM; null: none.")
+    key_file: AbsolutePath | None = setting(None, "Its private key, PEM, without a password.")
+    server_name: Annotated[str, text("a host name or address", most=253)] | None = setting(
+        None, "Name sent to every broker (SNI) that its certificate must match; null: the host connected to."
     )
-    certificate_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="Certificate chain shown to brokers, PEM; null: none."
-    )
-    key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="Its private key, PEM, without a password."
-    )
-    server_name: Annotated[str, text("a host name or address", most=253)] | None = Field(
-        default=None,
-        description="Name sent to every broker (SNI) that its certificate must match; null: the host connected to.",
-    )
-    verify_hostname: Annotated[bool, BOOLEAN] = Field(
-        default=True,
-        description="false: accept any certificate of a trusted authority. Logs a warning at each start.",
+    verify_hostname: Bool = setting(
+        True, "false: accept any certificate of a trusted authority. Logs a warning at each start."
     )
 
     @model_validator(mode="after")
@@ -93,14 +89,10 @@ class UpstreamSasl(Section):
     """The sidecar's own login, for its own questions: clients' logins pass through as they are."""
 
     mechanism: Annotated[str, choice("a mechanism", *_MECHANISMS)] = Field(description="SASL mechanism.")
-    username: Annotated[str, text("a user name")] | None = Field(
-        default=None, description="The user; not with OAUTHBEARER."
-    )
-    password_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="File with the password, re-read at every login."
-    )
-    token_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
-        default=None, description="With OAUTHBEARER, the file with the token, re-read at every login."
+    username: Annotated[str, text("a user name")] | None = setting(None, "The user; not with OAUTHBEARER.")
+    password_file: AbsolutePath | None = setting(None, "File with the password, re-read at every login.")
+    token_file: AbsolutePath | None = setting(
+        None, "With OAUTHBEARER, the file with the token, re-read at every login."
     )
 
     @model_validator(mode="after")

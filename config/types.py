@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
@@ -26,6 +26,11 @@ class Section(BaseModel):
     """A mapping of the file, in which unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def setting(default: Any, description: str, **more: Any) -> Any:
+    """A key of a section: its default, and what the JSON schema says of it."""
+    return Field(default=default, description=description, **more)
 
 
 class Value:
@@ -185,6 +190,10 @@ ABSOLUTE_PATH = _if(  # a relative path would depend on the working directory at
     "the absolute path of a file, such as /var/lib/kquota/quotas-overlay.yaml",
     {"type": "string", "pattern": "^/.*[^/]$"},
 )
+
+
+Bool = Annotated[bool, BOOLEAN]
+AbsolutePath = Annotated[str, ABSOLUTE_PATH]
 
 
 class PortRange(NamedTuple):
