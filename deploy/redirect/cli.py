@@ -8,68 +8,71 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from deploy.redirect.run import Rules, RulesError
-from proxy.app.common.text import FAILED, WRONG_USE, AsJson, Form, OutputForm, errors_said, print_data, say
+from proxy.app.common.text import (
+    FAILED,
+    WRONG_USE,
+    AsJson,
+    Form,
+    OutputForm,
+    errors_said,
+    flag,
+    option,
+    print_data,
+    say,
+)
 
 app = typer.Typer(
     help="Redirect an application's connections to a sidecar in transparent mode (needs NET_ADMIN).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-With = Annotated[Literal["auto", "nft", "iptables"], typer.Option("--with", help="auto: nft if installed.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the rules without installing them.")]
+With = Annotated[Literal["auto", "nft", "iptables"], flag("--with", "auto: nft if installed.")]
+DryRun = Annotated[bool, flag("--dry-run", "Print the rules without installing them.")]
 
 
 @app.command(short_help="Install rules.")
 def install(
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE", help="Take --to-port and --exclude-mark from the sidecar's file."
-        ),
+        option("--config -c", "FILE", "Take --to-port and --exclude-mark from the sidecar's file."),
     ] = None,
     to_port: Annotated[
         int | None,
-        typer.Option("--to-port", min=1, max=65_535, metavar="PORT", help="Port of the sidecar (9092)."),
+        option("--to-port", "PORT", "Port of the sidecar (9092).", min=1, max=65_535),
     ] = None,
-    ports: Annotated[
-        list[str] | None, typer.Option("--port", metavar="P", help="Destination port or range; repeatable.")
-    ] = None,
+    ports: Annotated[list[str] | None, option("--port", "P", "Destination port or range; repeatable.")] = None,
     networks: Annotated[
-        list[str] | None, typer.Option("--network", metavar="CIDR", help="Destinations; repeatable. With --port: both.")
+        list[str] | None, option("--network", "CIDR", "Destinations; repeatable. With --port: both.")
     ] = None,
     exclude_ports: Annotated[
         list[str] | None,
-        typer.Option("--exclude-port", metavar="P", help="Do not redirect these destination ports; repeatable."),
+        option("--exclude-port", "P", "Do not redirect these destination ports; repeatable."),
     ] = None,
     exclude_networks: Annotated[
         list[str] | None,
-        typer.Option("--exclude-network", metavar="CIDR", help="Do not redirect these destinations; repeatable."),
+        option("--exclude-network", "CIDR", "Do not redirect these destinations; repeatable."),
     ] = None,
     exclude_uids: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
             "--exclude-uid",
+            "UID",
+            "Do not redirect this user's connections, such as the sidecar's (65532); repeatable.",
             min=0,
-            metavar="UID",
-            help="Do not redirect this user's connections, such as the sidecar's (65532); repeatable.",
         ),
     ] = None,
     exclude_gids: Annotated[
         list[int] | None,
-        typer.Option(
-            "--exclude-gid", min=0, metavar="GID", help="Do not redirect this group's connections; repeatable."
-        ),
+        option("--exclude-gid", "GID", "Do not redirect this group's connections; repeatable.", min=0),
     ] = None,
     exclude_marks: Annotated[
         list[int] | None,
-        typer.Option(
-            "--exclude-mark", min=1, metavar="MARK", help="Do not redirect sockets with this mark; repeatable."
-        ),
+        option("--exclude-mark", "MARK", "Do not redirect sockets with this mark; repeatable.", min=1),
     ] = None,
-    ipv6: Annotated[bool, typer.Option("--ipv6/--no-ipv6", help="Redirect IPv6 connections as well.")] = True,
+    ipv6: Annotated[bool, flag("--ipv6/--no-ipv6", "Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[
         Literal["closed", "open"],
-        typer.Option("--when-down", help="While no sidecar runs: refuse new connections, or let them go directly."),
+        flag("--when-down", "While no sidecar runs: refuse new connections, or let them go directly."),
     ] = "closed",
     tool: With = "auto",
     dry_run: DryRun = False,

@@ -18,6 +18,7 @@ from proxy.app.common.text import (
     columns,
     errors_said,
     json_text,
+    option,
     print_data,
     safe,
     say,
@@ -115,17 +116,11 @@ def _group() -> None:
 def kafka(
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            envvar="KQUOTA_CONFIG",
-            help="A kquota file with `upstream`.",
-        ),
+        option("--config -c", "FILE", "A kquota file with `upstream`.", envvar="KQUOTA_CONFIG"),
     ] = None,
     bootstrap: Annotated[
         list[str] | None,
-        typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker, without TLS and login; repeatable."),
+        option("--bootstrap", "HOST:PORT", "A broker, without TLS and login; repeatable."),
     ] = None,
     form: OutputForm = Form.YAML,
     as_json: AsJson = False,

@@ -22,6 +22,8 @@ from proxy.app.common.text import (
     OutputForm,
     ascii_json,
     errors_said,
+    flag,
+    option,
     print_data,
     say,
     say_problems,
@@ -44,24 +46,18 @@ app = typer.Typer(
 )
 app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
 app.add_typer(imports.app, name="import", short_help="Import quotas from a cluster or from Strimzi KafkaUsers.")
-ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
-]
+ConfigFile = Annotated[Path, option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG")]
 PodName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--pod",
-        metavar="NAMESPACE/NAME",
-        help="Ask the sidecar of this pod, through kubectl port-forward; append :PORT if its admin port is not 9404.",
+        "NAMESPACE/NAME",
+        "Ask the sidecar of this pod, through kubectl port-forward; append :PORT if its admin port is not 9404.",
     ),
 ]
 AdminUrl = Annotated[
     str | None,
-    typer.Option(
-        "--admin",
-        metavar="URL",
-        help="Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
-    ),
+    option("--admin", "URL", "Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404."),
 ]
 
 
@@ -106,7 +102,7 @@ def _print_version(wanted: bool) -> None:
 def _any(
     wanted: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and build."),
+        flag("--version", "Show version and build.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     pass
@@ -137,22 +133,16 @@ def check(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", hidden=True)] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            envvar="KQUOTA_CONFIG",
-            help="The configuration file (YAML).",
-        ),
+        option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG"),
     ] = None,
     form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
     on_paper: Annotated[
-        bool, typer.Option("--on-paper", help="Allow a file without upstream, such as values with quotas only.")
+        bool, flag("--on-paper", "Allow a file without upstream, such as values with quotas only.")
     ] = False,
     connect: Annotated[
         bool,
-        typer.Option("--connect", help="Also connect to each bootstrap address and each broker, as a sidecar does."),
+        flag("--connect", "Also connect to each bootstrap address and each broker, as a sidecar does."),
     ] = False,
 ) -> None:
     """Validate and explain a configuration, FILE or that of --config. Every error has its place."""
@@ -198,19 +188,13 @@ def explain(
     context: typer.Context,
     user: Annotated[
         str | None,
-        typer.Option(
-            "--user", metavar="U", help="User (principal name); default: that of connections without a login."
-        ),
+        option("--user", "U", "User (principal name); default: that of connections without a login."),
     ] = None,
-    client_id: Annotated[
-        str | None, typer.Option("--client-id", metavar="C", help="Client-id; default: the empty one.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option("--ip", metavar="A", help="Also show connection limits of this address.")
-    ] = None,
+    client_id: Annotated[str | None, option("--client-id", "C", "Client-id; default: the empty one.")] = None,
+    address: Annotated[str | None, option("--ip", "A", "Also show connection limits of this address.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
+        option("--config -c", "FILE", "Explain this file.", envvar="KQUOTA_CONFIG"),
     ] = None,
     admin: AdminUrl = None,
     pod: PodName = None,
@@ -271,7 +255,7 @@ def simulate(
     config: ConfigFile,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Show the decision of each controller_mutation_algorithm."),
+        flag("--compare", "Show the decision of each controller_mutation_algorithm."),
     ] = False,
 ) -> None:
     """Charge events (JSON lines on stdin) on a simulated clock, and print a JSON line per event."""
@@ -296,20 +280,16 @@ def top(
     admin: AdminUrl = None,
     pod: PodName = None,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between refreshes, at least 0.2.")
+        float, option("--interval", "SECONDS", "Seconds between refreshes, at least 0.2.", min=0.2)
     ] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one table and exit; the default if stdout is not a terminal.")
-    ] = False,
+    once: Annotated[bool, flag("--once", "Print one table and exit; the default if stdout is not a terminal.")] = False,
     text: Annotated[
         str,
-        typer.Option("--filter", metavar="TEXT", help="Show only rows whose user, client-id or kind has TEXT."),
+        option("--filter", "TEXT", "Show only rows whose user, client-id or kind has TEXT."),
     ] = "",
-    sort: Annotated[
-        str, typer.Option("--sort", metavar="ORDER", help="Order of the rows: use, throttled, rate or name.")
-    ] = "use",
+    sort: Annotated[str, option("--sort", "ORDER", "Order of the rows: use, throttled, rate or name.")] = "use",
     form: OutputForm = Form.TABLE,
-    as_json: Annotated[bool, typer.Option("--json", help="Same as -o json: one snapshot.")] = False,
+    as_json: Annotated[bool, flag("--json", "Same as -o json: one snapshot.")] = False,
 ) -> None:
     """Show the counters of a running sidecar: limit, usage and throttle time."""
     from proxy.app.cli.top import SORTS, look_json, watch
@@ -328,17 +308,13 @@ def top(
 @app.command(short_help="Show the sidecars of a namespace or gateway on one web page.")
 def ui(
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Sidecars of this namespace, by kubectl.")
+        str | None, option("--namespace -n", "NAME", "Sidecars of this namespace, by kubectl.")
     ] = None,
     selector: Annotated[
-        str, typer.Option("--selector", "-l", metavar="LABELS", help="Only pods with these labels, such as app=orders.")
+        str, option("--selector -l", "LABELS", "Only pods with these labels, such as app=orders.")
     ] = "",
-    admin: Annotated[
-        list[str] | None, typer.Option("--admin", metavar="URL", help="Or a sidecar's admin port; repeatable.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65_535, metavar="PORT", help="Local port of the page; 0: any.")
-    ] = 9405,
+    admin: Annotated[list[str] | None, option("--admin", "URL", "Or a sidecar's admin port; repeatable.")] = None,
+    port: Annotated[int, option("--port", "PORT", "Local port of the page; 0: any.", min=0, max=65_535)] = 9405,
 ) -> None:
     """Serve one page for many sidecars on 127.0.0.1: who is throttled in any of them. Rows lead to each sidecar's own
     page."""
@@ -359,23 +335,15 @@ def ui(
 
 @app.command(short_help="Write a small configuration file.")
 def init(
-    bootstrap: Annotated[
-        list[str], typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker of the cluster; repeatable.")
-    ],
+    bootstrap: Annotated[list[str], option("--bootstrap", "HOST:PORT", "A broker of the cluster; repeatable.")],
     produce: Annotated[
-        str | None, typer.Option("--produce", metavar="BYTES", help="Limit of each client-id, per second, such as 2M.")
+        str | None, option("--produce", "BYTES", "Limit of each client-id, per second, such as 2M.")
     ] = None,
-    fetch: Annotated[
-        str | None, typer.Option("--fetch", metavar="BYTES", help="The same for consumers, such as 4M.")
-    ] = None,
-    user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="User name for unauthenticated connections.")
-    ] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port for clients.")] = 9092,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, delay no client.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="A new file; default: standard output.")
-    ] = None,
+    fetch: Annotated[str | None, option("--fetch", "BYTES", "The same for consumers, such as 4M.")] = None,
+    user: Annotated[str | None, option("--user", "NAME", "User name for unauthenticated connections.")] = None,
+    port: Annotated[int, option("--port", "PORT", "Port for clients.", min=1, max=65_535)] = 9092,
+    shadow: Annotated[bool, flag("--shadow", "Measure only, delay no client.")] = False,
+    output: Annotated[Path | None, option("--output", "FILE", "A new file; default: standard output.")] = None,
 ) -> None:
     """Write a small configuration file with comments. An existing file is never overwritten."""
     from proxy.app.cli.init import config_text
@@ -399,9 +367,7 @@ def init(
 
 @app.command(short_help="Print the configuration's JSON schema.")
 def schema(
-    form: Annotated[
-        Literal["json", "yaml"], typer.Option("--output", "-o", metavar="FORM", help="json or yaml.")
-    ] = "json",
+    form: Annotated[Literal["json", "yaml"], option("--output -o", "FORM", "json or yaml.")] = "json",
 ) -> None:
     """Print the JSON schema of the configuration file."""
     from config.model import json_schema
@@ -424,23 +390,21 @@ def version(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
 
 @app.command(short_help="Inject sidecars into pods (Kubernetes).")
 def webhook(
-    template: Annotated[Path, typer.Option("--template", metavar="FILE", help="The Helm chart renders it.")],
+    template: Annotated[Path, option("--template", "FILE", "The Helm chart renders it.")],
     cert: Annotated[
         Path | None,
-        typer.Option(
-            "--cert", metavar="FILE", help="TLS certificate (PEM). Without it the webhook makes and renews its own."
-        ),
+        option("--cert", "FILE", "TLS certificate (PEM). Without it the webhook makes and renews its own."),
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
+    key: Annotated[Path | None, option("--key", "FILE", "Its private key (PEM).")] = None,
     authority: Annotated[
         Path | None,
-        typer.Option("--ca", metavar="FILE", help="Its authority (PEM), which the API server is told to trust."),
+        option("--ca", "FILE", "Its authority (PEM), which the API server is told to trust."),
     ] = None,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "::",
-    port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port to listen on.")] = 8443,
+    host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "::",
+    port: Annotated[int, option("--port", "PORT", "Port to listen on.", min=1, max=65_535)] = 8443,
     service_account: Annotated[
         Path,
-        typer.Option("--service-account", metavar="DIRECTORY", help="Where its token and ca.crt are mounted."),
+        option("--service-account", "DIRECTORY", "Where its token and ca.crt are mounted."),
     ] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
 ) -> None:
     """Serve a mutating admission webhook until SIGTERM, and copy the configuration to the labelled namespaces. The Helm
@@ -460,11 +424,9 @@ def webhook(
 
 @app.command(short_help="Watch quotas at work on a real broker.")
 def demo(
-    seconds: Annotated[int, typer.Option("--seconds", min=1, metavar="SECONDS", help="Duration of the demo.")] = 30,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
-    usage: Annotated[
-        Path | None, typer.Option("--usage", metavar="DIRECTORY", help="Directory for usage records.")
-    ] = None,
+    seconds: Annotated[int, option("--seconds", "SECONDS", "Duration of the demo.", min=1)] = 30,
+    plain: Annotated[bool, flag("--plain", "Lines instead of a live view (for logs).")] = False,
+    usage: Annotated[Path | None, option("--usage", "DIRECTORY", "Directory for usage records.")] = None,
 ) -> None:
     """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
     root = Path(__file__).resolve().parents[3]

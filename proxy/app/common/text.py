@@ -35,10 +35,18 @@ class Form(StrEnum):
         return self in (Form.JSON, Form.YAML)
 
 
-OutputForm = Annotated[
-    Form, typer.Option("--output", "-o", metavar="FORM", help="table, wide (no truncation), json or yaml.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
+def option(names: str, metavar: str, help: str, **more: Any) -> Any:
+    """An option of a command that takes a value; its names are separated by spaces."""
+    return typer.Option(*names.split(), metavar=metavar, help=help, **more)
+
+
+def flag(names: str, help: str, **more: Any) -> Any:
+    """One whose value needs no name."""
+    return typer.Option(*names.split(), help=help, **more)
+
+
+OutputForm = Annotated[Form, option("--output -o", "FORM", "table, wide (no truncation), json or yaml.")]
+AsJson = Annotated[bool, flag("--json", "Same as -o json.")]
 
 
 def readable_limit(kind: Kind, limit: float | None) -> str:
