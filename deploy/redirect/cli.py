@@ -33,24 +33,20 @@ DryRun = Annotated[bool, flag("--dry-run", "Print the rules without installing t
 @app.command(short_help="Install rules.")
 def install(
     config: Annotated[
-        Path | None,
-        option("--config -c", "FILE", "Take --to-port and --exclude-mark from the sidecar's file."),
+        Path | None, option("--config -c", "FILE", "Take --to-port and --exclude-mark from the sidecar's file.")
     ] = None,
     to_port: Annotated[
-        int | None,
-        option("--to-port", "PORT", "Port of the sidecar (9092).", min=1, max=65_535),
+        int | None, option("--to-port", "PORT", "Port of the sidecar (9092).", min=1, max=65_535)
     ] = None,
     ports: Annotated[list[str] | None, option("--port", "P", "Destination port or range; repeatable.")] = None,
     networks: Annotated[
         list[str] | None, option("--network", "CIDR", "Destinations; repeatable. With --port: both.")
     ] = None,
     exclude_ports: Annotated[
-        list[str] | None,
-        option("--exclude-port", "P", "Do not redirect these destination ports; repeatable."),
+        list[str] | None, option("--exclude-port", "P", "Do not redirect these destination ports; repeatable.")
     ] = None,
     exclude_networks: Annotated[
-        list[str] | None,
-        option("--exclude-network", "CIDR", "Do not redirect these destinations; repeatable."),
+        list[str] | None, option("--exclude-network", "CIDR", "Do not redirect these destinations; repeatable.")
     ] = None,
     exclude_uids: Annotated[
         list[int] | None,
@@ -62,12 +58,10 @@ def install(
         ),
     ] = None,
     exclude_gids: Annotated[
-        list[int] | None,
-        option("--exclude-gid", "GID", "Do not redirect this group's connections; repeatable.", min=0),
+        list[int] | None, option("--exclude-gid", "GID", "Do not redirect this group's connections; repeatable.", min=0)
     ] = None,
     exclude_marks: Annotated[
-        list[int] | None,
-        option("--exclude-mark", "MARK", "Do not redirect sockets with this mark; repeatable.", min=1),
+        list[int] | None, option("--exclude-mark", "MARK", "Do not redirect sockets with this mark; repeatable.", min=1)
     ] = None,
     ipv6: Annotated[bool, flag("--ipv6/--no-ipv6", "Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[

@@ -115,12 +115,10 @@ def _group() -> None:
 @app.command(short_help="Import a cluster's client quotas.")
 def kafka(
     config: Annotated[
-        Path | None,
-        option("--config -c", "FILE", "A kquota file with `upstream`.", envvar="KQUOTA_CONFIG"),
+        Path | None, option("--config -c", "FILE", "A kquota file with `upstream`.", envvar="KQUOTA_CONFIG")
     ] = None,
     bootstrap: Annotated[
-        list[str] | None,
-        option("--bootstrap", "HOST:PORT", "A broker, without TLS and login; repeatable."),
+        list[str] | None, option("--bootstrap", "HOST:PORT", "A broker, without TLS and login; repeatable.")
     ] = None,
     form: OutputForm = Form.YAML,
     as_json: AsJson = False,

@@ -101,8 +101,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _any(
     wanted: Annotated[
-        bool,
-        flag("--version", "Show version and build.", callback=_print_version, is_eager=True),
+        bool, flag("--version", "Show version and build.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -132,8 +131,7 @@ def check(
     # Hidden in the list of arguments, because typer writes <path> there; the usage and the text below have it.
     file: Annotated[Path | None, typer.Argument(metavar="FILE", hidden=True)] = None,
     config: Annotated[
-        Path | None,
-        option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG"),
+        Path | None, option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG")
     ] = None,
     form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
@@ -141,8 +139,7 @@ def check(
         bool, flag("--on-paper", "Allow a file without upstream, such as values with quotas only.")
     ] = False,
     connect: Annotated[
-        bool,
-        flag("--connect", "Also connect to each bootstrap address and each broker, as a sidecar does."),
+        bool, flag("--connect", "Also connect to each bootstrap address and each broker, as a sidecar does.")
     ] = False,
 ) -> None:
     """Validate and explain a configuration, FILE or that of --config. Every error has its place."""
@@ -187,15 +184,11 @@ def check(
 def explain(
     context: typer.Context,
     user: Annotated[
-        str | None,
-        option("--user", "U", "User (principal name); default: that of connections without a login."),
+        str | None, option("--user", "U", "User (principal name); default: that of connections without a login.")
     ] = None,
     client_id: Annotated[str | None, option("--client-id", "C", "Client-id; default: the empty one.")] = None,
     address: Annotated[str | None, option("--ip", "A", "Also show connection limits of this address.")] = None,
-    config: Annotated[
-        Path | None,
-        option("--config -c", "FILE", "Explain this file.", envvar="KQUOTA_CONFIG"),
-    ] = None,
+    config: Annotated[Path | None, option("--config -c", "FILE", "Explain this file.", envvar="KQUOTA_CONFIG")] = None,
     admin: AdminUrl = None,
     pod: PodName = None,
     form: OutputForm = Form.TABLE,
@@ -253,10 +246,7 @@ def _explain_on_paper(config: Path, user: str | None, client_id: str, address: s
 @app.command(short_help="Simulate quotas against a list of requests.")
 def simulate(
     config: ConfigFile,
-    compare: Annotated[
-        bool,
-        flag("--compare", "Show the decision of each controller_mutation_algorithm."),
-    ] = False,
+    compare: Annotated[bool, flag("--compare", "Show the decision of each controller_mutation_algorithm.")] = False,
 ) -> None:
     """Charge events (JSON lines on stdin) on a simulated clock, and print a JSON line per event."""
     from config.load import load
@@ -283,10 +273,7 @@ def top(
         float, option("--interval", "SECONDS", "Seconds between refreshes, at least 0.2.", min=0.2)
     ] = 2.0,
     once: Annotated[bool, flag("--once", "Print one table and exit; the default if stdout is not a terminal.")] = False,
-    text: Annotated[
-        str,
-        option("--filter", "TEXT", "Show only rows whose user, client-id or kind has TEXT."),
-    ] = "",
+    text: Annotated[str, option("--filter", "TEXT", "Show only rows whose user, client-id or kind has TEXT.")] = "",
     sort: Annotated[str, option("--sort", "ORDER", "Order of the rows: use, throttled, rate or name.")] = "use",
     form: OutputForm = Form.TABLE,
     as_json: Annotated[bool, flag("--json", "Same as -o json: one snapshot.")] = False,
@@ -392,19 +379,16 @@ def version(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
 def webhook(
     template: Annotated[Path, option("--template", "FILE", "The Helm chart renders it.")],
     cert: Annotated[
-        Path | None,
-        option("--cert", "FILE", "TLS certificate (PEM). Without it the webhook makes and renews its own."),
+        Path | None, option("--cert", "FILE", "TLS certificate (PEM). Without it the webhook makes and renews its own.")
     ] = None,
     key: Annotated[Path | None, option("--key", "FILE", "Its private key (PEM).")] = None,
     authority: Annotated[
-        Path | None,
-        option("--ca", "FILE", "Its authority (PEM), which the API server is told to trust."),
+        Path | None, option("--ca", "FILE", "Its authority (PEM), which the API server is told to trust.")
     ] = None,
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "::",
     port: Annotated[int, option("--port", "PORT", "Port to listen on.", min=1, max=65_535)] = 8443,
     service_account: Annotated[
-        Path,
-        option("--service-account", "DIRECTORY", "Where its token and ca.crt are mounted."),
+        Path, option("--service-account", "DIRECTORY", "Where its token and ca.crt are mounted.")
     ] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
 ) -> None:
     """Serve a mutating admission webhook until SIGTERM, and copy the configuration to the labelled namespaces. The Helm
