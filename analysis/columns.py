@@ -11,6 +11,8 @@ from pyspark.sql.types import TimestampType
 
 HOUR_S, DAY_S = 3600, 86_400
 CLIENT = ("cluster_id", "user", "client_id")
+MAX_ROWS = 1000
+"""The driver never gets more rows of a table; all of them are in the files."""
 
 
 def cluster() -> Column:
@@ -71,10 +73,6 @@ def seen(rows: DataFrame) -> DataFrame:
     """`first_ms` and `last_ms` as timestamps, `first_seen` and `last_seen`."""
     times = {f"{one}_seen": moment(F.col(f"{one}_ms") / 1000) for one in ("first", "last")}
     return rows.withColumns(times).drop("first_ms", "last_ms")
-
-
-MAX_ROWS = 1000
-"""The driver never gets more rows of a table; all of them are in the files."""
 
 
 def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:

@@ -15,6 +15,9 @@ from analysis.errors import WrongUseError
 from config.problems import ConfigError
 from config.source import number, parse
 
+PATTERNS = {"user": "user", "client-id": "client_id"}
+NO_TEAM = "(no team)"
+
 
 def read_yaml(option: str, path: str | Path) -> Any:
     """The values in the file that `option` names. Raises WrongUseError with the option, the file and the reason."""
@@ -27,10 +30,6 @@ def read_yaml(option: str, path: str | Path) -> Any:
     if source.problems:
         raise WrongUseError("\n".join(f"{option} {problem}" for problem in source.problems))
     return source.values
-
-
-PATTERNS = {"user": "user", "client-id": "client_id"}
-NO_TEAM = "(no team)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ OPTIONAL = ("cluster_id", "group_user", "library")
 """Columns of text that are left out if empty everywhere."""
 WHOLE_CHARACTERS = 16
 """Words of up to this length are not broken, however narrow the column: kinds, levels, names that people give."""
+SCRIPTS = ("sortable/sortable.min.js", "tables.js")
 
 
 def render(
@@ -92,9 +93,6 @@ def render_index(entries: Sequence[IndexEntry], failed: Mapping[str, str]) -> st
         failed={name: visible(text) for name, text in failed.items()},
         quality=[visible(text) for text in quality.sentences()],
     )
-
-
-SCRIPTS = ("sortable/sortable.min.js", "tables.js")
 
 
 @cache

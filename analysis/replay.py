@@ -20,6 +20,21 @@ from quota.rate import MAX_THROTTLE_MS
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+STEP_MS = 1000
+SLACK_S = 3.0
+"""Seconds of usage that may be in a window beyond its length: of its edges, of rounding, and of a clock adjusted a
+little."""
+MAX_LOOKS = 64
+"""Intervals within the reach of one window; with more, examining each takes longer than it saves."""
+MAX_EVENTS = 1 << 18
+"""Seconds processed together: as many as fit into a processor's cache."""
+ROWS = "gid bigint, rule int, limits array<double>, start_ms bigint, duration_s double, amount double"
+"""Input: one row per group, with its rule and its limits, and one per interval, where these two are null."""
+RESULT = (
+    "gid bigint, place int, seconds_over bigint, longest_ms bigint, extreme double, seconds_seen double, peak double"
+)
+"""Output: one row per group and limit; `place` counts the group's limits from 0."""
+_NAMES = [one.split()[0] for one in RESULT.split(", ")]
 
 
 class WindowRates(NamedTuple):
@@ -114,9 +129,6 @@ def _running(amounts: Floats, begins: Flags, first: Ints, sample: Ints) -> Float
     return so_far
 
 
-STEP_MS = 1000
-
-
 @dataclass(slots=True)
 class Intervals:
     """Intervals of several groups, by group and start; `group` is a number that ascends."""
@@ -170,15 +182,6 @@ def overlapping(found: Intervals) -> Flags:
 def density(duration_s: Floats, steps: Ints, amount: Floats) -> Floats:
     """Amount per second that is not exceeded anywhere in the interval, by its seconds and by its length."""
     return amount / np.minimum(np.maximum(duration_s, 0.001), steps)
-
-
-SLACK_S = 3.0
-"""Seconds of usage that may be in a window beyond its length: of its edges, of rounding, and of a clock adjusted a
-little."""
-
-
-MAX_LOOKS = 64
-"""Intervals within the reach of one window; with more, examining each takes longer than it saves."""
 
 
 def most_in_window(num_samples: int, sample_ms: int) -> float:
@@ -314,10 +317,6 @@ def whole_events(found: Intervals, num_samples: int, sample_ms: int) -> Events:
     return Events(group, times_ms, found.each[of], begins, numbers, np.ones(len(of), dtype=np.int64))
 
 
-MAX_EVENTS = 1 << 18
-"""Seconds processed together: as many as fit into a processor's cache."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How a kind of quota counts, and with which settings."""
@@ -446,15 +445,6 @@ def _tokens(rule: Rule, found: Intervals, overlap: np.ndarray, limits: Floats, o
                 outcome.seconds_over[number, place] = held.seconds
                 outcome.longest_ms[number, place] = held.longest_ms
                 outcome.extreme[number, place] = held.least
-
-
-ROWS = "gid bigint, rule int, limits array<double>, start_ms bigint, duration_s double, amount double"
-"""Input: one row per group, with its rule and its limits, and one per interval, where these two are null."""
-RESULT = (
-    "gid bigint, place int, seconds_over bigint, longest_ms bigint, extreme double, seconds_seen double, peak double"
-)
-"""Output: one row per group and limit; `place` counts the group's limits from 0."""
-_NAMES = [one.split()[0] for one in RESULT.split(", ")]
 
 
 def folded(rules: Sequence[Rule]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -7,7 +7,7 @@
     STORE/set-aside/date=2026-08-01/                               rows that are not records
     STORE/_compacted/lock                                          the run at work
 
-Where the records are an Iceberg table (:mod:`analysis.store`), `records` is that table's directory.
+Where the records are an Iceberg table, `records` is that table's directory.
 
 Files of a new generation are put beside those of the old one before its state is written, and those of the old one are
 deleted after that. So at any moment all records exist, some of them twice; readers drop duplicates by their id. Of
@@ -50,6 +50,10 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 OLD_METADATA: Final = 20
 """Number of earlier metadata files that are kept; each commit writes one."""
 _VIEW: Final = "kquota_new_records"
+WORDS = "words"
+"""The rollup that says which records the others cover."""
+STALE_MS = 2 * 3_600_000
+"""A lock that has not been touched for this long belonged to a run that was killed. It is touched with each day."""
 
 
 def package() -> str:
@@ -197,12 +201,6 @@ class IcebergRecords:
             "date",
             "cluster",
         )
-
-
-WORDS = "words"
-"""The rollup that says which records the others cover."""
-STALE_MS = 2 * 3_600_000
-"""A lock that has not been touched for this long belonged to a run that was killed. It is touched with each day."""
 
 
 def parquet_ddl() -> str:

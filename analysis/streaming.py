@@ -44,6 +44,9 @@ _GAUGES = """
     watermark_timestamp_seconds: Minutes before this time are written.
 """
 _Kind = TypeVar("_Kind", Counter, Gauge)
+MINUTE = "1 minute"
+POLL_S = 0.5
+_SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests", "mutes", "mutes_ignored")
 
 
 class StreamMetrics:
@@ -129,9 +132,6 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-MINUTE = "1 minute"
-POLL_S = 0.5
-_SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests", "mutes", "mutes_ignored")
 ROLLUP = (
     "minute timestamp, cluster_id string, user string, client_id string, records bigint, sidecars bigint, "
     + ", ".join(f"{name} {'double' if name in ('request_seconds', 'mutations') else 'bigint'}" for name in _SUMS)

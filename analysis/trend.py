@@ -30,6 +30,12 @@ MAX_TURNS, SETTLED = 50, 1e-9
 """Line and factors are fitted alternately until the factors change by less than this."""
 LAGS = 7
 """Days after which an unusual event is over: within them deviations may be correlated."""
+RESULT = (
+    "series bigint, day bigint, mean double, low double, high double, growth double, "
+    "held_out int, error_share double, covered_share double"
+)
+_TYPES = {"bigint": pa.int64(), "double": pa.float64(), "int": pa.int32()}
+_FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +127,6 @@ def _factors(day: Days, value: Values, fitted: Values) -> Values:
     factors = np.divide(above, below, out=np.ones(WEEK), where=below > 0)
     mean = factors.mean()
     return factors / mean if mean > 0 else np.ones(WEEK)
-
-
-RESULT = (
-    "series bigint, day bigint, mean double, low double, high double, growth double, "
-    "held_out int, error_share double, covered_share double"
-)
-_TYPES = {"bigint": pa.int64(), "double": pa.float64(), "int": pa.int32()}
-_FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))]
 
 
 def foretold(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -54,6 +54,13 @@ _OF_KAFKA: Final = {
 }
 """Kafka's own names of properties, and what people have not found here."""
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+TLS_PORTS: Final = range(9093, 9099)
+"""By custom: Kafka's own examples, Strimzi, Event Hubs, and Amazon MSK's 9094, 9096 and 9098."""
+TLS_DOMAINS: Final = (".confluent.cloud", ".servicebus.windows.net", ".aivencloud.com", ".cloud.redpanda.com")
+"""Providers whose brokers speak TLS on every port."""
+_NO_SUCH_USER: Final = "matches no connection yet: with this file every connection's user is {}"
+_M = typing.TypeVar("_M", bound=BaseModel)
 
 
 def load(path: str | Path, *, on_paper: bool = False) -> Config:
@@ -157,7 +164,6 @@ def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterat
         yield source.problem(("fleet",), "expected key_file: the file with the fleet's secret", at_key=True)
 
 
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 _REACHED: Final = {
     "localhost": _LOOPBACK,
     "0.0.0.0": frozenset({"127.0.0.1"}),
@@ -252,12 +258,6 @@ def warnings_of(config: Config) -> list[Problem]:
     return list(_warnings(config, config.source or Source("(no file)")))
 
 
-TLS_PORTS: Final = range(9093, 9099)
-"""By custom: Kafka's own examples, Strimzi, Event Hubs, and Amazon MSK's 9094, 9096 and 9098."""
-TLS_DOMAINS: Final = (".confluent.cloud", ".servicebus.windows.net", ".aivencloud.com", ".cloud.redpanda.com")
-"""Providers whose brokers speak TLS on every port."""
-
-
 def _warnings(config: Config, source: Source) -> Iterator[Problem]:
     user, tls = _only_user(config), config.upstream.tls
     yield from _warnings_of_identity(config, source)
@@ -290,9 +290,6 @@ def _warnings(config: Config, source: Source) -> Iterator[Problem]:
         yield source.problem(("fleet",), text, at_key=True)
     if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         yield source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True)
-
-
-_NO_SUCH_USER: Final = "matches no connection yet: with this file every connection's user is {}"
 
 
 def _warnings_of_identity(config: Config, source: Source) -> Iterator[Problem]:
@@ -338,9 +335,6 @@ def _only_user(config: Config) -> str | None:
     """The user of all connections; None where there can be several, or other files say who it is."""
     identity = config.identity
     return None if login_sources(config) or identity.static_elsewhere else identity.static_user or ANONYMOUS
-
-
-_M = typing.TypeVar("_M", bound=BaseModel)
 
 
 def validate(model: type[_M], source: Source) -> _M:

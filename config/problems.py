@@ -12,6 +12,18 @@ Place = tuple[str | int, ...]
 """A path inside the file, for example ``("quotas", 3, "producer_byte_rate")``."""
 
 _LONGEST_VALUE = 80
+MAX_FILE_BYTES: Final = 16 * 1024 * 1024
+"""Far above any real file (10 000 quota entries are about 1 MB)."""
+MAX_DEPTH: Final = 32
+"""Nesting of lists and mappings; the configuration itself needs six."""
+MAX_VALUES: Final = 250_000
+"""Lists, mappings, keys and values in a file; 10 000 quota entries with two names and two limits are 90 000."""
+MAX_ALIASED_VALUES: Final = 400_000
+"""What aliases may add to these values: they can make a short file huge ("billion laughs")."""
+MAX_DIRECTIVES: Final = 100
+"""Lines that begin with %: libyaml compares each with all before it."""
+MAX_PROBLEMS: Final = 500
+"""Problems reported per file: finding the place of each takes time."""
 
 
 class Missing:
@@ -94,20 +106,6 @@ class ConfigError(Exception):
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
-
-
-MAX_FILE_BYTES: Final = 16 * 1024 * 1024
-"""Far above any real file (10 000 quota entries are about 1 MB)."""
-MAX_DEPTH: Final = 32
-"""Nesting of lists and mappings; the configuration itself needs six."""
-MAX_VALUES: Final = 250_000
-"""Lists, mappings, keys and values in a file; 10 000 quota entries with two names and two limits are 90 000."""
-MAX_ALIASED_VALUES: Final = 400_000
-"""What aliases may add to these values: they can make a short file huge ("billion laughs")."""
-MAX_DIRECTIVES: Final = 100
-"""Lines that begin with %: libyaml compares each with all before it."""
-MAX_PROBLEMS: Final = 500
-"""Problems reported per file: finding the place of each takes time."""
 
 
 def check_text(file: str, data: bytes) -> str:

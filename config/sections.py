@@ -35,6 +35,11 @@ from quota.table import Scope
 
 _INT_MAX = 2**31 - 1
 _HOUR_MS = 3_600_000
+_MIB = 1024 * 1024
+SCOPES = ("instance", "fleet")
+SOURCES: Final = ("tls", "sasl", "static")
+TEMPLATE_FIELDS: Final = ("namespace", "service_account", "pod")
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
 class Limits(Section):
@@ -66,9 +71,6 @@ class Limits(Section):
     max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = setting(
         1000, "Connections over a connection_creation_rate that stay open for their delay; others are closed at once."
     )
-
-
-_MIB = 1024 * 1024
 
 
 class Export(Section):
@@ -106,7 +108,6 @@ class Export(Section):
         return self
 
 
-SCOPES = ("instance", "fleet")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -197,10 +198,7 @@ class Transparent(Section):
     tls_passthrough: Bool = setting(True, "Pass TLS without a key through, with byte quotas; false: refuse it.")
 
 
-SOURCES: Final = ("tls", "sasl", "static")
-TEMPLATE_FIELDS: Final = ("namespace", "service_account", "pod")
 _USER = text("a user name")
-_FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def template_fields(template: str) -> list[str]:

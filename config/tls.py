@@ -19,6 +19,8 @@ from config.types import (
 )
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
 
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
 
 def _rules(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
@@ -80,9 +82,6 @@ class UpstreamTls(Section):
         if (self.certificate_file is None) != (self.key_file is None):
             raise wrong("both certificate_file and key_file, or neither")
         return self
-
-
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 
 class UpstreamSasl(Section):

@@ -55,6 +55,19 @@ _PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 _IMAGE_NAME: Final = re.compile(r"[\w.:/-]+(@sha256:[0-9a-f]{64})?")
 _VARIABLE: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+INJECT_LABEL: Final = "kquota.io/inject"
+"""On pods: "false" opts out; with a template that requires it, only "true" opts in."""
+SKIPPED_LABEL: Final = "kquota.io/injection-skipped"
+"""On pods that were not changed: the reason."""
+INJECTED_LABEL: Final = "kquota.io/injected"
+NAME: Final = "kquota"
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the kubelet's mirror pods: the node runs them as its file says, whatever is changed here."""
+OS: Final = "kubernetes.io/os"
+EVICTED: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""Annotation with the names of local volumes that do not keep the cluster autoscaler from removing the node."""
+_ADMIN: Final = "config.admin.port"
+DEFAULT_GRACE_S: Final = 30
 
 
 class AnnotationError(ValueError):
@@ -173,20 +186,6 @@ def _expect(form: re.Pattern[str], name: str, value: str, expected: str) -> None
     if not form.fullmatch(value):
         raise AnnotationError(f"pod annotation {name}: expected {expected}, got {value!r}")
 
-
-INJECT_LABEL: Final = "kquota.io/inject"
-"""On pods: "false" opts out; with a template that requires it, only "true" opts in."""
-SKIPPED_LABEL: Final = "kquota.io/injection-skipped"
-"""On pods that were not changed: the reason."""
-INJECTED_LABEL: Final = "kquota.io/injected"
-NAME: Final = "kquota"
-MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation of the kubelet's mirror pods: the node runs them as its file says, whatever is changed here."""
-OS: Final = "kubernetes.io/os"
-EVICTED: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
-"""Annotation with the names of local volumes that do not keep the cluster autoscaler from removing the node."""
-_ADMIN: Final = "config.admin.port"
-DEFAULT_GRACE_S: Final = 30
 
 Json = dict[str, Any]
 

@@ -21,6 +21,14 @@ ALIVE_S: Final = 5
 """With `when_down` open: how long connections are redirected after the last heartbeat (one a second)."""
 MAX_PORTS: Final = 15
 """Ports of one multiport match (linux/netfilter/xt_multiport.h), where a range counts twice."""
+JUMP: Final = f"-p tcp -j {CHAIN}"
+CAP_NET_ADMIN: Final = 12
+"""linux/capability.h"""
+LIMIT_S: Final = 60.0
+"""iptables waits while another process holds its lock."""
+COMMANDS: Final[dict[Literal[4, 6], str]] = {4: "iptables", 6: "ip6tables"}
+PACKAGES: Final[dict[Tool, str]] = {"nft": "nftables", "iptables": "iptables"}
+IPV6: Final = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +142,6 @@ def iptables_install(rules: Rules, version: Literal[4, 6], *, jump: bool) -> str
     return "\n".join([*lines, "COMMIT", ""])
 
 
-JUMP: Final = f"-p tcp -j {CHAIN}"
-
-
 def _iptables_rules(rules: Rules, version: Literal[4, 6]) -> list[str]:
     lines = [f"-m owner --uid-owner {uid} -j RETURN" for uid in rules.exclude_uids]
     lines += [f"-m owner --gid-owner {gid} -j RETURN" for gid in rules.exclude_gids]
@@ -166,15 +171,6 @@ def _multiports(ports: Sequence[range]) -> list[str]:
 def iptables_remove() -> str:
     """Input of `iptables-restore --noflush` that removes our chain and the jump to it, both of which must exist."""
     return f"*nat\n:{CHAIN} - [0:0]\n-D OUTPUT {JUMP}\n-X {CHAIN}\nCOMMIT\n"
-
-
-CAP_NET_ADMIN: Final = 12
-"""linux/capability.h"""
-LIMIT_S: Final = 60.0
-"""iptables waits while another process holds its lock."""
-COMMANDS: Final[dict[Literal[4, 6], str]] = {4: "iptables", 6: "ip6tables"}
-PACKAGES: Final[dict[Tool, str]] = {"nft": "nftables", "iptables": "iptables"}
-IPV6: Final = Path("/proc/net/if_inet6")
 
 
 class RedirectError(Exception):

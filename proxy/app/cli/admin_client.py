@@ -22,6 +22,12 @@ MAX_ANSWER_BYTES = 32_000_000
 REFUSALS = (403, 421)
 """With a sentence on why."""
 MAX_REFUSAL_BYTES = 1000
+START_TIMEOUT_S: Final = 20.0
+ADMIN_PORT: Final = 9404
+_POD: Final = re.compile(
+    r"(?:(?P<namespace>[a-z0-9][a-z0-9-]*)/)?(?P<name>[a-z0-9][a-z0-9.-]*)(?::(?P<port>[0-9]{1,5}))?"
+)
+_SERVING: Final = re.compile(r"(?:Forwarding from|Starting to serve on) 127\.0\.0\.1:([0-9]+)\b")
 
 
 def with_scheme(admin_url: str) -> str:
@@ -63,14 +69,6 @@ def get_json(
     except ValueError as error:
         raise OSError(f"{url}: not a kquota admin port: {error}") from error
     return answer
-
-
-START_TIMEOUT_S: Final = 20.0
-ADMIN_PORT: Final = 9404
-_POD: Final = re.compile(
-    r"(?:(?P<namespace>[a-z0-9][a-z0-9-]*)/)?(?P<name>[a-z0-9][a-z0-9.-]*)(?::(?P<port>[0-9]{1,5}))?"
-)
-_SERVING: Final = re.compile(r"(?:Forwarding from|Starting to serve on) 127\.0\.0\.1:([0-9]+)\b")
 
 
 @contextmanager

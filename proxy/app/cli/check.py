@@ -24,6 +24,12 @@ from quota.table import RATE_FIELD, Entry, QuotaTable, ladder
 
 MAX_ROWS = 60
 WILDCARDS = ("0.0.0.0", "::")
+MAX_WARNINGS = 20
+FEW_BYTES = 1000
+"""Per second: no Kafka client is of use with less."""
+_NO_PREFIX = "Kafka has no prefixes: name each user"
+PATIENCE_MS = 120_000
+"""Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
 
 
 def level_of(entry: Entry) -> Level:
@@ -223,14 +229,6 @@ def _short(limit: float) -> float:
 
 def _written(name: Name) -> str:
     return "<default>" if name is DEFAULT else str(name)
-
-
-MAX_WARNINGS = 20
-FEW_BYTES = 1000
-"""Per second: no Kafka client is of use with less."""
-_NO_PREFIX = "Kafka has no prefixes: name each user"
-PATIENCE_MS = 120_000
-"""Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
 
 
 def warnings_of_surroundings(config: Config) -> list[Problem]:

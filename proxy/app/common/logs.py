@@ -26,6 +26,8 @@ MAX_MESSAGE_BYTES: Final = 256 * 1024
 """Log lines with one message in an interval; further ones are counted in `left_out` of the next one that is written."""
 MAX_VALUE_CHARACTERS: Final = 2000
 MAX_TRACEBACK_CHARACTERS: Final = 8000
+_QUOTED = frozenset(" ='\"")
+"""A value with one of these is quoted, so that its end is visible."""
 
 
 def effective_level(configured: str) -> tuple[str, str | None]:
@@ -127,10 +129,6 @@ class _Shown:
 
     def __repr__(self) -> str:
         return self._text
-
-
-_QUOTED = frozenset(" ='\"")
-"""A value with one of these is quoted, so that its end is visible."""
 
 
 def _visible_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -65,6 +65,8 @@ FAMILY_OF: Final[Mapping[int, str]] = {
 
 _Trials = tuple[int, int, int, int]
 """Requests and milliseconds of a group's shadow limit, and of its candidate."""
+_COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
+_PERCENTS: Final = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +416,4 @@ def _put_rates(row: Row, kind: Kind, unsorted: Iterable[float], samples: int) ->
     row[f"{kind}_rate_max"] = round(rates[-1], 3)
 
 
-_COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
-_PERCENTS: Final = (50, 95, 99)
 assert set(FAMILY_OF.values()) == set(FAMILIES)

@@ -30,6 +30,8 @@ from quota.fleet.shares import Shares
 from quota.fleet.timing import Timing
 from quota.ledger import Ledger
 
+log = structlog.get_logger("kquota.fleet")
+
 CLIENT_ID: Final = "kquota-fleet"
 POLL_INTERVAL_S: Final = 0.2
 """Records are sent and read this often, so there are at most five fetches per second from each broker."""
@@ -56,6 +58,13 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "compression.type": "uncompressed",  # what anybody writes is as small in memory as max.message.bytes says
 }
 """Retention of the topic when it is created here: minutes of records are more than any reader needs."""
+TICKS: Final = 4
+"""Per interval."""
+SLICE_MS: Final = 1.0
+"""Records are read for so long before traffic is served."""
+END_S: Final = 1.5
+"""On a drain, how long the last record may take."""
+WARN_INTERVAL_MS: Final = 60_000
 
 
 class TopicError(Exception):
@@ -356,17 +365,6 @@ class Exchange:
             if client is not None:
                 with suppress(Exception):
                     client.close(**settings)
-
-
-log = structlog.get_logger("kquota.fleet")
-
-TICKS: Final = 4
-"""Per interval."""
-SLICE_MS: Final = 1.0
-"""Records are read for so long before traffic is served."""
-END_S: Final = 1.5
-"""On a drain, how long the last record may take."""
-WARN_INTERVAL_MS: Final = 60_000
 
 
 class Member:

@@ -20,6 +20,7 @@ SERIES_STEP = 10
 """Series for which samples are made before other tasks run: one has some 20 samples."""
 EACH = 5
 """Totals of a client for each kind: amount, throttled requests and their delay, and those of queued ones."""
+MAX_LIBRARIES = 30
 
 
 class ClientSeries:
@@ -204,9 +205,6 @@ def _group_totals(group: QuotaCounter) -> tuple[QuotaCounter, Labels, Totals]:
 
 def _trial_totals(trial: Trial | None) -> tuple[float, float]:
     return (0.0, 0.0) if trial is None else (float(trial.throttled), float(trial.throttle_ms))
-
-
-MAX_LIBRARIES = 30
 
 
 class LibrarySeries:

@@ -17,12 +17,19 @@ import trio
 
 from config.parts import Fingerprint, fingerprint
 
+log = structlog.get_logger("kquota.files")
+
 ANSWER_TIMEOUT_S: Final = 10.0
 """After this time without an answer a file counts as unreadable."""
 SETTLE_S: Final = 0.1
 """A file that is being written is read again until two readings agree, so that no half of it is ever loaded."""
 MAX_SETTLING: Final = 20
 _Result = TypeVar("_Result")
+POLL_S: Final = 1.0
+"""As for the configuration file; a renewed certificate's two files are nearly always found together."""
+MAX_UNSETTLED: Final = 20
+"""Checks in a row at which the files had changed while they were loaded, before that counts as an error."""
+_KEEP_CHANGING: Final = f"the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
 
 
 class StuckError(OSError):
@@ -100,15 +107,6 @@ def replace_file(path: Path, data: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-log = structlog.get_logger("kquota.files")
-
-POLL_S: Final = 1.0
-"""As for the configuration file; a renewed certificate's two files are nearly always found together."""
-MAX_UNSETTLED: Final = 20
-"""Checks in a row at which the files had changed while they were loaded, before that counts as an error."""
-_KEEP_CHANGING: Final = f"the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
 
 
 @dataclass(slots=True)

@@ -27,6 +27,11 @@ _LABEL: Final = re.compile(r'([^=\s]+)="([A-Za-z0-9._-]*)"')
 _VALUE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """Names of namespaces, service accounts, pods, and values of labels. Nothing in them can pass for a separator."""
 _SUBJECT: Final = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
+MAX_KEYS_BYTES: Final = 4096
+SHORTEST_KEY: Final = 32
+"""Characters of a key. 32 of base64 are 192 bits, if they were drawn at random."""
+MOST_KEYS: Final = 4
+"""Keys in the file: the new one, the old one, and some. Each is tried on a record that none of them signed."""
 
 
 class StaticUserError(OSError):
@@ -116,13 +121,6 @@ def _from_token(path: Path) -> tuple[str, str]:
     if match is None:
         raise _wrong(path, "expected the token of a service account")
     return match[1], match[2]
-
-
-MAX_KEYS_BYTES: Final = 4096
-SHORTEST_KEY: Final = 32
-"""Characters of a key. 32 of base64 are 192 bits, if they were drawn at random."""
-MOST_KEYS: Final = 4
-"""Keys in the file: the new one, the old one, and some. Each is tried on a record that none of them signed."""
 
 
 class FleetKeysError(OSError):
