@@ -152,9 +152,19 @@ def test_shows_effect_of_a_candidate() -> None:
     ledger = Ledger(QuotaTable([entry]), smooth=False)
     assert "no traffic yet" in explained(ledger, "web", "etl")
     use(ledger, "web", "etl", Kind.PRODUCE, 6e6, 0, 1500)  # 600 kB/s: (600 - 500) / 500 * 10 s = 2 s
-    assert "candidate 500 kB/s (500000): 120 % used, would have delayed 1 request, 2 s in all" in explained(
-        ledger, "web", "etl"
-    )
+    page = explained(ledger, "web", "etl")
+    assert "candidate 500 kB/s (500000): 120 % used, would have delayed 1 request, 2 s in all" in page
+    who = {"source": "static", "given": "web", "given_source": "static", "logins": [], "given_by": None}
+    on_paper = explanation_text(explanation_json(ledger, "web", "etl", identity=who, at=None, addresses=[]))
+    assert "candidate 500 kB/s (500000): measured, never applied" in on_paper
+
+
+def test_shows_shared_overflow_counter() -> None:
+    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]), smooth=False, max_clients=1)
+    held = [ledger.account("web", name) for name in ("first", "etl")]
+    for account in held:
+        ledger.charge(account, Kind.PRODUCE, 20_000, AT.now_ms)
+    assert "overflow counter, shared by new clients of this entry" in explained(ledger, "web", "etl")
 
 
 def test_names_full_cap_before_it_refuses() -> None:

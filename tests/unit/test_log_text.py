@@ -121,6 +121,9 @@ def test_problems_of_a_file_are_one_harmless_line_each(tmp_path: Path) -> None:
     assert harmless(done.output)
     assert all(line.startswith("error: ") for line in done.output.splitlines())
     assert r"\u202e" in done.output
+    done = CliRunner().invoke(app, ["check", "--json", "--config", str(config)])
+    assert harmless(done.output)
+    assert json.loads(done.output)["ok"] is False
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
