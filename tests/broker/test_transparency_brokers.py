@@ -21,6 +21,7 @@ from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_unti
 from tests.corpus.traffic import Traffic
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.probe import ProbeError, brokers_seen_by
+from tests.support.fault_tools import at_work, least_held, nothing_left_behind
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -267,3 +268,20 @@ def answers(address: tuple[str, int]) -> bool:
         return bool(brokers_seen_by(*address, timeout_s=2.0))
     except ProbeError:
         return False
+
+
+@pytest.mark.long
+def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
+    """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
+    direct = job_for(kafka3)
+    leader, *others = (node.node_id for node in kafka3.nodes)
+    topic = create_topic_on(direct, "dies", {0: [leader, *others]}, {"min.insync.replicas": "2"})
+    at_rest = least_held(proxy3)
+    with nothing_left_behind(proxy3, at_rest), at_work(proxy3.bootstrap, topic, kafka3.bootstrap[0]) as work:
+        move_leader(direct, topic, [*others, leader])
+        work.wait_for_progress()
+        kafka3.stop_broker(others[0], kill=True)
+        try:
+            work.wait_for_progress()
+        finally:
+            kafka3.start_broker(others[0])
