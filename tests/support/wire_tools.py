@@ -166,6 +166,11 @@ def kafka_python_messages() -> list[Any]:
     return [found[key] for key in sorted(found)]
 
 
+def kafka_python_class(api_key: int, kind: str) -> Any:
+    """The class of a "request" or a "response"."""
+    return next(cls for cls in kafka_python_messages() if (api_key, kind) == (cls.API_KEY, cls.type))
+
+
 def _container(field: Any, value: Any) -> Any:
     """Plain lists and dicts as the classes that kafka-python wants."""
     if isinstance(value, list):
@@ -175,10 +180,16 @@ def _container(field: Any, value: Any) -> Any:
     return value
 
 
-def kafka_python_frame(cls: Any, version: int, correlation_id: int = 0x0A0B0C0D, **fields: Any) -> bytes:
-    message = cls[version](**{name: _container(cls._struct.fields[name], value) for name, value in fields.items()})
+def kafka_python_message(cls: Any, version: int, **fields: Any) -> Any:
+    return cls[version](**{name: _container(cls._struct.fields[name], value) for name, value in fields.items()})
+
+
+def kafka_python_frame(
+    cls: Any, version: int, correlation_id: int = 0x0A0B0C0D, client_id: object = "client-ß", **fields: Any
+) -> bytes:
+    message = kafka_python_message(cls, version, **fields)
     if cls.type == "request":
-        message.with_header(correlation_id=correlation_id, client_id="client-ß")
+        message.with_header(correlation_id=correlation_id, client_id=client_id)
     else:
         message.with_header(correlation_id=correlation_id)
     return bytes(message.encode(framed=True, header=True))
