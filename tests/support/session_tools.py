@@ -7,6 +7,7 @@ import io
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from kio.serial import entity_reader, entity_writer
 
 from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.interceptors.intercept import Work
+from proxy.core.interceptors.quota_admin import AlterRule
 from proxy.core.session.effects import Effects
 from proxy.core.session.session import Session
 from proxy.core.session.states import Answering
@@ -21,6 +23,7 @@ from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import is_flexible
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.responses import NodeAddress
+from quota.admin import Changes, Quotas
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -144,6 +147,27 @@ def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) 
     return Ledger(table, num_samples=num_samples, window_ms=window_ms, max_throttle_ms=None, smooth=False)
 
 
+def acted(
+    of: Ledger, action: str, amount: int, now: int, *, fetched: int, kinds: Sequence[Kind] = tuple(Kind)
+) -> object:
+    """What a ledger answers to one step of a story about user "u": amounts of busy time are in tens of milliseconds,
+    whole percent-seconds, whose sums are exact."""
+    account = of.account("u", "c")
+    if action == "charge":
+        return [of.charge(account, kind, amount * (10 if kind is Kind.REQUEST else 1), now) for kind in kinds]
+    if action == "strict":
+        return of.charge_mutation(account, amount, True, now)
+    if action == "fetch":
+        grant = of.admit(account, Kind.FETCH, 10_000, now)
+        if not grant.throttle_ms:
+            of.settle(account, Kind.FETCH, grant, fetched, now)
+        return grant.throttle_ms, grant.max_bytes
+    if action == "refund":
+        for kind in (Kind.PRODUCE, Kind.REQUEST):
+            of.refund(account, kind, amount * 10, now)
+    return [(of.check(account, kind, now), of.allowance(account, kind, now)) for kind in Kind]
+
+
 def identities(of: Ledger) -> set[tuple[str, str]]:
     """User and client-id of each account in the ledger."""
     return {account.identity for account in of.accounts()}
@@ -204,6 +228,15 @@ class Driven(Session):
         self.unread += data
         self.carry_out(self.on_deadline(now_ms), now_ms)
 
+    def wake(self, now_ms: float) -> None:
+        """What a shell does when it is time: it reads ahead, and tells what is unread."""
+        self.carry_out(self.on_deadline(now_ms), now_ms)
+        if len(self.unread) > self.read_ahead_over(now_ms):
+            data, self.unread = self.unread, b""
+            self.carry_out(self.on_client_bytes(memoryview(bytearray(data)), len(data), now_ms), now_ms)
+        if self.mute_until_ms > now_ms:
+            self.carry_out(self.on_unread(len(self.unread), False, now_ms), now_ms)
+
     def broker_sends(self, data: bytes, now_ms: float, arrived_ms: float | None = None) -> None:
         """It is read at once, and may have arrived earlier."""
         arrived_ms = now_ms if arrived_ms is None else arrived_ms
@@ -253,6 +286,14 @@ def identified(of: Ledger, **settings: Any) -> Driven:
     one = session(of, **settings)
     one.user_of = lambda login: "FALLBACK" if login is NO_LOGIN else login.name or "?"
     return one
+
+
+def frames(data: bytes) -> Iterator[bytes]:
+    """Whole frames, one by one."""
+    while data:
+        size = 4 + int.from_bytes(data[:4], "big")
+        yield data[:size]
+        data = data[size:]
 
 
 Cut = Callable[[bytes], Iterator[bytes]]
@@ -309,3 +350,34 @@ def finished(result: Any, now_ms: float = 0.0) -> Any:
 def answers(of: Driven) -> bytes:
     """What was sent to the client since the last look."""
     return of.seen()
+
+
+@dataclass
+class Authority:
+    """Of limits that administrators ask for. Does as it is told; keeps what it was asked to change."""
+
+    rule: AlterRule = "deny"
+    shown: Quotas = field(
+        default_factory=lambda: {
+            (("user", "alice"),): {"producer_byte_rate": 1000.0},
+            (("client-id", None),): {"producer_byte_rate": 5.5},
+        }
+    )
+    principals: Sequence[str] = ("ANONYMOUS",)
+    managed: str = "in the file /etc/kquota.yaml"
+    applied: list[tuple[str, Changes]] = field(default_factory=list)
+    done: list[Callable[[str | None], None]] = field(default_factory=list)
+    told_of_the_broker: int = 0
+
+    def quotas(self) -> Quotas:
+        return self.shown
+
+    def may_alter(self, user: str) -> bool:
+        return user in self.principals
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        self.applied.append((user, changes))
+        self.done.append(done)
+
+    def altered_at_the_broker(self) -> None:
+        self.told_of_the_broker += 1

@@ -15,6 +15,7 @@ from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 from quota.trial import Trial
 from tests.support.counters import TrialSnapshot, snapshots
+from tests.support.session_tools import acted
 
 PRODUCE, FETCH, REQUEST, MUTATION = Kind
 
@@ -175,25 +176,14 @@ def test_no_decision_depends_on_a_candidate(
     names = RATE_FIELD.values()
     plain = Entry(user="u", **dict.fromkeys(names, live))
     on_trial = plain._replace(candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
-    with_none: list[object] = []
-    with_one: list[object] = []
-    for entry, answers in ((plain, with_none), (on_trial, with_one)):
+    told: list[list[object]] = []
+    for entry in (plain, on_trial):
         ledger, now = Ledger(QuotaTable([entry]), smooth=smooth), 0
-        account = ledger.account("u", "c")
+        told.append([])
         for gap, amount, action in story:
             now += gap
-            if action == "charge":
-                answers.append([ledger.charge(account, kind, amount, now) for kind in Kind])
-            elif action == "strict":
-                answers.append(ledger.charge_mutation(account, amount, True, now))
-            elif action == "refund":
-                answers.append([ledger.refund(account, kind, amount, now) for kind in Kind])
-            else:
-                grant = ledger.admit(account, FETCH, 10_000, now)
-                if not grant.throttle_ms:
-                    ledger.settle(account, FETCH, grant, amount, now)
-                answers.append((grant.throttle_ms, grant.max_bytes, ledger.check(account, FETCH, now)))
-    assert with_none == with_one
+            told[-1].append(acted(ledger, action, amount, now, fetched=amount))
+    assert told[0] == told[1]
 
 
 def test_the_algorithm_on_trial_is_the_live_one() -> None:

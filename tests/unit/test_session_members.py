@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from tests.support.session_tools import (
     answers,
     encode,
     fetch_body,
+    frames,
     from_client,
     kio_message,
     ledger,
@@ -141,12 +142,7 @@ class Member:
 
     def _serve(self, now_ms: float) -> None:
         one = self.one
-        one.carry_out(one.on_deadline(now_ms), now_ms)
-        if len(one.unread) > one.read_ahead_over(now_ms):
-            data, one.unread = one.unread, b""
-            one.carry_out(one.on_client_bytes(memoryview(bytearray(data)), len(data), now_ms), now_ms)
-        if one.mute_until_ms > now_ms:
-            one.carry_out(one.on_unread(len(one.unread), False, now_ms), now_ms)
+        one.wake(now_ms)
         for frame in frames(self.one.taken()):
             api, version, number = struct.unpack_from(">hhi", frame, 4)
             self.came.append((now_ms, frame))
@@ -157,13 +153,6 @@ class Member:
         for frame in frames(answers(self.one)):
             self.heard.append(frame)
             self._sent.pop(*struct.unpack_from(">i", frame, 4), None)
-
-
-def frames(data: bytes) -> Iterator[bytes]:
-    while data:
-        size = 4 + int.from_bytes(data[:4], "big")
-        yield data[:size]
-        data = data[size:]
 
 
 def fetch(number: int) -> bytes:

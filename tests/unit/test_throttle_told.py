@@ -46,6 +46,7 @@ class Loop:
         self.told: list[tuple[float, int]] = []
 
     def note(self, throttle_ms: int) -> None:
+        """A response came; the next request is read when the mute is over."""
         self.throttled += self.session.mute_until_ms > self.now_ms
         if throttle_ms:
             self.told.append((self.now_ms, throttle_ms))
@@ -80,15 +81,17 @@ class Loop:
 
 
 def imposed(book: Ledger, kind: Kind) -> tuple[int, int]:
+    """(throttles, their sum in ms) by the metrics."""
     meter = book.account("ANONYMOUS", "c").meters[kind]
     return meter.throttled, meter.throttle_ms
 
 
-@pytest.mark.parametrize("size_bytes", [4096, 100_000])
+@pytest.mark.parametrize("size_bytes", [4096, 16_384, 100_000])
 def test_paced_producer_is_shown_no_longer_throttle(size_bytes: int) -> None:
     paced = Loop(ledger(produce_rate=RATE)).produce(size_bytes, 3 * MINUTE_MS)
     kafka = Loop(ledger(produce_rate=RATE, smooth=False)).produce(size_bytes, 3 * MINUTE_MS)
     assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
+    assert paced.told[0][1] > 0, "the first one always"
     for minute in range(1, 3):
         assert 0 < paced.told_in_minute(minute) <= kafka.told_in_minute(minute)
     # The mutes are as they are, and the metrics count all of them.
@@ -96,8 +99,6 @@ def test_paced_producer_is_shown_no_longer_throttle(size_bytes: int) -> None:
     assert throttled == paced.throttled
     assert throttle_ms == pytest.approx(170_000, rel=0.08)  # all but the first ten seconds' worth, and 1 ms each
     assert paced.session.state.counters.throttles_told == len(paced.told)
-    assert 0 < paced.told[0][1] < 1000, "the first is always told"
-    assert len(kafka.told) == imposed(kafka.book, Kind.PRODUCE)[0], "and by Kafka's formula all are"
 
 
 def test_paced_consumer_is_shown_no_longer_throttle() -> None:
@@ -108,8 +109,15 @@ def test_paced_consumer_is_shown_no_longer_throttle() -> None:
     assert throttled > 10 * len(paced.told)
 
 
+@pytest.mark.parametrize(
+    ("smooth", "size_bytes"), [(True, 300_000), (False, 4096)], ids=["1.5 s each", "Kafka's formula"]
+)
+def test_long_and_kafkas_throttles_are_all_announced(smooth: bool, size_bytes: int) -> None:
+    one = Loop(ledger(produce_rate=RATE, smooth=smooth)).produce(size_bytes, MINUTE_MS)
+    assert (len(one.told), sum(ms for _, ms in one.told)) == imposed(one.book, Kind.PRODUCE)
+
+
 def test_request_time_is_announced_with_a_short_mute() -> None:
-    """A response tells the longest of the throttles that are told."""
     one = Loop(ledger(produce_rate=RATE, request_percentage=1.0)).produce(4096, 20_000)
     state = one.session.state
     from_client(one.session, produce(2, 20_000), one.now_ms)
