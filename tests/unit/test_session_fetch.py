@@ -265,3 +265,14 @@ def test_what_never_came_of_a_response_is_given_back(version: int, limit: float 
         one.close(now_ms)
         assert meter.amount == charged - (len(whole) - 30_000)
         assert book.reservations == 0
+
+
+def test_reservations_are_given_back_when_the_connection_ends() -> None:
+    book = ledger(fetch_rate=1000)
+    account = book.account("ANONYMOUS", "c")
+    free = book.allowance(account, Kind.FETCH, 0)
+    one = session(book)
+    from_client(one, request(FETCH, 12, 1, fetch_body(12)))
+    assert book.reservations == 1
+    one.close(0.0)
+    assert (book.reservations, book.allowance(account, Kind.FETCH, 0)) == (0, free)
