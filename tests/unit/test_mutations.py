@@ -18,6 +18,7 @@ from tests.support.mutation_tools import (
     CREATE_VERSIONS,
     DELETE_VERSIONS,
     EXISTS,
+    INVALID_PARTITIONS,
     INVALID_REQUEST,
     METADATA,
     METADATA_VERSIONS,
@@ -110,6 +111,17 @@ def test_validation_is_free(version: int) -> None:
     client.send(create(7, {"drain": 100}))
     done = client.send(create(version, {"a": 30}, validate_only=True))
     assert (done.errors, done.delay_ms, client.charged) == ({"a": 0}, 0, 100)
+
+
+@pytest.mark.parametrize("version", CREATE_VERSIONS)
+def test_broker_refusals_are_refunded(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(there=30)
+    client.cluster.fail["forbidden"] = 29
+    done = client.send(create(version, {"there": 30, "forbidden": 4, "fine": 3, "none": 0}))
+    errors = {"there": EXISTS, "forbidden": 29, "fine": 0, "none": INVALID_PARTITIONS}
+    assert (done.errors, done.delay_ms) == (errors, 0)
+    assert (client.tokens, client.charged) == (17, 3)
 
 
 @pytest.mark.parametrize("error", [7, -1])

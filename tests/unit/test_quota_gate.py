@@ -350,6 +350,23 @@ def test_large_and_ordinary_requests_take_turns() -> None:
     assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 810) == 0
 
 
+def test_what_waits_is_bytes_so_another_limit_takes_another_time() -> None:
+    """100 kB at 10 kB/s are 10 s, at 100 kB/s 1 s: for those that wait, for what is claimed, and promised."""
+    gate = Gate()
+    assert gate.ask("passed", 10_000, 0, 0, 0) == 0
+    assert gate.ask("waits", 10_000, 0, 0, 0) > 0
+    assert (gate.ahead_ms(0), gate.next_ms(0, 0, 0, 0)) == (20_000, 10_000 - GRACE_MS)
+    gate.rescale(0.1, 0)
+    assert (gate.ahead_ms(0), gate.next_ms(0, 0, 0, 0)) == (2_000, 1_000 - GRACE_MS)
+    assert gate.ask("waits", 1_000, 0, 0, 1_000 - GRACE_MS) == 0
+    # Of two that have passed one came back at once: 1 s of the second's promise is left.
+    gate.rescale(10.0, 1_000)
+    assert gate.ahead_ms(0) == 20_000
+    gate.leave("passed")
+    gate.leave("waits")
+    assert gate.ahead_ms(0) == 0
+
+
 def test_a_raised_limit_lets_pass_what_waited_for_the_lower_one() -> None:
     """1 MB passed and 1 MB waits at 10 kB/s, so it would pass after 100 s; at 1 MB/s it does after one."""
     ledger = ledger_of(10 * KB)

@@ -91,6 +91,7 @@ def test_fetches_are_put_to_trial_by_their_responses(make: Make) -> None:
     assert (grant.throttle_ms, grant.max_bytes or 50_000_000) == (0, 50_000_000)
     ledger.settle(account, FETCH, grant, 6000, 0)
     assert (trial_of(ledger).throttled, trial_of(ledger).throttle_ms) == (1, 2000)
+    assert ledger.check(account, FETCH, 0) == 0
 
 
 @pytest.mark.parametrize(

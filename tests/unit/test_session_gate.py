@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from proxy.core.errors import SessionError
+from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.session.throttle import renewal_ms
 from quota.entity import DEFAULT, Kind
@@ -16,6 +16,7 @@ from tests.support.mutation_tools import Cluster, encoded, metadata
 from tests.support.session_tools import (
     FETCH,
     METADATA,
+    PRODUCE,
     Cut,
     byte_by_byte,
     fetch_body,
@@ -97,6 +98,20 @@ def test_new_connection_of_group_in_debt_waits(cut: Cut) -> None:
     assert meter.queued == 1
     assert meter.queued_ms == pytest.approx(at_ms - 1000.0, abs=1)
     assert from_broker(new.one, produce_response(1), at_ms + 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "version", "reason"),
+    [
+        (b"", 99, CloseReason.UNSUPPORTED_VERSION),
+        (struct.pack(">h", -2), 7, CloseReason.CLIENT_MALFORMED),  # the transactional id's length
+        (b"\xff\xff\xff\xff\x7f", 9, CloseReason.CLIENT_MALFORMED),
+    ],
+)
+def test_bad_requests_of_a_group_in_debt_are_refused(body: bytes, version: int, reason: CloseReason) -> None:
+    with pytest.raises(SessionError) as refused:
+        Fed(indebted()).send(request(PRODUCE, version, 1, body), 1000.0)
+    assert refused.value.reason is reason
 
 
 def test_only_requests_behind_a_queued_one_wait() -> None:
