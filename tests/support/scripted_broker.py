@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -202,15 +203,40 @@ _clients: list[trio.SocketStream] = []
 """Open clients of the running test; closed at its end."""
 
 
+@asynccontextmanager
+async def background(run: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Something that runs until the block ends."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Wait until something in this process is so; every test has a time limit."""
     while not condition():  # noqa: ASYNC110 - what is watched sets no event
         await trio.sleep(0.01)
 
 
-async def connect(proxy: Proxy) -> trio.SocketStream:
+async def really(condition: Callable[[], object]) -> None:
+    """Wait in real time, where the test's own clock stands."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "never came"
+        await trio.to_thread.run_sync(time.sleep, 0.002)
+
+
+async def connect(proxy: Proxy, first: bytes = b"") -> trio.SocketStream:
+    """A client, which has sent these bytes."""
     _clients.append(await trio.open_tcp_stream("127.0.0.1", proxy.port))
+    await _clients[-1].send_all(first)
     return _clients[-1]
+
+
+async def exchange(stream: trio.abc.Stream, request: bytes) -> bytes | None:
+    """The next response."""
+    await stream.send_all(request)
+    return await read_frame(stream)
 
 
 async def closed_reason(proxy: Proxy, reason: str) -> None:
