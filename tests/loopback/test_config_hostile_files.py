@@ -1,5 +1,4 @@
-"""What is no regular file, in the place of every kind of file that is read or followed: refused at once, told of, and
-forgotten when there is a good file again. A file system that does not answer holds up nothing else."""
+"""What is no regular file, in the place of files that are read or followed; and file systems that do not answer."""
 
 from __future__ import annotations
 
@@ -11,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import proxy.app.sources.reading
 import pytest
 import structlog.testing
 import trio
+from proxy.app.sources.reading import MAX_SETTLING, Aside, StuckError, replace_file
 
 import proxy.app.sources.follow
 import proxy.app.sources.quota_file
@@ -22,39 +23,21 @@ from config.model import Config
 from config.overlay import load_overlay
 from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError
-from config.table import to_table
-from deploy.kubernetes.webhook import Certificate, of_files, read_template
-from proxy.app.sources.follow import MAX_SETTLING, Aside, FileReader, Followed, Follower, StuckError, replace_file
+from deploy.kubernetes.webhook import of_files, read_template
+from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.security import load_security
 from proxy.net import files
 from proxy.net.files import in_memory, read_file
 from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
 from proxy.net.upstream.credentials import Credentials, LoginError
-from quota.entity import Kind
 from tests.loopback.test_config_reload import LIMIT_S, UPSTREAM, quota, watching
 from tests.support.certificates import Authority, Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away
-from tests.support.scripted_broker import until
+from tests.support.scripted_broker import background, until
 from tests.support.tls_pairs import done_by
 
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-# ---- one reading ----
-
-
-@kinds
-def test_reads_no_irregular_file(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    reason = put(kind, path)
-    began_s = time.monotonic()
-    with pytest.raises(OSError) as error:  # noqa: PT011 - the text is looked at
-        read_file(path, 1_000_000)
-    assert reason in error.value.strerror
-    assert fingerprint(path).data is None
-    assert reason in (fingerprint(path).error or "")
-    assert time.monotonic() - began_s < LIMIT_S, "nothing waits for it"
 
 
 def test_a_regular_file_is_read_through_links_up_to_the_bound(tmp_path: Path) -> None:
@@ -64,29 +47,28 @@ def test_a_regular_file_is_read_through_links_up_to_the_bound(tmp_path: Path) ->
     with pytest.raises(OSError, match="it has 1000 bytes; at most 999 are read"):
         read_file(tmp_path / "link", 999)
     assert read_file("/proc/self/status", 100_000).startswith(b"Name:"), "a file that says it has no bytes"
-    assert len(read_file("/proc/self/status", 100_000)) > 0
     with pytest.raises(OSError, match="it has more than 10 bytes"):
         read_file("/proc/self/status", 10)
 
 
-def after_the_look(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[Path], object]) -> None:
-    """Do something to a file between the look at it and its opening."""
+@kinds
+def test_reads_no_irregular_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither found there, nor put in between the look at a file and its opening."""
+    path = tmp_path / "file"
+    reason = put(kind, path)
+    assert fingerprint(path).data is None
+    assert reason in (fingerprint(path).error or "")
+    take_away(path)
+    path.write_text("good")
     check, looks = files._check, iter(range(10))
 
     def look(found: os.stat_result, *more: Any) -> None:
         check(found, *more)
         if next(looks) == 0:
             take_away(path)
-            act(path)
+            KINDS[kind].put(path)
 
     monkeypatch.setattr(files, "_check", look)
-
-
-@kinds
-def test_reads_no_irregular_file_put_in_later(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_text("good")
-    after_the_look(monkeypatch, path, KINDS[kind].put)
     with pytest.raises(OSError) as error:  # noqa: PT011 - the text is looked at
         read_file(path, 1_000_000)
     said = "No such device or address" if kind == "socket" else KINDS[kind].reason
@@ -108,41 +90,41 @@ def test_refuses_file_that_grows_while_read(tmp_path: Path, monkeypatch: pytest.
         read_file(path, 5000)
 
 
-# ---- each that reads ----
-
-
-def overlay_config(path: Path) -> Config:
-    return load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
+def configured(text: str) -> Config:
+    return load_bytes("q.yaml", f"{UPSTREAM}{text}\n".encode())
 
 
 def static_user(static: str) -> None:
-    load_security(load_bytes("q.yaml", f"{UPSTREAM}identity: {{static: {{{static}}}}}\n".encode()))
+    load_security(configured(f"identity: {{static: {{{static}}}}}"))
 
 
-READERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "configuration": (load, "{path}: (the whole file): cannot be read: "),
-    "overlay": (load_overlay, "{path}: (the whole file): cannot be read: "),
+def server_tls(certificate: Path, key: Path, authorities: Path | None = None) -> ServerTls:
+    pair = KeyPair(certificate, key)
+    return ServerTls(pair, client_auth="required" if authorities else "none", client_authorities=authorities)
+
+
+READERS: dict[str, tuple[Callable[[Path, Issued], object], str]] = {
+    "configuration": (lambda path, _: load(path), "{path}: (the whole file): cannot be read: "),
+    "overlay": (lambda path, _: load_overlay(path), "{path}: (the whole file): cannot be read: "),
     "overlay at the start": (
-        lambda path: FileSource(path.with_name("q.yaml"), overlay_config(path)),
+        lambda path, _: FileSource(path.with_name("q.yaml"), configured(f"quotas: {{overlay: {path}}}")),
         "{path}: (the whole file): cannot be read: ",
     ),
-    "password": (lambda path: Credentials("PLAIN", "me", path).secret(), "{path}: "),
-    "static user": (lambda path: static_user(f"file: {path}"), "identity.static {path}: cannot be read: "),
+    "password": (lambda path, _: Credentials("PLAIN", "me", path).secret(), "{path}: "),
+    "static user": (lambda path, _: static_user(f"file: {path}"), "identity.static {path}: cannot be read: "),
     "template of a user": (
-        lambda path: static_user(f'template: "{{namespace}}", directory: {path.parent}'),
+        lambda path, _: static_user(f'template: "{{namespace}}", directory: {path.parent}'),
         "identity.static {path}: cannot be read: ",
     ),
+    "certificate": (lambda path, issued: server_tls(path, issued.key), "listen.tls.certificate_file {path}: cannot"),
+    "key": (lambda path, issued: server_tls(issued.chain, path), "listen.tls.key_file {path}: cannot be read: "),
+    "authorities": (
+        lambda path, issued: server_tls(issued.chain, issued.key, path),
+        "listen.tls.client_ca_file {path}: cannot be read: ",
+    ),
+    "template of the webhook": (lambda path, _: read_template(path), ""),
+    "certificate of the webhook": (lambda path, issued: of_files(path, issued.key), ""),
 }
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path) -> None:
-    path = tmp_path / "namespace"
-    reason = put("FIFO", path)
-    read, said = READERS[reader]
-    with pytest.raises((ConfigError, LoginError, OSError)) as error:
-        read(path)
-    assert str(error.value).startswith(said.format(path=path) + reason)
 
 
 @pytest.fixture(scope="module")
@@ -150,19 +132,15 @@ def issued(issuer: Authority) -> Issued:
     return issuer.issue("host", "localhost", common_name="kquota")
 
 
-@pytest.mark.parametrize("name", ["certificate_file", "key_file", "client_ca_file"])
-def test_refuses_irregular_certificates_and_keys(name: str, tmp_path: Path, issuer: Authority, issued: Issued) -> None:
-    path = tmp_path / name
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path, issued: Issued) -> None:
+    path = tmp_path / "namespace"
     reason = put("FIFO", path)
-    paths = {"certificate_file": issued.chain, "key_file": issued.key, "client_ca_file": issuer.certificate}
-    given = paths | {name: path}
-    with pytest.raises(TlsFilesError) as error:
-        ServerTls(
-            KeyPair(given["certificate_file"], given["key_file"]),
-            client_auth="required",
-            client_authorities=given["client_ca_file"],
-        )
-    assert str(error.value).startswith(f"listen.tls.{name} {path}: cannot be read: {reason}")
+    read, said = READERS[reader]
+    with pytest.raises((ConfigError, LoginError, TlsFilesError, OSError)) as error:
+        read(path, issued)
+    assert said.format(path=path) in str(error.value)
+    assert reason in str(error.value)
 
 
 def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,19 +159,6 @@ def _after(manager: Any, act: Callable[[], object]) -> Any:
     return manager
 
 
-def test_webhook_refuses_irregular_files(tmp_path: Path, issued: Issued) -> None:
-    path = tmp_path / "template"
-    reason = put("FIFO", path)
-    with pytest.raises(OSError, match=reason):
-        read_template(path)
-    cert = tmp_path / "cert"
-    put_file(cert, issued.chain.read_bytes())
-    Certificate(of_files(cert, issued.key))
-    put("FIFO", cert)
-    with pytest.raises(OSError, match=reason):
-        of_files(cert, issued.key)
-
-
 def test_overwrites_only_regular_files(tmp_path: Path) -> None:
     path = tmp_path / "o.yaml"
     for kind in ("FIFO", "endless device", "directory"):
@@ -201,19 +166,13 @@ def test_overwrites_only_regular_files(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"No such device|Is a directory|symbolic links"):
             replace_file(path, b"one")
         assert not path.exists()
-        take_away(tmp_path / "o.yaml.tmp")
-    replace_file(path, b"one")
-    os.mkfifo(tmp_path / "o.yaml.tmp")
+    put("FIFO", tmp_path / "o.yaml.tmp")
     reader = os.open(tmp_path / "o.yaml.tmp", os.O_RDONLY | os.O_NONBLOCK)  # it has a reader, so it can be opened
     try:
         with pytest.raises(OSError, match="no regular file"):
             replace_file(path, b"two")
     finally:
         os.close(reader)
-    assert path.read_bytes() == b"one"
-
-
-# ---- each that follows ----
 
 
 @kinds
@@ -235,31 +194,22 @@ async def test_irregular_configuration_keeps_the_former(kind: str, tmp_path: Pat
     assert f"{path}: cannot be read: {reason}" in [e for e in logs if e["log_level"] == "error"][-1]["problems"][0]
 
 
-def overlay_source(path: Path, timeout_s: float = LIMIT_S) -> FileSource:
-    return FileSource(path.with_name("q.yaml"), overlay_config(path), poll_s=0.01, timeout_s=timeout_s)
-
-
 async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: Issued) -> None:
     cert, user = tmp_path / "cert", tmp_path / "user"
     put_file(cert, issued.chain.read_bytes())
     put_file(user, "web\n")
-    text = (
-        f"{UPSTREAM}identity: {{static: {{file: {user}}}}}\n"
-        f"listen: {{tls: {{certificate_file: {cert}, key_file: {issued.key}}}}}\n"
-    )
-    security = load_security(load_bytes("q.yaml", text.encode()))
-    tls, static = (one for one in Follower(security.follower.followed, poll_s=0.01).followed)
+    tls_text = f"listen: {{tls: {{certificate_file: {cert}, key_file: {issued.key}}}}}"
+    security = load_security(configured(f"identity: {{static: {{file: {user}}}}}\n{tls_text}"))
+    tls, static = security.follower.followed
     follower = Follower([tls, static], poll_s=0.01)
     before: ssl.SSLContext = security.sides[0].context
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follower.run)
+        async with background(follower.run):
             reason = put("FIFO", cert)
             put("FIFO", user)
             await until(lambda: not tls.successful and not static.successful)
-            await until(
-                lambda: {e["setting"] for e in logs if reason in str(e.get("error"))} == {tls.setting, static.setting}
-            )
+            both = {tls.setting, static.setting}
+            await until(lambda: {entry["setting"] for entry in logs if reason in str(entry.get("error"))} == both)
             assert security.sides[0].context is before
             assert security.identity.static_user == "web"
             put_file(cert, issued.chain.read_bytes())
@@ -267,31 +217,6 @@ async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: 
             await until(lambda: tls.successful and static.successful)
             assert security.identity.static_user == "shop"
             assert security.sides[0].context is not before
-            nursery.cancel_scope.cancel()
-
-
-async def test_load_bug_does_not_end_following(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    put_file(path, "1")
-
-    def load() -> None:
-        if path.read_text() == "2":
-            raise RecursionError("deep")
-
-    followed = Followed("listen.tls", [path], load)
-    follower = Follower([followed], poll_s=0.01)
-    with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follower.run)
-            put_file(path, "2")
-            await until(lambda: followed.failures == 1)
-            put_file(path, "3")
-            await until(lambda: followed.reloads == 1)
-            nursery.cancel_scope.cancel()
-    assert "listen.tls: RecursionError('deep')" in [entry.get("error") for entry in logs]
-
-
-# ---- a file system that does not answer ----
 
 
 class Silent:
@@ -342,7 +267,7 @@ async def test_unreadable_configuration_is_logged_once(
     with structlog.testing.capture_logs() as logs:
         async with watching(path, timeout_s) as running:
             put_file(path, quota(2))
-            silent = kind(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
+            silent = kind(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
             await until(lambda: running.state.failures == 1)
             assert not running.state.successful
             await trio.sleep(0.3)
@@ -355,38 +280,19 @@ async def test_unreadable_configuration_is_logged_once(
     assert error["problems"] == [f"{path}: cannot be read: {reason}"]
 
 
-async def test_hanging_overlay_does_not_stop_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "o.yaml"
-    put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
-    source = overlay_source(path, timeout_s=0.05)
-    silent = Silent(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run)
-        await until(lambda: not source.state.overlay_successful)
-        changed = load_bytes("q.yaml", quota(7).encode())
-        with trio.fail_after(LIMIT_S):  # the configuration is reloaded nevertheless
-            await source.reload(changed, to_table(changed))
-        assert source.table.resolve(Kind.PRODUCE, "u", "c").limit == 7
-        silent.answers.set()
-        await until(lambda: source.state.overlay_successful)
-        nursery.cancel_scope.cancel()
-
-
 async def test_overlay_write_without_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "o.yaml"
-    text = f"{UPSTREAM}quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}\n"
-    source = FileSource(tmp_path / "q.yaml", load_bytes("q.yaml", text.encode()), poll_s=0.01, timeout_s=0.2)
+    config = configured(f"quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}")
+    source = FileSource(tmp_path / "q.yaml", config, poll_s=0.01, timeout_s=0.2)
     silent = Silent(monkeypatch, proxy.app.sources.quota_file, "replace_file", path)
     reasons: list[str | None] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.run)
+    async with background(source.run):
         source.apply("admin", {(("user", "alice"),): {"producer_byte_rate": 5.0}}, reasons.append)
         await until(lambda: reasons)
         assert reasons == [f"{path} cannot be written: no answer from the file system within 0.2 s"]
         assert source.quotas() == {}
         silent.answers.set()  # it is written after all, found by the next look
         await until(lambda: source.quotas() == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
-        nursery.cancel_scope.cancel()
 
 
 async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,8 +304,7 @@ async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, m
     follower = Follower([stuck, free], poll_s=0.01, timeout_s=0.05)
     silent = Silent(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follower.run)
+        async with background(follower.run):
             await until(lambda: stuck.failures == 1)
             put_file(other, "2")
             await until(lambda: free.reloads == 1)  # those of another section are loaded meanwhile
@@ -407,13 +312,12 @@ async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, m
             assert (stuck.failures, silent.most_inside, stuck.successful) == (1, 1, False)
             silent.answers.set()
             await until(lambda: stuck.successful)
-            nursery.cancel_scope.cancel()
     # What answers at once may take longer than that, too, on a machine with more to do than it can.
     (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error" and str(path) in entry["error"]]
     assert error == f"listen.tls {path}: no answer from the file system within 0.05 s"
 
 
-async def test_cancel_does_not_wait_for_reading_thread(tmp_path: Path) -> None:
+async def test_cancel_does_not_wait_for_reading_thread() -> None:
     answers = threading.Event()
     try:
         aside = Aside(timeout_s=LIMIT_S)
@@ -421,10 +325,7 @@ async def test_cancel_does_not_wait_for_reading_thread(tmp_path: Path) -> None:
         with trio.move_on_after(0.05):
             await aside.run(answers.wait, 120)
         assert time.monotonic() - began_s < LIMIT_S
-        hasty = Aside(timeout_s=0.02)
-        for _ in range(3):
-            with pytest.raises(StuckError, match=r"no answer from the file system within 0\.02 s"):
-                await hasty.run(answers.wait, 120)
-        assert (await FileReader(tmp_path / "none").read()).error == "No such file or directory"
+        with pytest.raises(StuckError, match=r"no answer from the file system within 0\.02 s"):
+            await Aside(timeout_s=0.02).run(answers.wait, 120)
     finally:
         answers.set()

@@ -1,11 +1,13 @@
 """Hot reload with real files: changes are applied, bad files refused, the last good one stays in force."""
 
+# ruff: noqa: ASYNC240 - small local files
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import structlog.testing
 import trio
 
@@ -26,8 +28,6 @@ def quota(limit: str | int) -> str:
 
 
 class Running:
-    """A watcher at work, and what it put in force."""
-
     def __init__(self, path: Path, timeout_s: float = LIMIT_S) -> None:
         self.state = ReloadState()
         self.limits: list[float | None] = []
@@ -38,6 +38,12 @@ class Running:
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
         self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "q.yaml").write_text(quota("1M"))
+    return tmp_path / "q.yaml"
 
 
 @asynccontextmanager
@@ -51,20 +57,7 @@ async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Runn
             await trio.lowlevel.checkpoint_if_cancelled()
 
 
-async def test_a_changed_file_is_put_in_force(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(quota("1M"))
-    async with watching(path) as running:
-        path.write_text(quota("2M"))
-        await until(lambda: running.limits == [2_000_000])
-        path.write_text(quota("3M"))
-        await until(lambda: running.limits == [2_000_000, 3_000_000])
-        assert (running.state.reloads, running.state.failures, running.state.successful) == (2, 0, True)
-
-
-async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(quota("1M"))
+async def test_bad_file_changes_nothing_and_counts_once(path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with watching(path) as running:
             path.write_text(quota("2X"))
@@ -73,8 +66,6 @@ async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
             assert (running.limits, running.state.failures, running.state.successful) == ([], 1, False)
             path.unlink()
             await until(lambda: running.state.failures == 2)
-            await trio.sleep(0.15)  # long enough for a change to be seen
-            assert running.state.failures == 2
             path.write_text(quota("1M"))  # the very content in force: whole again
             await until(lambda: running.state.successful)
             assert running.limits == [1_000_000]
@@ -88,9 +79,7 @@ async def test_bad_file_changes_nothing_and_counts_once(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_forced_reload_loads_an_unchanged_file(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(quota("1M"))
+async def test_a_forced_reload_loads_an_unchanged_file(path: Path) -> None:
     async with watching(path) as running:
         await trio.sleep(0.15)  # long enough for a change to be seen
         assert running.limits == []
@@ -98,9 +87,7 @@ async def test_a_forced_reload_loads_an_unchanged_file(tmp_path: Path) -> None:
         await until(lambda: running.limits == [1_000_000])
 
 
-async def test_reload_names_restart_settings_and_applies_quotas(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(quota("1M"))
+async def test_reload_names_restart_settings_and_applies_quotas(path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with watching(path) as running:
             path.write_text(quota("2M") + "listen: {port: 1}\nquota.window.num: 5\n")
@@ -109,24 +96,19 @@ async def test_reload_names_restart_settings_and_applies_quotas(tmp_path: Path) 
             path.write_text(quota("3M"))
             await until(lambda: running.limits[-1] == 3_000_000)
             assert running.state.restart_settings == ()
+            assert (running.state.reloads, running.state.failures) == (2, 0)
     named = [entry["settings"] for entry in logs if "settings" in entry]
     assert named == [["listen.port", "quota.window.num"]]
 
 
-async def test_does_not_load_half_written_file(tmp_path: Path) -> None:
-    path = tmp_path / "q.yaml"
-    path.write_text(quota("1M"))
+async def test_does_not_load_half_written_file(path: Path) -> None:
     running = Running(path)
     running.watcher._settle_s = 0.5
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.watcher.run)
         with path.open("w") as file:  # each prefix of this is a file that loads, with other limits
             file.write(UPSTREAM)
-            for piece in (
-                "quotas:\n",
-                "- {client-id: a, producer_byte_rate: 1}\n",
-                "- {client-id: c, producer_byte_rate: 7}\n",
-            ):
+            for piece in ("quotas:\n", *(f"- {{client-id: {one}, producer_byte_rate: 7}}\n" for one in "ac")):
                 file.flush()
                 await trio.sleep(0.02)
                 file.write(piece)

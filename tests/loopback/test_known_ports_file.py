@@ -17,7 +17,7 @@ from proxy.net.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka.ports import free_ports
-from tests.support.scripted_broker import answer, read_frame, through, until
+from tests.support.scripted_broker import answer, exchange, through, until
 from tests.support.session_tools import produce, produce_response
 
 
@@ -29,8 +29,7 @@ async def test_former_ports_are_open_before_the_cluster_answers() -> None:
         proxy = Proxy(settings, Ledger(QuotaTable()), known_ports=known)
         await nursery.start(proxy.serve)
         async with await trio.open_tcp_stream("127.0.0.1", first) as client:
-            await client.send_all(produce(1, 100))
-            assert await read_frame(client) == produce_response(1)
+            assert await exchange(client, produce(1, 100)) == produce_response(1)
         assert proxy.known_ports() == known
         proxy.drain()
         await until(lambda: proxy.state == "stopped")
@@ -53,9 +52,12 @@ async def test_the_file_follows_the_brokers(tmp_path: Path, monkeypatch: pytest.
         await until(lambda: f'"broker_port":{broker.node_port}'.encode() in path.read_bytes())
 
 
-async def test_a_directory_that_cannot_be_written_is_said_once(
+async def test_unusable_files_are_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "bad.json").write_text('{"version": 1, "ports": [{}]}')
+    assert ports_before(str(tmp_path / "bad.json")) == []
+    assert capsys.readouterr().out.count("ports.0.port: Field required") == 1
     monkeypatch.setattr(known_ports, "BETWEEN_WRITES_S", 0.01)
     path = tmp_path / "missing" / "ports.json"
     async with through(answer) as (proxy, _, nursery):
@@ -65,11 +67,3 @@ async def test_a_directory_that_cannot_be_written_is_said_once(
         path.parent.mkdir()
         await until(path.exists)
     assert capsys.readouterr().out.count("the ports of brokers cannot be stored") == 1
-
-
-def test_a_bad_file_is_one_warning_and_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "ports.json"
-    path.write_text('{"version": 1, "ports": [{}]}')
-    assert ports_before(str(path)) == []
-    assert capsys.readouterr().out.count("ports.0.port: Field required") == 1
-    assert ports_before(None) == []

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ import proxy.app.sources.quota_file
 from config.load import load_bytes
 from config.model import Config
 from config.overlay import load_overlay
-from config.problems import ConfigError
 from config.table import to_table
 from proxy.app.admin.app import not_ready
 from proxy.app.sources import quota_cluster
@@ -32,16 +32,12 @@ from quota.connections import ConnectionEntry, EntityType
 from quota.entity import DEFAULT
 from quota.overlay import UNLIMITED, from_cluster
 from quota.table import Entry, QuotaTable
-from tests.support.scripted_broker import until
+from tests.support.scripted_broker import background, until
 
 ALICE: Entity = (("user", "alice"),)
 BOB: Entity = (("user", "bob"),)
-PRODUCE, FETCH, TIME, RATE = (
-    "producer_byte_rate",
-    "consumer_byte_rate",
-    "request_percentage",
-    "connection_creation_rate",
-)
+PRODUCE, FETCH, TIME = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
+RATE = "connection_creation_rate"
 LIMIT_S = 30.0
 
 
@@ -62,33 +58,21 @@ def path(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def running(source: QuotaSource) -> AsyncIterator[list[QuotaTable]]:
-    """The tables that are put in force while the source works."""
     swapped: list[QuotaTable] = []
     source.attach(swapped.append)
     with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(source.run)
+        async with background(source.run):
             yield swapped
-            nursery.cancel_scope.cancel()
 
 
 async def apply(source: QuotaSource, changes: Changes) -> str | None:
-    done = trio.Event()
     reasons: list[str | None] = []
-
-    def hear(reason: str | None) -> None:
-        reasons.append(reason)
-        done.set()
-
-    source.apply("admin", changes, hear)
-    await done.wait()
+    source.apply("admin", changes, reasons.append)
+    await until(lambda: reasons)
     return reasons[0]
 
 
-# ---- the file -------------------------------------------------------------------------------------------------------
-
-
-async def test_alteration_is_in_force_on_disk_and_after_restart(path: Path) -> None:
+async def test_alterations_stay_over_the_file_and_after_a_restart(path: Path) -> None:
     config = with_overlay(path, {"user": "alice", PRODUCE: 10, FETCH: 20})
     source = FileSource(Path("kquota.yaml"), config)
     assert source.quotas() == {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
@@ -99,27 +83,14 @@ async def test_alteration_is_in_force_on_disk_and_after_restart(path: Path) -> N
         assert source.quotas() == {ALICE: {FETCH: 20.0}, BOB: {TIME: 12.5}}
         assert await apply(source, {BOB: {TIME: 12.5}}) is None  # nothing new: nothing is written
         assert (len(swapped), source.state.overlay_entities) == (1, 2)
-    again = FileSource(Path("kquota.yaml"), config)
-    assert again.quotas() == source.quotas()
-    assert sorted(file.name for file in path.parent.iterdir()) == ["overlay.yaml"]
-
-
-async def test_the_file_may_change_and_the_overlay_stays_over_it(path: Path) -> None:
-    source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
-    async with running(source):
-        await apply(source, {ALICE: {PRODUCE: 11.0}})
-        changed = with_overlay(path, {"user": "alice", PRODUCE: 99, FETCH: 5}, alter="deny")
+        assert FileSource(Path("kquota.yaml"), config).quotas() == source.quotas()
+        assert source.origin(BOB, TIME) == f"in the overlay {path}, by AlterClientQuotas"
+        assert source.origin(ALICE, FETCH) == source.origin(ALICE, PRODUCE) == "in the file kquota.yaml"
+        assert (source.may_alter("admin"), source.may_alter("alice")) == (True, False)
+        changed = with_overlay(path, {"user": "alice", PRODUCE: 99, FETCH: 5}, alter="deny", alter_principals=["alice"])
         await source.reload(changed, to_table(changed))
-        assert source.quotas() == {ALICE: {PRODUCE: 11.0, FETCH: 5.0}}
-        assert source.rule == "deny"
-
-
-async def test_reload_changes_alter_principals(path: Path) -> None:
-    source = FileSource(Path("kquota.yaml"), with_overlay(path))
-    assert (source.may_alter("admin"), source.may_alter("alice"), source.may_alter("ANONYMOUS")) == (True, False, False)
-    changed = with_overlay(path, alter_principals=["alice"])
-    await source.reload(changed, to_table(changed))
-    assert (source.may_alter("admin"), source.may_alter("alice")) == (False, True)
+        assert source.quotas() == {ALICE: {FETCH: 5.0}, BOB: {TIME: 12.5}}
+        assert (source.rule, source.may_alter("admin"), source.may_alter("alice")) == ("deny", False, True)
 
 
 @pytest.mark.parametrize("source", ["file", "cluster"])
@@ -134,45 +105,26 @@ async def test_other_source_takes_a_restart_and_limits_stay(source: str, path: P
     assert other.restart_settings() != (file if source == "file" else cluster).restart_settings()
 
 
-async def test_missing_overlay_directory_refuses_alterations(tmp_path: Path) -> None:
-    path = tmp_path / "gone" / "overlay.yaml"
-    source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
-    async with running(source) as swapped:
-        assert await apply(source, {ALICE: {PRODUCE: 11.0}}) == f"{path} cannot be written: No such file or directory"
-        assert (swapped, source.quotas()) == ([], {ALICE: {PRODUCE: 10.0}})
-        path.parent.mkdir()
-        assert await apply(source, {ALICE: {PRODUCE: 12.0}}) is None
-        assert source.quotas() == {ALICE: {PRODUCE: 12.0}}
-
-
-async def test_a_write_that_fails_halfway_leaves_the_old_file(path: Path) -> None:
+async def test_alterations_that_cannot_be_stored_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
+    many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(1000)}
     async with running(source) as swapped:
         await apply(source, {ALICE: {PRODUCE: 1.0}})
         before = path.read_bytes()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 1000, hard))  # as a full disk: part of it is written
         try:
-            many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(1000)}
             assert await apply(source, many) == f"{path} cannot be written: File too large"
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with monkeypatch.context() as patch:
+            patch.setattr(proxy.app.sources.quota_file, "MAX_BYTES", 1000)
+            assert await apply(source, many) == f"{path} would become larger than 1000 bytes"
         assert path.read_bytes() == before
         assert (len(swapped), source.quotas()) == (1, {ALICE: {PRODUCE: 1.0}})
         assert [file.name for file in path.parent.iterdir()] == ["overlay.yaml"]
         assert await apply(source, many) is None
         assert len(load_overlay(path)) == 1001
-
-
-async def test_an_overlay_that_could_not_be_read_again_is_not_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proxy.app.sources.quota_file, "MAX_BYTES", 1000)
-    source = FileSource(Path("kquota.yaml"), with_overlay(path))
-    async with running(source):
-        many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(100)}
-        assert await apply(source, many) == f"{path} would become larger than 1000 bytes"
-    assert not path.exists()
 
 
 async def test_a_slow_disk_holds_up_administrators_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,25 +173,6 @@ async def test_an_edited_overlay_is_read_and_a_broken_one_is_not(path: Path) -> 
         await until(lambda: source.quotas() == {ALICE: {PRODUCE: 10.0}})
 
 
-async def test_an_edit_just_before_an_alteration_is_not_lost(path: Path) -> None:
-    source = FileSource(Path("kquota.yaml"), with_overlay(path), poll_s=1000)
-    async with running(source):
-        await apply(source, {ALICE: {PRODUCE: 1.0}})
-        path.write_text("quotas: [{user: alice, producer_byte_rate: 2}]")
-        assert await apply(source, {BOB: {PRODUCE: 3.0}}) is None
-    assert load_overlay(path) == {ALICE: {PRODUCE: 2.0}, BOB: {PRODUCE: 3.0}}
-
-
-async def test_an_overlay_that_came_with_a_reload_takes_a_restart(path: Path) -> None:
-    source = FileSource(Path("kquota.yaml"), configured())
-    async with running(source):
-        changed = with_overlay(path)
-        await source.reload(changed, to_table(changed))
-        assert (
-            await apply(source, {ALICE: {PRODUCE: 1.0}}) == "a change of quotas.overlay needs a restart of the sidecar"
-        )
-
-
 def test_replaced_file_keeps_permissions_and_follows_no_link(tmp_path: Path) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     replace_file(path, b"one")
@@ -253,12 +186,7 @@ def test_replaced_file_keeps_permissions_and_follows_no_link(tmp_path: Path) -> 
     assert path.read_bytes() == b"two"
 
 
-# ---- the cluster ----------------------------------------------------------------------------------------------------
-
-
 class Brokers:
-    """What `ask_quotas` says, by address; an error where it is a string."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Quotas | str) -> None:
         self.answers = answers
         self.asked: list[str] = []
@@ -278,56 +206,29 @@ def cluster_source(*hosts: str, **quotas: Any) -> ClusterSource:
     return ClusterSource(configured(**settings), lambda: [(host, 9092) for host in hosts])
 
 
-class View:
-    state = "serving"
-    listeners_bound = cluster_reached = True
-    full = None
-    last_cluster_error = None
-
-    def each_connection(self) -> Iterator[Any]:
-        return iter(())
+VIEW: Any = SimpleNamespace(
+    state="serving", listeners_bound=True, cluster_reached=True, full=None, last_cluster_error=None
+)
 
 
 async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers(monkeypatch, a="a: refused")
     source = cluster_source("a")
-    assert not_ready(View(), source) == ["cannot read the cluster's quotas: no answer yet"]
+    assert not_ready(VIEW, source) == ["cannot read the cluster's quotas: no answer yet"]
     async with running(source) as swapped:
         await until(lambda: source.state.poll_failures > 1)
-        assert not_ready(View(), source) == ["cannot read the cluster's quotas: a: refused"]
+        assert not_ready(VIEW, source) == ["cannot read the cluster's quotas: a: refused"]
         brokers.answers["a"] = {ALICE: {PRODUCE: 10.0}}
         await until(lambda: bool(swapped))
-        assert not_ready(View(), source) == []
+        assert not_ready(VIEW, source) == []
         before = source.state.poll_failures
         brokers.answers["a"] = "a: gone"
         await until(lambda: source.state.poll_failures > before)
         assert (source.state.successful, source.quotas()) == (False, {ALICE: {PRODUCE: 10.0}})
-        assert not_ready(View(), source) == []
+        assert not_ready(VIEW, source) == []
         brokers.answers["a"] = {}
         await until(lambda: source.state.successful)
         assert source.quotas() == {}
-
-
-async def test_an_answer_is_a_success_when_it_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = Brokers(monkeypatch, a="a: gone")
-    source = cluster_source("a")
-    made, may_go_on = quota_cluster.beside_traffic, trio.Event()
-
-    async def slowly(*work: Any) -> Any:
-        await may_go_on.wait()
-        return await made(*work)
-
-    monkeypatch.setattr(quota_cluster, "beside_traffic", slowly)
-    async with running(source):
-        await until(lambda: source.state.poll_failures > 0)
-        brokers.answers["a"] = {ALICE: {PRODUCE: 10.0}}
-        asked = len(brokers.asked)
-        await until(lambda: len(brokers.asked) > asked)
-        await trio.testing.wait_all_tasks_blocked()
-        assert (source.state.successful, source.quotas()) == (False, {})
-        may_go_on.set()
-        await until(lambda: source.state.successful)
-        assert source.quotas() == {ALICE: {PRODUCE: 10.0}}
 
 
 async def test_the_broker_that_answered_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +297,9 @@ async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pyt
         changed = configured(source="cluster", entries=entries[:1])
         await source.reload(changed, to_table(changed))
         assert ConnectionEntry(EntityType.IP, "10.0.0.2", 6.0) in source.table.connections.entries
+    place = "in the cluster itself, at its brokers"
+    assert source.origin((("ip", "10.0.0.2"),), RATE) == source.origin((("ip", None),), RATE) == place
+    assert source.origin((("ip", "10.0.0.1"),), "max_connections") == "in the configuration file"
 
 
 def test_names_cluster_quotas_that_cannot_be_enforced() -> None:
@@ -411,33 +315,3 @@ def test_names_cluster_quotas_that_cannot_be_enforced() -> None:
         "ip=localhost, connection_creation_rate=5",
         "user=" + "x" * 35,
     ]
-
-
-@pytest.mark.parametrize("entries", [[{"user": "alice", PRODUCE: 1}], [{"ip": "10.0.0.1", RATE: 1}]])
-def test_cluster_source_shows_its_entries_before_first_answer(entries: Sequence[dict[str, Any]]) -> None:
-    if "user" in entries[0]:
-        with pytest.raises(ConfigError, match="expected limits of connections only"):
-            cluster_source("a", entries=entries)
-    else:
-        assert cluster_source("a", entries=entries).quotas() == {(("ip", "10.0.0.1"),): {RATE: 1.0}}
-
-
-# ---- where a limit was set ---------------------------------------------------------------------------------
-
-
-def test_origin_distinguishes_overlay_and_file_limits(path: Path) -> None:
-    path.write_text("quotas: [{user: alice, producer_byte_rate: 7}, {user: bob, producer_byte_rate: null}]\n")
-    source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", FETCH: 10}))
-    assert source.origin(ALICE, PRODUCE) == f"in the overlay {path}, by AlterClientQuotas"
-    assert source.origin(ALICE, FETCH) == source.origin(BOB, PRODUCE) == "in the file kquota.yaml"
-
-
-async def test_origin_distinguishes_cluster_and_file_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    address: Entity = (("ip", "2001:db8::1"),)
-    other: Entity = (("ip", "10.0.0.1"),)
-    Brokers(monkeypatch, a={ALICE: {PRODUCE: 10.0}, (("ip", "2001:DB8:0::1"),): {RATE: 5.0}, other: {RATE: 5.0}})
-    source = cluster_source("a", entries=[{"ip": "10.0.0.1", RATE: 7}, {"user": "alice", "max_connections": 3}])
-    async with running(source) as swapped:
-        await until(lambda: bool(swapped))
-    assert source.origin(ALICE, PRODUCE) == source.origin(address, RATE) == "in the cluster itself, at its brokers"
-    assert source.origin(other, RATE) == source.origin(ALICE, "max_connections") == "in the configuration file"
