@@ -29,26 +29,23 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
 
 
 def read(ours: TlsSocket, most: int = 65_536) -> bytes | None:
-    """What one read brings; None: nothing now."""
     buffer = bytearray(most)
     got = ours.channel.receive(memoryview(buffer), most)
     return None if got < 0 else bytes(buffer[:got])
 
 
 def send(ours: TlsSocket, data: bytes) -> int:
-    """How much was taken."""
     return ours.channel.send(data, 0, len(data), False)
 
 
 @BOTH_WAYS
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
-@pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
-    both: Contexts, by: str, version: ssl.TLSVersion, seed: int
+    both: Contexts, by: str, version: ssl.TLSVersion
 ) -> None:
     """Both directions at once, sockets of a few kilobytes, records cut anywhere, reads and writes of any size."""
-    chance = random.Random(seed)
-    there, back = chance.randbytes(700_000), chance.randbytes(700_000)
+    chance = random.Random(1)
+    there, back = chance.randbytes(1_400_000), chance.randbytes(1_400_000)
     heard_there, heard_back = bytearray(), bytearray()
     to_theirs, to_ours = there, back
     full = empty = 0
@@ -77,6 +74,9 @@ def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
                 heard_back += got
         assert (bytes(heard_there), bytes(heard_back)) == (there, back)
         assert min(full, empty) > 10  # or it was no storm
+        made.ours.shutdown(socket.SHUT_WR)
+        made.settle()
+        assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut
 
 
 @BOTH_WAYS
@@ -92,29 +92,6 @@ def test_a_short_read_has_taken_all_there_was(both: Contexts, by: str) -> None:
         assert len(read(made.ours) or b"") == 16_480  # over the borders of records
         assert read(made.ours) is None
         assert made.ours.unread_bytes() == 0
-
-
-@BOTH_WAYS
-def test_small_reads_of_two_connections_do_not_mix(both: Contexts, by: str) -> None:
-    with pair(both, by) as first, pair(both, by) as second:
-        for made, what in ((first, b"1"), (second, b"2")):
-            for _ in range(3):
-                made.theirs.send(what * 1000)
-            made.settle()
-        for _ in range(6):
-            for made, what in ((first, b"1"), (second, b"2")):
-                assert read(made.ours, 500) == what * 500
-
-
-@BOTH_WAYS
-def test_half_a_tls_record_yields_nothing(both: Contexts, by: str) -> None:
-    with pair(both, by) as made:
-        made.theirs.send(b"whole")
-        record = made.far.recv(65_536)
-        for at in range(len(record)):
-            made.near.send(record[at : at + 1])
-            got = read(made.ours)
-            assert got == (b"whole" if at == len(record) - 1 else None)
 
 
 @BOTH_WAYS
@@ -155,15 +132,13 @@ def test_reset_is_reported_as_reset(both: Contexts, by: str) -> None:
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("how", ["flipped", "garbage", "too long", "plain"])
+@pytest.mark.parametrize("how", ["flipped", "too long", "plain"])
 def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: str, how: str) -> None:
     with pair(both, by) as made, pair(both, by) as other:
         made.theirs.send(b"x" * 100)
         record = bytearray(made.far.recv(65_536))
         if how == "flipped":
             record[50] ^= 1
-        elif how == "garbage":
-            record[:] = random.Random(1).randbytes(200)
         elif how == "too long":
             record[3:5] = b"\xff\xff"
             record += bytes(70_000)
@@ -185,28 +160,18 @@ def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: s
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("then", [None, b"\x17\x03\x03\x00\x20" + bytes(32)], ids=["closed", "forged"])
-def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: str, then: bytes | None) -> None:
+def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: str) -> None:
     """OpenSSL's queue of errors is the thread's: who leaves one there makes the next one's "would block" a failure."""
     with pair(both, by) as made:
-        if then is None:
-            made.near.close()
-            assert read(made.ours) == b""
-        else:
-            made.theirs.send(b"data")
-            made.near.send(made.far.recv(65_536) + then)
-            assert read(made.ours) == b"data"
+        made.theirs.send(b"data")
+        made.near.send(made.far.recv(65_536) + b"\x17\x03\x03\x00\x20" + bytes(32))  # the last one is forged
+        assert read(made.ours) == b"data"
         assert not queued_error()
-
-
-@pytest.mark.parametrize("by", [name for name in IMPLEMENTATIONS if name != "python"])  # which takes it for its own
-def test_error_that_another_has_left_is_not_ours(both: Contexts, by: str) -> None:
-    with pair(both, by) as made:
-        leave_error()
-        assert queued_error()
-        assert read(made.ours) is None
-        leave_error()
-        assert send(made.ours, b"data") == 4
+    if by != "python":  # which takes another's error for its own
+        with pair(both, by) as made:
+            leave_error()
+            assert queued_error()
+            assert read(made.ours) is None
 
 
 @contextmanager
@@ -279,19 +244,3 @@ def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts, by: str)
 
         with pytest.raises(ValueError, match="of those before are not through"):
             send_others()
-
-
-@BOTH_WAYS
-def test_close_notify_comes_after_the_rest(both: Contexts, by: str) -> None:
-    with pair(both, by, buffer_bytes=4608) as made:
-        data = random.Random(3).randbytes(20_000)
-        sent, heard = 0, b""
-        while sent < len(data):
-            sent += send(made.ours, data[sent:])
-            made.settle()
-            heard += made.all_of_theirs()
-        made.ours.shutdown(socket.SHUT_WR)
-        made.settle()
-        heard += made.all_of_theirs()
-        assert heard == data
-        assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut

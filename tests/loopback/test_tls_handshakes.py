@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 import pytest
 import trio
@@ -67,7 +66,6 @@ def ends(
 
 
 def outcome(ours: TlsSocket, theirs: ssl.SSLSocket) -> BaseException | None:
-    """How the handshake ends for us."""
     for _ in range(6):
         with suppress(OSError):
             theirs.do_handshake()
@@ -85,9 +83,7 @@ SERVERS = {  # what the certificate is for, what is asked for, what is said
     "name": ("localhost", "localhost", None),
     "another name": ("elsewhere.test", "localhost", MISMATCH.format("Hostname", "localhost")),
     "address": ("127.0.0.1", "127.0.0.1", None),
-    "another address": ("127.0.0.1", "127.0.0.2", MISMATCH.format("IP address", "127.0.0.2")),
     "name for an address": ("localhost", "127.0.0.1", MISMATCH.format("IP address", "127.0.0.1")),
-    "address of IPv6": ("::1", "::1", None),
     "wildcard": ("*.kafka.test", "b-1.kafka.test", None),
     "wildcard of two labels": ("*.kafka.test", "b.1.kafka.test", MISMATCH.format("Hostname", "b.1.kafka.test")),
     "wildcard in a label": ("b*.kafka.test", "b1.kafka.test", MISMATCH.format("Hostname", "b1.kafka.test")),
@@ -102,32 +98,24 @@ def test_brokers_certificate_has_its_name(issuer: Authority, version: ssl.TLSVer
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     odd = "b*" in of  # more than trustme issues
     issued = issuer.issue_subject("odd", name, of) if odd else issuer.issue("server", of, common_name="localhost")
-    with ends(ClientTls(authorities=issuer.certificate).context, server_context(issued, version), asked) as (
-        ours,
-        theirs,
-    ):
-        error = outcome(ours, theirs)
-    if said is None:
-        assert error is None
-    else:
-        assert error is not None
-        assert explain(error, of_broker=True) == (
-            "certificate",
-            f"{said}; upstream.tls.server_name can name the right one",
-        )
+    with ends(ClientTls(authorities=issuer.certificate).context, server_context(issued, version), asked) as both:
+        error = outcome(*both)
+    assert (error is None) == (said is None)
+    if error is not None:
+        expected = ("certificate", f"{said}; upstream.tls.server_name can name the right one")
+        assert explain(error, of_broker=True) == expected
 
 
 @versions
 def test_brokers_certificate_is_of_an_authority(
     issuer: Authority, stranger: Authority, version: ssl.TLSVersion
 ) -> None:
-    """Whatever its name is."""
     expired = issuer.issue("expired", "localhost", expired=True)
     cases = ((stranger.issue("other", "localhost"), "unable to get local issuer"), (expired, "certificate has expired"))
     for issued, said in cases:
         context = ClientTls(authorities=issuer.certificate, verify_hostname=False).context
-        with ends(context, server_context(issued, version), "elsewhere.test") as (ours, theirs):
-            error = outcome(ours, theirs)
+        with ends(context, server_context(issued, version), "elsewhere.test") as both:
+            error = outcome(*both)
         assert isinstance(error, ssl.SSLCertVerificationError)
         assert said in error.verify_message
         assert error.reason == "CERTIFICATE_VERIFY_FAILED"
@@ -187,50 +175,21 @@ def test_same_ciphers_are_offered(issuer: Authority, host: Issued) -> None:
     assert offered[0] == offered[1]
     old = client_context(issuer, None, ssl.TLSVersion.TLSv1_2)
     old.set_ciphers("AES128-SHA:@SECLEVEL=0")
-    with ends(ServerTls(KeyPair(host.chain, host.key)).context, old) as (ours, theirs):
-        error = outcome(ours, theirs)
+    with ends(ServerTls(KeyPair(host.chain, host.key)).context, old) as both:
+        error = outcome(*both)
     assert error is not None
     assert explain(error, of_broker=False) == ("other", "TLS handshake with the client: no shared cipher")
-
-
-@versions
-def test_handshake_byte_by_byte(issuer: Authority, host: Issued, version: ssl.TLSVersion) -> None:
-    """And through sockets that hold little: neither side waits for what the other waits for."""
-    near, middle = socket.socketpair()
-    far, end = socket.socketpair()
-    with near, middle, far, end:
-        for one in (near, middle, far, end):
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-        theirs = client_context(issuer, None, version).wrap_socket(
-            end, server_hostname="localhost", do_handshake_on_connect=False
-        )
-
-        def carry() -> None:
-            for source, sink, most in ((middle, far, 65_536), (far, middle, 1)):
-                with suppress(BlockingIOError):
-                    sink.send(source.recv(most))
-
-        with theirs, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
-            shake_hands(ours, theirs, carry=carry)
-            theirs.send(b"first")
-            buffer = bytearray(10)
-            while (got := ours.channel.receive(memoryview(buffer), 10)) < 0:
-                carry()
-            assert buffer[:got] == b"first"
 
 
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
         (b"", "closed"),
-        (bytes.fromhex("160303"), "closed"),
         (bytes.fromhex("1603030001"), "closed"),
         (bytes.fromhex("160303000401000000"), "other"),
-        (bytes.fromhex("16030300"), "closed"),
         (b"GET / HTTP/1.1\r\n\r\n", "not_tls"),
         (bytes.fromhex("0000004000030000"), "not_tls"),
-        *((random.Random(seed).randbytes(3000), "not_tls") for seed in range(5)),
+        (random.Random(1).randbytes(3000), "not_tls"),
     ],
 )
 def test_garbage_is_no_handshake(host: Issued, sent: bytes, reason: str) -> None:
@@ -253,24 +212,3 @@ async def test_odd_server_names_are_no_fault_of_ours(issuer: Authority) -> None:
             await Handshakes(counters).with_broker(ClientTls(authorities=issuer.certificate), near, name, 9092)
         assert near.fileno() == -1
     assert counters.tls_handshake_failures == {("broker", "other"): 4}
-
-
-def test_plaintext_never_reaches_the_socket(host: Issued) -> None:
-    near, far = socket.socketpair()
-    with far, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
-        for call in (ours.send, ours.sendall):
-            with pytest.raises(TypeError, match="goes through its channel"):
-                call(b"plain")
-
-
-def test_other_libraries_of_the_process_use_their_own(issuer: Authority, host: Issued) -> None:
-    """Python's `ssl`, and cryptography, which brings an OpenSSL of its own."""
-    for _ in range(3):
-        with ends(
-            ServerTls(KeyPair(host.chain, host.key)).context, client_context(issuer, None, ssl.TLSVersion.TLSv1_3)
-        ) as (ours, theirs):
-            shake_hands(ours, theirs)
-            assert x509.load_pem_x509_certificates(Path(host.chain).read_bytes())[0].subject
-            theirs.send(b"hello")
-            buffer = bytearray(10)
-            assert ours.channel.receive(memoryview(buffer), 10) == 5
