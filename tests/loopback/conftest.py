@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quota import compiled
 from tests.support.certificates import Authority
-
-
-@pytest.fixture
-def data_path() -> str:
-    """What this process's data path runs as. (tests/system/test_one_source.py runs what matters as the other one.)"""
-    return "pure" if compiled.WHY_NOT else "compiled"
 
 
 @pytest.fixture(scope="module")

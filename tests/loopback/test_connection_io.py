@@ -18,7 +18,7 @@ from proxy.core.wire.apis import PRODUCE, is_flexible
 from proxy.core.wire.messages import framed
 from quota import compiled
 from tests.support.examples import examples
-from tests.support.pair_script import ANSWER, BROKER, CLIENT, PASS, STEP, Pure, play, same, step
+from tests.support.pair_script import ANSWER, CLIENT, PASS, STEP, Pure, play, same, step
 from tests.support.pair_tools import CountedDoors, GeneralDoors
 from tests.support.session_tools import FETCH, METADATA, encode, fetch_body, kio_message, produce, request, response
 
@@ -102,14 +102,12 @@ class Script:
 
 
 def cut(draw: Any, data: bytes) -> list[bytes]:
-    """In a few parts, anywhere; each short enough for a step."""
     at = {0, len(data), *draw(st.lists(st.integers(0, len(data)), max_size=4)), *range(0, len(data), 60_000)}
     marks = sorted(at)
     return [data[first:last] for first, last in pairwise(marks)]
 
 
 def stream(draw: Any, version: int | None = None) -> bytes:
-    """A script of some requests and responses."""
     flags = draw(st.integers(0, 255))
     out = bytes((flags,))
     for _ in range(draw(st.integers(1, 4))):
@@ -152,15 +150,6 @@ def test_shorter_doors_do_as_the_general_ones() -> None:
     print(CountedDoors.taken)
     for done in ("request 1", "request 2", "response 1", "response 2"):
         assert CountedDoors.taken[done], f"no example took {done}"
-
-
-def test_a_comparison_sees_a_difference(pure: Pure) -> None:
-    script = b"\x10" + step(CLIENT, produce(1, 500)) + STEP.pack(PASS, 0, 7) + step(BROKER, answer_plain(9, 1))
-    states = pure.compare(script)
-    assert len(states) == 3
-    other = pure.play(script.replace(STEP.pack(PASS, 0, 7), STEP.pack(PASS, 0, 8)))
-    assert states[0] == other[0]
-    assert states[-1]["book"] != other[-1]["book"]
 
 
 @pytest.mark.parametrize("length", [-1, 0, -2, -32_768])

@@ -12,18 +12,8 @@ import trio
 from proxy.core.wire.primitives import uvarint
 from proxy.net.settings import StallLimits
 from tests.loopback.test_limits import ends, honest
-from tests.support.scripted_broker import answer, closed_reason, connect, frame_api, through, until
-from tests.support.session_tools import (
-    FETCH,
-    METADATA,
-    encode,
-    kio_message,
-    ledger,
-    produce,
-    produce_response,
-    request,
-    response,
-)
+from tests.support.scripted_broker import answer, closed_reason, connect, exchange, frame_api, through, until
+from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
 
 EVIL = 999
 """API key of the requests that the broker answers badly; Produce it answers well."""
@@ -37,8 +27,6 @@ def size_and_id(size: int, correlation_id: int = 7) -> bytes:
 
 
 def evil(said: bytes, *, api_key: int = EVIL, close: bool = False) -> Callable[..., Awaitable[None]]:
-    """A handler that answers one API with these bytes, and Produce as it should."""
-
     async def handler(stream: trio.SocketStream, frame: bytes) -> None:
         if frame_api(frame) != api_key:
             await answer(stream, frame)
@@ -51,6 +39,7 @@ def evil(said: bytes, *, api_key: int = EVIL, close: bool = False) -> Callable[.
     return handler
 
 
+MANY = 270_000
 METADATA_9 = request(METADATA, 9, 7, b"\0\0\0\0\0", client_id="c")
 
 
@@ -60,7 +49,6 @@ def metadata_9(body: bytes) -> bytes:
 
 
 def metadata_1(host: str, port: int) -> bytes:
-    """An answer that names one more broker."""
     kio = kio_message("metadata", 1, "response")
     broker = kio.MetadataResponseBroker(node_id=2, host=host, port=port, rack=None)
     return response(METADATA, 1, 7, encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=())))
@@ -79,24 +67,24 @@ SAID = {
     "garbage": Said(b"\xde\xad\xbe\xef" * 16, "broker_frame_size"),
     "HTTP": Said(b"HTTP/1.1 400 Bad Request\r\n\r\n", "broker_correlation_id"),
     "negative size": Said(size_and_id(-1), "broker_frame_size"),
-    "no size": Said(size_and_id(0), "broker_frame_size"),
     "another request's answer": Said(size_and_id(10, 8) + bytes(6), "broker_correlation_id"),
     "answered twice": Said((size_and_id(10) + bytes(6)) * 2, "broker_unasked_response"),
     "a size that says too little": Said(size_and_id(4) + bytes(8), "broker_frame_size"),
     "more brokers than bytes": Said(metadata_9(uvarint(2**31) + bytes(8)), asked=METADATA_9),
-    "a count of six bytes": Said(metadata_9(b"\xff\xff\xff\xff\xff\x01" + bytes(8)), asked=METADATA_9),
     "a host longer than the frame": Said(
         metadata_9(uvarint(2) + bytes(4) + uvarint(2**30) + bytes(9)), asked=METADATA_9
     ),
-    "cut behind the brokers": Said(metadata_9(uvarint(2) + bytes(4) + b"\2h"), asked=METADATA_9),
+    "three megabytes of nodes that do not exist": Said(  # a walk over all of them would take seconds
+        metadata_9(uvarint(MANY + 1) + (struct.pack(">i", -1) + b"\1" + bytes(6)) * MANY), asked=METADATA_9
+    ),
     "addresses that come after 4 MiB": Said(
         metadata_9(uvarint(2) + struct.pack(">i", 1) + uvarint(5 * MB) + bytes(5 * MB)), "broker_too_large", METADATA_9
     ),
     **{
         f"the address {host[:9]!r}:{port}": Said(metadata_1(host, port), "broker_address", METADATA_1)
         for host, port in (
-            *(("kafka", port) for port in (-1, 0, 65_536)),
-            *((host, 9092) for host in ("a b", "\x1b[2J", "x" * 300)),
+            *(("kafka", port) for port in (0, 65_536)),
+            *((host, 9092) for host in ("\x1b[2J", "x" * 300)),
         )
     },
 }
@@ -106,8 +94,7 @@ SAID = {
 async def test_an_answer_that_cannot_be_ends_its_connection_alone(kind: str) -> None:
     said = SAID[kind]
     async with through(evil(said.data, api_key=frame_api(said.asked))) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(said.asked)
+        client = await connect(proxy, said.asked)
         told = await ends(client)
         assert frame_api(said.asked) == EVIL or told == b"", "nothing of an answer that is to be rewritten"
         await closed_reason(proxy, "broker_malformed")
@@ -115,30 +102,11 @@ async def test_an_answer_that_cannot_be_ends_its_connection_alone(kind: str) -> 
         await honest(proxy)
 
 
-async def test_an_answer_before_any_request() -> None:
-    """The broker speaks as soon as it is connected to, here: with the first bytes of a request that is not whole."""
-
-    async def early(stream: trio.SocketStream, frame: bytes) -> None:
-        await answer(stream, frame)
-        await answer(stream, frame)
-
-    async with through(early) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
-        assert await ends(client) in (produce_response(1), b"")
-        await closed_reason(proxy, "broker_malformed")
-        assert proxy.counters.parse_errors["broker_unasked_response"] == 1
-
-
 async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
     """Its label is too long for a name: the client that is sent there finds no broker, and nothing breaks."""
-    kio = kio_message("metadata", 1, "response")
-    broker = kio.MetadataResponseBroker(node_id=2, host="x" * 100 + ".example", port=9092, rack=None)
-    body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))
-    async with through(evil(response(METADATA, 1, 7, body), api_key=METADATA)) as (proxy, _, _):
+    async with through(evil(metadata_1("x" * 100 + ".example", 9092), api_key=METADATA)) as (proxy, _, _):
         await until(lambda: proxy.cluster_reached)  # what it learns itself does not come in between
-        client = await connect(proxy)
-        await client.send_all(request(METADATA, 1, 7, b"\0\0\0\0"))
+        await connect(proxy, request(METADATA, 1, 7, b"\0\0\0\0"))
         # The sidecar's own question is answered with another broker: this one has left, and its port is held.
         await until(lambda: any(known.broker.node_id == 2 for known in proxy.known_ports()))
         (port,) = [known.port for known in proxy.known_ports() if known.broker.node_id == 2]
@@ -149,36 +117,15 @@ async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
         assert not proxy.counters.connections_closed["internal_error"]
 
 
-async def test_absurd_element_counts_do_not_hold_others_up() -> None:
-    """Three megabytes of nodes that do not exist: a walk over all of them would take seconds."""
-    node = struct.pack(">i", -1) + b"\1" + bytes(4) + b"\0\0"  # id -1, empty host, port 0, no rack, no tags
-    count = 3 * MB // len(node)
-    body = b"\0" + bytes(4) + uvarint(count + 1) + node * count
-    async with through(evil(size_and_id(4 + len(body)) + body, api_key=METADATA)) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(METADATA_9)
-        await honest(proxy)
-        assert await ends(client) == b""
-        await closed_reason(proxy, "broker_malformed")
-        assert proxy.counters.parse_errors["response_malformed"] == 1
-
-
-@pytest.mark.parametrize("throttle_ms", [-1, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("throttle_ms", [-1, 2**31 - 1])
 async def test_throttle_times_that_make_no_sense_mute_no_client(throttle_ms: int) -> None:
-    """They are told as they are, which a broker could do without us as well; our own reading goes on."""
-
     async def throttling(stream: trio.SocketStream, frame: bytes) -> None:
         await stream.send_all(produce_response(int.from_bytes(frame[8:12], "big"), throttle_ms))
 
     async with through(throttling, quota=1e9) as (proxy, _, _):
         client = await connect(proxy)
         for number in range(3):
-            await client.send_all(produce(number, 100))
-            with trio.fail_after(5):
-                got = b""
-                while len(got) < len(produce_response(0)):
-                    got += await client.receive_some()
-            assert got == produce_response(number, throttle_ms)
+            assert await exchange(client, produce(number, 100)) == produce_response(number, throttle_ms)
         assert proxy.counters.connections_muted == 0
 
 
@@ -206,8 +153,7 @@ async def test_a_response_that_does_not_end(api_key: int, size: int, piece: int,
             await trio.sleep(pause_s)
 
     async with through(without_end, stalls=QUICK, drain_timeout_s=0.5) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(METADATA_9 if api_key == METADATA else request(EVIL, 0, 7, b""))
+        client = await connect(proxy, METADATA_9 if api_key == METADATA else request(EVIL, 0, 7, b""))
         if reason == "slow_broker":
             await ends(client)
         await closed_reason(proxy, reason)
@@ -217,27 +163,7 @@ async def test_a_response_that_does_not_end(api_key: int, size: int, piece: int,
 
 async def test_closing_in_the_middle_of_a_frame() -> None:
     async with through(evil(size_and_id(1000) + bytes(100), close=True)) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(EVIL, 0, 7, b""))
+        client = await connect(proxy, request(EVIL, 0, 7, b""))
         assert await ends(client) == size_and_id(1000) + bytes(100)
         await closed_reason(proxy, "broker_closed")
         await honest(proxy)
-
-
-async def test_a_fetch_response_larger_than_asked_is_charged_as_it_is() -> None:
-    """Ten times of what the quota let it ask for: it passes, and the client waits for it afterwards."""
-
-    async def generous(stream: trio.SocketStream, frame: bytes) -> None:
-        correlation_id = int.from_bytes(frame[8:12], "big")
-        await stream.send_all(struct.pack(">iii", 8 + 50_000, correlation_id, 0) + bytes(50_000))
-
-    async with through(generous, ledger=ledger(fetch_rate=1000.0)) as (running, _, _):
-        client = await connect(running)
-        body = struct.pack(">iiiibi", -1, 100, 1, 1 << 20, 0, 0)
-        await client.send_all(request(FETCH, 4, 1, body))
-        got = 0
-        while got < 50_012:
-            got += len(await client.receive_some())
-        await client.send_all(request(FETCH, 4, 2, body))
-        second = await client.receive_some()
-        assert int.from_bytes(second[8:12], "big") > 0  # the throttle time of an answer made here

@@ -18,9 +18,9 @@ from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.io import connection
 from proxy.net.tls.contexts import KeyPair, ServerTls
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
-from quota.entity import ANONYMOUS, DEFAULT, Kind
+from quota.entity import ANONYMOUS, DEFAULT
 from quota.ledger import Ledger
-from quota.table import Entry, QuotaTable
+from quota.table import QuotaTable
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import (
     SASL_AUTHENTICATE,
@@ -30,7 +30,7 @@ from tests.support.sasl_tools import (
     handshake,
     handshake_response,
 )
-from tests.support.scripted_broker import Handler, answer, connect, frame_api, read_frame, through, until
+from tests.support.scripted_broker import Handler, answer, frame_api, read_frame, through, until
 from tests.support.session_tools import FETCH, PRODUCE, produce, request
 
 CONNECTIONS = 100
@@ -39,14 +39,12 @@ LONG = 30_000
 
 @dataclass
 class Flood:
-    """What each connection sends, and how it has to end."""
-
     reason: str
     send: Callable[[int], list[bytes]]
     """The frames of one connection; the answer to each but the last is awaited."""
     handler: Handler = answer
     settings: dict[str, Any] = field(default_factory=dict)
-    entries: list[Entry | ConnectionEntry] = field(default_factory=list)
+    limits: tuple[ConnectionEntry, ...] = ()
     tls: bool = False
 
 
@@ -67,11 +65,6 @@ FLOODS = {
     "not a frame": Flood("client_malformed", lambda i: [b"\xff\xff\xff" + bytes([i]) + b"garbage"]),
     "a long name": Flood("client_malformed", lambda i: [request(FETCH, 12, i, b"", "c" * LONG)]),
     "a version that is unknown": Flood("unsupported_version", lambda i: [request(PRODUCE, 99, i, b"")]),
-    "the same of a group in debt": Flood(
-        "unsupported_version",
-        lambda i: [request(PRODUCE, 99, i, b"")],
-        entries=[Entry(client_id=DEFAULT, producer_byte_rate=1.0)],
-    ),
     "TLS that is none": Flood("tls_handshake", lambda i: [b"GET / HTTP/1.1\r\n\r\n" + bytes([i])], tls=True),
     "a login without a name": Flood(
         "client_malformed", lambda i: login(b"\0" * i + b"\xff" * LONG), handler=accepts_any_login
@@ -81,17 +74,11 @@ FLOODS = {
         lambda i: login(b"\0" + f"{i}".encode() + b"u" * LONG + b"\0secret"),
         handler=accepts_any_login,
         settings={"identity": IdentityPolicy(("sasl",))},
-        entries=[
+        limits=(
             ConnectionEntry(EntityType.USER, DEFAULT, max_connections=0),
             ConnectionEntry(EntityType.USER, ANONYMOUS, max_connections=CONNECTIONS),
-        ],
+        ),
     ),
-    "an address that may not connect": Flood(
-        "ip_max_connections",
-        lambda i: [produce(i, 100)],
-        entries=[ConnectionEntry(EntityType.IP, DEFAULT, max_connections=0)],
-    ),
-    "more connections than allowed": Flood("max_connections", lambda i: [produce(i, 100)]),
     "no broker": Flood("upstream_unreachable", lambda i: [produce(i, 100)], settings={"reachable": False}),
     "a broker's garbage": Flood("broker_malformed", lambda i: [produce(i, 100)], handler=garbage),
     "a bug of ours": Flood("internal_error", lambda i: [produce(i, 100)]),
@@ -100,7 +87,6 @@ FLOODS = {
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What is logged, as by `kquota run`."""
     before = structlog.get_config()
     out = io.StringIO()
     logs.configure("info", "json", out)
@@ -115,7 +101,6 @@ def server_tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
 
 
 async def one_client(port: int, frames: list[bytes]) -> None:
-    """Send the frames one by one, until the connection is closed."""
     try:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             for frame in frames[:-1]:
@@ -133,17 +118,11 @@ async def test_no_flood_of_connections_floods_the_log(
     name: str, written: io.StringIO, server_tls: ServerTls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flood = FLOODS[name]
-    entries = [entry for entry in flood.entries if isinstance(entry, Entry)]
-    limits = [entry for entry in flood.entries if isinstance(entry, ConnectionEntry)]
-    ledger = Ledger(QuotaTable(entries, connections=ConnectionLimits(limits)))
-    ledger.charge(ledger.account("ANONYMOUS", "c"), Kind.PRODUCE, 1000, 0.0)
-    settings = {"max_connections": 1} if flood.reason == "max_connections" else dict(flood.settings)
+    ledger = Ledger(QuotaTable(connections=ConnectionLimits(flood.limits)))
+    settings = dict(flood.settings)
     if flood.tls:
         settings["listen_tls"] = server_tls
     async with through(flood.handler, ledger=ledger, **settings) as (proxy, _, nursery):
-        if flood.reason == "max_connections":
-            await connect(proxy)
-            await until(lambda: proxy.counters.connections_open == 1)
         if flood.reason == "internal_error":
 
             def broken(*_: Any) -> None:
@@ -163,7 +142,6 @@ async def test_no_flood_of_connections_floods_the_log(
 
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_no_message_takes_more_than_its_bytes(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is logged, by whom."""
     before, out = structlog.get_config(), io.StringIO()
     now_s = 1000.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)

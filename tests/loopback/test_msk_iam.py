@@ -1,8 +1,7 @@
 """Amazon MSK's IAM logins, as docs/providers.md has them for each mode, before a broker that checks signatures.
 
-kafka-python makes AWS_MSK_IAM's message (SigV4 of a request to the host that the client connects to); the broker makes
-it again for its own name and compares. Without a sidecar that rewrites addresses a client connects to that name, in
-transparent mode too. OAUTHBEARER's token is a signed address of the region, without any broker in it.
+kafka-python signs (SigV4) a request to the host that it connects to. OAUTHBEARER's token
+is a signed address of the region, without any broker in it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tests.support.sasl_tools import (
     handshake,
     handshake_response,
 )
-from tests.support.scripted_broker import connect, frame_api, read_frame, through
+from tests.support.scripted_broker import connect, exchange, frame_api, read_frame, through
 
 BROKER, SIDECAR = "b-1.example.kafka.eu-central-1.amazonaws.com", "127.0.0.1"
 KEYS = {"access_key": "AKIAEXAMPLE", "secret_key": "secret", "region": "eu-central-1"}
@@ -42,7 +41,6 @@ def signed_for_this_broker(message: bytes) -> bool:
 
 
 async def broker(stream: Any, frame: bytes) -> None:
-    """Takes both mechanisms."""
     if frame_api(frame) == SASL_HANDSHAKE:
         await stream.send_all(handshake_response())
         return
@@ -54,7 +52,6 @@ async def broker(stream: Any, frame: bytes) -> None:
     await stream.send_all(authenticate_response(0 if accepted else SASL_AUTHENTICATION_FAILED))
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("mechanism", "host", "accepted"),
     [
@@ -67,11 +64,9 @@ async def broker(stream: Any, frame: bytes) -> None:
 async def test_iam_login_through_the_sidecar(mechanism: str, host: str, accepted: bool) -> None:
     message = AwsMskIamClient(host, **KEYS).first_message() if mechanism == "AWS_MSK_IAM" else bearer(TOKEN)
     async with through(broker, identity=IdentityPolicy(("sasl",), unknown_user="iam")) as (proxy, asked, _):
-        client = await connect(proxy)
-        await client.send_all(handshake(mechanism))
+        client = await connect(proxy, handshake(mechanism))
         assert await read_frame(client) == handshake_response()
-        await client.send_all(authenticate(message))
-        found = await read_frame(client)
+        found = await exchange(client, authenticate(message))
         assert found == authenticate_response(0 if accepted else SASL_AUTHENTICATION_FAILED)
         assert asked.received == [handshake(mechanism), authenticate(message)], "not a byte is changed"
         if accepted:

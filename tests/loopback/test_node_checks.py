@@ -9,7 +9,6 @@ import pytest
 import structlog
 import trio
 
-from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from proxy.net.upstream import node_checks
 from tests.support.scripted_broker import (
@@ -51,17 +50,11 @@ async def cluster(
 
 
 def introduce(brokers: list[ScriptedBroker]) -> None:
-    """Each names all of them in Metadata."""
     for one in brokers:
         one.others = [(other.node_id, other.node_port) for other in brokers if other is not one]
 
 
-async def hang_up(stream: trio.SocketStream, _frame: bytes) -> None:
-    await stream.send_eof()
-
-
 async def ask(proxy: Proxy, node_id: int) -> bytes | None:
-    """A small Produce to a broker's port, and its answer; None: the connection was closed."""
     port = next(local for number, _, _, local in proxy.brokers() if number == node_id)
     async with await trio.open_tcp_stream("127.0.0.1", port) as client:
         await client.send_all(produce(1, 100))
@@ -83,37 +76,19 @@ async def test_many_connections_are_confirmed_once(monkeypatch: pytest.MonkeyPat
         assert proxy.counters.node_checks == {"same": 3}
 
 
-async def test_a_connection_that_a_broker_ends_makes_it_ask_again() -> None:
-    async with cluster(NEW) as (proxy, (one, _)):
-        one.handler = hang_up
-        for _ in range(2):
-            assert await ask(proxy, 1) is None
-        await until(lambda: proxy.counters.connections_closed["broker_closed"] == 2)
-        assert proxy.counters.node_checks == {"same": 2}
-
-
-async def test_what_is_kept_of_brokers_that_left_is_bounded() -> None:
-    checks = node_checks.NodeChecks(None, None, Counters())
-    for node_id in range(10 * node_checks.MAX_NODES):
-        checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S)
-    assert 0 < len(checks._until) <= node_checks.MAX_NODES
-
-
-async def test_a_broker_that_cannot_tell_is_asked_once() -> None:
-    async with cluster(OLD) as (proxy, (one, _)):
+@pytest.mark.parametrize("found", ["unknown", "unanswered"])
+async def test_without_an_answer_the_connection_is_used(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a broker that cannot tell, asked once, or that does not."""
+    monkeypatch.setattr(node_checks, "LIMIT_S", 0.1 if found == "unanswered" else 5.0)
+    async with cluster(OLD if found == "unknown" else NEW) as (proxy, (one, _)):
+        if found == "unanswered":
+            monkeypatch.setattr(one, "versions", lambda _frame: b"")
         before = one.accepted
-        for _ in range(3):
-            assert await ask(proxy, 1) == produce_response(1)
-        assert proxy.counters.node_checks == {"unknown": 1}
-        assert one.accepted == before + 4
-
-
-async def test_without_an_answer_the_connection_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_checks, "LIMIT_S", 0.1)
-    async with cluster(NEW) as (proxy, (one, _)):
-        monkeypatch.setattr(one, "versions", lambda _frame: b"")
         assert await ask(proxy, 1) == produce_response(1)
-        assert proxy.counters.node_checks == {"unanswered": 1}
+        assert proxy.counters.node_checks == {found: 1}
+        if found == "unknown":
+            assert await ask(proxy, 1) == produce_response(1)
+            assert one.accepted == before + 3
 
 
 async def test_a_broker_that_moved_is_reached_at_its_new_address() -> None:

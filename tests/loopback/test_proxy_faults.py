@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 
-from proxy.core.errors import CloseReason
-from proxy.net.close_log import CloseLogLimiter
-from proxy.net.io.connection import Connection
-from proxy.net.listen import cluster_brokers, sweeper
-from proxy.net.listen.sweeper import PORTION, Sweeper
-from proxy.net.settings import ProxySettings
+from proxy.net.listen import cluster_brokers
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
@@ -36,8 +30,7 @@ LIMIT_S = 20
 @pytest.mark.parametrize("handler", [never_answer, flood_reader])
 async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) -> None:
     async with through(handler, drain_timeout_s=0.3, connections_max_idle_s=3600.0) as (proxy, broker, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.received or broker.streams)
         await trio.sleep(1.0)
         assert not proxy.counters.connections_closed, "as long as the client waits, so do we"
@@ -61,54 +54,6 @@ async def test_takes_muted_client_that_left_at_its_time() -> None:
         await closed_reason(proxy, "client_closed")
 
 
-def test_departed_client_times_out_after_its_mute() -> None:
-    """It is not its turn in the very moment: many mutes may end together."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        client.sendall(produce(1, 50, acks=0))
-        accepted, _ = server.accept()
-        client.shutdown(socket.SHUT_WR)
-        with accepted:
-            gone = cast(
-                Connection,
-                SimpleNamespace(
-                    last_activity_s=100.0, sockets=(accepted, None), session=SimpleNamespace(mute_until_ms=160_000.0)
-                ),
-            )
-            settings = ProxySettings(
-                "127.0.0.1", 1, range(2, 3), (), drain_timeout_s=5.0, connections_max_idle_s=3600.0
-            )
-            ends = Sweeper(settings, [], CloseLogLimiter())._quiet
-            # Nothing has come for 59, 60.01 and 64.9 s, but the mute was over at 160 s.
-            assert [ends(gone, now_s) for now_s in (159.0, 160.01, 164.9)] == [None, None, None]
-            assert ends(gone, 165.1) is CloseReason.BROKER_SILENT
-
-
-async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with half a request, so that the kernel is asked what has come on its socket, which is closed by then."""
-    async with through(answer) as (proxy, _, _):
-        clients = [await connect(proxy) for _ in range(2 * PORTION)]
-        for client in clients:
-            await client.send_all(produce(1, 100)[:50])
-        await until(lambda: sum(not one.session.client_at_boundary for one in proxy._connections.open) == len(clients))
-        given_way = 0
-
-        async def others() -> None:
-            nonlocal given_way
-            given_way += 1
-            for connection in list(proxy._connections.open):
-                connection.abort(CloseReason.IDLE)
-            await until(lambda: not proxy._connections.open)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(sweeper, "give_way", others)
-            await proxy._sweeper._sweep(trio.current_time(), 0.1)
-        assert given_way >= 1  # more often on a busy machine: the sweeper's own turn comes meanwhile
-        assert proxy.counters.connections_closed == {"idle": len(clients)}
-        async with await connect(proxy) as client:
-            await client.send_all(produce(2, 100))
-            assert await read_frame(client) == produce_response(2)
-
-
 async def serve_broker(nursery: trio.Nursery, broker: ScriptedBroker, port: int = 0) -> Callable[[], None]:
     """Start it; returns what ends it."""
     (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
@@ -124,7 +69,6 @@ async def serve_broker(nursery: trio.Nursery, broker: ScriptedBroker, port: int 
 
 
 async def ask(port: int) -> bytes | None:
-    """The answer to a Produce, or None when the connection is closed instead."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(produce(1, 100))
         return await read_frame(stream)

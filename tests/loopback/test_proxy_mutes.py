@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,21 +9,12 @@ import trio
 from trio.testing import MockClock
 
 from proxy.core.wire import requests
-from tests.support.scripted_broker import answer, connect, read_frame, through
+from tests.support.scripted_broker import answer, connect, read_frame, really, through
 from tests.support.session_tools import produce, produce_response, request
 
 RATE = 1000
 UNKNOWN_API = 999
 DELAYS_MS = {"a": 10, "b": 30, "c": 30, "d": 20}
-REAL_LIMIT_S = 30
-
-
-async def really(condition: Callable[[], bool]) -> None:
-    """Wait until something is so, in real time: the test's own clock stands."""
-    deadline = time.monotonic() + REAL_LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await trio.to_thread.run_sync(time.sleep, 0.002)
 
 
 def client_id(frame: bytes) -> str:
@@ -71,8 +60,7 @@ async def test_mute_is_ignored_only_after_its_announcement(acks: int, watched: i
     """A mute of 1 s, in whose second half more comes. Without an answer (acks=0) the client cannot know of it."""
     for _attempt in range(5):  # a look that comes late on a busy machine does not count
         async with through(answer if acks else silence, quota=RATE) as (proxy, _broker, _):
-            client = await connect(proxy)
-            await client.send_all(produce(1, 11_000, acks=acks))
+            client = await connect(proxy, produce(1, 11_000, acks=acks))
             await trio.sleep(0.7)
             await client.send_all(request(UNKNOWN_API, 0, 2, b""))
             await really(lambda: proxy.counters.requests.get(-1) == 1)  # read after the mute

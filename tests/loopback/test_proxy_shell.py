@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
-from proxy.core.wire.responses import read_brokers
-from proxy.net.listen.listeners import bind
+from proxy.core.session.request_time import HANDOVER_MS
+from proxy.net.io import host
+from proxy.net.io.loop import EventLoop
 from proxy.net.upstream.cluster import ClusterError, ask_brokers
+from quota.entity import ANONYMOUS, Kind
+from quota.ledger import Ledger
+from quota.table import QuotaTable
 from tests.support.scripted_broker import (
     answer,
     closed_reason,
     connect,
-    flood_reader,
+    exchange,
+    frame_api,
     never_answer,
     read_frame,
     through,
     until,
 )
-from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
+from tests.support.session_tools import METADATA, produce, produce_response, request, response
 
 
 async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
@@ -52,24 +56,9 @@ async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
         await closed_reason(proxy, "drained")
 
 
-async def test_brokers_may_change_during_a_drain() -> None:
-    """Listeners are closed then, and none is opened: the drain goes on."""
-    async with through(never_answer, drain_timeout_s=3) as (proxy, broker, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
-        await until(lambda: broker.received and proxy.cluster_reached)
-        proxy.drain()
-        broker.node_id += 4  # of four ports it has the same
-        proxy._cluster._look_again.set()
-        await until(lambda: [number for number, *_ in proxy.brokers()] == [5])
-        assert proxy.state == "draining"
-        await closed_reason(proxy, "drain_timeout")
-
-
 async def test_drain_gives_up_after_its_timeout() -> None:
     async with through(never_answer, drain_timeout_s=0.3) as (proxy, broker, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.received)
         proxy.drain()
         with pytest.raises((trio.BrokenResourceError, AssertionError)):
@@ -79,8 +68,7 @@ async def test_drain_gives_up_after_its_timeout() -> None:
 
 async def test_unreachable_broker_ends_client_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     async with through(answer, reachable=False) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client = await connect(proxy, produce(1, 100))
         assert await client.receive_some() == b""  # the end of the stream, not a reset
         await closed_reason(proxy, "upstream_unreachable")
         assert proxy.counters.upstream_connect_failures >= 1
@@ -89,21 +77,6 @@ async def test_unreachable_broker_ends_client_with_a_reason(capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "upstream_unreachable" in said
     assert "no bootstrap server accepts: 127.0.0.1:" in said
-
-
-async def test_half_close_delivers_pending_responses() -> None:
-    async def later(stream: trio.SocketStream, frame: bytes) -> None:
-        await trio.sleep(0.2)
-        await answer(stream, frame)
-
-    async with through(later) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100) + produce(2, 100))
-        await client.send_eof()
-        assert await read_frame(client) == produce_response(1)
-        assert await read_frame(client) == produce_response(2)
-        assert await client.receive_some() == b""
-        await closed_reason(proxy, "client_closed")
 
 
 async def test_half_close_delivers_buffered_responses() -> None:
@@ -115,8 +88,7 @@ async def test_half_close_delivers_buffered_responses() -> None:
 
     async with through(large) as (proxy, broker, _):
         expected = sum(8 + size for size in sizes)
-        client = await connect(proxy)
-        await client.send_all(b"".join(request(999, 0, number, b"") for number in range(len(sizes))))
+        client = await connect(proxy, b"".join(request(999, 0, number, b"") for number in range(len(sizes))))
         await client.send_eof()
         await until(lambda: broker.received)
         taken = 0
@@ -127,46 +99,31 @@ async def test_half_close_delivers_buffered_responses() -> None:
         await closed_reason(proxy, "client_closed")
 
 
-async def test_large_frames_pass_whole_and_leave_no_pipe_behind() -> None:
-    size = 30_000_000
-    body = os.urandom(1 << 20) * 30
+@pytest.mark.parametrize("pipes", [True, False])
+async def test_large_frames_pass_whole(pipes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also through the buffer, when the kernel has no pipes left."""
+
+    def no_descriptors(_flags: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    if not pipes:
+        monkeypatch.setattr(os, "pipe2", no_descriptors)
+    body = os.urandom(1 << 20) * 8
 
     async def echo(stream: trio.SocketStream, frame: bytes) -> None:
         await stream.send_all(struct.pack(">ii", len(frame), int.from_bytes(frame[8:12], "big")) + frame[4:])
 
-    async with through(echo) as (proxy, broker, nursery):
+    async with through(echo) as (proxy, broker, _):
         client = await connect(proxy)
-        frame = request(999, 0, 7, body[:size])
-        got: list[bytes | None] = []
-
-        async def read() -> None:
-            got.append(await read_frame(client))
-
-        nursery.start_soon(read)
-        await client.send_all(frame)
-        await until(lambda: got)
+        frame = request(999, 0, 7, body)
+        got = await exchange(client, frame)
         assert broker.received == [frame]
-        assert got[0] is not None
-        assert got[0][8:] == frame[4:]
+        assert got is not None
+        assert got[8:] == frame[4:]
         assert proxy.pipes_open <= 2  # pooled, not one for each frame
-        await client.aclose()
-
-
-async def test_without_pipes_large_frames_go_through_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_descriptors(_flags: int) -> tuple[int, int]:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "pipe2", no_descriptors)
-    async with through(answer) as (proxy, broker, _):
-        client = await connect(proxy)
-        frame = produce(1, 5_000_000)
-        await client.send_all(frame)
-        assert await read_frame(client) == produce_response(1)
-        assert broker.received == [frame]
 
 
 async def stalled(write: Callable[[bytes], Awaitable[None]]) -> int:
-    """Bytes that can be written until nothing more is taken for half a second."""
     taken = 0
     chunk = b"x" * 65_536
     while True:
@@ -178,90 +135,43 @@ async def stalled(write: Callable[[bytes], Awaitable[None]]) -> int:
 
 
 def kernel_buffers_bytes() -> int:
-    """What the kernel may hold on a path: two receive buffers and two send buffers, as large as this machine lets them
-    grow (the last number of tcp_rmem and tcp_wmem: 6 MB and 4 MB often, 33 MB seen), and the pipe between them. Without
-    back-pressure the 100 MB or more that are announced would all be taken.
-    """
+    """What the kernel may hold on a path: two receive buffers and two send buffers, and the pipe between them. Without
+    back-pressure the 100 MB or more that are announced would all be taken."""
     largest = [int(Path(f"/proc/sys/net/ipv4/{name}").read_text().split()[-1]) for name in ("tcp_rmem", "tcp_wmem")]
     return min(2 * sum(largest) + 4_000_000, 90_000_000)
 
 
-async def test_a_client_that_does_not_read_stops_the_broker() -> None:
+async def test_back_pressure_goes_both_ways() -> None:
     taken: list[int] = []
 
     async def flood(stream: trio.SocketStream, frame: bytes) -> None:
-        await stream.send_all(struct.pack(">ii", 200_000_000, int.from_bytes(frame[8:12], "big")))
-        taken.append(await stalled(stream.send_all))
+        if frame_api(frame) == 999:
+            await stream.send_all(struct.pack(">ii", 200_000_000, int.from_bytes(frame[8:12], "big")))
+            taken.append(await stalled(stream.send_all))
+        else:
+            await trio.sleep_forever()  # it reads no more
 
     async with through(flood, drain_timeout_s=0.1) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(999, 0, 7, b""))
-        await until(lambda: taken)
-        assert taken[0] < kernel_buffers_bytes()
-        await client.aclose()
+        unread, writer = await connect(proxy), await connect(proxy)
+        await unread.send_all(request(999, 0, 7, b""))
+        await writer.send_all(request(998, 0, 7, b"") + struct.pack(">ihhih", 100_000_000, 999, 0, 8, -1))
+        taken.append(await stalled(writer.send_all))
+        await until(lambda: len(taken) == 2)
+        assert max(taken) < kernel_buffers_bytes()
+        await unread.aclose()
         await closed_reason(proxy, "client_reset")
-
-
-async def test_a_broker_that_does_not_read_stops_the_client() -> None:
-    async with through(flood_reader, drain_timeout_s=0.1) as (proxy, _, _):
-        client = await connect(proxy)
-        await client.send_all(request(999, 0, 7, b"") + struct.pack(">ihhih", 100_000_000, 999, 0, 8, -1))
-        taken = await stalled(client.send_all)
-        assert taken < kernel_buffers_bytes()
-        await client.aclose()
+        await writer.aclose()
 
 
 @pytest.mark.parametrize("muted", [False, True])
 async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None:
     async with through(answer, connections_max_idle_s=2.0, quota=10.0) as (proxy, _, _):
         client = await connect(proxy)
-        await client.send_all(produce(1, 1000 if muted else 60))
-        first = await read_frame(client)
+        first = await exchange(client, produce(1, 1000 if muted else 60))
         assert first is not None
         assert (int.from_bytes(first[-4:], "big") > 5_000) == muted
         assert await client.receive_some() == b""
         await closed_reason(proxy, "idle")
-
-
-async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
-    """The others are told, and the connection goes on."""
-
-    async def many(stream: trio.SocketStream, frame: bytes) -> None:
-        kio = kio_message("metadata", 1, "response")
-        brokers = tuple(
-            kio.MetadataResponseBroker(node_id=number, host="10.0.0.1", port=9092, rack=None) for number in range(1, 7)
-        )
-        body = encode(kio.MetadataResponse(brokers=brokers, controller_id=1, topics=()))
-        await stream.send_all(response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body))
-
-    async with through(many) as (proxy, _, _):
-        await until(lambda: proxy.cluster_reached)  # what it learns itself does not come in between
-        count = proxy.broker_ports
-        assert count < 6
-        client = await connect(proxy)
-        for _ in range(2):
-            await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
-            frame = await read_frame(client)
-            assert frame is not None
-            nodes = read_brokers(1, frame, 0, len(frame))
-            assert [node.node_id for node in nodes] == list(range(1, count + 1))
-            assert {node.port for node in nodes} == {local for *_, local in proxy.brokers()} - {None}
-
-
-def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without IPv6 refuses even the socket."""
-    usual = socket.socket.__init__
-
-    def refusing(self: socket.socket, family: int = -1, *more: Any, **given: Any) -> None:
-        if family == socket.AF_INET6:
-            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-        usual(self, family, *more, **given)
-
-    monkeypatch.setattr(socket.socket, "__init__", refusing)
-    with bind("::", 0) as listener:
-        assert listener.family == socket.AF_INET
-    with pytest.raises(OSError, match="not supported"):
-        bind("::1", 0)
 
 
 @pytest.mark.parametrize(
@@ -277,18 +187,18 @@ async def test_advertises_the_address_of_the_connection(listen_host: str, host: 
 @pytest.mark.parametrize(
     ("said", "error"),
     [
+        (None, "has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not Kafka's protocol"),
         (struct.pack(">iii", 8, 1, 1_000_000), "an array says it has 1000000 elements"),
         (struct.pack(">iiiii", 16, 1, 0, -1, 0), "knows of no brokers yet"),
     ],
 )
-async def test_nonsense_from_the_cluster_harms_no_client(said: bytes, error: str) -> None:
-    async with through(answer, offered={METADATA: (0, 1)}) as (proxy, broker, _):
-        broker.metadata = lambda _frame: said  # type: ignore[method-assign]
+async def test_nonsense_from_the_cluster_harms_no_client(said: bytes | None, error: str) -> None:
+    async with through(answer, offered={METADATA: (0, 1) if said else (14, 20)}) as (proxy, broker, _):
+        broker.metadata = lambda _frame: said or b""  # type: ignore[method-assign]
         with pytest.raises(ClusterError, match=error):
             await ask_brokers("127.0.0.1", broker.node_port, 2.0)
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
 
 
@@ -301,26 +211,52 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
         ]
         # As on another listener of the cluster: the client needs no login, although logins are expected.
         proxy._identification.login_expected = True
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
         assert not proxy.counters.connections_closed["login_missing"]
 
 
-async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
-    async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
-        with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"):
-            await ask_brokers("127.0.0.1", broker.node_port, 2.0)
+BUSY_S = 0.05
+LATE_S = 0.1
 
 
-async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
-    """As Java's TLS clients write it. The kernel keeps the pieces (MSG_MORE)."""
-    async with through(flood_reader) as (proxy, broker, _):
+def charged_ms(ledger: Ledger) -> float:
+    return ledger.account(ANONYMOUS, "c").meters[Kind.REQUEST].amount
+
+
+async def test_charges_response_time_less_the_round_trip() -> None:
+    async def busy(stream: trio.SocketStream, frame: bytes) -> None:
+        await trio.sleep(BUSY_S)
+        await answer(stream, frame)
+
+    ledger = Ledger(QuotaTable())
+    async with through(busy, ledger=ledger) as (proxy, _, _nursery):
         client = await connect(proxy)
-        await client.send_all(produce(1, 100))
-        await until(lambda: broker.streams)
-        frame = produce(2, 16_384)
-        for piece in (frame[:200], frame[200:16_300], frame[16_300:]):
-            await client.send_all(piece)
-            await trio.sleep(0.01)
-        assert await broker.streams[0].receive_some() == frame
+        began_s = time.perf_counter()
+        assert await exchange(client, produce(1, 100)) == produce_response(1)
+        took_ms = (time.perf_counter() - began_s) * 1000
+        (connection,) = proxy._connections.open
+        round_trip_ms = connection.session.state.request_time.round_trip_ms
+        assert 0 < round_trip_ms < took_ms  # as the kernel saw it when the sidecar connected
+        assert BUSY_S * 1000 - HANDOVER_MS - round_trip_ms - 1 <= charged_ms(ledger) <= took_ms
+
+
+def test_does_not_charge_late_reads_of_the_loop() -> None:
+    async def answer_and_hold_up(stream: trio.SocketStream, frame: bytes) -> None:
+        await answer(stream, frame)
+        time.sleep(LATE_S)  # noqa: ASYNC251 - the sidecar's loop is this one: it has other things to do
+
+    async def main() -> None:
+        ledger = Ledger(QuotaTable())
+        async with through(answer_and_hold_up, ledger=ledger, loop=loop) as (proxy, _, _nursery):
+            client = await connect(proxy)
+            charges = []
+            for number in range(10):
+                before_ms = charged_ms(ledger)
+                await exchange(client, produce(number, 100))
+                charges.append(charged_ms(ledger) - before_ms)
+            # On a machine with much to do the loop may seem to have waited, now and then, and to be in time.
+            assert sorted(charges)[len(charges) // 2] < LATE_S * 1000 / 2
+
+    loop = EventLoop()
+    host.run(main, loop)

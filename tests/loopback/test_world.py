@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quota.entity import Kind
+from quota.fleet.claim import Claim
 from tests.world.__main__ import Tally, play
-from tests.world.script import Fault, Habits, Script, crowd, draw, members
-from tests.world.shrinker import shrink
+from tests.world.script import crowd, draw, members
+from tests.world.search import SEARCHES, Bounds, ExceededError, search
 from tests.world.world import World
 
 HEAD_BYTES = 40
@@ -49,22 +50,35 @@ def test_no_throttle_expels_a_member_from_its_group(seed: int) -> None:
     assert violation is None, violation
 
 
-@pytest.mark.parametrize("seed", [3, 7])
-def test_model_keeps_its_promises_without_kquota(seed: int) -> None:
-    assert play(draw(seed, 240.0), direct=True) is None
+class Hasty(Claim):
+    """Raised when one record with the claim has come back."""
+
+    __slots__ = ()
+
+    def came_back(self, seq: int, room: float) -> bool:
+        self._back = 1.0
+        return super().came_back(seq, room)
 
 
-def test_one_seed_decides_everything() -> None:
-    worlds = [World(draw(8, 120.0)) for _ in range(2)]
-    for world in worlds:
-        world.run()
-    first, second = [(world.clock.calls, world.judge.acknowledged_batches, world.faults) for world in worlds]
-    assert first == second
+def test_finds_claims_confirmed_by_one_record() -> None:
+    with pytest.raises(ExceededError, match="1misses"):
+        search(Bounds(actions=5, losses=1, restarts=0, changes=0), Hasty)
 
 
-def test_shrinker_keeps_what_it_takes() -> None:
-    clients = {number: Habits("member", "g0") for number in range(6)}
-    faults = {number: Fault("stall", 1.0, 0, 1.0, 0.5) for number in range(6)}
-    script = Script(1, 600.0, clients=clients, faults=faults)
-    found = shrink(script, lambda one: 4 in one.clients and {1, 5} <= set(one.faults) and one.seconds > 50)
-    assert (set(found.clients), set(found.faults), found.seconds) == ({4}, {1, 5}, 60.0)
+def test_claims_confirmed_twice_hold() -> None:
+    assert search(Bounds(actions=5, losses=0, restarts=1, changes=0)) > 10_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_shares_hold_within_the_bounds(name: str) -> None:
+    assert search(SEARCHES[name]) > 50_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_records_missed_in_a_row_exceed() -> None:
+    """The guarantee's own exception, which the bounds are wide enough to show."""
+    with pytest.raises(ExceededError, match=r"1misses.*1misses"):
+        search(Bounds(actions=8, records=3, losses=2, restarts=0, changes=0))
