@@ -329,3 +329,22 @@ async def test_cancel_does_not_wait_for_reading_thread() -> None:
             await Aside(timeout_s=0.02).run(answers.wait, 120)
     finally:
         answers.set()
+
+
+async def test_load_bug_does_not_end_following(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    put_file(path, "1")
+
+    def load() -> None:
+        if path.read_text() == "2":
+            raise RecursionError("deep")
+
+    followed = Followed("listen.tls", [path], load)
+    follower = Follower([followed], poll_s=0.01)
+    with structlog.testing.capture_logs() as logs:
+        async with background(follower.run):
+            put_file(path, "2")
+            await until(lambda: followed.failures == 1)
+            put_file(path, "3")
+            await until(lambda: followed.reloads == 1)
+    assert "listen.tls: RecursionError('deep')" in [entry.get("error") for entry in logs]

@@ -9,6 +9,7 @@ import pytest
 import structlog
 import trio
 
+from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from proxy.net.upstream import node_checks
 from tests.support.scripted_broker import (
@@ -133,3 +134,10 @@ async def test_a_cluster_that_was_made_again_is_taken() -> None:
         changed = [entry for entry in logs if entry["event"] == "the cluster has another id"]
         assert [(entry["cluster_id"], entry["before"]) for entry in changed] == [("new", "scripted")]
         assert brokers[0].asked[-1] == ("new", 1)
+
+
+async def test_what_is_kept_of_brokers_that_left_is_bounded() -> None:
+    checks = node_checks.NodeChecks(None, None, Counters())
+    for node_id in range(10 * node_checks.MAX_NODES):
+        checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S)
+    assert 0 < len(checks._until) <= node_checks.MAX_NODES

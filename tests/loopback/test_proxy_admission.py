@@ -156,3 +156,25 @@ async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockCl
         mock_clock.jump(1.001)
         await really(lambda: sum(proxy.counters.connections_closed.values()) == 100)
         await really(lambda: not ledger.connections.open(IP) and len(os.listdir("/proc/self/fd")) <= before)
+
+
+async def test_takes_missing_descriptors_from_muted_connections(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_accept = socket.socket.accept
+    full: list[bool] = []
+
+    def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if full and full.pop():
+            raise OSError(24, "Too many open files")
+        return real_accept(listener)
+
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1)) as (proxy, _):
+        clients = [await connect(proxy) for _ in range(3)]
+        await settled(proxy, 3)
+        assert proxy.counters.connections_held == 2
+        monkeypatch.setattr("proxy.net.listen.acceptor.socket.socket.accept", accept)
+        full.append(True)
+        await connect(proxy)
+        assert [await ended(client) for client in clients[1:]] == [True] * 2
+        assert proxy.counters.accept_failures == 1

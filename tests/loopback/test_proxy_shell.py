@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ import trio
 from proxy.core.session.request_time import HANDOVER_MS
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
+from proxy.net.listen.listeners import bind
 from proxy.net.upstream.cluster import ClusterError, ask_brokers
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Ledger
@@ -260,3 +263,19 @@ def test_does_not_charge_late_reads_of_the_loop() -> None:
 
     loop = EventLoop()
     host.run(main, loop)
+
+
+def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without IPv6 refuses even the socket."""
+    usual = socket.socket.__init__
+
+    def refusing(self: socket.socket, family: int = -1, *more: Any, **given: Any) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        usual(self, family, *more, **given)
+
+    monkeypatch.setattr(socket.socket, "__init__", refusing)
+    with bind("::", 0) as listener:
+        assert listener.family == socket.AF_INET
+    with pytest.raises(OSError, match="not supported"):
+        bind("::1", 0)

@@ -57,3 +57,13 @@ async def test_silent_resolver_blocks_no_other_lookup(resolver: Resolver, lookup
             assert await trio.to_thread.run_sync(lambda: "a file was read") == "a file was read"
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
         nursery.cancel_scope.cancel()
+
+
+async def test_shares_failure_and_asks_again_next_time(resolver: Resolver, lookups: SlowLookups) -> None:
+    lookups.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    lookups.go.set()
+    for _ in range(2):
+        with pytest.raises(socket.gaierror, match="Temporary failure"):
+            await resolver.getaddrinfo(b"kafka-0", 9092)
+    lookups.error = None
+    assert await resolver.getaddrinfo(b"kafka-0", 9092) == ANSWER

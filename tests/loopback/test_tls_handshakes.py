@@ -212,3 +212,11 @@ async def test_odd_server_names_are_no_fault_of_ours(issuer: Authority) -> None:
             await Handshakes(counters).with_broker(ClientTls(authorities=issuer.certificate), near, name, 9092)
         assert near.fileno() == -1
     assert counters.tls_handshake_failures == {("broker", "other"): 4}
+
+
+def test_plaintext_never_reaches_the_socket(host: Issued) -> None:
+    near, far = socket.socketpair()
+    with far, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
+        for call in (ours.send, ours.sendall):
+            with pytest.raises(TypeError, match="goes through its channel"):
+                call(b"plain")
