@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from config.load import load_bytes
-from proxy.app.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
+from proxy.app.export.exporter import Clocks, Exporter, constants, new_exporter, partition_of
 from quota import record
 from quota.ledger import Ledger
 from quota.table import QuotaTable
@@ -182,10 +182,9 @@ def test_records_name_their_sidecar() -> None:
     config = load_bytes(
         "k.yaml", b'{upstream: {bootstrap: ["k:9092"]}, export: {directory: /tmp/u, cluster_id: prod, interval_s: 5}}'
     )
-    assert config.sections is not None
+    assert config.export is not None
     environment = {"KQUOTA_CLUSTER_ID": "other", "KQUOTA_POD_NAME": "p", "KQUOTA_POD_NAMESPACE": ""}
-    constants = Origin("i", environment).constants(config.sections, "1")
-    assert constants == {"instance": "i", "kquota_version": "1", "cluster_id": "prod", "namespace": None, "pod": "p"}
-    assert Origin("i", {}).constants(config.sections, "1")["pod"]
+    found = constants(config.export, "i", "1", environment)
+    assert found == {"instance": "i", "kquota_version": "1", "cluster_id": "prod", "namespace": None, "pod": "p"}
+    assert constants(config.export, "i", "1", {})["pod"]
     assert new_exporter(load_bytes("k.yaml", b'upstream: {bootstrap: ["k:9092"]}'), Ledger(QuotaTable()), "1") is None
-    assert Origin().instance != Origin().instance

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy.app.fleet.exchange import TOPIC_CONFIG
 
 from benchmarks.rig.topics import create_topics
+from proxy.app.fleet.member import TOPIC_CONFIG
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.precedence import precedence

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import proxy.app.sources.reading
 import pytest
 import structlog.testing
 import trio
-from proxy.app.sources.reading import MAX_SETTLING, Aside, StuckError, replace_file
 
 import proxy.app.sources.follow
 import proxy.app.sources.quota_file
@@ -24,7 +22,7 @@ from config.overlay import load_overlay
 from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError
 from deploy.kubernetes.webhook import of_files, read_template
-from proxy.app.sources.follow import Followed, Follower
+from proxy.app.sources.follow import MAX_SETTLING, Aside, Followed, Follower, StuckError, replace_file
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.security import load_security
 from proxy.net import files
@@ -267,7 +265,7 @@ async def test_unreadable_configuration_is_logged_once(
     with structlog.testing.capture_logs() as logs:
         async with watching(path, timeout_s) as running:
             put_file(path, quota(2))
-            silent = kind(monkeypatch, proxy.app.sources.reading, "fingerprint", path)
+            silent = kind(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
             await until(lambda: running.state.failures == 1)
             assert not running.state.successful
             await trio.sleep(0.3)

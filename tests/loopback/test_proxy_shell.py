@@ -27,6 +27,7 @@ from tests.support.scripted_broker import (
     closed_reason,
     connect,
     exchange,
+    flood_reader,
     frame_api,
     never_answer,
     read_frame,
@@ -217,6 +218,25 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
         client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
         assert not proxy.counters.connections_closed["login_missing"]
+
+
+async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
+    async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
+        with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"):
+            await ask_brokers("127.0.0.1", broker.node_port, 2.0)
+
+
+async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
+    """As Java's TLS clients write it. The kernel keeps the pieces (MSG_MORE)."""
+    async with through(flood_reader) as (proxy, broker, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        await until(lambda: broker.streams)
+        frame = produce(2, 16_384)
+        for piece in (frame[:200], frame[200:16_300], frame[16_300:]):
+            await client.send_all(piece)
+            await trio.sleep(0.01)
+        assert await broker.streams[0].receive_some() == frame
 
 
 BUSY_S = 0.05

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analysis.replay.fold import ReplayResult, Rule, fold
-from analysis.replay.intervals import sample_begins
 
-from analysis.replay import fold as replay
+from analysis import replay
+from analysis.replay import ReplayResult, Rule, fold, sample_begins
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
 

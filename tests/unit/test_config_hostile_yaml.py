@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from config.scalars import MAX_NUMBER_CHARS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +16,7 @@ from config.load import load_bytes
 from config.model import Config, IdentitySection, Listen, Log, QuotaEntry, Upstream
 from config.overlay import parse_overlay
 from config.problems import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_PROBLEMS, MAX_VALUES, ConfigError
-from config.source import parse
+from config.source import MAX_NUMBER_CHARS, parse
 from tests.fuzz.targets import TARGETS
 from tests.support.examples import examples
 

@@ -40,7 +40,7 @@ def only_problem(text: str) -> str:
 def test_defaults_are_kafkas() -> None:
     config = configured("")
     assert (config.window_num, config.window_size_seconds) == (11, 1)  # quota.window.num, quota.window.size.seconds
-    assert config.sections.max_frame_bytes == 104_857_600  # socket.request.max.bytes
+    assert config.limits.max_frame_bytes == 104_857_600  # socket.request.max.bytes
     assert config.connections_max_idle_ms == 600_000  # connections.max.idle.ms
     assert config.max_mute == 120_000
     assert (config.listen.host, config.listen.port) == ("127.0.0.1", 9092)

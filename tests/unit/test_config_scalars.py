@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis.prices import load_prices
-from config.scalars import dump
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.errors import WrongUseError
-from analysis.owners import Owner, load_owners
+from analysis.owners import Owner, load_owners, load_prices
 from config.load import load_bytes
 from config.overlay import parse_overlay
 from config.problems import ConfigError
-from config.source import parse
+from config.source import dump, parse
 from config.units import parse_duration_ms, parse_size, readable_bytes, readable_span, similar_size
 from proxy.app.cli.imports import strimzi_entries
 

@@ -64,9 +64,9 @@ def test_batches_are_written_in_order_and_tried_again() -> None:
     ended(worker)
     assert sink.written == [b"1\n", b"2\n", b"3\n", b"4\n"]
     assert sink.closed
-    state = worker.state()
-    assert (state.errors, state.dropped, state.pending_bytes) == (2, 0, 0)
-    assert (state.last_success_timestamp_seconds, state.oldest_end_ms) == (77.0, None)
+    assert (worker.errors, worker.dropped, worker.pending_bytes) == (2, 0, 0)
+    assert worker.last_success_s == 77.0
+    assert worker.lag_s(25.0) == 0.0
 
 
 def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
@@ -74,18 +74,17 @@ def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
     sink.go.clear()
     worker = started(sink, 6)
     worker.offer(batch(b"1\n"))
-    until(lambda: worker.state().pending_bytes == 2 and not worker._waiting)  # in the sink's hands
+    until(lambda: worker.pending_bytes == 2 and not worker._waiting)  # in the sink's hands
     began = time.monotonic()
     for number in (b"2\n", b"3\n", b"4\n", b"5\n", b"6\n"):
         worker.offer(batch(number))
     assert time.monotonic() - began < 1.0, "offering never waits"
-    state = worker.state()
-    assert (state.dropped, state.pending_bytes, state.oldest_end_ms) == (2, 8, 10_000)
-    assert state.lag_s(25.0) == 15.0
+    assert (worker.dropped, worker.pending_bytes) == (2, 8)
+    assert worker.lag_s(25.0) == 15.0
     sink.go.set()
     ended(worker)
     assert sink.written == [b"1\n", b"4\n", b"5\n", b"6\n"]
-    assert worker.state().records == 4
+    assert worker.records == 4
 
 
 def test_undelivered_batches_are_dropped_and_counted() -> None:
@@ -98,8 +97,8 @@ def test_undelivered_batches_are_dropped_and_counted() -> None:
     ended(worker, 0.2)
     assert time.monotonic() - began < 10
     assert sink.closed
-    assert (worker.state().dropped, worker.state().pending_bytes) == (3, 0)
-    assert worker.state().errors > 1, "it was tried again while there was time"
+    assert (worker.dropped, worker.pending_bytes) == (3, 0)
+    assert worker.errors > 1, "it was tried again while there was time"
 
 
 def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
@@ -110,7 +109,7 @@ def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
     worker = started(Broken())
     worker.offer(batch(b"1\n"))
     assert worker.done.wait(LIMIT_S)
-    assert (worker.state().dropped, worker.state().errors) == (1, 1)
+    assert (worker.dropped, worker.errors) == (1, 1)
     for _ in range(1000):
         worker.offer(batch(b"x" * 100))
-    assert worker.state().pending_bytes <= 1000
+    assert worker.pending_bytes <= 1000

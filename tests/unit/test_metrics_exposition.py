@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.app.common.top_k import IDLE_MS, OTHER, Labels, TopKSeries, Totals, label
-from proxy.app.metrics import Exposition, Status
+from proxy.app.metrics import Exposition, own
 from proxy.app.sources.watch import ReloadState
 from proxy.core.errors import CloseReason
 from proxy.core.telemetry.observer import Counters
+from proxy.net.listen.server import Proxy
+from proxy.net.settings import ProxySettings
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -24,8 +27,10 @@ TABLE = QuotaTable([Entry(None, DEFAULT, producer_byte_rate=1000.0, consumer_byt
 
 
 def metrics_of(ledger: Ledger, counters: Counters | None = None, most: int = 200) -> Exposition:
-    status = Status(ready=True, cluster_reached=True, draining=False)
-    return Exposition(ledger, counters or Counters(), ReloadState(), lambda: status, max_groups=most)
+    counters = counters or Counters()
+    proxy = Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters)
+    families = partial(own.own_families, proxy, ReloadState(), ledger, ready=True)
+    return Exposition(ledger, counters, max_groups=most, own=families)
 
 
 def parse(text: bytes) -> Samples:

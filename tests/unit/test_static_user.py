@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from config.identity import StaticIdentity
 
+from config.sections import StaticIdentity
 from proxy.app.sources.security import StaticUser, StaticUserError
 
 
