@@ -159,7 +159,7 @@ def _start_broker(
     in_memory = _memory_is_roomy(plan)
     result["storage"] = "memory (tmpfs)" if in_memory else "the temporary folder's disk"
     with _temporary_files_in(SHM if in_memory else None):
-        # In a temporary folder of the cluster's own.
+        # In a temporary folder of the cluster's own, which its guardian deletes even if this process is killed.
         cluster = KafkaCluster.start(
             1,
             overrides=BROKER_SETTINGS if files is None else BROKER_SETTINGS | files.broker_settings(),

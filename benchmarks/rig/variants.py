@@ -118,7 +118,7 @@ class Running:
     @property
     def pid(self) -> int | None:
         """Process id of the proxy, None where there is none."""
-        return None if self.process is None else self.process.pid
+        return None if self.process is None else self.process.child_pid
 
     def log_tail(self) -> str:
         """The end of what the proxy has written."""

@@ -137,7 +137,7 @@ def _sidecar(cluster: KafkaCluster, plan: Plan) -> Iterator[tuple[Address, str, 
         try:
             admin = f"http://127.0.0.1:{admin_port}"
             _wait_ready(process, admin, Path(directory, "kquota.log"))
-            yield ("127.0.0.1", port), admin, process.pid
+            yield ("127.0.0.1", port), admin, process.child_pid
         finally:
             process.stop(STOP_LIMIT_S)
 

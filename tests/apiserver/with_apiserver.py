@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import http.server
+import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -37,7 +40,7 @@ from tests.support.chart_tools import (
     render_text,
 )
 from tests.support.crd_schemas import schemas
-from tests.support.webhook_tools import GENERATED, VALUES, service_account
+from tests.support.webhook_tools import GENERATED, REVIEWS, VALUES, service_account
 
 PATHS = {
     "Certificate": ("cert-manager.io/v1", "certificates"),
@@ -165,12 +168,55 @@ RELEASED = "shop-prod"
 CERTIFICATE = "shop-kquota-webhook-certificate"
 
 
+class Recorder(http.server.ThreadingHTTPServer):
+    """Stands on the Service's address in front of the webhook, and keeps what the API server asks."""
+
+    def __init__(self, address: tuple[str, int], folder: Path, webhook: str) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.webhook = webhook
+        super().__init__(address, _Handler)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        self.socket = tls.wrap_socket(self.socket, server_side=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Recorder)
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked.append(json.loads(body))
+        answer = httpx.post(self.server.webhook + self.path, content=body, verify=False, timeout=10)
+        self.send_response(answer.status_code)
+        self.send_header("content-type", answer.headers["content-type"])
+        self.send_header("content-length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on stderr."""
+
+
 @pytest.fixture(scope="module")
 def installed(api: ApiServer) -> ApiServer:
     """The webhook's objects, put there by Helm."""
     api.namespace(RELEASED)
     install(api, RELEASED, VALUES)
     return api
+
+
+@contextmanager
+def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
+    """`kquota webhook` as below, reached by its Service through a recorder of what it is asked."""
+    (port,) = free_ports(1)
+    with running(api, folder, "127.0.0.1", port):
+        for key, value in api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"].items():
+            (folder / key).write_bytes(base64.b64decode(value))
+        with Recorder(address_of(api), folder, f"https://127.0.0.1:{port}") as recorder:
+            thread = threading.Thread(target=recorder.serve_forever, daemon=True)
+            thread.start()
+            yield recorder
+            recorder.shutdown()
+            thread.join()
 
 
 def address_of(api: ApiServer) -> tuple[str, int]:
@@ -208,6 +254,137 @@ def _healthy(url: str) -> bool:
         return False
 
 
+def shape(value: Any) -> Any:
+    """Which fields there are, whatever stands in them; managedFields have the values of others in their names."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items() if key != "managedFields"}
+    return [shape(one) for one in value] if isinstance(value, list) else type(value).__name__
+
+
+def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Path) -> None:
+    """With the chart's own Service, certificate and configuration; the injected pod passes "restricted"."""
+    api, here = installed, path("Pod", pods.NAMESPACE)
+    made = {
+        "deployment": (pods.deployment_pod(api), f"{pods.CONTROLLERS}replicaset-controller"),
+        "job": (pods.job_pod(api), f"{pods.CONTROLLERS}job-controller"),
+        "bare": (pods.bare_pod(), None),
+    }
+    with served(api, tmp_path) as recorder:
+        template = json.loads((tmp_path / "sidecar.json").read_text())
+        for name, (pod, user) in made.items():
+            stored = api.create(here, pod, as_user=user)
+            first = stored["spec"]["initContainers"][0]
+            assert (first["name"], first["restartPolicy"]) == ("kquota", "Always")
+            assert first["args"] == template["container"]["args"]
+            assert [one["name"] for one in stored["spec"]["containers"]] == ["app"]
+            assert stored["metadata"]["labels"]["kquota.io/injected"] == "true"
+            assert {"kquota-config"} <= {volume["name"] for volume in stored["spec"]["volumes"]}
+            asked = recorder.asked.pop()
+            assert recorder.asked == []
+            file = REVIEWS / f"{name}.json"
+            if os.environ.get("KQUOTA_RECORD"):
+                file.write_text(json.dumps(asked, indent=2, ensure_ascii=False) + "\n")
+            assert shape(json.loads(file.read_text())) == shape(asked), f"{file.name}: record it anew (KQUOTA_RECORD=1)"
+
+        skipped = pods.bare_pod()
+        skipped["metadata"] = {"name": "skipped", "labels": {"kquota.io/inject": "false"}}
+        assert "initContainers" not in api.create(here, skipped)["spec"]
+
+        # A namespace without the label, and the webhook's own pods, do not come by here.
+        api.create(path("Pod", "invoices"), pods.bare_pod())
+        (own,) = api.get(path("Deployment", RELEASED))["items"]
+        api.account(pods.NAMESPACE, "shop-kquota-webhook")
+        own_pod = {"apiVersion": "v1", "kind": "Pod"} | own["spec"]["template"]
+        own_pod["metadata"] = {**own_pod["metadata"], "name": "own"}
+        api.create(here, own_pod, dryRun="All")
+        assert recorder.asked == []
+
+
+OPEN = "open"
+"""A labelled namespace that enforces no Pod Security Standard."""
+CLIENT = {"name": "app", "image": "registry.example/orders:1.4.0"}
+NEED_NO_WEBHOOK: dict[str, dict[str, Any]] = {
+    "opted out": {"metadata": {"labels": {"kquota.io/inject": "false"}}},
+    "host network": {"spec": {"hostNetwork": True}},
+    "Windows": {"spec": {"os": {"name": "windows"}}},
+    "Windows nodes": {"spec": {"nodeSelector": {"kubernetes.io/os": "windows"}}},
+    "mirror pod": {
+        "metadata": {"annotations": {"kubernetes.io/config.mirror": "0123"}},
+        "spec": {"nodeName": "node-1"},
+    },
+    "own sidecar": {"spec": {"initContainers": [{"name": "kquota", "image": "own", "restartPolicy": "Always"}]}},
+    "own container": {"spec": {"containers": [CLIENT, {"name": "kquota", "image": "own"}]}},
+}
+NEED_IT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "Linux": {"spec": {"os": {"name": "linux"}, "nodeSelector": {"kubernetes.io/os": "linux", "zone": "a"}}},
+    "no host network": {"spec": {"hostNetwork": False, "initContainers": [{"name": "migrate", "image": "own"}]}},
+    "misunderstood": {"metadata": {"labels": {"kquota.io/inject": "False"}, "annotations": {"a": "b"}}},
+}
+
+
+def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
+    """Nobody answers: the API server decides by selectors and matchConditions, and asks about the other pods only."""
+    api = installed
+    api.namespace(OPEN, {"kquota.io/injection": "enabled", "pod-security.kubernetes.io/enforce": "privileged"})
+
+    def created(given: dict[str, Any]) -> bool:
+        metadata = {"generateName": "one-"} | given.get("metadata", {})
+        spec = {"containers": [CLIENT]} | given.get("spec", {})
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        answer = api.ask("POST", path("Pod", OPEN), pod, dryRun="All")
+        assert answer.status_code == 201 or "failed calling webhook" in answer.text, answer.text
+        return answer.status_code == 201
+
+    assert {name: created(given) for name, given in NEED_NO_WEBHOOK.items()} == dict.fromkeys(NEED_NO_WEBHOOK, True)
+    assert {name: created(given) for name, given in NEED_IT.items()} == dict.fromkeys(NEED_IT, False)
+    # The pods of a release that is repaired: its own, and those of Helm's hooks.
+    rendered = documents(render_text(VALUES))
+    for one in of_kind(rendered, "Pod"):
+        assert created({"metadata": {"labels": one["metadata"]["labels"]}}), one["metadata"]["name"]
+    install(api, RELEASED, VALUES, "--set", "webhook.optIn=true", what="upgrade")
+    wanted = {"metadata": {"labels": {"kquota.io/inject": "true"}}}
+    assert [created(given) for given in ({}, NEED_NO_WEBHOOK["opted out"], wanted)] == [True, True, False]
+    install(api, RELEASED, VALUES, what="upgrade")
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "a low CPU limit": {"metadata": {"annotations": {"kquota.io/cpu-limit": "50m"}}},
+    "a low memory limit": {"metadata": {"annotations": {"kquota.io/memory-limit": "100Mi"}}},
+    "a high memory request": {"metadata": {"annotations": {"kquota.io/memory-request": "1Gi"}}},
+    "odd quantities": {"metadata": {"annotations": {"kquota.io/cpu-request": ".5", "kquota.io/memory-limit": "1e9"}}},
+    "pod-level requests": {"spec": {"resources": {"requests": {"memory": "100Mi"}}}},
+    "pod-level limits": {"spec": {"resources": {"limits": {"memory": "100Mi", "cpu": "50m"}}}},
+}
+
+
+def test_resources_of_sidecars_are_accepted(installed: ApiServer, tmp_path: Path) -> None:
+    """Whatever annotations and pods say of them, the API server does not refuse what comes of it."""
+    with served(installed, tmp_path):
+        for name, given in ACCEPTED.items():
+            metadata = {"generateName": "one-"} | given.get("metadata", {})
+            pod = pods.bare_pod() | {"metadata": metadata}
+            pod["spec"] |= given.get("spec", {})
+            answer = installed.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+            assert answer.status_code == 201, (name, answer.text)
+            assert answer.json()["spec"]["initContainers"][0]["name"] == "kquota"
+
+
+def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: Path) -> None:
+    limits = [{"type": "Container", "default": {"cpu": "700m"}, "max": {"cpu": "2"}}]
+    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "cpu"}, "spec": {"limits": limits}}
+    where = f"/api/v1/namespaces/{pods.NAMESPACE}/limitranges"
+    with served(installed, tmp_path):
+        installed.create(where, body)
+        try:
+            pod = pods.bare_pod() | {"metadata": {"generateName": "one-"}}
+            answer = installed.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+            assert answer.status_code == 201, answer.text
+            assert answer.json()["spec"]["initContainers"][0]["resources"]["limits"]["cpu"] == "700m"
+        finally:
+            installed.ask("DELETE", f"{where}/cpu").raise_for_status()
+
+
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:
     """And a renderer that puts its manifests over it again (Argo CD, server-side) changes nothing either."""
     api, hooks_path = installed, HOOKS
@@ -216,7 +393,7 @@ def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp
         secret = api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"]
         return secret["ca.crt"], trusted(api)
 
-    with running(api, tmp_path, *address_of(api)):
+    with served(api, tmp_path):
         before = state()
         assert all(base64.b64decode(before[0]) in base64.b64decode(one) for one in before[1])
         for release in (HELM_3, HELM_4):

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.lab.kafka import KafkaCluster
-from tests.support.sidecars import Sidecar, sidecar
+from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until
 
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
@@ -152,3 +152,14 @@ def test_raises_low_soft_limit_of_open_files(kafka: KafkaCluster) -> None:
         assert (line["soft"], line["now"]) == (1024, 20_000)
         with served(running, 700) as answered:
             assert answered == 700
+
+
+def test_a_sidecar_without_descriptors_is_not_ready(kafka: KafkaCluster) -> None:
+    """100, less 64 and two listeners: 17 connections of two each."""
+    with sidecar(kafka.bootstrap, before=("prlimit", "--nofile=100:100")) as running:
+        ready = running.admin + "/readyz"
+        with served(running, 20) as answered:
+            assert answered == 17
+            assert "no file descriptors for another connection" in get(ready).text
+            assert get(ready).status_code == 503
+        until(lambda: get(ready).status_code == 200)

@@ -113,7 +113,7 @@ def test_ctrl_c_ends_everything_without_a_trace() -> None:
                 break
         pages = re.findall(r"http://\S+/ui/", "".join(before))
         assert [httpx.get(page).status_code for page in pages] == [200, 200], before
-        assert len(running.survivors()) >= 8, before  # itself, broker, sidecars and clients
+        assert len(running.survivors()) >= 8, before  # itself, broker, sidecars, clients, and their guardians
         # As a terminal does it: to the whole foreground process group, and people press twice.
         os.killpg(running.process.pid, signal.SIGINT)
         os.killpg(running.process.pid, signal.SIGINT)

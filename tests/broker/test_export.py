@@ -48,6 +48,17 @@ def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, r
     return found
 
 
+def create_topic(cluster: KafkaCluster, topic: str, **configs: str) -> None:
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    try:
+        admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
+    finally:
+        admin.close()
+
+
 def test_records_match_clients_metrics_and_topic(
     kafka: KafkaCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +154,37 @@ def test_kill_loses_at_most_one_interval_and_no_half_file(kafka: KafkaCluster, t
     assert killed_s - last_s < 1.0 + 2.0
     recorded = sum(row["requests_produce"] for row in first)
     assert sum(1 for at_s in sent if at_s < last_s - 0.5) <= recorded <= len(sent)
+
+
+@pytest.mark.long
+def test_blocked_export_topic_slows_no_client(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    """The topic's limit on the size of messages refuses every record, until it is raised."""
+    dead = f"{topic}-usage"
+    create_topic(kafka, dead, **{"max.message.bytes": "500"})
+    export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 2, "kafka_topic": dead}
+    with sidecar(kafka.bootstrap, export=export) as proxy:
+        send(proxy.bootstrap, "c", topic, [1000])
+        until(lambda: proxy.metric("kquota_export_errors_total", sink="topic") > 0, "an error is counted")
+        until(lambda: proxy.metric("kquota_export_lag_seconds", sink="topic") > 1, "the lag grows")
+        began = time.monotonic()
+        send(proxy.bootstrap, "c", topic, [1000] * 100)
+        assert time.monotonic() - began < LIMIT_S / 2
+        until(lambda: proxy.metric("kquota_export_records_total", sink="files") >= 2, "files go on")
+        alter(kafka, dead, "max.message.bytes", "1000000")
+        # By now the next try is up to 30 s away, and may take as long as brokers have to confirm it.
+        until(
+            lambda: proxy.metric("kquota_export_lag_seconds", sink="topic") == 0, "the topic has caught up", 3 * LIMIT_S
+        )
+        assert proxy.metric("kquota_export_dropped_total") == 0
+    rows = {row["sequence"]: row for row in rows_of(tmp_path)}
+    assert consume_once(",".join(kafka.bootstrap), dead, set(rows)) == rows
+
+
+def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
+    from tests.lab.kafka import run_tool
+
+    entity = ["--entity-type", "topics", "--entity-name", topic, "--alter", "--add-config", f"{name}={value}"]
+    run_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", cluster.bootstrap[0], *entity])
 
 
 class Times:

@@ -343,6 +343,18 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
         )
 
 
+@pytest.mark.long
+def test_forwarded_alteration_applies_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
+    quotas = {"source": "cluster", "poll_interval_s": "1h", "alter": "forward"}
+    with quotas_removed_afterwards(kafka.bootstrap[0]) as broker, sidecar(kafka.bootstrap, quotas=quotas) as proxy:
+        configs = Tool(java_tool, proxy.bootstrap)
+        configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1000000")
+        until(lambda: limit_of(proxy, "produce", "alice") == 1_000_000)
+        assert describe(broker)[1] == {frozenset({("user", "alice")}): {PRODUCE: 1_000_000.0}}
+        assert "greater than 0" in configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=0")
+        assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
+
+
 def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
     """A function that produces so many bytes through the sidecar, each time on a connection of its own, and returns the
     throttle time that it is told."""

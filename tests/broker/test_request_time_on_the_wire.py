@@ -13,6 +13,7 @@ from benchmarks.suites.request_time import TRAFFICS, compare
 from proxy.net.io.kernel import round_trip_ms
 from tests.broker.test_throttle_on_the_wire import watch_mute
 from tests.lab.kafka import KafkaCluster
+from tests.support.clients import CONSUMERS, PRODUCERS, Load
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, produce_message
 from tests.support.sidecars import Sidecar, sidecar
@@ -85,6 +86,23 @@ def test_produce_is_throttled_too(limited: Sidecar, topic: str, version: int) ->
     where = known_topic(limited, topic)
     with RawClient(limited.bootstrap, f"produce-{version}-{topic}") as client:
         ask_until(client, lambda: produce_message(version, where, [b"x" * 1000]), 100)
+
+
+@pytest.mark.long
+def test_request_quota_delays_at_most_one_window(kafka: KafkaCluster, topic: str) -> None:
+    """Case C8."""
+    quotas = [{"client-id": "<default>", "request_percentage": 0.0005}]
+    with sidecar(kafka.bootstrap, quotas, pacing="kafka") as running:
+        load = Load([running.bootstrap], topic, "busy", records=300, settings={"batch.num.messages": 30})
+        made = PRODUCERS["confluent-kafka"](load)
+        assert made.errors == []
+        assert made.throttle["throttle-events"] > 0
+        assert 0 < made.throttle["throttle-time-max"] <= WINDOW_MS
+        read = CONSUMERS["java-perf"](Load([running.bootstrap], topic, "reader", records=300))
+        assert read.errors == []
+        assert 0 < read.throttle["fetch-throttle-time-max"] <= WINDOW_MS
+        assert running.metric("kquota_throttled_requests_total", cause="request", client_id="busy") > 0
+        assert running.metric("kquota_request_seconds_total", client_id="busy") > 0.00005
 
 
 def test_a_consumer_that_waits_is_not_charged_for_waiting(kafka: KafkaCluster, topic: str) -> None:

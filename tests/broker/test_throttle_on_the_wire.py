@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from proxy.core.wire.messages import request_header
 from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, fetched_values, produce_message
@@ -183,6 +184,28 @@ def test_fetch_session_changes_names_for_ids(
     assert errors == [(FETCH_SESSION_TOPIC_ID_ERROR, 0)] * 2
 
 
+def test_oldest_fetch_on_an_older_broker(limited_391: Sidecar, topic: str) -> None:
+    """Fetch v0, which only brokers before 4.0 offer: no throttle field, an empty answer, and the mute."""
+    where = fill(limited_391, topic, 2, 150_000)
+
+    def frame(correlation_id: int, offset: int) -> bytes:
+        name = where.name.encode()
+        body = struct.pack(">iiiih", -1, 500, 1, 1, len(name)) + name + struct.pack(">iiqi", 1, 0, offset, 10_000_000)
+        payload = request_header(1, 0, correlation_id, f"v0-{topic}") + body
+        return struct.pack(">i", len(payload)) + payload
+
+    with RawClient(limited_391.bootstrap) as client:
+        client.send(frame(1, 0))
+        assert len(client.read_frame().payload) > 300_000  # v0 has no max_bytes to lower: both batches, over the quota
+        asked_at = client.send(frame(2, 2))
+        answer = client.read_frame()
+        assert answer.payload == struct.pack(">ii", 2, 0)
+        assert answer.last_byte_at - asked_at < 0.5
+        client.send(API_VERSIONS_0)
+        # 300 000 B in 10 s are 30 000 B/s: (30 000 - 20 000) / 20 000 * 10 s = 5 s
+        assert client.read_frame().first_byte_at - asked_at > 4.0
+
+
 def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str) -> None:
     with sidecar(kafka.bootstrap, [{"client-id": "limited", "producer_byte_rate": RATE}]) as running:
         with RawClient(running.bootstrap, "limited") as limited_client, RawClient(running.bootstrap, "free") as free:
@@ -196,3 +219,19 @@ def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str)
             assert slowest < 0.5
         groups = {row["client_id"]: row for row in running.get("/quotas")["groups"] if row["kind"] == "produce"}
         assert groups["limited"]["totals"]["throttled"] == 1
+
+
+def test_releases_client_that_leaves_while_muted(limited: Sidecar, topic: str) -> None:
+    before = limited.metric("kquota_connections_open")
+    with RawClient(limited.bootstrap, f"gone-{topic}") as client:
+        # 3 MB: 300 000 B/s over 10 s, (300 000 - 20 000) / 20 000 * 10 s = 140 s, of which max_mute is told: 120 s.
+        # (It is more than a broker takes in one batch, and charged all the same.)
+        answer = client.ask(produce_message(9, client.topic(topic), [b"r" * 1_000_000] * 3))
+        assert 119_000 < answer.message.throttle_time_ms <= 120_000
+    gone_at = time.monotonic()
+    while limited.metric("kquota_connections_open") > before:
+        assert time.monotonic() < gone_at + 5
+        time.sleep(0.05)
+    while limited.metric("kquota_throttle_capped_total") < 1:  # an exposition is up to a second old
+        assert time.monotonic() < gone_at + 10
+        time.sleep(0.2)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import trio
 from cryptography import x509
 from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID as Oid
@@ -18,7 +19,9 @@ from cryptography.x509.oid import NameOID as Oid
 from proxy.core.wire.messages import framed, request_header
 from proxy.net.tls import channel
 from proxy.net.tls.certificates import in_pem, subject
+from proxy.net.tls.contexts import ClientTls, KeyPair
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
+from proxy.net.upstream.cluster import ClusterError, ask_brokers
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
@@ -266,6 +269,29 @@ def test_throttled_as_on_plain_sockets(
         assert timeline.duration_s > 4.5
         assert running.metric("kquota_throttle_seconds_total", user=USER) > 3
         assert running.metric("kquota_throttled_requests_total", user=USER) > 1
+
+
+def test_a_broker_that_is_not_believed_or_does_not_believe_us(
+    cluster: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The error that readiness shows and the log has, in the words of the one who refuses."""
+    stranger = Authority(tmp_path_factory.mktemp("stranger"))
+    expired = authority.issue("expired", common_name="kquota", expired=True)
+    pair = KeyPair(expired.chain, expired.key)
+    cases = [
+        ("SSL", ClientTls(authorities=stranger.certificate), "is upstream.tls.ca_file its authority?"),
+        ("SSL", ClientTls(authorities=authority.certificate, server_name="elsewhere.example"), "server_name can name"),
+        ("MAPPED", ClientTls(authorities=authority.certificate), "the broker refused the TLS handshake"),
+        ("MAPPED", ClientTls(authorities=authority.certificate, pair=pair), "the broker refused the TLS handshake"),
+        ("PLAINTEXT", ClientTls(authorities=authority.certificate), "the broker"),
+        ("SSL", None, "the broker speaks TLS here, and upstream.tls is not set"),
+    ]
+    for listener, tls, reason in cases:
+        (address,) = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
+        host, _, port = address.rpartition(":")
+        with pytest.raises(ClusterError) as refused:
+            trio.run(ask_brokers, host, int(port), LIMIT_S, tls)
+        assert reason in str(refused.value), (listener, refused.value)
 
 
 def test_usage_records_reach_their_topic_by_tls(

@@ -427,7 +427,7 @@ def running_node(images: Sequence[str] = ()) -> Iterator[Node]:
         (folder / "plan.json").write_text(json.dumps({"name": NAME, "address": ADDRESS, "gateway": GATEWAY}))
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(folder)]
         with (folder / "keeper.log").open("w") as log, namespace.inside():
-            process = GuardedProcess(keeper, stdout=log, stderr=log, death_signal="TERM")
+            process = GuardedProcess(keeper, stdout=log, stderr=log, orphan_dir=folder)
         with process:
             try:
                 until(lambda: (folder / "control").exists() or process.poll() is not None, "the node's first process")

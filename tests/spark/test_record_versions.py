@@ -12,6 +12,7 @@ from analysis.runner import make
 from quota import record
 from quota.entity import Kind
 from quota.record import Row
+from quota.table import Entry
 from tests.support.spark_tools import DAY_MS, T0_MS, table, write
 from tests.support.spark_tools import record as new_record
 from tests.support.usage_rows import NAMES, from_line, problems
@@ -38,6 +39,18 @@ def test_new_fields_are_at_the_end_and_may_be_null() -> None:
     assert [field.since for field in new] == sorted(field.since for field in new)
     assert record.FIELDS[-len(new) :] == tuple(new)
     assert all(field.nullable for field in new)
+
+
+def test_exports_the_share_of_a_fleet_limit() -> None:
+    watched = Watched(Entry(None, "c", producer_byte_rate=1000.0, scope="fleet"))
+    watched.charge("c", Kind.PRODUCE, 10)
+    group = watched.ledger.account("u", "c").meters[Kind.PRODUCE].group
+    assert group is not None
+    group.take_share(0.25, 0.0, 1000)
+    watched.tick()
+    (row,) = watched.close()
+    assert (row["produce_limit"], row["produce_fleet_limit"], row["produce_fleet_share"]) == (250.0, 1000.0, 0.25)
+    assert (row["fetch_fleet_limit"], row["fetch_fleet_share"]) == (None, None)
 
 
 def test_a_line_of_version_1_is_read_with_nulls() -> None:

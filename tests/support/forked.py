@@ -29,10 +29,15 @@ class ForkedProcess:
     def __init__(self, report: int) -> None:
         self._report = report
         self.returncode: int | None = None
-        self.pid = int(self._line(IDS_LIMIT_S))
+        self.child_pid = int(self._line(IDS_LIMIT_S))
         self._handle = -1
         with suppress(ProcessLookupError):  # it has ended already
-            self._handle = os.pidfd_open(self.pid)
+            self._handle = os.pidfd_open(self.child_pid)
+
+    @property
+    def pid(self) -> int:
+        """The sidecar's own: no guardian's processes stand around it."""
+        return self.child_pid
 
     def poll(self) -> int | None:
         """The exit code, if it has ended: 128 + n after signal n."""

@@ -46,8 +46,8 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """The process id of the sidecar itself."""
-        return self.process.pid
+        """The process id of the sidecar itself, which a guardian may stand before."""
+        return self.process.child_pid
 
     def kill(self) -> None:
         """kill -9; nothing is expected of it any more."""

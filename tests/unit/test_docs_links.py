@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,23 @@ ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ("tests/README.md", "examples/README.md", "helm/kquota/README.md", "docs/llms.txt")
 PAGES = sorted([*ROOT.glob("*.md"), *map(ROOT.joinpath, BESIDE), *ROOT.glob("docs/**/*.md")])
 
-
+QUESTIONS = [
+    ("Does it work with EKS and MSK?", "docs/providers.md#amazon-msk"),
+    ("How do I set a quota per team, by principal?", "docs/which-quota.md#by-user-or-by-client-id"),
+    ("Why is my consumer or producer slow?", "docs/runbook.md#kquotaclientthrottledforlong"),
+    ("How do 20 pods share one limit?", "docs/fleet.md#the-split"),
+    ("What if the sidecar dies?", "docs/testing.md#faults"),
+    ("How do I upgrade, roll back or uninstall?", "docs/operations.md#upgrade"),
+    ("How do I upgrade, roll back or uninstall?", "docs/operations.md#uninstall"),
+    ("Which alerts do I need?", "docs/runbook.md#kquotanotready"),
+    ("What does it cost in CPU and latency?", "docs/performance.md#what-it-costs"),
+    ("Is it secure? Which credentials does it need?", "SECURITY.md#trust"),
+]
+"""Headings of the FAQ, so that the site's search finds each, and the section that has the details."""
+ANSWER_WORDS = 150
 DOC_WORDS = 45_000
+RUN = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[\w-]+\.json)`(?:, commit\s`(\w+)`)?")
+"""A published run as pages name it; the commit is left out where the run did not store it."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -46,6 +62,17 @@ def test_pages_that_the_code_names_exist(place: str) -> None:
         for page, anchor in re.findall(r"\bdocs/([\w/-]+\.md)(?:#([\w-]+))?", path.read_text(errors="replace")):
             assert (ROOT / "docs" / page).exists(), f"{path}: {page}"
             assert not anchor or anchor in anchors(ROOT / "docs" / page), f"{path}: {page}#{anchor}"
+
+
+@pytest.mark.parametrize(("question", "details"), QUESTIONS)
+def test_questions_are_answered_within_two_clicks(question: str, details: str) -> None:
+    """README, the FAQ, the section: the answer itself is short, and its links resolve (above)."""
+    faq = ROOT / "docs/faq.md"
+    assert "(docs/faq.md)" in (ROOT / "README.md").read_text()
+    (answer,) = re.findall(rf"^## {re.escape(question)}\n(.*?)(?=^## |\Z)", faq.read_text(), re.MULTILINE | re.DOTALL)
+    links = {(faq.parent / target).resolve() for target in re.findall(r"\]\(([^)]+)\)", answer)}
+    assert ROOT / details in links
+    assert len(answer.split()) <= ANSWER_WORDS
 
 
 def test_docs_stay_short() -> None:
@@ -84,13 +111,24 @@ def test_workflows_call_targets_of_the_makefile(workflow: Path) -> None:
 
 
 def test_published_figures_name_their_runs() -> None:
-    run = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[\w-]+\.json)`(?:, commit\s`(\w+)`)?")
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    named = {name: commit for page in pages for name, commit in run.findall(page.read_text())}
+    named = {name: commit for page in pages for name, commit in RUN.findall(page.read_text())}
     assert named.keys() == {file.name for file in (ROOT / "benchmarks/results").glob("*.json")}
     for name, commit in named.items():
         result = json.loads((ROOT / "benchmarks/results" / name).read_text())
         assert (commit or None) == (result.get("project", {}).get("commit") if isinstance(result, dict) else None), name
+
+
+def test_published_costs_are_of_shipped_code() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    match = RUN.search(page, page.index("## What it costs"), page.index("## What it carries"))
+    assert match is not None
+    run = json.loads((ROOT / "benchmarks/results" / match[1]).read_text())
+    guard = json.loads((ROOT / "benchmarks/suites/guard.json").read_text())
+    assert not run["project"]["uncommitted_changes"]
+    assert datetime.fromisoformat(run["started"]) >= datetime.fromisoformat(guard["changed"]), (
+        f"{match[1]} is of before {guard['commit']}, which changed what a request costs: run `make bench` again"
+    )
 
 
 def test_no_test_has_a_name_longer_than_60_characters() -> None:

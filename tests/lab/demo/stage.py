@@ -101,7 +101,7 @@ def _tail(title: str, log: Path) -> str:
     return f"\n--- {title}:\n" + ("\n".join(lines[-TAIL_LINES:]) if lines else "(it wrote nothing)")
 
 
-def _start(module: str, *arguments: str, log: Path, talk: bool) -> GuardedProcess:
+def _start(module: str, *arguments: str, log: Path, talk: bool, orphan_dir: Path | None = None) -> GuardedProcess:
     """Run a module of this checkout; stderr (and stdout, unless `talk`) go to `log`."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("ab") as file:
@@ -111,6 +111,7 @@ def _start(module: str, *arguments: str, log: Path, talk: bool) -> GuardedProces
             stdout=subprocess.PIPE if talk else file,
             stderr=file,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            orphan_dir=orphan_dir,
         )
 
 
@@ -206,7 +207,7 @@ class DemoSidecar:
         config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, admin, key, usage), sort_keys=False))
         self._log = folder / "kquota.log"
         arguments = ("run", "--config", str(config))
-        self.process = _start("proxy.app.cli.main", *arguments, log=self._log, talk=False)
+        self.process = _start("proxy.app.cli.main", *arguments, log=self._log, talk=False, orphan_dir=folder)
 
     def wait_until_ready(self) -> None:
         """Wait until it serves."""

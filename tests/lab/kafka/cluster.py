@@ -95,7 +95,7 @@ class _Slot:
 class KafkaCluster:
     """One to many real brokers; create with `start`, use as a context manager or call `stop`.
 
-    Every JVM ends with this process at the latest, even after SIGKILL.
+    Every JVM ends with this process at the latest, even after SIGKILL (see guard.py).
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class KafkaCluster:
     def nodes(self) -> list[Node]:
         """The running brokers, by id."""
         return [
-            Node(slot.node_id, slot.host, slot.port, slot.process.pid, slot.log)
+            Node(slot.node_id, slot.host, slot.port, slot.process.child_pid, slot.log)
             for slot in sorted(self._slots.values(), key=lambda slot: slot.node_id)
             if slot.process is not None and slot.process.poll() is None
         ]
@@ -357,7 +357,9 @@ class KafkaCluster:
             arguments = (*self._jvm, *broker_arguments(self.version, slot.log))
             command = java_command("kafka.Kafka", [str(slot.folder / "server.properties")], self.version, arguments)
             with slot.console.open("ab") as console:
-                slot.process = GuardedProcess(command, stdout=console, stderr=console)
+                slot.process = GuardedProcess(
+                    command, stdout=console, stderr=console, orphan_dir=slot.folder if self._discard else None
+                )
         deadline = time.monotonic() + start_limit_s
         for slot in slots:
             self._wait_until_it_sees(slot, deadline)

@@ -1,23 +1,27 @@
-"""Child processes that cannot outlive us."""
+"""Child processes that cannot outlive us: `subprocess.Popen` with a guardian between (see guard.py)."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
-import threading
+import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-_starter = ThreadPoolExecutor(1, "starter")
+GUARD = Path(__file__).with_name("guard.py")
+# What an orphaned child gets between SIGTERM and SIGKILL.
+ORPHAN_GRACE_S = 3.0
 
 
 class GuardedProcess(subprocess.Popen[str]):
-    """A text-mode Popen, in a session of its own, which the kernel ends when this process ends, killed or not.
+    """A text-mode Popen whose child always dies with this process.
 
-    The kernel does so when the *thread* ends that started it (PR_SET_PDEATHSIG), and workers' threads do end: from
-    these it is started by a thread that lives as long as the process. (From the main thread it is not: a program starts
-    in the network namespace of the thread.)
+    `pid` is the guardian's id, and also that of the session and process group around both; `child_pid` is the
+    program's own. `terminate()` and `kill()` reach the program; exit codes are the program's (128 + n after signal
+    n).
     """
 
     def __init__(
@@ -29,31 +33,78 @@ class GuardedProcess(subprocess.Popen[str]):
         stderr: int | IO[Any] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        death_signal: str = "KILL",
+        orphan_dir: Path | None = None,
     ) -> None:
-        def start() -> None:
-            subprocess.Popen.__init__(
-                self,
-                ["setpriv", "--pdeathsig", death_signal, *command],
+        control_read, self._control = os.pipe()
+        report_read, report_write = os.pipe()
+        try:
+            super().__init__(
+                [
+                    *(sys.executable, "-I", "-S", str(GUARD), str(control_read), str(report_write)),
+                    *(str(ORPHAN_GRACE_S), str(orphan_dir or ""), *command),
+                ],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=env,
                 cwd=cwd,
                 text=True,
+                pass_fds=(control_read, report_write),
                 start_new_session=True,
             )
+        except BaseException:
+            self._close_control()
+            os.close(report_read)
+            raise
+        finally:
+            os.close(control_read)
+            os.close(report_write)
+        with os.fdopen(report_read) as report:
+            line = report.readline()
+        self.child_pid = int(line) if line else self.pid
 
-        if threading.current_thread() is threading.main_thread():
-            start()
+    def poll(self) -> int | None:
+        """As Popen.poll; frees the control pipe once the child has ended."""
+        code = super().poll()
+        if code is not None:
+            self._close_control()
+        return code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As Popen.wait; frees the control pipe once the child has ended."""
+        code = super().wait(timeout)
+        self._close_control()
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Signal the program itself, through its guardian where that is the safe way."""
+        if self.poll() is not None:
+            return
+        if sig in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(BrokenPipeError):  # it has just ended
+                os.write(self._control, b"T" if sig == signal.SIGTERM else b"K")
         else:
-            _starter.submit(start).result()
+            os.kill(self.child_pid, sig)
 
     def stop(self, limit_s: float) -> int:
-        """SIGTERM, and SIGKILL if that took longer than `limit_s`; the exit code."""
+        """SIGTERM, SIGKILL if that took longer than `limit_s`, finally SIGKILL to the group; returns the exit code."""
         self.terminate()
         try:
             return self.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.kill()
+        try:
+            return self.wait(limit_s + ORPHAN_GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
             return self.wait()
+
+    def _close_control(self) -> None:
+        if self._control >= 0:
+            os.close(self._control)
+            self._control = -1
+
+    def __del__(self, *args: Any, **kwargs: Any) -> None:
+        if getattr(self, "_control", -1) >= 0:
+            self._close_control()  # its owner forgot it: end of file tells the guardian to stop the child
+        super().__del__(*args, **kwargs)
