@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.net.listen import cluster_brokers
+from proxy.core.errors import CloseReason
+from proxy.net.listen import cluster_brokers, sweeper
+from proxy.net.listen.sweeper import PORTION
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
@@ -129,3 +131,29 @@ async def test_looks_for_moved_broker_as_soon_as_it_is_missed(monkeypatch: pytes
             await until(lambda: proxy.brokers()[0][2] == moved.node_port)
             assert await ask(local) == produce_response(1)
             nursery.cancel_scope.cancel()
+
+
+async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with half a request, so that the kernel is asked what has come on its socket, which is closed by then."""
+    async with through(answer) as (proxy, _, _):
+        clients = [await connect(proxy) for _ in range(2 * PORTION)]
+        for client in clients:
+            await client.send_all(produce(1, 100)[:50])
+        await until(lambda: sum(not one.session.client_at_boundary for one in proxy._connections.open) == len(clients))
+        given_way = 0
+
+        async def others() -> None:
+            nonlocal given_way
+            given_way += 1
+            for connection in list(proxy._connections.open):
+                connection.abort(CloseReason.IDLE)
+            await until(lambda: not proxy._connections.open)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sweeper, "give_way", others)
+            await proxy._sweeper._sweep(trio.current_time(), 0.1)
+        assert given_way >= 1  # more often on a busy machine: the sweeper's own turn comes meanwhile
+        assert proxy.counters.connections_closed == {"idle": len(clients)}
+        async with await connect(proxy) as client:
+            await client.send_all(produce(2, 100))
+            assert await read_frame(client) == produce_response(2)

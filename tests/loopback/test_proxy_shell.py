@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from proxy.core.session.request_time import HANDOVER_MS
+from proxy.core.wire.responses import read_brokers
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.listeners import bind
@@ -34,7 +35,7 @@ from tests.support.scripted_broker import (
     through,
     until,
 )
-from tests.support.session_tools import METADATA, produce, produce_response, request, response
+from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
 
 
 async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
@@ -299,3 +300,42 @@ def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.Monke
         assert listener.family == socket.AF_INET
     with pytest.raises(OSError, match="not supported"):
         bind("::1", 0)
+
+
+async def test_brokers_may_change_during_a_drain() -> None:
+    """Listeners are closed then, and none is opened: the drain goes on."""
+    async with through(never_answer, drain_timeout_s=3) as (proxy, broker, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        await until(lambda: broker.received and proxy.cluster_reached)
+        proxy.drain()
+        broker.node_id += 4  # of four ports it has the same
+        proxy._cluster._look_again.set()
+        await until(lambda: [number for number, *_ in proxy.brokers()] == [5])
+        assert proxy.state == "draining"
+        await closed_reason(proxy, "drain_timeout")
+
+
+async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
+    """The others are told, and the connection goes on."""
+
+    async def many(stream: trio.SocketStream, frame: bytes) -> None:
+        kio = kio_message("metadata", 1, "response")
+        brokers = tuple(
+            kio.MetadataResponseBroker(node_id=number, host="10.0.0.1", port=9092, rack=None) for number in range(1, 7)
+        )
+        body = encode(kio.MetadataResponse(brokers=brokers, controller_id=1, topics=()))
+        await stream.send_all(response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body))
+
+    async with through(many) as (proxy, _, _):
+        await until(lambda: proxy.cluster_reached)  # what it learns itself does not come in between
+        count = proxy.broker_ports
+        assert count < 6
+        client = await connect(proxy)
+        for _ in range(2):
+            await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
+            frame = await read_frame(client)
+            assert frame is not None
+            nodes = read_brokers(1, frame, 0, len(frame))
+            assert [node.node_id for node in nodes] == list(range(1, count + 1))
+            assert {node.port for node in nodes} == {local for *_, local in proxy.brokers()} - {None}

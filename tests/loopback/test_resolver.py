@@ -67,3 +67,30 @@ async def test_shares_failure_and_asks_again_next_time(resolver: Resolver, looku
             await resolver.getaddrinfo(b"kafka-0", 9092)
     lookups.error = None
     assert await resolver.getaddrinfo(b"kafka-0", 9092) == ANSWER
+
+
+async def test_connecting_uses_it_and_tries_the_next_address_soon(lookups: SlowLookups) -> None:
+    """Happy eyeballs (RFC 6555): an address that drops what is sent to it costs a quarter of a second."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    full = socket.socket()  # nothing accepts, and the queue is full: further connections get no answer at all
+    full.bind(("127.0.0.2", port))
+    full.listen(0)
+    waiting = [socket.socket() for _ in range(3)]
+    for one in waiting:
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.2", port))
+
+    def two(_host: bytes, port: int, *_rest: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+    before = trio.socket.set_custom_hostname_resolver(Resolver(two))
+    try:
+        with trio.fail_after(LIMIT_S):
+            async with await trio.open_tcp_stream("kafka-0.example", port) as stream:
+                assert stream.socket.getpeername()[0] == "127.0.0.1"
+    finally:
+        trio.socket.set_custom_hostname_resolver(before)
+        for one in (*waiting, full):
+            one.close()
+        await listener.aclose()

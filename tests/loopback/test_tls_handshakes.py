@@ -220,3 +220,30 @@ def test_plaintext_never_reaches_the_socket(host: Issued) -> None:
         for call in (ours.send, ours.sendall):
             with pytest.raises(TypeError, match="goes through its channel"):
                 call(b"plain")
+
+
+@versions
+def test_handshake_byte_by_byte(issuer: Authority, host: Issued, version: ssl.TLSVersion) -> None:
+    """And through sockets that hold little: neither side waits for what the other waits for."""
+    near, middle = socket.socketpair()
+    far, end = socket.socketpair()
+    with near, middle, far, end:
+        for one in (near, middle, far, end):
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        theirs = client_context(issuer, None, version).wrap_socket(
+            end, server_hostname="localhost", do_handshake_on_connect=False
+        )
+
+        def carry() -> None:
+            for source, sink, most in ((middle, far, 65_536), (far, middle, 1)):
+                with suppress(BlockingIOError):
+                    sink.send(source.recv(most))
+
+        with theirs, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
+            shake_hands(ours, theirs, carry=carry)
+            theirs.send(b"first")
+            buffer = bytearray(10)
+            while (got := ours.channel.receive(memoryview(buffer), 10)) < 0:
+                carry()
+            assert buffer[:got] == b"first"

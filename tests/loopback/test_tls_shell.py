@@ -8,8 +8,9 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -316,3 +317,53 @@ async def test_a_storm_of_handshakes_leaves_others_their_turn(issuer: Authority,
                 answered_before += 1
             assert answered_before > 5
         assert proxy.counters.tls_handshakes["client"] == 61
+
+
+async def test_what_a_muted_client_sent_before_it_went_is_taken(issuer: Authority, host: Issued) -> None:
+    async with through(never_answer, quota=50_000, listen_tls=ServerTls(pair(host))) as (proxy, broker, _):
+        async with secured(proxy, client_context(issuer)) as client:
+            await client.send_all(produce(1, 580_000, acks=0))  # a little over what the window has
+            await until(lambda: proxy.counters.connections_muted == 1)
+            await client.send_all(produce(2, 500, acks=0))
+        await until(lambda: len(broker.received) == 2)
+
+
+async def test_half_close_delivers_what_is_owed(issuer: Authority, host: Issued) -> None:
+    """A goodbye without the end of the connection: OpenSSL has taken it from the kernel when it is seen."""
+
+    async def later(stream: Stream, frame: bytes) -> None:
+        await trio.sleep(0.2)
+        await answer(stream, frame)  # type: ignore[arg-type]
+
+    async with through(later, listen_tls=ServerTls(pair(host))) as (proxy, _, _):
+
+        def talk() -> bytes:
+            with socket.create_connection(("127.0.0.1", proxy.port)) as plain:
+                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = client_context(issuer).wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+                def step(what: Any) -> Any:
+                    while True:
+                        try:
+                            done = what()
+                        except ssl.SSLWantReadError:
+                            plain.sendall(outgoing.read())
+                            data = plain.recv(65536)
+                            incoming.write(data) if data else incoming.write_eof()
+                        else:
+                            plain.sendall(outgoing.read())
+                            return done
+
+                step(tls.do_handshake)
+                tls.write(produce(1, 100) + produce(2, 100))
+                with suppress(ssl.SSLWantReadError):
+                    tls.unwrap()
+                plain.sendall(outgoing.read())  # in one piece: requests and goodbye
+                got = b""
+                with suppress(ssl.SSLZeroReturnError, ssl.SSLEOFError, ssl.SSLSyscallError):
+                    while part := step(lambda: tls.read(65536)):
+                        got += part
+                return got
+
+        assert await trio.to_thread.run_sync(talk) == produce_response(1) + produce_response(2)
+        await closed_reason(proxy, "client_closed")

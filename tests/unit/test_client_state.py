@@ -98,7 +98,7 @@ def test_asking_until_the_interceptor_decides() -> None:
     assert len(answers(one)) > 4
 
 
-def test_login_until_the_broker_has_answered_and_the_name_is_known() -> None:
+def test_login_lasts_until_the_broker_answers_and_user_is_known() -> None:
     one = session(ledger(), login_expected=True)
     one.user_of = lambda _login: None
     from_client(one, handshake("PLAIN"))

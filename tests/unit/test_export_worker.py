@@ -60,7 +60,7 @@ def test_batches_are_written_in_order_and_tried_again() -> None:
     until(lambda: sink.ticks > 0)
     worker.offer(batch(b"1\n", b"2\n", b"3\n"))
     worker.offer(batch(b"4\n"))
-    until(lambda: worker.state().records == 4)
+    until(lambda: worker.records == 4)
     ended(worker)
     assert sink.written == [b"1\n", b"2\n", b"3\n", b"4\n"]
     assert sink.closed

@@ -237,3 +237,19 @@ def test_keys_are_lines_and_the_first_one_signs(tmp_path: Path) -> None:
     assert keys == (NEW, OLD)
     record = Record(1, 2, 1000, False, "", ())
     assert encode(Seal(keys, TOPIC, ID), 3, record) == encode(Seal([NEW], TOPIC, ID), 3, record)
+
+
+def test_a_sweep_looks_at_a_bounded_number_of_reports() -> None:
+    seen = View(Timing())
+    for group in range(400):
+        seen.follow(group)
+        for member in range(20):
+            seen.take(0, Record(member, group, 1000, False, "", (ALL._replace(group=group),)), 0.0)
+    seen.sweep(30_000.0)
+    sizes = []
+    for tick in range(12):
+        seen.sweep(30_000.0 + tick * 250)
+        sizes.append(seen._uses)
+    # 2000 reports at a time: 8000 of 400 groups take five sweeps.
+    assert sizes[0] == 8000 - 96 * 20
+    assert sizes[5:] == [0] * 7

@@ -133,7 +133,7 @@ def test_fractions_are_read_as_they_were_meant(fraction: float) -> None:
     assert decode(SEAL, 0, _data(held=meant)).groups[0].held == meant
 
 
-def test_an_instance_requests_what_it_uses_and_more_when_throttled() -> None:
+def test_requests_what_it_uses_and_more_when_throttled() -> None:
     appetite = Appetite()
     asked = [appetite.sample(0.1, True, 0.1, 0.2) for _ in range(6)]
     # 1.5 * 0.2 and 3 * 0.2, two samples each; then everything.

@@ -212,7 +212,7 @@ def paced(ledger: Ledger, now: float) -> bool:
     return any(group.paced for group in snapshots(ledger, now))
 
 
-def test_an_episode_begins_with_kafkas_delay_and_ends_after_two_calm_windows() -> None:
+def test_episode_begins_with_kafkas_delay_ends_after_calm() -> None:
     ledger = ledger_of(1 * MB)
     account = ledger.account("u", "c")
     # 12 MB at 1 MB/s: 1.2 MB/s over 10 s, (1.2 - 1) / 1 * 10 s = 2 s, pacing or not

@@ -124,7 +124,7 @@ def test_what_is_not_kafka_ends_the_connection_and_is_named(raw: bytes, kind: st
     assert caught.value.kind == kind or (kind is None and caught.value.kind)
 
 
-def test_refuses_newer_versions_that_have_addresses_or_are_counted() -> None:
+def test_refuses_newer_versions_with_addresses_or_charges() -> None:
     one = session(ledger())
     from_client(one, request(METADATA, 90, 7, b"\0"))
     with pytest.raises(SessionError) as caught:

@@ -282,3 +282,22 @@ def test_a_refused_request_that_ends_early_ends_the_connection() -> None:
     with pytest.raises(SessionError) as ended:
         one.wait(30_000.0)
     assert ended.value.reason is CloseReason.CLIENT_MALFORMED
+
+
+def test_encrypted_bytes_make_no_request_older() -> None:
+    of = indebted(20)
+    one = Client(of)
+    one.encrypted = 1.02
+    one.send(produce(1), 1000.0)
+    one.send(produce(2, size=5 * KB), 1000.0)
+    assert one.one.unread
+    one.wait(21_000.0)
+    assert len(one.forwarded) == 2
+    one.one.broker_sends(produce_response(1) + produce_response(2), 21_000.0)
+    one.one.seen()
+    account = of.account("ANONYMOUS", "c")
+    for _ in range(40):
+        of.charge(account, Kind.PRODUCE, LIMIT, 21_000.0)
+    one.send(produce(3), 21_500.0)
+    one.wait(55_000.0)
+    assert 49_500 <= one.heard[0][0] <= 49_600
