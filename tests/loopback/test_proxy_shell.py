@@ -229,7 +229,7 @@ async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
 
 async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
     """As Java's TLS clients write it. The kernel keeps the pieces (MSG_MORE)."""
-    async with through(flood_reader) as (proxy, broker, _):
+    async with through(flood_reader, drain_timeout_s=0.1) as (proxy, broker, _):
         client = await connect(proxy)
         await client.send_all(produce(1, 100))
         await until(lambda: broker.streams)
