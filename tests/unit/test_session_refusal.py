@@ -9,6 +9,7 @@ import pytest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from proxy.core.errors import CloseReason, SessionError
+from proxy.core.session.refused import MAX_BATCHES, MAX_SKIPPING, RefusedBatches
 from proxy.core.session.states import Throttled
 from proxy.core.wire.refusal import MAX_ELEMENTS
 from quota.entity import Kind
@@ -42,8 +43,9 @@ def produce(
     size: int = 500,
     topics: dict[str, tuple[int, ...]] = TOPICS,
     transaction: str | None = None,
+    head: bytes = b"",
 ) -> bytes:
-    """A request frame, as kafka-python encodes it."""
+    """A request frame, as kafka-python encodes it; `head` begins each partition's records."""
     topic = ProduceRequest.TopicProduceData
     data = [
         topic(
@@ -51,7 +53,8 @@ def produce(
             name=name,
             topic_id=uuid.UUID(int=len(name)),
             partition_data=[
-                topic.PartitionProduceData(version=version, index=index, records=b"r" * size) for index in partitions
+                topic.PartitionProduceData(version=version, index=index, records=head.ljust(size, b"r"))
+                for index in partitions
             ],
         )
         for name, partitions in topics.items()
@@ -234,6 +237,61 @@ def test_pipelined_requests_are_refused_together() -> None:
     one.wait(50_000.0)
     assert [number_of(frame) for frame in frames(one)] == [1, 2, 3], "its own time begins"
     assert not one.forwarded
+
+
+def batch(sequence: int, *, producer: int = 7, epoch: int = 1, magic: int = 2) -> bytes:
+    """The head of a batch."""
+    return struct.pack(">16xb26xqhii", magic, producer, epoch, sequence, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "refused"),
+    [
+        (batch(5), batch(6), True),
+        (batch(5), batch(5), False),
+        (batch(5), batch(4), False),
+        (batch(2**31 - 1), batch(0), True),
+        (batch(0), batch(2**31 - 1), False),
+        (batch(5), batch(6, epoch=2), False),
+        (batch(5), batch(6, producer=8), False),
+        (batch(5, producer=-1), batch(6, producer=-1), False),
+        (batch(5, magic=1), batch(6, magic=1), False),
+    ],
+)
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_what_skips_a_refused_batch_is_refused(version: int, first: bytes, later: bytes, refused: bool) -> None:
+    one = Client(indebted(60))
+    one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0)
+    one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 35_000.0)
+    one.wait(36_000.0)
+    assert [number_of(frame) for frame in frames(one)] == [1, 2][: 1 + refused]
+    one.wait(61_000.0)
+    assert len(one.forwarded) == 1 - refused, "what is refused is not charged, what is held passes in its turn"
+
+
+def test_refusals_of_what_skips_end() -> None:
+    """At the batch that was refused, at one of another partition, after some time, and after so many."""
+    again, other = produce(3, head=batch(5)), produce(3, head=batch(6), topics={"else": (0,)})
+    later = [produce(number, head=batch(6)) for number in range(20, 30)]
+    for sent, at_ms, answered in (
+        (later[0] + again, 35_000.0, [1, 20]),
+        (other, 35_000.0, [1]),
+        (later[0], 60_000.0 + AWAY_MS - 500.0, [1, 20]),
+        (later[0], 60_000.0 + AWAY_MS + 500.0, [1]),
+        (b"".join(later), 35_000.0, [1, *range(20, 20 + MAX_SKIPPING)]),
+    ):
+        one = Client(indebted(60))
+        one.send(produce(1, head=batch(5)), 1000.0)
+        one.send(sent, at_ms)
+        one.wait(at_ms + 500.0)
+        assert [number_of(frame) for frame in frames(one)] == answered
+
+
+def test_memory_of_refused_batches_is_bounded() -> None:
+    one = RefusedBatches()
+    for number in range(2 * MAX_BATCHES):
+        one.add({(b"t", struct.pack(">i", number), 7): (0, 0)})
+    assert len(one) == MAX_BATCHES
 
 
 def frames(one: Client) -> list[bytes]:

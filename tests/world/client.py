@@ -393,7 +393,7 @@ class Producer(Client):
     def new_batch(self) -> Batch | None:
         """The next one; None: not now."""
         number, self.next_batch = self.next_batch, self.next_batch + 1
-        size = max(int(self.habits.size_bytes * (0.9 + 0.2 * self.chance.random())), 40)
+        size = max(int(self.habits.size_bytes * (0.9 + 0.2 * self.chance.random())), kafka.MIN_BATCH_BYTES)
         producer = self.number if self.habits.idempotent else -1
         return Batch(producer, self.epoch, number, self.transaction, size)
 

@@ -1,6 +1,7 @@
 """The few requests that the world's clients send, as bytes: Kafka's own versions without tagged fields.
 
-A batch of records is an identity and filling, so that the log can be checked; brokers here do not look into it further.
+A batch of records is an identity, where a real batch has it, and filling, so that the log can be checked; brokers here
+do not look into it further.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ FILLING: Final = b"r" * (1 << 20)
 _HEAD: Final = struct.Struct(">ihhih")
 _ANSWER: Final = struct.Struct(">ii")
 _PRODUCE: Final = struct.Struct(">hhiih1siii")
-_BATCH: Final = struct.Struct(">qhiii")
+_BATCH: Final = struct.Struct(">16xc26xqhiii")
+_MAGIC: Final = b"\2"
+MIN_BATCH_BYTES: Final = _BATCH.size
 _PRODUCED: Final = struct.Struct(">ih1siihqqqi")
 _FETCH: Final = struct.Struct(">iiiibiii")
 _ONE_TOPIC: Final = struct.Struct(">ih1si")
@@ -78,15 +81,13 @@ def produce(
 ) -> bytes:
     """A request with this batch."""
     body = _PRODUCE.pack(-1, acks, timeout_ms, 1, 1, TOPIC, 1, partition, batch.size_bytes)
-    return request(
-        PRODUCE, correlation, client_id, body + _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size]
-    )
+    return request(PRODUCE, correlation, client_id, body + batch_bytes(batch))
 
 
 def produced(frame: bytes, body: int) -> tuple[int, int, Batch]:
     """Acks, partition and batch of a request."""
     _, acks, _, _, _, _, _, partition, size = _PRODUCE.unpack_from(frame, body)
-    batch = Batch(*_BATCH.unpack_from(frame, body + _PRODUCE.size))
+    batch = Batch(*_BATCH.unpack_from(frame, body + _PRODUCE.size)[1:])
     if not size == batch.size_bytes == len(frame) - body - _PRODUCE.size:
         raise AssertionError(f"{batch} came as {len(frame) - body - _PRODUCE.size} bytes")
     return acks, partition, batch
@@ -159,7 +160,7 @@ def fetch_answered(frame: bytes) -> tuple[int, int, int, int, list[Batch]]:
         raise AssertionError(f"records of {size} bytes in a response of {len(frame)}")
     batches = []
     while at + _BATCH.size <= len(frame):
-        batch = Batch(*_BATCH.unpack_from(frame, at))
+        batch = Batch(*_BATCH.unpack_from(frame, at)[1:])
         if at + batch.size_bytes > len(frame):
             break
         batches.append(batch)
@@ -169,7 +170,7 @@ def fetch_answered(frame: bytes) -> tuple[int, int, int, int, list[Batch]]:
 
 def batch_bytes(batch: Batch) -> bytes:
     """A batch as it is in a log."""
-    return _BATCH.pack(*batch) + FILLING[: batch.size_bytes - _BATCH.size]
+    return _BATCH.pack(_MAGIC, *batch) + FILLING[: batch.size_bytes - _BATCH.size]
 
 
 # ---- Metadata -------------------------------------------------------------------------------------------------------

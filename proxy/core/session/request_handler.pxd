@@ -25,7 +25,7 @@ cdef class RequestHandler:
     cdef public OutgoingType out
     cdef public AccountType account
     cdef public InFlightRequestType _current
-    cdef public object _client_id, _refusal, _shaper, _sizes, software
+    cdef public object _awaited, _client_id, _refusal, _shaper, _sizes, software
     cdef public dict _joined, _missed
     cdef public RepeatedHeader _repeated
     cdef public bint _unanswered, established, saw_request

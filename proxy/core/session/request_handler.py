@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import ceil, inf
 from typing import Final
 
@@ -28,6 +29,7 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
+from proxy.core.session.refused import RefusedBatches
 from proxy.core.session.sizes import SizeLimits, bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
@@ -94,6 +96,7 @@ class RequestHandler:
     """Requests of one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
+        "_awaited",
         "_client_id",
         "_current",
         "_deferred_ms",
@@ -130,6 +133,8 @@ class RequestHandler:
         """and whether it gets no response (acks=0)."""
         self._refusal: tuple[InFlightRequest, ProduceRefusal, int] | None = None
         """The Produce request that is being thrown away, its answer, and how long to wait."""
+        self._awaited: RefusedBatches | None = None
+        """Batches that were refused and have to come again before later ones."""
         self._repeated: requests.RepeatedHeader | None = None
         """The header of the last Produce request of `account`."""
         self.account: Account | None = None
@@ -257,8 +262,8 @@ class RequestHandler:
             return _STOP
         if account is not UNAUTHENTICATED:
             throttle = state.throttle
-            if throttle.refuse_to > 0 and api_key == _PRODUCE and throttle.follows(self.bytes_before, now_ms):
-                verdict = self._refuse(buf, end, header, account, now_ms)
+            if api_key == _PRODUCE and (throttle.refuse_to > 0 or self._awaited is not None):
+                verdict = self._refuse_after_another(buf, end, header, account, now_ms)
                 if verdict is not None:
                     return verdict
             if throttle.until_ms > now_ms or not gate.lets_through(
@@ -306,6 +311,24 @@ class RequestHandler:
         timeout_ms = max(min(timeout_ms, 2 * throttle.slice_ms), MIN_TIMEOUT_MS)
         return throttle.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
+    def _refuse_after_another(
+        self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
+    ) -> Verdict | None:
+        """The same for a Produce request that the client sent before one that was refused. None: it does not follow
+        one, as far as can be seen."""
+        throttle, awaited = self._state.throttle, self._awaited
+        skips = False
+        if awaited is not None:
+            refusal = ProduceRefusal(header.api_version)
+            with suppress(WireError):  # what cannot be refused is not looked at further
+                refusal.see(buf[header.body : end])
+            skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
+            if not awaited:
+                self._awaited = None
+        if skips or (throttle.refuse_to > 0 and throttle.follows(self.bytes_before, now_ms)):
+            return self._refuse(buf, end, header, account, now_ms)
+        return None
+
     def _refuse(
         self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
     ) -> Verdict | None:
@@ -338,7 +361,12 @@ class RequestHandler:
         state, version = self._state, pending.api_version
         state.count_request(pending.account, _PRODUCE)
         wait_ms = max(wait_ms, state.answered_here(pending, state.cpu_ms(), now_ms))
-        body = refusal.body(state.throttle.refused(wait_ms, now_ms))
+        awaited = self._awaited
+        if awaited is None:
+            awaited = RefusedBatches()
+        awaited.add(refusal.batches)
+        self._awaited = awaited if awaited else None
+        body = refusal.body(state.throttle.refused(wait_ms, now_ms, alone=awaited.skipping))
         pending.local_answer = response_frame(_PRODUCE, version, pending.correlation_id, body, 0)
         pending.kept_bytes = len(pending.local_answer)
         state.exchange.append(pending)
@@ -369,7 +397,7 @@ class RequestHandler:
         """Take `buf[:end]`, if it is one whole Produce request with the header of an earlier one, expects an answer,
         and is certainly let through. None: it is not, and nothing has been done."""
         state, repeated, account = self._state, self._repeated, self.account
-        if repeated is None or account is None or not repeated.begins(buf, end):
+        if repeated is None or account is None or self._awaited is not None or not repeated.begins(buf, end):
             return None
         if end - 4 > self._max_frame_bytes or not gate.is_open(state, account):
             return None

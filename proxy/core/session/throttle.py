@@ -364,9 +364,10 @@ class Throttle:
         self._step(Event.REFUSE)
         self.until_ms = 0.0
 
-    def refused(self, wait_ms: int, now_ms: float) -> int:
-        """All of it has been read. Returns how long the client is told to wait; `wait_ms` is for those before it."""
-        if not self.refuse_to:
+    def refused(self, wait_ms: int, now_ms: float, *, alone: bool = False) -> int:
+        """All of it has been read. Returns how long the client is told to wait; `wait_ms` is for those before it.
+        `alone`: what comes soon after it may be what has to come first."""
+        if not (alone or self.refuse_to):
             self.refuse_to = max(self._marked, self.client_bytes)
             self._together_ms = now_ms + REFUSED_TOGETHER_MS
         self._step(Event.OVER)

@@ -5,6 +5,7 @@ It is put together while the request passes: names and partition numbers are kep
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Generator
 from typing import Final
 
@@ -18,15 +19,23 @@ MAX_ELEMENTS: Final = 1024
 answer has 32 KB, besides topics' names."""
 TOO_LARGE: Final = "request_too_large"
 _NO_OFFSET: Final = b"\xff" * 8
+_BATCH_BYTES: Final = 61
+"""The head of a record batch, with its magic number and its producer's id, epoch and first sequence at:"""
+_MAGIC_AT: Final = 16
+_PRODUCER_AT: Final = 43
+_PRODUCER: Final = struct.Struct(">qhi")
 
 
 class ProduceRefusal(TopicWalk):
     """Of one request, whose body it sees. Raises WireError (`TOO_LARGE`: it has too many partitions)."""
 
-    __slots__ = ("_flexible", "_left", "_parts", "_tail", "_version", "_whole")
+    __slots__ = ("_flexible", "_left", "_parts", "_tail", "_version", "_whole", "batches")
 
     def __init__(self, version: int) -> None:
         """`version` is one that kquota knows."""
+        self.batches: dict[tuple[bytes, bytes, int], tuple[int, int]] = {}
+        """Epoch and first sequence of idempotent batches, by topic, partition and producer id: of those whose head came
+        in one piece."""
         self._parts: list[bytes] = []
         super().__init__((), self._parts.append)
         self._version = version
@@ -57,14 +66,26 @@ class ProduceRefusal(TopicWalk):
             if self._version < 13:
                 self._parts.append(uvarint(length + 1) if self._flexible else INT16.pack(length))
             yield from self._tell(length)
+            topic = self._parts[-1]
             for _ in range((yield from self._array())):
                 yield from self._tell(4)
+                partition = self._parts[-1]
                 self._parts.append(self._tail)
-                yield from self._skip(4)
+                length = yield from self._length(4)
+                if length >= _BATCH_BYTES:
+                    self._batch(topic, partition)
+                self._at += max(length, 0)
                 yield from self._tags()
             self._parts.append(no_tags)
             yield from self._tags()
         self._whole = True
+
+    def _batch(self, topic: bytes, partition: bytes) -> None:
+        data, at = self._data, self._at
+        if at + _BATCH_BYTES <= len(data) and data[at + _MAGIC_AT] == 2:
+            producer_id, epoch, sequence = _PRODUCER.unpack_from(data, at + _PRODUCER_AT)
+            if producer_id >= 0:
+                self.batches[topic, partition, producer_id] = epoch, sequence
 
     def _array(self) -> Generator[None, None, int]:
         count = max((yield from self._length(4)), 0)
