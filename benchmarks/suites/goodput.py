@@ -1,7 +1,8 @@
 """What a limit gets done when N × requests under way × request ÷ limit is longer than the clients' timers.
 
 Producers of one client-id, each with a partition of its own and always so many records of one request under way, share
-a limit: through a sidecar, or under the broker's own quota (`--broker`). Measured: distinct acknowledged bytes per
+a limit: through a sidecar, or under the broker's own quota (`--broker`). Rows may run side by side (`--at-once`), each
+with a client-id and a sidecar of its own. Measured: distinct acknowledged bytes per
 second ÷ limit after the first window, bytes charged per distinct byte in the log, duplicates in the log, records given
 up, requests refused by the sidecar. `python -m benchmarks.suites.goodput`.
 """
@@ -10,16 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from benchmarks.evasion.honest import go_command
 from benchmarks.report import stored
@@ -54,6 +61,12 @@ class Row:
     idempotent: bool = True
     life_s: float = 120.0
     """A record is given up after this time."""
+    version: str = ""
+    """Of Java's client; "": `JAVA_VERSION`."""
+    transactions: bool = False
+    """As many records as are under way are one transaction."""
+    wants: int = 0
+    """Bytes per second that all of them send at most; 0: as many as they can."""
 
     @property
     def wait_s(self) -> float:
@@ -61,8 +74,15 @@ class Row:
         return self.producers * self.under_way * self.record_bytes / self.limit
 
     def __str__(self) -> str:
-        kind = "idempotent" if self.idempotent else "plain"
-        return f"{self.producers} {self.library}, {kind}, {self.under_way} under way, {self.timeout_s:g} s"
+        kind = "transactional" if self.transactions else "idempotent" if self.idempotent else "plain"
+        wants = f", wants {self.wants / self.limit:g} limits" if self.wants else ""
+        library = f"{self.library} {self.version}".strip()
+        return f"{self.producers} {library}, {kind}, {self.under_way} under way, {self.timeout_s:g} s{wants}"
+
+    @property
+    def pause_s(self) -> float:
+        """Between two records of a producer, at least."""
+        return self.producers * self.record_bytes / self.wants if self.wants else 0.0
 
 
 @dataclass
@@ -78,11 +98,17 @@ class Seen:
     """Why, as far as the library tells."""
     timeouts: int = 0
     """Lines that a client logs about its requests' timeouts."""
+    log_lines: int = 0
+    """Warnings and errors of Java, all lines of librdkafka."""
     stored: int = 0
     distinct: int = 0
     """Records in the topic."""
     charged_bytes: float = 0.0
     refused: int = 0
+    connections: int = 0
+    """That the sidecar has accepted."""
+    load: float = 0.0
+    """The machine's, over the last minute."""
 
     @property
     def goodput(self) -> float:
@@ -98,12 +124,33 @@ ROWS: Final = (
     Row("librdkafka", 40, 1, 30.0, 150.0),
     Row("librdkafka", 64, 1, 5.0, 90.0, limit=1_090_000),
     Row("librdkafka", 4, 5, 5.0, 90.0),
+    Row("librdkafka", 4, 5, 30.0, 90.0),
+    Row("librdkafka", 64, 5, 30.0, 150.0, limit=1_090_000),
+    Row("librdkafka", 16, 5, 10.0, 90.0, limit=400_000, idempotent=False),
+    Row("librdkafka", 16, 1, 10.0, 90.0, wants=200_000),
+    Row("librdkafka", 16, 5, 30.0, 150.0, wants=2_000_000),
     Row("Java", 16, 5, 30.0, 150.0),
     Row("Java", 16, 1, 10.0, 90.0),
+    Row("Java", 4, 5, 10.0, 90.0),
+    Row("Java", 4, 1, 5.0, 90.0, idempotent=False),
+    Row("Java", 64, 1, 5.0, 90.0, limit=1_090_000),
+    Row("Java", 64, 5, 30.0, 150.0, limit=1_090_000),
+    Row("Java", 16, 5, 30.0, 150.0, wants=400_000),
+    Row("Java", 4, 2, 30.0, 150.0, version="3.8.1", transactions=True),
+    Row("Java", 16, 2, 30.0, 150.0, version="3.8.1", transactions=True),
+    Row("Java", 16, 2, 30.0, 150.0, version="3.9.1", transactions=True),
+    Row("Java", 16, 2, 30.0, 150.0, version="4.4.0", transactions=True),
     Row("franz-go", 16, 5, 30.0, 150.0),
     Row("franz-go", 16, 1, 10.0, 90.0),
+    Row("franz-go", 4, 5, 10.0, 90.0),
+    Row("franz-go", 64, 1, 5.0, 90.0, limit=1_090_000),
+    Row("franz-go", 16, 5, 10.0, 90.0, idempotent=False),
+    Row("franz-go", 16, 5, 30.0, 150.0, wants=200_000),
     Row("sarama", 16, 1, 30.0, 150.0),
     Row("sarama", 16, 5, 10.0, 90.0, idempotent=False),
+    Row("sarama", 4, 1, 5.0, 90.0),
+    Row("sarama", 64, 1, 10.0, 90.0, limit=1_090_000),
+    Row("sarama", 64, 5, 30.0, 150.0, limit=1_090_000, idempotent=False),
 )
 
 
@@ -146,14 +193,14 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 
     while time.monotonic() < began + row.seconds:
         for one, producer in enumerate(producers):
-            while open_[one] < row.under_way:
+            while open_[one] < row.under_way and time.monotonic() >= began + sent[one] * row.pause_s:
                 value = (b"%06d %012d " % (one, sent[one])).ljust(row.record_bytes, b"x")
                 producer.produce(topic, value, partition=one, on_delivery=told(one, sent[one]))
                 sent[one] += 1
                 open_[one] += 1
             producer.poll(0)
         time.sleep(0.005)
-    seen.timeouts = lines["REQTMOUT"]
+    seen.timeouts, seen.log_lines = lines["REQTMOUT"], lines.total()
     for producer in producers:
         producer.purge()
         producer.poll(0)
@@ -162,6 +209,7 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     """Producers in one JVM, of tests/java/Crowd.java."""
     arguments = [bootstrap, topic, str(row.producers), str(row.under_way), str(row.seconds), str(row.record_bytes)]
+    arguments.append(str(row.pause_s))
     arguments += [
         f"client.id={topic}",
         f"enable.idempotence={str(row.idempotent).lower()}",
@@ -170,11 +218,14 @@ def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         f"delivery.timeout.ms={row.life_s * 1000:.0f}",
         f"max.request.size={row.record_bytes + 10_000}",
         "batch.size=1",  # a record a batch
+        *([f"transactional.id={topic}"] if row.transactions else []),
     ]
-    command = java_command(str(JAVA), arguments, JAVA_VERSION, (*QUICK_JVM, "-Xmx512m", *tool_arguments(JAVA_VERSION)))
+    version = row.version or JAVA_VERSION
+    command = java_command(str(JAVA), arguments, version, (*QUICK_JVM, "-Xmx512m", *tool_arguments(version)))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
     told = json.loads(done.stdout)
     seen.acked, seen.given_up, seen.timeouts = told["acked"], told["given_up"], told["timeouts"]
+    seen.log_lines = told["log_lines"]
 
 
 def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
@@ -190,6 +241,7 @@ def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         "timeoutSeconds": row.timeout_s,
         "lifeSeconds": row.life_s,
         "idempotent": row.idempotent,
+        "pauseSeconds": row.pause_s,
     }
     command = [*go_command("crowd"), json.dumps(work)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
@@ -200,39 +252,41 @@ def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 CLIENTS: Final = {"librdkafka": librdkafka, "Java": java, "franz-go": go, "sarama": go}
 
 
-def measure(row: Row, cluster: KafkaCluster, number: int, at_broker: bool) -> Seen:
+def measure(row: Row, brokers: Sequence[str], number: int, at_broker: bool) -> Seen:
     """Run one row."""
     topic = f"goodput-{number}"
     configs = {"max.message.bytes": str(row.record_bytes + 10_000), "retention.ms": "-1"}
-    create_topics(cluster.bootstrap, {topic: configs}, partitions=row.producers)
+    create_topics(brokers, {topic: configs}, partitions=row.producers)
     time.sleep(1)  # until the broker knows what the controller has made
     seen = Seen(asdict(row), "broker" if at_broker else "sidecar")
     with ExitStack() as stack:
-        bootstrap, proxy = ",".join(cluster.bootstrap), None
+        bootstrap, proxy = ",".join(brokers), None
         if at_broker:
-            set_brokers_quota(cluster.bootstrap[0], topic, "producer_byte_rate", row.limit)
+            set_brokers_quota(brokers[0], topic, "producer_byte_rate", row.limit)
         else:
             quotas = [{"client-id": topic, "producer_byte_rate": row.limit}]
-            proxy = stack.enter_context(sidecar(cluster.bootstrap, quotas, log={"level": "warning", "format": "json"}))
+            proxy = stack.enter_context(sidecar(brokers, quotas, log={"level": "warning", "format": "json"}))
             bootstrap = proxy.bootstrap
         CLIENTS[row.library](row, bootstrap, topic, seen)
-        numbers = Counter(_records(cluster.bootstrap, topic, row.producers))
+        seen.load = os.getloadavg()[0]
+        numbers = Counter(_records(brokers, topic, row.producers))
         if proxy is not None:
-            seen.charged_bytes, seen.refused = _charged(proxy, topic)
+            seen.charged_bytes, seen.refused, seen.connections = _counted(proxy, topic)
     seen.stored, seen.distinct = numbers.total(), len(numbers)
     return seen
 
 
-def _charged(proxy: Sidecar, client_id: str) -> tuple[float, int]:
+def _counted(proxy: Sidecar, client_id: str) -> tuple[float, int, int]:
     charged = proxy.metric("kquota_bytes_total", kind="produce", client_id=client_id)
-    return charged, int(proxy.metric("kquota_produces_refused_total"))
+    refused, opened = (proxy.metric(f"kquota_{name}_total") for name in ("produces_refused", "connections_opened"))
+    return charged, int(refused), int(opened)
 
 
 def _records(bootstrap: Sequence[str], topic: str, partitions: int) -> Iterator[bytes]:
     """The head of each record in a topic."""
-    from kafka import KafkaConsumer, TopicPartition
-
-    consumer = KafkaConsumer(bootstrap_servers=list(bootstrap), enable_auto_commit=False)
+    consumer = KafkaConsumer(
+        bootstrap_servers=list(bootstrap), enable_auto_commit=False, isolation_level="read_committed"
+    )
     try:
         every = [TopicPartition(topic, number) for number in range(partitions)]
         consumer.assign(every)
@@ -252,13 +306,14 @@ def line(seen: Seen) -> str:
     charged = f"{seen.charged_bytes / max(seen.distinct * row.record_bytes, 1):.2f}" if seen.charged_bytes else "–"
     return (
         f"| {row} | {seen.at} | {row.wait_s:.0f} | {seen.goodput:.2f} | {served} | {charged} "
-        f"| {seen.stored - seen.distinct} | {seen.given_up} | {seen.timeouts} | {seen.refused} |"
+        f"| {seen.stored - seen.distinct} | {seen.given_up} | {seen.timeouts} | {seen.log_lines} | {seen.refused} "
+        f"| {seen.connections} |"
     )
 
 
 HEAD: Final = (
     "| producers | limit at | round, s | goodput | served | charged / distinct | duplicates | given up "
-    "| timeouts | refused |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| timeouts | log lines | refused | connections |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
 
@@ -267,6 +322,8 @@ def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.suites.goodput", description=__doc__)
     arguments.add_argument("--rows", help=f"numbers of rows, with commas between them; of {len(ROWS)}")
     arguments.add_argument("--broker", action="store_true", help="under the broker's own quota as well")
+    arguments.add_argument("--seconds", type=float, help="how long each row runs, in place of its own time")
+    arguments.add_argument("--at-once", type=int, default=1, help="so many runs side by side (default: 1)")
     arguments.add_argument("--store", action="store_true", help="write benchmarks/results/<date>-goodput.json and .md")
     options = arguments.parse_args()
     wanted = [int(one) for one in options.rows.split(",")] if options.rows else range(len(ROWS))
@@ -276,17 +333,25 @@ def main() -> int:
         "machine": describe_machine(),
     }
     lines, rows = [f"- {in_words(result['project'])}", "", HEAD], []
+    runs = [(number, at_broker) for number in wanted for at_broker in ((False, True) if options.broker else (False,))]
     print(HEAD, flush=True)
     with (
         TemporaryDirectory(prefix="kquota-goodput-") as folder,
-        KafkaCluster.start(1, directory=Path(folder, "kafka"), jvm=(*QUICK_JVM, "-Xmx512m")) as cluster,
+        KafkaCluster.start(1, directory=Path(folder, "kafka"), jvm=(*QUICK_JVM, "-Xmx1g")) as cluster,
     ):
-        for number in wanted:
-            for at_broker in (False, True) if options.broker else (False,):
-                seen = measure(ROWS[number], cluster, 2 * number + at_broker, at_broker)
-                lines.append(line(seen))
-                rows.append(asdict(seen) | {"goodput": seen.goodput, "acked": len(seen.acked)})
-                print(lines[-1], flush=True)
+        # One wave after the other, so that all of its rows run for as long beside each other.
+        for first in range(0, len(runs), options.at_once):
+            wave = runs[first : first + options.at_once]
+            with ProcessPoolExecutor(len(wave), mp_context=get_context("spawn")) as pool:
+                of = [replace(ROWS[number], seconds=options.seconds or ROWS[number].seconds) for number, _ in wave]
+                numbers = [2 * number + at_broker for number, at_broker in wave]
+                every = pool.map(measure, of, repeat(cluster.bootstrap), numbers, (at_broker for _, at_broker in wave))
+                for seen in every:
+                    lines.append(line(seen))
+                    rows.append(asdict(seen) | {"goodput": seen.goodput, "acked": len(seen.acked)})
+                    print(lines[-1], flush=True)
+            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+                admin.delete_topics([f"goodput-{number}" for number in numbers])
     if options.store:
         file = RESULTS / f"{result['started'][:10]}-goodput.json"
         file.write_text(stored.text(result | {"rows": rows}), encoding="utf-8")

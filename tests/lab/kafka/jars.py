@@ -86,12 +86,14 @@ def known_versions() -> list[str]:
 
 
 def read_lock(version: str) -> list[LockedJar]:
-    """The committed list of jars of one Kafka version, or of its clients alone.
+    """The committed list of jars of one Kafka version (`4.4.0`), or of part of it (`streams-4.4.0`); of its clients
+    alone, if there is no other.
 
     Raises:
         UnknownVersionError: there is no list for this version.
     """
-    file = next(CHECKSUMS.glob(f"*-{version}.txt"), None)
+    names = (version, f"kafka-{version}", f"clients-{version}")
+    file = next((file for name in names if (file := CHECKSUMS / f"{name}.txt").is_file()), None)
     if file is None:
         raise UnknownVersionError(
             f"no checksums for Kafka {version}: this checkout knows {', '.join(known_versions()) or 'no version'}. "

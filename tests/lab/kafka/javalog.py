@@ -51,11 +51,11 @@ def broker_arguments(version: str, log_file: Path, level: str = "WARN") -> list[
 
 def tool_arguments(version: str) -> list[str]:
     """JVM arguments that keep a tool's stdout for its results."""
-    return [_selection(version, "tool", _TOOL_4 if version.startswith("4.") else _TOOL_3)]
+    return [_selection(version, "tool", _TOOL_4 if version.rpartition("-")[2].startswith("4.") else _TOOL_3)]
 
 
 def _selection(version: str, kind: str, text: str) -> str:
-    old = not version.startswith("4.")
+    old = not version.rpartition("-")[2].startswith("4.")
     file = cache_dir() / "logging" / (f"{kind}-log4j.properties" if old else f"{kind}-log4j2.xml")
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.4.0 3.9.1 clients-3.7.2`.
+"""Write the lock file of a Kafka version: `python -m tests.lab.kafka.lock 4.4.0 3.9.1 clients-3.7.2 streams-4.4.0`.
 
 Resolves the broker and its command-line tools with jgo, fetches every jar into a fresh folder (never from a cache, so
-that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`; with `clients-` before the
-version, of the clients alone. Run it when a version is added; review the difference before committing. jgo compares
-each download with the SHA-1 the repository publishes, and a difference fails here.
+that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`; with `clients-`,
+`streams-` or `connect-` before the version, of those alone. Run it when a version is added; review the difference
+before committing. jgo compares each download with the SHA-1 the repository publishes, and a difference fails here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ LOG_BINDING = {
 }
 # The tools' POM pulls in Kafka Connect and, through it, a web server: 40 jars that no tool we run ever loads.
 NOT_NEEDED = ("org.apache.kafka", "connect-runtime")
-CLIENTS = "clients-"
+ARTIFACTS = {
+    "kafka": ("kafka_2.13", "kafka-tools"),
+    "clients": ("kafka-clients",),
+    "streams": ("kafka-streams",),
+    "connect": ("connect-runtime", "connect-json"),
+}
 
 
 def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar]:
@@ -79,25 +84,24 @@ class _FailOnWarning(logging.Handler):
 
 def main(versions: list[str]) -> int:
     """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
-    wanted = [(name, name.removeprefix(CLIENTS)) for name in versions]
-    if not versions or any(version.split(".")[0] not in LOG_BINDING for _, version in wanted):
-        print("use: python -m tests.lab.kafka.lock [clients-]VERSION...   (1.x to 4.x, e.g. 4.4.0)", file=sys.stderr)
+    wanted = [(name if "-" in name else f"kafka-{name}").split("-") for name in versions]
+    if not versions or any(of not in ARTIFACTS or version.split(".")[0] not in LOG_BINDING for of, version in wanted):
+        print(f"use: python -m tests.lab.kafka.lock [{'|'.join(ARTIFACTS)}-]VERSION...   (e.g. 4.4.0)", file=sys.stderr)
         return 2
     watch = _FailOnWarning()
     logging.getLogger("jgo").addHandler(watch)
-    for name, version in wanted:
-        clients = name != version
+    for of, version in wanted:
         with tempfile.TemporaryDirectory(prefix="kquota-lock-") as scratch:
-            jars = lock(version, Path(scratch), ("kafka-clients",) if clients else ("kafka_2.13", "kafka-tools"))
+            jars = lock(version, Path(scratch), ARTIFACTS[of])
         if watch.mismatches:
             raise EmbeddedKafkaError("\n".join(watch.mismatches))
+        name, what = (version, "broker and command-line tools") if of == "kafka" else (f"{of}-{version}", of)
         lines = [
-            f"# Apache Kafka {version}: {'clients' if clients else 'broker and command-line tools'}. SHA-256 and "
-            "coordinate of each jar, class path order.",
+            f"# Apache Kafka {version}: {what}. SHA-256 and coordinate of each jar, class path order.",
             f"# Written by `python -m tests.lab.kafka.lock {name}`; do not edit.",
             *(f"{jar.sha256}  {jar.coordinate}" for jar in jars),
         ]
-        file = CHECKSUMS / f"{name if clients else f'kafka-{version}'}.txt"
+        file = CHECKSUMS / f"{of}-{version}.txt"
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{file}: {len(jars)} jars")
     return 0

@@ -25,8 +25,8 @@ def java_command(main_class: str, args: Sequence[str], version: str, jvm: Sequen
     """The command line that runs a class of Kafka's jars."""
     java, jars = find_java(), resolve(version).classpath
     classpath = ":".join(str(path) for path in jars)
-    since, moved = MOVED.get(main_class, ((), main_class))
-    if tuple(map(int, version.split("."))) >= since:
+    since, moved = MOVED.get(main_class, (None, main_class))
+    if since and tuple(map(int, version.split("."))) >= since:
         main_class = moved
     return [str(java), *archive_arguments(version, java, jars), *jvm, "-cp", classpath, main_class, *args]
 

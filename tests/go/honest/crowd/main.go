@@ -20,6 +20,7 @@ type work struct {
 	Library, Bootstrap, Topic            string
 	Producers, UnderWay, Bytes           int
 	Seconds, TimeoutSeconds, LifeSeconds float64
+	PauseSeconds                         float64
 	Idempotent                           bool
 }
 
@@ -55,6 +56,7 @@ func run(w work, one int, send producer, begin time.Time, seen *result) {
 	open := make(chan struct{}, w.UnderWay)
 	for number := 0; ; number++ {
 		open <- struct{}{}
+		time.Sleep(time.Until(begin.Add(seconds(float64(number) * w.PauseSeconds))))
 		value := bytes.Repeat([]byte("x"), w.Bytes)
 		copy(value, fmt.Sprintf("%06d %012d ", one, number))
 		send(int32(one), value, func(failure error) {
