@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -26,21 +26,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient
 
 from benchmarks.evasion.honest import go_command
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.procstat import describe_machine
 from benchmarks.rig.topics import create_topics
+from benchmarks.suites import goodput_apps
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.tools import QUICK_JVM, java_command
 from tests.support.raw_client import set_brokers_quota
-from tests.support.sidecars import Sidecar, sidecar
+from tests.support.sidecars import sidecar
 
 WINDOW_S = 11.0
 """An empty window lets so many seconds' worth pass at once: goodput is measured after it."""
+STAGGER_S = 1.5
+"""Between the starts of rows that run side by side."""
 RESULTS = Path("benchmarks/results")
 JAVA: Final = Path(__file__).parents[2] / "tests/java/Crowd.java"
 JAVA_VERSION: Final = "4.2.0"
@@ -74,9 +77,11 @@ class Row:
         return self.producers * self.under_way * self.record_bytes / self.limit
 
     def __str__(self) -> str:
+        library = f"{self.library} {self.version}".strip()
+        if self.library in goodput_apps.CLIENTS:
+            return f"{self.producers} of {library}, {self.limit / 1000:g} kB/s"
         kind = "transactional" if self.transactions else "idempotent" if self.idempotent else "plain"
         wants = f", wants {self.wants / self.limit:g} limits" if self.wants else ""
-        library = f"{self.library} {self.version}".strip()
         return f"{self.producers} {library}, {kind}, {self.under_way} under way, {self.timeout_s:g} s{wants}"
 
     @property
@@ -105,6 +110,10 @@ class Seen:
     """Records in the topic."""
     charged_bytes: float = 0.0
     refused: int = 0
+    rebalances: int = 0
+    """How often members of a group joined it again, or instances of Streams did."""
+    lasted_s: float = 0.0
+    """From the first record on; 0: the row's time."""
     connections: int = 0
     """That the sidecar has accepted."""
     load: float = 0.0
@@ -114,27 +123,27 @@ class Seen:
     def goodput(self) -> float:
         """Distinct acknowledged bytes per second after the first window, over the limit."""
         row = Row(**self.row)
-        distinct = {(one, number) for at_s, one, number in self.acked if WINDOW_S <= at_s <= row.seconds}
-        return len(distinct) * row.record_bytes / (row.seconds - WINDOW_S) / row.limit
+        seconds = self.lasted_s or row.seconds
+        distinct = {(one, number) for at_s, one, number in self.acked if WINDOW_S <= at_s <= seconds}
+        return len(distinct) * row.record_bytes / (seconds - WINDOW_S) / row.limit
 
 
 ROWS: Final = (
     Row("librdkafka", 16, 5, 30.0, 150.0),
     Row("librdkafka", 16, 1, 10.0, 90.0, idempotent=False),
     Row("librdkafka", 40, 1, 30.0, 150.0),
-    Row("librdkafka", 64, 1, 5.0, 90.0, limit=1_090_000),
+    Row("librdkafka", 64, 1, 5.0, 90.0, limit=545_000, record_bytes=128_000),
     Row("librdkafka", 4, 5, 5.0, 90.0),
     Row("librdkafka", 4, 5, 30.0, 90.0),
-    Row("librdkafka", 64, 5, 30.0, 150.0, limit=1_090_000),
+    Row("librdkafka", 64, 5, 30.0, 150.0, limit=545_000, record_bytes=128_000),
     Row("librdkafka", 16, 5, 10.0, 90.0, limit=400_000, idempotent=False),
     Row("librdkafka", 16, 1, 10.0, 90.0, wants=200_000),
     Row("librdkafka", 16, 5, 30.0, 150.0, wants=2_000_000),
     Row("Java", 16, 5, 30.0, 150.0),
     Row("Java", 16, 1, 10.0, 90.0),
     Row("Java", 4, 5, 10.0, 90.0),
-    Row("Java", 4, 1, 5.0, 90.0, idempotent=False),
-    Row("Java", 64, 1, 5.0, 90.0, limit=1_090_000),
-    Row("Java", 64, 5, 30.0, 150.0, limit=1_090_000),
+    Row("Java", 64, 1, 5.0, 90.0, limit=545_000, record_bytes=128_000),
+    Row("Java", 64, 5, 30.0, 150.0, limit=545_000, record_bytes=128_000),
     Row("Java", 16, 5, 30.0, 150.0, wants=400_000),
     Row("Java", 4, 2, 30.0, 150.0, version="3.8.1", transactions=True),
     Row("Java", 16, 2, 30.0, 150.0, version="3.8.1", transactions=True),
@@ -143,20 +152,29 @@ ROWS: Final = (
     Row("franz-go", 16, 5, 30.0, 150.0),
     Row("franz-go", 16, 1, 10.0, 90.0),
     Row("franz-go", 4, 5, 10.0, 90.0),
-    Row("franz-go", 64, 1, 5.0, 90.0, limit=1_090_000),
+    Row("franz-go", 64, 1, 5.0, 90.0, limit=545_000, record_bytes=128_000),
     Row("franz-go", 16, 5, 10.0, 90.0, idempotent=False),
     Row("franz-go", 16, 5, 30.0, 150.0, wants=200_000),
     Row("sarama", 16, 1, 30.0, 150.0),
     Row("sarama", 16, 5, 10.0, 90.0, idempotent=False),
     Row("sarama", 4, 1, 5.0, 90.0),
-    Row("sarama", 64, 1, 10.0, 90.0, limit=1_090_000),
-    Row("sarama", 64, 5, 30.0, 150.0, limit=1_090_000, idempotent=False),
+    Row("sarama", 64, 1, 10.0, 90.0, limit=545_000, record_bytes=128_000),
+    Row("sarama", 64, 5, 30.0, 150.0, limit=545_000, record_bytes=128_000, idempotent=False),
+    Row("sarama group", 4, 1, 30.0, 150.0, limit=100_000, record_bytes=100_000),
+    Row("sarama group", 4, 1, 30.0, 150.0, limit=500_000, record_bytes=50_000),
+    Row("kafkajs group", 4, 1, 30.0, 150.0, limit=100_000, record_bytes=100_000),
+    Row("kafkajs group", 4, 1, 30.0, 150.0, limit=500_000, record_bytes=50_000),
+    Row("Streams", 2, 5, 30.0, 150.0, limit=400_000, record_bytes=1000, version="3.9.1"),
+    Row("Streams", 2, 5, 30.0, 150.0, limit=100_000, record_bytes=1000, version="3.9.1"),
+    Row("Streams", 2, 5, 30.0, 150.0, limit=400_000, record_bytes=1000, version="4.4.0"),
+    Row("Streams", 2, 5, 30.0, 150.0, limit=100_000, record_bytes=1000, version="4.4.0"),
+    Row("Connect", 16, 1, 10.0, 150.0, version="4.4.0"),
 )
 
 
 def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     """Producers in this process."""
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import KafkaError, KafkaException, Producer
 
     lines: Counter[str] = Counter()
 
@@ -193,11 +211,20 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 
     while time.monotonic() < began + row.seconds:
         for one, producer in enumerate(producers):
-            while open_[one] < row.under_way and time.monotonic() >= began + sent[one] * row.pause_s:
+            while (
+                sent[one] < sys.maxsize
+                and open_[one] < row.under_way
+                and time.monotonic() >= began + sent[one] * row.pause_s
+            ):
                 value = (b"%06d %012d " % (one, sent[one])).ljust(row.record_bytes, b"x")
-                producer.produce(topic, value, partition=one, on_delivery=told(one, sent[one]))
                 sent[one] += 1
                 open_[one] += 1
+                try:
+                    producer.produce(topic, value, partition=one, on_delivery=told(one, sent[one] - 1))
+                except KafkaException as error:  # fatal: an idempotent producer does nothing any more
+                    seen.errors[str(error)] = seen.errors.get(str(error), 0) + 1
+                    sent[one] = sys.maxsize
+                    break
             producer.poll(0)
         time.sleep(0.005)
     seen.timeouts, seen.log_lines = lines["REQTMOUT"], lines.total()
@@ -249,71 +276,88 @@ def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     seen.acked, seen.given_up, seen.errors = told["acked"], told["given_up"], told["errors"]
 
 
-CLIENTS: Final = {"librdkafka": librdkafka, "Java": java, "franz-go": go, "sarama": go}
+CLIENTS: Final = {"librdkafka": librdkafka, "Java": java, "franz-go": go, "sarama": go, **goodput_apps.CLIENTS}
+
+
+def try_(row: Row, brokers: Sequence[str], number: int, at_broker: bool, after_s: float) -> Seen:
+    """Run one row among others; what went wrong with it ends none of those."""
+    time.sleep(after_s)
+    try:
+        return measure(row, brokers, number, at_broker)
+    except Exception as error:
+        failed = {f"not measured: {error!r}"[:200]: 1}
+        return Seen(asdict(row), "broker" if at_broker else "sidecar", errors=failed)
 
 
 def measure(row: Row, brokers: Sequence[str], number: int, at_broker: bool) -> Seen:
     """Run one row."""
-    topic = f"goodput-{number}"
-    configs = {"max.message.bytes": str(row.record_bytes + 10_000), "retention.ms": "-1"}
+    topic, reads = f"goodput-{number}", row.library in goodput_apps.READERS
+    configs = {"max.message.bytes": str(max(row.record_bytes + 10_000, 1_048_588)), "retention.ms": "-1"}
+    configs["message.timestamp.type"] = "LogAppendTime"
     create_topics(brokers, {topic: configs}, partitions=row.producers)
     time.sleep(1)  # until the broker knows what the controller has made
+    goodput_apps.prepare(row, brokers, topic)
     seen = Seen(asdict(row), "broker" if at_broker else "sidecar")
+    key, names = f"{'consumer' if reads else 'producer'}_byte_rate", goodput_apps.names_of(row, topic)
     with ExitStack() as stack:
         bootstrap, proxy = ",".join(brokers), None
         if at_broker:
-            set_brokers_quota(brokers[0], topic, "producer_byte_rate", row.limit)
+            for name in names:
+                set_brokers_quota(brokers[0], name, key, row.limit)
         else:
-            quotas = [{"client-id": topic, "producer_byte_rate": row.limit}]
+            quotas = [{"client-id": name, key: row.limit} for name in names]
             proxy = stack.enter_context(sidecar(brokers, quotas, log={"level": "warning", "format": "json"}))
             bootstrap = proxy.bootstrap
         CLIENTS[row.library](row, bootstrap, topic, seen)
-        seen.load = os.getloadavg()[0]
-        numbers = Counter(_records(brokers, topic, row.producers))
+        until_s, seen.load = time.time(), os.getloadavg()[0]
         if proxy is not None:
-            seen.charged_bytes, seen.refused, seen.connections = _counted(proxy, topic)
-    seen.stored, seen.distinct = numbers.total(), len(numbers)
+            seen.charged_bytes = proxy.metric("kquota_bytes_total", kind="fetch" if reads else "produce")
+            seen.refused = int(proxy.metric("kquota_produces_refused_total"))
+            seen.connections = int(proxy.metric("kquota_connections_opened_total"))
+    if not reads:
+        log = [(at_s, head) for at_s, head in goodput_apps.committed(brokers, topic, row.producers) if at_s <= until_s]
+        numbers = Counter(head for _, head in log)
+        seen.stored, seen.distinct = numbers.total(), len(numbers)
+        if row.library in goodput_apps.CLIENTS:
+            began_s = min((at_s for at_s, _ in log), default=until_s - row.seconds)
+            seen.lasted_s = until_s - began_s
+            seen.acked = [[at_s - began_s, *map(int, head.split())] for at_s, head in log]
     return seen
 
 
-def _counted(proxy: Sidecar, client_id: str) -> tuple[float, int, int]:
-    charged = proxy.metric("kquota_bytes_total", kind="produce", client_id=client_id)
-    refused, opened = (proxy.metric(f"kquota_{name}_total") for name in ("produces_refused", "connections_opened"))
-    return charged, int(refused), int(opened)
-
-
-def _records(bootstrap: Sequence[str], topic: str, partitions: int) -> Iterator[bytes]:
-    """The head of each record in a topic."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=list(bootstrap), enable_auto_commit=False, isolation_level="read_committed"
-    )
-    try:
-        every = [TopicPartition(topic, number) for number in range(partitions)]
-        consumer.assign(every)
-        consumer.seek_to_beginning(*every)
-        ends = consumer.end_offsets(every)
-        while any(consumer.position(one) < ends[one] for one in every):
-            for records in consumer.poll(timeout_ms=1000).values():
-                yield from (bytes(record.value[:19]) for record in records)
-    finally:
-        consumer.close()
+def summary(seen: Seen) -> dict[str, Any]:
+    """A row as it is stored."""
+    row = Row(**seen.row)
+    charged = seen.charged_bytes / max(seen.distinct * row.record_bytes, 1)
+    return {
+        "clients": str(row),
+        "limit_at": seen.at,
+        "round_s": None if row.library in goodput_apps.CLIENTS else round(row.wait_s),
+        "seconds": row.seconds,
+        "goodput": round(seen.goodput, 2),
+        "served": len({one for _, one, _ in seen.acked}),
+        "charged_per_distinct": round(charged, 2) if seen.charged_bytes else None,
+        "duplicates": seen.stored - seen.distinct,
+        "given_up": seen.given_up,
+        "timeouts": seen.timeouts,
+        "log_lines": seen.log_lines,
+        "refused": seen.refused,
+        "connections": seen.connections,
+        "rejoined": seen.rebalances,
+        "load": round(seen.load, 1),
+        **({"errors": dict(Counter(seen.errors).most_common(2))} if seen.errors else {}),
+    }
 
 
 def line(seen: Seen) -> str:
     """A row of the table."""
-    row = Row(**seen.row)
-    served = len({one for _, one, _ in seen.acked})
-    charged = f"{seen.charged_bytes / max(seen.distinct * row.record_bytes, 1):.2f}" if seen.charged_bytes else "–"
-    return (
-        f"| {row} | {seen.at} | {row.wait_s:.0f} | {seen.goodput:.2f} | {served} | {charged} "
-        f"| {seen.stored - seen.distinct} | {seen.given_up} | {seen.timeouts} | {seen.log_lines} | {seen.refused} "
-        f"| {seen.connections} |"
-    )
+    return "| " + " | ".join("–" if part is None else str(part) for part in list(summary(seen).values())[:15]) + " |"
 
 
 HEAD: Final = (
-    "| producers | limit at | round, s | goodput | served | charged / distinct | duplicates | given up "
-    "| timeouts | log lines | refused | connections |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| clients | limit at | round, s | seconds | goodput | served | charged / distinct | duplicates | given up "
+    "| timeouts | log lines | refused | connections | rejoined | load |\n"
+    "|---|---" + "|---:" * 13 + "|"
 )
 
 
@@ -334,28 +378,29 @@ def main() -> int:
     }
     lines, rows = [f"- {in_words(result['project'])}", "", HEAD], []
     runs = [(number, at_broker) for number in wanted for at_broker in ((False, True) if options.broker else (False,))]
+    waves = [runs[first : first + options.at_once] for first in range(0, len(runs), options.at_once)]
     print(HEAD, flush=True)
     with (
         TemporaryDirectory(prefix="kquota-goodput-") as folder,
         KafkaCluster.start(1, directory=Path(folder, "kafka"), jvm=(*QUICK_JVM, "-Xmx1g")) as cluster,
     ):
-        # One wave after the other, so that all of its rows run for as long beside each other.
-        for first in range(0, len(runs), options.at_once):
-            wave = runs[first : first + options.at_once]
+        for wave in waves:  # one after the other, so that all of its rows run beside each other all the time
+            of = [replace(ROWS[number], seconds=options.seconds or ROWS[number].seconds) for number, _ in wave]
+            numbers = [2 * number + at_broker for number, at_broker in wave]
             with ProcessPoolExecutor(len(wave), mp_context=get_context("spawn")) as pool:
-                of = [replace(ROWS[number], seconds=options.seconds or ROWS[number].seconds) for number, _ in wave]
-                numbers = [2 * number + at_broker for number, at_broker in wave]
-                every = pool.map(measure, of, repeat(cluster.bootstrap), numbers, (at_broker for _, at_broker in wave))
-                for seen in every:
+                at = [at_broker for _, at_broker in wave]
+                starts = [STAGGER_S * place for place in range(len(wave))]
+                for seen in pool.map(try_, of, repeat(cluster.bootstrap), numbers, at, starts):
                     lines.append(line(seen))
-                    rows.append(asdict(seen) | {"goodput": seen.goodput, "acked": len(seen.acked)})
-                    print(lines[-1], flush=True)
+                    rows.append(summary(seen))
+                    print(lines[-1], *seen.errors.items(), flush=True)
             with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-                admin.delete_topics([f"goodput-{number}" for number in numbers])
-    if options.store:
-        file = RESULTS / f"{result['started'][:10]}-goodput.json"
-        file.write_text(stored.text(result | {"rows": rows}), encoding="utf-8")
-        file.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+                made = {f"goodput-{number}{tail}" for number in numbers for tail in ("", "-in")}
+                admin.delete_topics([*made.intersection(admin.list_topics())])
+            if options.store:
+                file = RESULTS / f"{result['started'][:10]}-goodput.json"
+                file.write_text(stored.text(result | {"rows": rows}), encoding="utf-8")
+                file.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 
 

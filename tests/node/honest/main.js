@@ -7,7 +7,7 @@ const fs = require("node:fs");
 const { Kafka, logLevel } = require("kafkajs");
 
 const work = JSON.parse(fs.readFileSync(0, "utf8"));
-const result = { sent: 0, acked: [], errors: [], read: [], times: [] };
+const result = { sent: 0, acked: [], errors: [], read: [], times: [], joined: 0 };
 const failed = (error) => result.errors.push(String(error && error.message ? error.message : error));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -42,6 +42,7 @@ async function produce() {
 
 async function read() {
   const consumer = kafka.consumer({ groupId: `group-${work.topic}` });
+  consumer.on(consumer.events.GROUP_JOIN, () => result.joined++);
   await consumer.connect();
   await consumer.subscribe({ topic: work.topic, fromBeginning: true });
   await consumer.run({

@@ -1,0 +1,154 @@
+"""Groups, Kafka Streams and Kafka Connect, as rows of `benchmarks.suites.goodput`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from kafka import KafkaProducer
+
+from benchmarks.evasion.honest import finish, go_command, start
+from benchmarks.rig.topics import create_topics
+from benchmarks.suites.replicas import CLIENTS as HONEST
+from tests.lab.kafka.javalog import tool_arguments
+from tests.lab.kafka.process import GuardedProcess
+from tests.lab.kafka.tools import QUICK_JVM, java_command
+
+if TYPE_CHECKING:
+    from benchmarks.suites.goodput import Row, Seen
+
+JAVA: Final = Path(__file__).parents[2] / "tests/java"
+INTO: Final = 10
+"""Records that Streams makes of one."""
+
+
+def names_of(row: Row, topic: str) -> list[str]:
+    """The client-ids that are limited. A thread of Streams that has failed is replaced by one with another number."""
+    if row.library == "Streams":
+        return [f"{topic}-StreamThread-{number}-producer" for number in range(1, 10)]
+    return [topic]
+
+
+def group(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Members of a group, each in a process. What they read counts as acknowledged."""
+    work: dict[str, Any] = {"bootstrap": [bootstrap], "topic": topic, "client_id": topic, "reads": 1}
+    work |= {"seconds": row.seconds, "per_s": 0, "record_bytes": 0, "buffer_bytes": 0}
+    command = go_command("sarama") if row.library == "sarama group" else HONEST["kafkajs 2.2"](work)
+    began = time.time()
+    members = [start(command, work) for _ in range(row.producers)]
+    time.sleep(row.seconds)
+    for told in map(finish, members):
+        for number, at_s in zip(told["read"], told["times"], strict=True):
+            seen.acked.append([at_s - began, number % row.producers, number])
+        seen.rebalances += told["joined"] - 1
+        for error in told["errors"]:
+            seen.errors[error] = seen.errors.get(error, 0) + 1
+    seen.stored = len(seen.acked)
+    seen.distinct = len({number for _, _, number in seen.acked})
+
+
+def streams(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Instances of an application with exactly_once_v2, in one JVM of tests/java/Copies.java."""
+    jars = f"streams-{row.version}"
+    arguments = [bootstrap, topic, str(row.producers), str(row.seconds), str(row.record_bytes), str(INTO)]
+    with TemporaryDirectory(prefix="kquota-streams-") as folder:
+        jvm = (*QUICK_JVM, "-Xmx512m", f"-Djava.io.tmpdir={folder}", *tool_arguments(jars))
+        command = java_command(str(JAVA / "Copies.java"), arguments, jars, jvm)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
+    told = json.loads(done.stdout)
+    seen.rebalances, seen.given_up, seen.errors = told["rebalances"], told["failures"], told["errors"]
+    seen.log_lines = sum(seen.errors.values())
+
+
+def connect(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Tasks of the source connector tests/java/Numbers.java in a standalone worker."""
+    converter = "org.apache.kafka.connect.converters.ByteArrayConverter"
+    jars = f"connect-{row.version}"
+    with TemporaryDirectory(prefix="kquota-connect-") as folder:
+        worker = {
+            "bootstrap.servers": bootstrap,
+            "key.converter": converter,
+            "value.converter": converter,
+            "offset.storage.file.filename": f"{folder}/offsets",
+            "listeners": "http://127.0.0.1:0",
+            "plugin.discovery": "hybrid_warn",
+            "producer.client.id": topic,
+            "producer.batch.size": 1,
+            "producer.buffer.memory": (row.under_way + 2) * row.record_bytes,
+            "producer.max.in.flight.requests.per.connection": row.under_way,
+            "producer.request.timeout.ms": int(row.timeout_s * 1000),
+        }
+        task = {"name": topic, "connector.class": "Numbers", "tasks.max": row.producers}
+        task |= {"topic": topic, "bytes": row.record_bytes}
+        files = []
+        for name, settings in (("worker", worker), ("task", task)):
+            files.append(Path(folder, f"{name}.properties"))
+            files[-1].write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+        jvm = (*QUICK_JVM, "-Xmx512m", *tool_arguments(jars))
+        command = java_command("org.apache.kafka.connect.cli.ConnectStandalone", list(map(str, files)), jars, jvm)
+        path = command.index("-cp") + 1
+        subprocess.run(["javac", "-d", folder, "-cp", command[path], str(JAVA / "Numbers.java")], check=True)
+        command[path] += f":{folder}"
+        with Path(folder, "log").open("w") as log, GuardedProcess(command, stdout=log, stderr=log) as process:
+            time.sleep(row.seconds)
+            process.kill()
+        lines = Path(folder, "log").read_text().splitlines()
+    seen.log_lines = sum(bool(re.search(r"\] (WARN|ERROR) ", line)) for line in lines)
+
+
+def prepare(row: Row, brokers: Sequence[str], topic: str) -> None:
+    """What they read is there before they start."""
+    count = int(row.limit * row.seconds / row.record_bytes)
+    if row.library == "Streams":
+        create_topics(brokers, {f"{topic}-in": {}}, partitions=row.producers)
+        _fill(brokers, f"{topic}-in", 3 * count // INTO + 1, row.producers, lambda number: b"%012d" % number)
+    elif row.library in READERS:
+        filling = b"r" * row.record_bytes
+        _fill(
+            brokers,
+            topic,
+            3 * count // 2,
+            row.producers,
+            lambda number: (b"%012d " % number + filling)[: row.record_bytes],
+        )
+
+
+def _fill(brokers: Sequence[str], topic: str, count: int, partitions: int, record: Callable[[int], bytes]) -> None:
+    with KafkaProducer(bootstrap_servers=list(brokers), linger_ms=50, batch_size=200_000) as producer:
+        for number in range(count):
+            producer.send(topic, record(number), partition=number % partitions)
+
+
+READERS: Final = ("sarama group", "kafkajs group")
+CLIENTS: Final[Mapping[str, Callable[[Row, str, str, Seen], None]]] = {
+    "sarama group": group,
+    "kafkajs group": group,
+    "Streams": streams,
+    "Connect": connect,
+}
+
+
+def committed(bootstrap: Sequence[str], topic: str, partitions: int) -> Iterator[tuple[float, bytes]]:
+    """When each committed record in a topic was appended (seconds since 1970), and its head."""
+    settings = {"group.id": topic, "enable.auto.commit": False, "enable.partition.eof": True}
+    settings |= {"isolation.level": "read_committed", "queued.max.messages.kbytes": 4096}
+    consumer = Consumer(settings | {"bootstrap.servers": ",".join(bootstrap)})
+    try:
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
+        left = set(range(partitions))
+        while left:
+            for message in consumer.consume(500, timeout=0.5):
+                error = message.error()
+                if error is None:
+                    yield message.timestamp()[1] / 1000.0, (message.value() or b"")[:19]
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition())
+    finally:
+        consumer.close()
