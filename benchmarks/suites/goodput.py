@@ -78,6 +78,8 @@ class Row:
 
     def __str__(self) -> str:
         library = f"{self.library} {self.version}".strip()
+        if self.library == "Streams":
+            library += f" with {self.under_way} MB"
         if self.library in goodput_apps.CLIENTS:
             return f"{self.producers} of {library}, {self.limit / 1000:g} kB/s"
         kind = "transactional" if self.transactions else "idempotent" if self.idempotent else "plain"
@@ -164,11 +166,13 @@ ROWS: Final = (
     Row("sarama group", 4, 1, 30.0, 150.0, limit=500_000, record_bytes=50_000),
     Row("kafkajs group", 4, 1, 30.0, 150.0, limit=100_000, record_bytes=100_000),
     Row("kafkajs group", 4, 1, 30.0, 150.0, limit=500_000, record_bytes=50_000),
-    Row("Streams", 2, 5, 30.0, 150.0, limit=400_000, record_bytes=1000, version="3.9.1"),
-    Row("Streams", 2, 5, 30.0, 150.0, limit=100_000, record_bytes=1000, version="3.9.1"),
-    Row("Streams", 2, 5, 30.0, 150.0, limit=400_000, record_bytes=1000, version="4.4.0"),
-    Row("Streams", 2, 5, 30.0, 150.0, limit=100_000, record_bytes=1000, version="4.4.0"),
+    Row("Streams", 2, 32, 30.0, 150.0, limit=400_000, record_bytes=1000, version="3.9.1"),
+    Row("Streams", 2, 32, 30.0, 150.0, limit=100_000, record_bytes=1000, version="3.9.1"),
+    Row("Streams", 2, 32, 30.0, 150.0, limit=400_000, record_bytes=1000, version="4.4.0"),
+    Row("Streams", 2, 32, 30.0, 150.0, limit=100_000, record_bytes=1000, version="4.4.0"),
     Row("Connect", 16, 1, 10.0, 150.0, version="4.4.0"),
+    Row("Streams", 2, 1, 30.0, 150.0, limit=400_000, record_bytes=1000, version="3.9.1"),
+    Row("Streams", 2, 1, 30.0, 150.0, limit=400_000, record_bytes=1000, version="4.4.0"),
 )
 
 

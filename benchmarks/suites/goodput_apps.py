@@ -55,9 +55,11 @@ def group(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 
 
 def streams(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
-    """Instances of an application with exactly_once_v2, in one JVM of tests/java/Copies.java."""
+    """Instances of an application with exactly_once_v2, in one JVM of tests/java/Copies.java, whose producers hold
+    `row.under_way` megabytes (by default 32)."""
     jars = f"streams-{row.version}"
     arguments = [bootstrap, topic, str(row.producers), str(row.seconds), str(row.record_bytes), str(INTO)]
+    arguments.append(str(row.under_way))
     with TemporaryDirectory(prefix="kquota-streams-") as folder:
         jvm = (*QUICK_JVM, "-Xmx512m", f"-Djava.io.tmpdir={folder}", *tool_arguments(jars))
         command = java_command(str(JAVA / "Copies.java"), arguments, jars, jvm)

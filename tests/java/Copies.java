@@ -16,7 +16,8 @@ import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThr
 /**
  * Instances of a Streams application with exactly_once_v2 that makes several large records of each small one, and what
  * became of the instances (benchmarks/suites/goodput_apps.py). Arguments: bootstrap address, topic written (the one
- * read is `TOPIC-in`), instances, seconds, bytes of a record, records made of one.
+ * read is `TOPIC-in`), instances, seconds, bytes of a record, records made of one,
+ * megabytes that the producer holds.
  */
 public class Copies {
     public static void main(String[] args) throws InterruptedException {
@@ -47,6 +48,7 @@ public class Copies {
         settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, 1);
         settings.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "earliest");
         settings.put(StreamsConfig.consumerPrefix("max.poll.records"), 1000 / into);
+        settings.put(StreamsConfig.producerPrefix("buffer.memory"), Long.parseLong(args[6]) << 20);
         for (int one = 0; one < Integer.parseInt(args[2]); one++) {
             settings.put(StreamsConfig.STATE_DIR_CONFIG, System.getProperty("java.io.tmpdir") + "/" + args[1] + one);
             KafkaStreams instance = new KafkaStreams(builder.build(), settings);
