@@ -30,6 +30,7 @@ from tests.support.session_tools import (
     session,
 )
 
+END_TXN = 26
 RATE = 200_000
 MINUTE_MS = 60_000.0
 
@@ -98,6 +99,20 @@ def test_paced_producer_is_shown_no_longer_throttle(size_bytes: int) -> None:
     assert throttled == paced.throttled
     assert throttle_ms == pytest.approx(170_000, rel=0.08)  # all but the first ten seconds' worth, and 1 ms each
     assert paced.session.state.counters.throttles_told == len(paced.told)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "smooth", "told"), [(1_000_000, True, False), (6_000_000, True, True), (1_000_000, False, True)]
+)
+def test_transactions_are_told_of_long_throttles(size_bytes: int, smooth: bool, told: bool) -> None:
+    """Of those that last for most of the 30 s that the producer waits."""
+    one = Loop(ledger(produce_rate=RATE, smooth=smooth))
+    from_client(one.session, request(END_TXN, 1, 1, struct.pack(">h1sqh?", 1, b"t", 7, 0, True)), 0.0)
+    from_broker(one.session, response(END_TXN, 1, 1, struct.pack(">ih", 0, 0)), 0.0)
+    one.produce(size_bytes, 5 * MINUTE_MS)
+    assert bool(one.told) is told
+    assert one.throttled > 5
+    assert one.passed <= RATE * 310 + size_bytes
 
 
 def test_paced_consumer_is_shown_no_longer_throttle() -> None:

@@ -43,6 +43,7 @@ from proxy.core.wire.apis import (
     METADATA,
     PRODUCE,
     SHARE_FETCH,
+    TRANSACTIONS,
     api_name,
     is_known,
 )
@@ -386,6 +387,9 @@ class RequestHandler:
             if end - start == total:
                 raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
             return need(min(total, 2 * (end - start)))
+        if self._state.throttle.transacts:
+            timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
+            self._state.throttle.answers_within(timeout_ms or 0)
         self._begin_produce(pending, header.size, acks)
         repeated = self._repeated
         if repeated is None or repeated.api_version != header.api_version:
@@ -450,6 +454,8 @@ class RequestHandler:
             if session_ms is None and end - start < min(total, _MAX_PARTIAL_BYTES):
                 return need(min(total, 2 * (end - start)))
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
+        elif api_key in TRANSACTIONS:
+            state.throttle.transacts = True
         elif api_key in HEARTBEATS and state.throttle.slice_ms == UNSLICED_MS:
             state.throttle.carries()
         elif (

@@ -23,6 +23,8 @@ TELL_AGAIN_MS: Final = 10_000
 """Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
 REFUSED_TOGETHER_MS: Final = 50
 """What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
+UNTOLD_SHARE: Final = 0.8
+"""Of the time that a transactional producer waits for answers, a throttle may take so much untold."""
 UNSLICED_MS: Final = 1 << 40
 """Longer than any throttle: the connection carries no heartbeats of a group's member."""
 SLICES: Final = 4
@@ -41,7 +43,9 @@ MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
 RENEWAL_SHARE: Final = 0.08
 MAX_RENEWAL_MS: Final = 30_000.0
-FETCHED: Final = Kind.FETCH  # an alias, as looking it up in the enum takes longer
+# Aliases, as looking it up in the enum takes longer.
+FETCHED: Final = Kind.FETCH
+PRODUCED: Final = Kind.PRODUCE
 _MUTED: Final = Throttled.MUTED
 _QUEUED: Final = Throttled.QUEUED
 _REFUSING: Final = Throttled.REFUSING
@@ -157,8 +161,10 @@ class Throttle:
         "slice_ms",
         "state",
         "told_until_ms",
+        "transacts",
         "turn_ms",
         "until_ms",
+        "untold_ms",
     )
 
     def __init__(self, ledger: Ledger, counters: Counters) -> None:
@@ -180,6 +186,10 @@ class Throttle:
         """One throttle lasts no longer than this, so that heartbeats get through."""
         self.turn_ms = 0.0
         """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
+        self.transacts = False
+        """The connection carries the ends of transactions,"""
+        self.untold_ms = 0.0
+        """and throttles of Produce requests that are shorter than this are not told."""
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
         self.told_until_ms = 0.0
@@ -206,6 +216,13 @@ class Throttle:
         kept here. A broker cuts none, nor does `pacing: kafka`."""
         if self._ledger.settings.smooth:
             self.slice_ms = min(self.slice_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+
+    def answers_within(self, timeout_ms: int) -> None:
+        """The client of transactions waits so long for an answer. Its EndTxn waits here for the end of a throttle.
+        Java's client, told of a throttle, sends EndTxn only after its whole `request.timeout.ms`. A broker tells, and
+        so does `pacing: kafka`."""
+        if self._ledger.settings.smooth:
+            self.untold_ms = timeout_ms * UNTOLD_SHARE
 
     # ---- after a request --------------------------------------------------------------------------------------------
 
@@ -261,6 +278,8 @@ class Throttle:
 
     def _tells(self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float) -> bool:
         """Whether the response to this request tells of a throttle of `delay_ms`."""
+        if delay_ms < self.untold_ms and kind is PRODUCED:
+            return False
         group = pending.account.meter(kind).group
         short_ms = SHORT_FETCH_MS if kind is FETCHED else SHORT_MS
         return group is None or not group.paced or delay_ms >= short_ms or now_ms >= self._tell_again_ms

@@ -35,6 +35,8 @@ HEARTBEATS: Final = keys_of(
     "Heartbeat", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "SyncGroup"
 )
 """Heartbeats of the members of groups, and SyncGroup, which counts as one."""
+TRANSACTIONS: Final = keys_of("AddPartitionsToTxn", "EndTxn")
+"""With these a producer begins and ends transactions."""
 UNKNOWN: Final = 255
 """In a table of facts about versions of APIs (`by_place`): no value."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
