@@ -47,7 +47,7 @@ def group(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     for told in map(finish, members):
         for number, at_s in zip(told["read"], told["times"], strict=True):
             seen.acked.append([at_s - began, number % row.producers, number])
-        seen.rebalances += told["joined"] - 1
+        seen.rebalances += max(told.get("joined", 0) - 1, 0)
         for error in told["errors"]:
             seen.errors[error] = seen.errors.get(error, 0) + 1
     seen.stored = len(seen.acked)

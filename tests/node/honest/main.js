@@ -52,7 +52,7 @@ async function read() {
     },
   });
   await sleep(work.seconds * 1000);
-  await consumer.disconnect();
+  await Promise.race([consumer.disconnect(), sleep(10_000)]); // it waits for a fetch, which may be throttled
 }
 
 (work.reads ? read() : produce())
