@@ -45,12 +45,11 @@ async function read() {
   consumer.on(consumer.events.GROUP_JOIN, () => result.joined++);
   await consumer.connect();
   await consumer.subscribe({ topic: work.topic, fromBeginning: true });
-  await consumer.run({
-    eachMessage: async ({ message }) => {
-      result.read.push(Number(message.value.subarray(0, 12)));
-      result.times.push(Date.now() / 1000);
-    },
-  });
+  const eachMessage = async ({ message }) => {
+    result.read.push(Number(message.value.subarray(0, 12)));
+    result.times.push(Date.now() / 1000);
+  };
+  consumer.run({ eachMessage }).catch(failed); // it joins first, which may wait for other members' throttles
   await sleep(work.seconds * 1000);
   await Promise.race([consumer.disconnect(), sleep(10_000)]); // it waits for a fetch, which may be throttled
 }
