@@ -396,7 +396,7 @@ def main() -> int:
                 starts = [STAGGER_S * place for place in range(len(wave))]
                 for seen in pool.map(try_, of, repeat(cluster.bootstrap), numbers, at, starts):
                     lines.append(line(seen))
-                    rows.append(summary(seen))
+                    rows.append({key: value for key, value in summary(seen).items() if value})
                     print(lines[-1], *seen.errors.items(), flush=True)
             with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
                 made = {f"goodput-{number}{tail}" for number in numbers for tail in ("", "-in")}
