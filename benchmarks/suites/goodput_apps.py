@@ -43,6 +43,10 @@ def group(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     command = go_command("sarama") if row.library == "sarama group" else HONEST["kafkajs 2.2"](work)
     began = time.time()
     members = [start(command, work) for _ in range(row.producers)]
+    for member in members:
+        assert member.stdin is not None
+        member.stdin.close()  # Node.js reads to its end
+        member.stdin = None
     time.sleep(row.seconds)
     for told in map(finish, members):
         for number, at_s in zip(told["read"], told["times"], strict=True):
