@@ -386,7 +386,7 @@ class RequestHandler:
             if end - start == total:
                 raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
             return need(min(total, 2 * (end - start)))
-        if self._state.throttle.transacts:
+        if self._state.throttle.untold_ms >= 0.0:
             timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
             self._state.throttle.answers_within(timeout_ms or 0)
         self._begin_produce(pending, header.size, acks)
@@ -454,7 +454,7 @@ class RequestHandler:
                 return need(min(total, 2 * (end - start)))
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
         elif api_key in TRANSACTIONS:
-            state.throttle.transacts = True
+            state.throttle.transacts()
         elif api_key in HEARTBEATS and state.throttle.slice_ms == UNSLICED_MS:
             state.throttle.carries()
         elif header.known:

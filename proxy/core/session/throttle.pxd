@@ -26,7 +26,7 @@ cdef class Throttle:
     cdef long long _marked
     cdef public Grace grace
     cdef public object place, promised, state
-    cdef public bint gone, transacts
+    cdef public bint gone
     cdef public long long client_bytes, due_bytes, refuse_to, slice_ms
     cdef public double due_ms, told_until_ms, turn_ms, until_ms, untold_ms
 

@@ -161,7 +161,6 @@ class Throttle:
         "slice_ms",
         "state",
         "told_until_ms",
-        "transacts",
         "turn_ms",
         "until_ms",
         "untold_ms",
@@ -186,10 +185,9 @@ class Throttle:
         """One throttle lasts no longer than this, so that heartbeats get through."""
         self.turn_ms = 0.0
         """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
-        self.transacts = False
-        """The connection carries the ends of transactions,"""
-        self.untold_ms = 0.0
-        """and throttles of Produce requests that are shorter than this are not told."""
+        self.untold_ms = -1.0
+        """Throttles of Produce requests that are shorter than this are not told; below 0: the connection carries no
+        transactions."""
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
         self.told_until_ms = 0.0
@@ -216,6 +214,10 @@ class Throttle:
         kept here. A broker cuts none, nor does `pacing: kafka`."""
         if self._ledger.settings.smooth:
             self.slice_ms = min(self.slice_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+
+    def transacts(self) -> None:
+        """The connection carries transactions."""
+        self.untold_ms = max(self.untold_ms, 0.0)
 
     def answers_within(self, timeout_ms: int) -> None:
         """The client of transactions waits so long for an answer. Its EndTxn waits here for the end of a throttle.
