@@ -46,8 +46,6 @@ JOBS = (
     "forecast",
     "anomalies",
 )
-FILES_PER_PART = 4
-"""As `tests.lab.fleet` writes them."""
 LOOK_S = 0.25
 PRICES = "currency: EUR\nprices: {produce_gb: 0.05, fetch_gb: 0.02, burst_gb: 0.05, idle_produce_mb_s_hour: 0.01}\n"
 CANDIDATE = "quotas:\n- {user: <default>, client-id: <default>, producer_byte_rate: 4M}\n"

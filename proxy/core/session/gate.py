@@ -22,7 +22,6 @@ from quota.ledger import Account, Meter
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
 MUTATED: Final = Kind.MUTATION
-REQUESTED: Final = Kind.REQUEST
 ONLY_REQUEST_TIME: Final[tuple[Kind, ...]] = (Kind.REQUEST,)
 PRODUCE_GATES: Final[tuple[Kind, ...]] = (Kind.REQUEST, Kind.PRODUCE)
 GATES: Final[dict[int, tuple[Kind, ...]]] = {
