@@ -21,14 +21,14 @@ class RequestCounts:
         self._produce = self._fetch = 0
         self._others: dict[int, int] = {}
 
-    def add(self, api_key: int, count: int = 1) -> None:
-        """Count requests of this API; -1 for unknown ones."""
+    def add(self, api_key: int) -> None:
+        """Count a request of this API; -1 for unknown ones."""
         if api_key == _PRODUCE:
-            self._produce += count
+            self._produce += 1
         elif api_key == _FETCH:
-            self._fetch += count
+            self._fetch += 1
         else:
-            self._others[api_key] = self._others.get(api_key, 0) + count
+            self._others[api_key] = self._others.get(api_key, 0) + 1
 
     def by_api(self) -> dict[int, int]:
         """The nonzero counts, by API key."""

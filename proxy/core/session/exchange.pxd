@@ -50,5 +50,7 @@ cdef class Exchange:
     cpdef InFlightRequest popleft(self)
     @cython.locals(oldest=InFlightRequest)
     cpdef bint answer_due(self) except -1
+    @cython.final
+    cdef bint _full(self) except -1
     @cython.locals(full=cython.bint)
     cdef object _weigh(self)

@@ -166,7 +166,8 @@ class Exchange:
         self.newest = pending
         self.count += 1
         self.kept_bytes += pending.kept_bytes
-        self._weigh()
+        if self._full():
+            self._weigh()
 
     def popleft(self) -> InFlightRequest:
         """The oldest request is answered. Raises IndexError if there is none."""
@@ -179,7 +180,8 @@ class Exchange:
             self.newest = None
         self.count -= 1
         self.kept_bytes -= pending.kept_bytes
-        self._weigh()
+        if self.state is _FULL:
+            self._weigh()
         return pending
 
     def answer_due(self) -> bool:
@@ -212,9 +214,11 @@ class Exchange:
         while self.oldest is not None:
             self.popleft()
 
+    def _full(self) -> bool:
+        return self.count >= self._most or self.kept_bytes > _MAX_KEPT_BYTES
+
     def _weigh(self) -> None:
-        full = self.count >= self._most or self.kept_bytes > _MAX_KEPT_BYTES
-        state = self.state
+        full, state = self._full(), self.state
         if (state is _FULL) != full and state is not _ASKING:
             self.state = step(EXCHANGE, state, Event.FILLED if full else Event.ROOM)
 

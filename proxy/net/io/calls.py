@@ -14,8 +14,6 @@ from proxy.net.io.endpoint import Endpoint
 
 MAX_EVENTS: Final = 256
 _LONGEST_WAIT_S: Final = 2e6
-monotonic_s = time.perf_counter
-"""CLOCK_MONOTONIC in seconds."""
 thread_s = time.thread_time
 """CPU time of the calling thread in seconds."""
 
@@ -54,13 +52,17 @@ class Poller:
         self._epoll.unregister(fd)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for events, `timeout_s` at most. Returns their number, for `event`."""
+        """Wait for events, `timeout_s` at most. Returns their number, for `fd_of` and `flags_of`."""
         self._events = self._epoll.poll(min(timeout_s, _LONGEST_WAIT_S), MAX_EVENTS)
         return len(self._events)
 
-    def event(self, number: int) -> tuple[int, int]:
-        """The descriptor of one of the events, and its flags: EPOLLIN and so on."""
-        return self._events[number]
+    def fd_of(self, number: int) -> int:
+        """The descriptor of one of the events."""
+        return self._events[number][0]
+
+    def flags_of(self, number: int) -> int:
+        """The flags of one of the events: EPOLLIN and so on."""
+        return self._events[number][1]
 
     def close(self) -> None:
         """Close the epoll instance."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from proxy.net.io import calls
+from proxy.net.io import ticks
 from proxy.net.io.loop import EventLoop
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class MonotonicClock(trio.abc.Clock):
 
     def current_time(self) -> float:
         """CLOCK_MONOTONIC, in seconds."""
-        return calls.monotonic_s()
+        return ticks.monotonic_s()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """How long it is to `deadline`, in seconds."""
-        return deadline - calls.monotonic_s()
+        return deadline - ticks.monotonic_s()
 
 
 def run(main: Callable[[], Awaitable[T]], loop: EventLoop) -> T:

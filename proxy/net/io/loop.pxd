@@ -1,6 +1,6 @@
 cimport cython
 
-from proxy.net.io cimport calls
+from proxy.net.io cimport calls, ticks
 
 cdef double _LONG_S, _MARK_S, _WAITED_S, _NEVER
 cdef unsigned int _OVER, _READABLE, _ROOM
@@ -50,15 +50,18 @@ cdef class EventLoop:
     @cython.locals(now_s=cython.double, wait_s=cython.double)
     cpdef object run(self)
     @cython.locals(poller=calls.Poller, watches=list, count=cython.int, now_s=cython.double, left=cython.Py_ssize_t,
-                   number=cython.int, fd=cython.int, flags=cython.uint, watch=Watch, _=cython.int)
+                   number=cython.int, fd=cython.int, watch=Watch, _=cython.int)
     cpdef double serve(self, double wait_s, double asked_s) except? -1.0
+    @cython.final
     @cython.locals(reader=Handler, writer=Handler)
     cdef object _serve(self, Watch watch, unsigned int flags)
     @cython.locals(handler=Handler, _=cython.Py_ssize_t)
     cdef object _run_again(self, Py_ssize_t count)
+    @cython.final
     cdef object _run(self, Handler handler)
     @cython.locals(handler=Handler, at_s=cython.double, _=object)
     cdef object _call_back(self, double now_s)
     cdef object _wake(self)
+    @cython.final
     @cython.locals(now_s=cython.double, cpu_s=cython.double)
     cdef double _measured(self, object what) except? -1.0
