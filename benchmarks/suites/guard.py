@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -60,7 +61,25 @@ CALLGRIND: Final = (
     "--callgrind-out-file={folder}/callgrind.out",
 )
 TOLERANCE_PERCENT: Final = 3.0
-COUNTERS: Final = ("instructions", "system_calls", "bytes_copied", "wakeups", "own_scheduling")
+COUNTERS: Final = (
+    "instructions",
+    "unlocked_instructions",
+    "objects",
+    "system_calls",
+    "bytes_copied",
+    "wakeups",
+    "own_scheduling",
+)
+LOCK: Final = re.compile(
+    r"(take|drop)_gil|pthread_(mutex|cond)_|PyEval_(Save|Restore)Thread|ThreadState_(Swap|MustExit)"
+)
+"""What the interpreter's lock costs: a wait that may block gives it up. Not among `unlocked_instructions`."""
+OBJECT: Final = re.compile(
+    r"^(malloc|_?PyObject_(GC_)?(Malloc|New)|PyFloat_FromDouble|_Py_dict_lookup|PyDict_GetItem)\b"
+)
+"""What makes or looks up a Python object, by the start of a function's name."""
+AT_MOST: Final = {("produce", "unlocked_instructions"): 4000.0, ("produce", "objects"): 0.0}
+"""By row and counter, whatever is stored: a Produce request makes no object."""
 LIMIT_S: Final = 120.0
 """Until a sidecar under valgrind takes connections, and for each use of the tools."""
 
@@ -192,7 +211,7 @@ def measure(before: Sequence[str] = (), only: str = "") -> Counted:
         with _one_core(), sidecar(by_tls, (*before, *CALLGRIND)) as (running, _, folder):
             for row in mine:
                 with _connection(running, row) as connection:
-                    found[row.key]["instructions"] = _executed(running, row, connection, folder)
+                    found[row.key] |= _executed(running, row, connection, folder)
         for row in mine:
             print(f"{row.key}: " + ", ".join(f"{name} {_text(found[row.key][name])}" for name in COUNTERS))
     return found
@@ -222,21 +241,44 @@ def _calls(running: Running, row: Row, connection: socket.socket, folder: Path) 
     return found
 
 
-def _executed(running: Running, row: Row, connection: socket.socket, folder: Path) -> list[float]:
+def profiled(text: str) -> tuple[Counter[str], Counter[str]]:
+    """By function, the instructions of its own and the calls to it in what callgrind has written."""
+    names: dict[str, str] = {}
+    own: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    function, inclusive = "", False
+    for line in text.splitlines():
+        if named := re.match(r"(c?)fn=(\(\d+\))(?: (.+))?$", line):
+            names.setdefault(named[2], named[3] or "")
+            if not named[1]:
+                function = names[named[2]]
+            callee = names[named[2]]
+        elif line.startswith("calls="):
+            calls[callee] += int(line[len("calls=") :].split()[0])
+            inclusive = True  # the next line has what the callee took
+        elif cost := re.match(r"[-+*\d]\d* (\d+)$", line):
+            own[function] += 0 if inclusive else int(cost[1])
+            inclusive = False
+    return own, calls
+
+
+def _executed(running: Running, row: Row, connection: socket.socket, folder: Path) -> dict[str, list[float]]:
     """Few requests at a time, so that some of them pass between two timers of the sidecar."""
     _control(running, "--instr=on")
-    found: list[float] = []
+    found: dict[str, list[float]] = {"instructions": [], "unlocked_instructions": [], "objects": []}
     count = row.count // 2
     for _ in range(2 * REPEATS + 1):
         exchange(connection, row, count)
         _control(running, "--dump")  # and begin at 0 again
         newest = max(folder.glob("callgrind.out.*"), key=lambda dump: dump.stat().st_mtime_ns)
-        total = re.search(r"^(?:totals|summary): (\d+)", newest.read_text(errors="replace"), re.MULTILINE)
-        assert total is not None, newest
-        found.append(int(total[1]) / count)
+        own, calls = profiled(newest.read_text(errors="replace"))
+        total, locked = sum(own.values()), sum(n for name, n in own.items() if LOCK.search(name))
+        made = sum(n for name, n in calls.items() if OBJECT.match(name))
+        for values, value in zip(found.values(), (total, total - locked, made), strict=True):
+            values.append(value / count)
         newest.unlink()
     _control(running, "--instr=off")
-    return found[1:]
+    return {name: values[1:] for name, values in found.items()}
 
 
 @contextmanager
@@ -305,6 +347,8 @@ def failures(stored: Mapping[str, Any], found: Counted) -> list[str]:
             )
             if abs(now - was) > was * percent / 100:
                 wrong.append(f"{row}: {name} {now:,.2f}, expected {was:,.2f} within {percent:g} %")
+            if now > (most := AT_MOST.get((row, name), now)):
+                wrong.append(f"{row}: {name} {now:,.2f}, at most {most:,.0f}")
     return wrong
 
 
