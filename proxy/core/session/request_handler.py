@@ -103,7 +103,6 @@ class RequestHandler:
         "_joined",
         "_max_frame_bytes",
         "_max_header_bytes",
-        "_missed",
         "_produced_bytes",
         "_refusal",
         "_repeated",
@@ -147,7 +146,6 @@ class RequestHandler:
         self._deferred_ms = 0
         """The throttle of a Fetch that is answered here in a later turn."""
         self._shaper = FetchShaper()
-        self._missed = self._shaper.missed
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
         self.established = False
@@ -309,7 +307,7 @@ class RequestHandler:
         if timeout_ms is None:
             return -1.0
         timeout_ms = max(min(timeout_ms, 2 * throttle.slice_ms), MIN_TIMEOUT_MS)
-        return throttle.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
+        return throttle.arrivals.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
     def _refuse_after_another(
         self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
@@ -511,7 +509,7 @@ class RequestHandler:
         max_bytes = grant.max_bytes
         if max_bytes is not None and max_bytes < asked:
             state.counters.fetches_shaped += 1
-        if self._missed:
+        if self._shaper.missed:
             # Requests answered here before this one never reached the broker: this one carries their changes too.
             body = buf[header.body : end] if end - start == total <= _MAX_PARTIAL_BYTES else None
             self.reader.frames_left -= total >> BODY_SHIFT

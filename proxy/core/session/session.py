@@ -464,7 +464,7 @@ class Session:
             return 0 if throttle.missing_bytes else MIN_UNREAD_BYTES
         since_ms = now_ms
         if throttle.due_ms <= 0.0:  # the head of the next request is wanted
-            since_ms = throttle.came_ms(self.requests.bytes_before, now_ms)
+            since_ms = throttle.arrivals.came_ms(self.requests.bytes_before, now_ms)
         if throttle.until_ms - since_ms < MIN_MUTE_READ_AHEAD_MS and not throttle.refuse_to:
             return _NEVER
         return 0 if throttle.due_ms <= 0.0 else MIN_UNREAD_BYTES

@@ -18,13 +18,21 @@ cdef class Grace:
 
 
 @cython.final
+cdef class Arrivals:
+    cdef list _marks
+    cdef public long long total
+
+    cpdef object note(self, long long total, double now_ms)
+    cpdef double came_ms(self, long long before, double now_ms) except? -1
+
+
+@cython.final
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
     cdef double _resume_ms, _tell_again_ms, _together_ms
-    cdef list _marks
-    cdef long long _marked
     cdef public Grace grace
+    cdef public Arrivals arrivals
     cdef public object place, promised, state
     cdef public bint gone
     cdef public long long client_bytes, due_bytes, refuse_to, slice_ms

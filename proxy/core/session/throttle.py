@@ -139,17 +139,48 @@ class Grace:
         return True
 
 
+class Arrivals:
+    """When the bytes came that were not used at once: the age of a request counts from there."""
+
+    __slots__ = ("_marks", "total")
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, float]] = []
+        """How many bytes had come at which times,"""
+        self.total = 0
+        """and at the last of these times."""
+
+    def note(self, total: int, now_ms: float) -> None:
+        """So many bytes have come in all."""
+        marks = self._marks
+        if total <= self.total:
+            return
+        self.total = total
+        at_ms = math.ceil(now_ms / MARK_MS) * float(MARK_MS)
+        if marks and at_ms == marks[len(marks) - 1][1]:
+            marks.pop()
+        elif len(marks) == MAX_MARKS:
+            del marks[0 : MAX_MARKS - 1 : 2]
+        marks.append((total, at_ms))
+
+    def came_ms(self, before: int, now_ms: float) -> float:
+        """When the byte came that follows `before` others: a moment too late rather than too early."""
+        marks = self._marks
+        while marks and marks[0][0] <= before:
+            del marks[0]
+        return min(marks[0][1], now_ms) if marks else now_ms
+
+
 class Throttle:
     """One client's throttle. It also stands for the connection in the queues of groups."""
 
     __slots__ = (
         "_counters",
         "_ledger",
-        "_marked",
-        "_marks",
         "_resume_ms",
         "_tell_again_ms",
         "_together_ms",
+        "arrivals",
         "client_bytes",
         "due_bytes",
         "due_ms",
@@ -203,10 +234,7 @@ class Throttle:
         """and those that begin before this time."""
         self._resume_ms = 0.0
         """The end of a mute that a refusal interrupts."""
-        self._marks: list[tuple[int, float]] = []
-        """How many bytes had come at which times, if they were not used at once,"""
-        self._marked = 0
-        """and at the last of these times."""
+        self.arrivals: Final = Arrivals()
 
     def carries(self, session_ms: int = UNKNOWN_SESSION_MS) -> None:
         """The connection carries heartbeats of a group's member, which is expelled when none comes within `session_ms`:
@@ -349,23 +377,7 @@ class Throttle:
 
     def arrived(self, unread_bytes: int, now_ms: float) -> None:
         """So many bytes have come that were not received, and the client is not read."""
-        total, marks = self.client_bytes + unread_bytes, self._marks
-        if total <= self._marked:
-            return
-        self._marked = total
-        at_ms = math.ceil(now_ms / MARK_MS) * float(MARK_MS)
-        if marks and at_ms == marks[len(marks) - 1][1]:
-            marks.pop()
-        elif len(marks) == MAX_MARKS:
-            del marks[0 : MAX_MARKS - 1 : 2]
-        marks.append((total, at_ms))
-
-    def came_ms(self, before: int, now_ms: float) -> float:
-        """When the byte came that follows `before` others: a moment too late rather than too early."""
-        marks = self._marks
-        while marks and marks[0][0] <= before:
-            del marks[0]
-        return min(marks[0][1], now_ms) if marks else now_ms
+        self.arrivals.note(self.client_bytes + unread_bytes, now_ms)
 
     def follows(self, before: int, now_ms: float) -> bool:
         """Whether a Produce request, which begins after `before` bytes, is refused together with one before it: the
@@ -389,7 +401,7 @@ class Throttle:
         """All of it has been read. Returns how long the client is told to wait; `wait_ms` is for those before it.
         `alone`: what comes soon after it may be what has to come first."""
         if not (alone or self.refuse_to):
-            self.refuse_to = max(self._marked, self.client_bytes)
+            self.refuse_to = max(self.arrivals.total, self.client_bytes)
             self._together_ms = now_ms + REFUSED_TOGETHER_MS
         self._step(Event.OVER)
         if self._resume_ms > now_ms:
