@@ -31,7 +31,7 @@ from proxy.core.session.frames import (
     replace,
 )
 from proxy.core.session.refused import RefusedBatches
-from proxy.core.session.sizes import SizeLimits, bytes_wanted, header_too_large, is_established
+from proxy.core.session.sizes import bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
 from proxy.core.session.throttle import UNKNOWN_SESSION_MS, UNSLICED_MS
@@ -103,11 +103,11 @@ class RequestHandler:
         "_joined",
         "_max_frame_bytes",
         "_max_header_bytes",
+        "_missed",
         "_produced_bytes",
         "_refusal",
         "_repeated",
         "_shaper",
-        "_sizes",
         "_state",
         "_unanswered",
         "account",
@@ -118,10 +118,9 @@ class RequestHandler:
         "software",
     )
 
-    def __init__(self, state: SessionState, sizes: SizeLimits) -> None:
+    def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._sizes = sizes
-        self._max_frame_bytes, self._max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
+        self._max_frame_bytes, self._max_header_bytes = state.sizes.max_frame_bytes, state.sizes.max_header_bytes
         self.out = state.effects.to_broker
         self.reader = FrameReader(self.out)
         self._current: InFlightRequest | None = None
@@ -146,6 +145,7 @@ class RequestHandler:
         self._deferred_ms = 0
         """The throttle of a Fetch that is answered here in a later turn."""
         self._shaper = FetchShaper()
+        self._missed = self._shaper.missed
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
         self.established = False
@@ -243,11 +243,11 @@ class RequestHandler:
             return state.auth.raw_message(buf, start, end, total, now_ms)
         header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
         if (end if header is None else header.body) - start > self._max_header_bytes:
-            raise header_too_large(start, end, header, self._sizes)
+            raise header_too_large(start, end, header, self._state.sizes)
         if header is None:
             return need(bytes_wanted(buf, start, end - start))
         if not self.established:
-            self.established = is_established(header, self._sizes)
+            self.established = is_established(header, self._state.sizes)
         self.reader.frames_left -= (header.body - start) >> _HEADER_SHIFT
         self.saw_request = True
         api_key, version = header.api_key, header.api_version
@@ -509,7 +509,7 @@ class RequestHandler:
         max_bytes = grant.max_bytes
         if max_bytes is not None and max_bytes < asked:
             state.counters.fetches_shaped += 1
-        if self._shaper.missed:
+        if self._missed:
             # Requests answered here before this one never reached the broker: this one carries their changes too.
             body = buf[header.body : end] if end - start == total <= _MAX_PARTIAL_BYTES else None
             self.reader.frames_left -= total >> BODY_SHIFT

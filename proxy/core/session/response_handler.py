@@ -78,10 +78,10 @@ class ResponseHandler:
         "reader",
     )
 
-    def __init__(self, state: SessionState, max_response_bytes: int) -> None:
+    def __init__(self, state: SessionState) -> None:
         self._state = state
         self._latency = state.counters.upstream_latency
-        self._max_response_bytes = max_response_bytes
+        self._max_response_bytes = state.sizes.max_response_bytes
         self.out = state.effects.to_client
         self.reader = FrameReader(self.out)
         self._now_ms = 0.0

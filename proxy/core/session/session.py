@@ -114,6 +114,7 @@ class Session:
             reserved,
             max_in_flight,
             cpu_ms,
+            sizes,
             user=user,
             login_expected=login_expected,
             claim=claim,
@@ -123,8 +124,8 @@ class Session:
         self.auth: Final = state.auth
         self.exchange: Final = state.exchange
         self.throttle: Final = state.throttle
-        self.requests: Final = RequestHandler(state, sizes)
-        self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
+        self.requests: Final = RequestHandler(state)
+        self.responses: Final = ResponseHandler(state)
 
     # ---- doors: the client ------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ cdef class SessionState:
     cdef public AuthType auth
     cdef public RequestCounts _counted
     cdef public EffectsType effects
-    cdef public object counters, cpu_ms, interceptors, reserved, translate
+    cdef public object counters, cpu_ms, interceptors, reserved, sizes, translate
     cdef public double broker_mute_until_ms
 
     cpdef bint blocked(self, double now_ms) except -1

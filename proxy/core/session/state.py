@@ -11,6 +11,7 @@ from proxy.core.session.auth import PROBE_VERSION, UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest
 from proxy.core.session.request_time import MIN_MS, RequestTime
+from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
 from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle
 from proxy.core.telemetry.observer import Counters
@@ -48,6 +49,7 @@ class SessionState:
         "ledger",
         "request_time",
         "reserved",
+        "sizes",
         "throttle",
         "translate",
     )
@@ -62,6 +64,7 @@ class SessionState:
         reserved: Reserved | None = None,
         max_in_flight: int = 1024,
         cpu_ms: Callable[[], float] = no_clock,
+        sizes: SizeLimits = DEFAULT_SIZES,
         *,
         user: str = ANONYMOUS,
         login_expected: bool = False,
@@ -79,6 +82,7 @@ class SessionState:
         """What the present door wants of the shell."""
         self.interceptors = interceptors
         self.reserved = reserved
+        self.sizes = sizes
         self.exchange = Exchange(max_in_flight)
         self.throttle = Throttle(ledger, counters)
         self.auth = Auth(effects, self.exchange, self.throttle, user, login_expected, claim, probe_version)
