@@ -47,13 +47,12 @@ class Quiet:
 class Poller(calls.Poller):
     """epoll of simulated sockets, edge-triggered."""
 
-    __slots__ = ("_found", "came", "sockets")
+    __slots__ = ("came", "sockets")
 
     def __init__(self) -> None:
         self.fd = -1
         self.came: dict[int, int] = {}
         """Flags of events that were not reported yet, by descriptor."""
-        self._found: list[tuple[int, int]] = []
         self.sockets: dict[int, Socket] = {}
 
     def register(self, fd: int, _events: int) -> None:
@@ -66,12 +65,10 @@ class Poller(calls.Poller):
         self.came[fd] = self.came.get(fd, 0) | flags
 
     def wait(self, _timeout_s: float) -> int:
-        self._found = list(self.came.items())
-        self.came.clear()
-        return len(self._found)
-
-    def event(self, number: int) -> tuple[int, int]:
-        return self._found[number]
+        events = list(self.came.items())[: calls.MAX_EVENTS]
+        for fd, _ in events:
+            del self.came[fd]
+        return self.found(events)
 
     def close(self) -> None: ...
 

@@ -23,7 +23,6 @@ cpdef double thread_s() noexcept
 cpdef Py_ssize_t splice(int source_fd, int sink_fd, Py_ssize_t count, bint more) except -2
 
 
-@cython.final
 cdef class Poller:
     cdef public int fd
     cdef object _epoll
@@ -31,6 +30,7 @@ cdef class Poller:
     cdef int _count
 
     cpdef int wait(self, double timeout_s) except -1
+    cpdef int found(self, list events) except -1
 
     # Part of the loop that calls them.
     @cython.final

@@ -107,7 +107,6 @@ cpdef Py_ssize_t splice(int source_fd, int sink_fd, Py_ssize_t count, bint more)
     return moved
 
 
-@cython.final
 cdef class Poller:
     def __cinit__(self):
         self._events = <epoll_event *>PyMem_Malloc(sizeof(epoll_event) * EVENTS)
@@ -139,6 +138,16 @@ cdef class Poller:
             count = 0
         self._count = count
         return count
+
+    cpdef int found(self, list events) except -1:
+        cdef int number = 0
+        if len(events) > EVENTS:
+            raise ValueError(f"{len(events)} events, at most {EVENTS}")
+        for fd, flags in events:
+            self._events[number].data.fd, self._events[number].events = fd, flags
+            number += 1
+        self._count = number
+        return number
 
     def close(self):
         self._epoll.close()
