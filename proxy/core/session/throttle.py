@@ -147,6 +147,7 @@ class Throttle:
         "_ledger",
         "_marked",
         "_marks",
+        "_members_until_ms",
         "_resume_ms",
         "_tell_again_ms",
         "_together_ms",
@@ -183,6 +184,8 @@ class Throttle:
         """and how many it will be when the latest Produce request that the gate was asked about is whole."""
         self.slice_ms = UNSLICED_MS
         """One throttle lasts no longer than this, so that heartbeats get through."""
+        self._members_until_ms = math.inf
+        """After this time no member is left on the connection: one has left the group, and no heartbeat follows."""
         self.turn_ms = 0.0
         """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
         self.untold_ms = -1.0
@@ -212,8 +215,24 @@ class Throttle:
         """The connection carries heartbeats of a group's member, which is expelled when none comes within `session_ms`:
         throttles are cut to slices of it. The rest of a debt delays the next requests in the gate, and a Fetch's is
         kept here. A broker cuts none, nor does `pacing: kafka`."""
+        self._members_until_ms = math.inf
         if self._ledger.settings.smooth:
             self.slice_ms = min(self.slice_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+
+    def heartbeat(self) -> None:
+        """The same for a member that may have joined on another connection."""
+        if self.slice_ms == UNSLICED_MS:
+            self.carries()
+        self._members_until_ms = math.inf
+
+    def leaves(self, now_ms: float) -> None:
+        """A member leaves its group. Others on the connection heartbeat within a session; if none does, throttles are
+        whole again."""
+        self._members_until_ms = now_ms + SLICES * self.slice_ms
+
+    def _end_slices(self, now_ms: float) -> None:
+        if now_ms > self._members_until_ms:
+            self.slice_ms, self._members_until_ms = UNSLICED_MS, math.inf
 
     def transacts(self) -> None:
         """The connection carries transactions."""
@@ -241,6 +260,7 @@ class Throttle:
         Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
         for every throttle that it is told of.
         """
+        self._end_slices(now_ms)
         if delay_ms > self.slice_ms:
             if kind is FETCHED:
                 self.turn_ms = now_ms + delay_ms
@@ -261,6 +281,7 @@ class Throttle:
 
     def impose_unanswered(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float) -> None:
         """The same for a Produce request that gets no response (acks=0)."""
+        self._end_slices(now_ms)
         delay_ms = min(delay_ms, self.slice_ms)
         self._ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
         self._mute(now_ms + delay_ms, now_ms)
@@ -322,6 +343,8 @@ class Throttle:
         until_ms = now_ms + wait_ms
         if now_ms < self.grace.renew_ms < until_ms:
             until_ms = self.grace.renew_ms  # it may pass then
+        if now_ms < self.due_ms < until_ms:
+            until_ms = self.due_ms  # before it is refused, the group may have paid
         self.until_ms = max(self.until_ms, until_ms)
 
     def admit(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
