@@ -38,7 +38,7 @@ def find_java() -> Path:
             return real.parent.parent
         tried.append(f"{source}: {java} {complaint}")
     raise ReportError(
-        f"Spark needs Java {MIN_JAVA} or {MAX_JAVA} with the module {JAVA_MODULE}, and there is none:\n"
+        f"Spark needs Java {MIN_JAVA} or {MAX_JAVA} with the module {JAVA_MODULE}, and none was found:\n"
         + "".join(f"  {line}\n" for line in tried)
         + f"Install one, such as Debian's openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME."
     )

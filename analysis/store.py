@@ -340,7 +340,7 @@ class Store:
             age_ms = now_ms - int(system.getFileStatus(lock).getModificationTime())
             if age_ms < STALE_MS:
                 raise ReportError(
-                    f"{path}: another compaction is at work ({(read_text(self.spark, path) or '').strip()}, last seen "
+                    f"{path}: another compaction is running ({(read_text(self.spark, path) or '').strip()}, last seen "
                     f"{max(age_ms, 0) // 1000} s ago). If it was killed, delete that file, or wait until it is "
                     f"{STALE_MS // 3_600_000} h old"
                 )
@@ -348,7 +348,7 @@ class Store:
         try:
             system.create(lock, False).close()
         except Exception as error:
-            raise ReportError(f"{path}: another compaction began at this moment") from error
+            raise ReportError(f"{path}: another compaction has just started") from error
         self.touch()
 
     def touch(self) -> None:

@@ -66,7 +66,7 @@ def install(
     ipv6: Annotated[bool, flag("--ipv6/--no-ipv6", "Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[
         Literal["closed", "open"],
-        flag("--when-down", "While no sidecar runs: refuse new connections, or let them go directly."),
+        flag("--when-down", "While no sidecar runs: refuse new connections, or let them connect directly."),
     ] = "closed",
     tool: With = "auto",
     dry_run: DryRun = False,

@@ -183,7 +183,7 @@ async def test_no_exception_of_one_namespace_reaches_another(
         assert api.objects[COPY]["data"] == {"kquota.yaml": BASE}
         (event,) = events(api)
         assert event["metadata"]["namespace"] == "evil"
-        assert f"a fault of kquota, please report it: {type(error).__name__}" in event["message"]
+        assert f"internal error, please report it: {type(error).__name__}" in event["message"]
         assert {line["namespace"] for line in lines if line["log_level"] in ("warning", "error")} == {"evil"}
         monkeypatch.undo()
         api.put("/api/v1/namespaces/evil/configmaps/kquota-quotas", data={"quotas.yaml": evil + "\n"})

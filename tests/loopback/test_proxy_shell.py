@@ -81,7 +81,7 @@ async def test_unreachable_broker_ends_client_with_a_reason(capsys: pytest.Captu
         assert "127.0.0.1" in (proxy.last_cluster_error or "")
     said = capsys.readouterr().out
     assert "upstream_unreachable" in said
-    assert "no bootstrap server accepts: 127.0.0.1:" in said
+    assert "no bootstrap server accepts connections: 127.0.0.1:" in said
 
 
 async def test_half_close_delivers_buffered_responses() -> None:

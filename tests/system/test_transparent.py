@@ -220,7 +220,7 @@ async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespa
         async with intercepting(bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
             await until(lambda: proxy.last_cluster_error)
             (reason,) = not_ready(proxy, QUOTAS)
-            assert "the cluster is not reached" in reason
+            assert "cannot reach the Kafka cluster" in reason
         async with intercepting(bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
             await until(lambda: not_ready(proxy, QUOTAS) == [])
             assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"

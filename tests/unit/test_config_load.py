@@ -193,12 +193,12 @@ quotas:
 quota.consumer.override: "c:5"
 """
     assert [str(problem) for problem in problems_of(MINIMAL + text)] == [
-        "q.yaml:2:1: max.connections.per.ip.overrides: sets a limit of an ip that has an entry already, "
+        "q.yaml:2:1: max.connections.per.ip.overrides: sets a limit of an ip that already has an entry, "
         "quotas[3] at line 7",
-        "q.yaml:5:5: quotas[1]: expected each user and client-id once; user a, client-id c has an entry already, "
+        "q.yaml:5:5: quotas[1]: expected each user and client-id once; user a, client-id c already has an entry, "
         "quotas[0] at line 4",
-        "q.yaml:8:5: quotas[4]: expected each ip once; ip 10.0.0.1 has an entry already, quotas[3] at line 7",
-        "q.yaml:9:1: quota.consumer.override: sets a limit of a client-id that has an entry already, "
+        "q.yaml:8:5: quotas[4]: expected each ip once; ip 10.0.0.1 already has an entry, quotas[3] at line 7",
+        "q.yaml:9:1: quota.consumer.override: sets a limit of a client-id that already has an entry, "
         "quotas[2] at line 6",
     ]
 

@@ -128,9 +128,9 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
         try:
             line = lines.get(timeout=START_TIMEOUT_S)
         except Empty:
-            raise OSError(f"kubectl {arguments}: it serves no port within {START_TIMEOUT_S:.0f} s") from None
+            raise OSError(f"kubectl {arguments}: no local port within {START_TIMEOUT_S:.0f} s") from None
         if line is None:
-            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it ended without a message'}")
+            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it exited without a message'}")
         port = _SERVING.match(line)
         if port is not None:
             return int(port[1])

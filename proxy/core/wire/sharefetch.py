@@ -120,7 +120,7 @@ class ShareFetchScrubber:
                 raise WireError("response_malformed", "a ShareFetch response ends before its node endpoints") from None
         if self._skip > self._left:
             raise WireError(
-                "response_malformed", f"a field ends {self._skip - self._left} bytes behind the end of its frame"
+                "response_malformed", f"a field ends {self._skip - self._left} bytes past the end of its frame"
             )
 
     # The walk is a generator: it yields how many bytes to pass, or 0 to be sent the next byte.

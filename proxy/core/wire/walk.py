@@ -167,7 +167,7 @@ class Walker:
     def need(self, pos: int) -> None:
         """Raises Short when the bytes up to `pos` have not arrived yet, WireError when they are beyond the frame."""
         if pos > self.frame_end:
-            raise self._malformed(f"a field ends {pos - self.frame_end} bytes behind the end of its frame")
+            raise self._malformed(f"a field ends {pos - self.frame_end} bytes past the end of its frame")
         if pos > self.limit:
             raise Short(pos)
 
@@ -242,7 +242,7 @@ class Walker:
                         raise self._malformed(f"more than {MAX_SCOPES} tagged fields with addresses")
                     self.scopes.append(TagScope(size_at, pos, content_end))
                     if (yield from self.walk(program, pos)) > content_end:
-                        raise self._malformed(f"tagged field {tag} is longer than the size that it says")
+                        raise self._malformed(f"tagged field {tag} is longer than its declared size")
             self.need(content_end)
             pos = content_end
             if self._over():

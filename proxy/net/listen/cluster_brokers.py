@@ -191,7 +191,7 @@ class ClusterBrokers:
                 continue
             self._bootstrap_first = server
             return broker
-        raise UpstreamError("no bootstrap server accepts: " + "; ".join(errors))
+        raise UpstreamError("no bootstrap server accepts connections: " + "; ".join(errors))
 
     # ---- the cluster ------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class ClusterBrokers:
                 errors.append(str(error))
                 continue
             if cluster.cluster_id is not None and known not in (None, cluster.cluster_id):
-                errors.append(f"{host}:{port} is of cluster {cluster.cluster_id}, not of {known}")
+                errors.append(f"{host}:{port} belongs to cluster {cluster.cluster_id}, not to {known}")
                 others.append(cluster)
                 continue
             self._answered(cluster)

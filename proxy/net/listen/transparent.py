@@ -169,8 +169,8 @@ class Interception:
             where = destination or local_address(client)
             raise SessionError(
                 CloseReason.LOOP,
-                f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must leave "
-                "out its user or its mark (kquota redirect install --exclude-uid, transparent.mark)",
+                f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must "
+                "exempt its user or its mark (kquota redirect install --exclude-uid, transparent.mark)",
             )
         if destination is None:
             raise SessionError(
@@ -182,7 +182,7 @@ class Interception:
         if destination.port == here.port and is_own_address(destination.host):
             raise SessionError(
                 CloseReason.LOOP,
-                f"the destination {destination} is this sidecar's own listener, so it would call itself",
+                f"the destination {destination} is this sidecar's own listener: a loop",
             )
         if not self._destinations.allow(destination):
             raise SessionError(
@@ -254,8 +254,8 @@ class Interception:
         except PermissionError:
             raise PermissionError(
                 errno.EPERM,
-                "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or leave "
-                "the mark out and let the redirect rules leave out the sidecar's user",
+                "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or "
+                "remove transparent.mark and exempt the sidecar's user in the redirect rules",
             ) from None
 
 

@@ -245,7 +245,7 @@ async def _ask(
         return await _talk(host, port, timeout_s, tls, talk)
     except ClusterError as error:
         if offered is not None and credentials is None and isinstance(error.__cause__, _ClosedError):
-            text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
+            text = f"{host}:{port} requires a SASL login: set upstream.sasl"
             raise LoginWantedError(text, offered) from error
         raise
 

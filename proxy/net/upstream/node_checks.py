@@ -157,7 +157,7 @@ class NodeChecks:
         if self._logged.get(node.node_id) != seen:
             self._logged[node.node_id] = seen
             log.warning(
-                "another broker is at a broker's address; the connection is refused, and the cluster asked again",
+                "a broker's address leads to another broker; connection refused, brokers asked for again",
                 broker=node.node_id,
                 found="unknown, or of another cluster" if error.found is None else error.found,
                 address=f"{host}:{port}",
