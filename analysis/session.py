@@ -94,9 +94,9 @@ _USUAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
-    # The line of code beside each column, for errors: half of the time that it takes Python to make up a query.
+    # The line of code next to each column, for errors: half of the time that it takes Python to make up a query.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # No limit of bytes for what Python gets at once, only that of rows: Spark 4.0 adds up a batch anew for each row,
+    # No limit of bytes for what Python gets at once, only that of rows: Spark 4.0 adds up a batch again for each row,
     # and for arrays that goes through all rows before it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }

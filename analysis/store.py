@@ -9,7 +9,7 @@
 
 Where the records are an Iceberg table, `records` is that table's directory.
 
-Files of a new generation are put beside those of the old one before its state is written, and those of the old one are
+Files of a new generation are put next to those of the old one before its state is written, and those of the old one are
 deleted after that. So at any moment all records exist, some of them twice; readers drop duplicates by their id. Of
 rollups, which have no ids, only those of the current generation are read.
 """

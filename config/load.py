@@ -223,12 +223,12 @@ def _quota_clashes(config: Config, source: Source) -> Iterator[Problem]:
         return source.problem(place, text, value, at_key=True)
 
     if quotas.source == "cluster":
-        text = "expected limits of connections only: with source: cluster all others are the cluster's own"
+        text = "expected connection limits only: with source: cluster all others come from the cluster"
         for index, entry in enumerate(quotas.entries):
             for name in LIMIT_NAMES:
                 if getattr(entry, name) is not None:
                     yield wrong(("quotas", index, name), text)
-        text = "expected no limits here: with quotas.source: cluster they are the cluster's own"
+        text = "expected no limits here: with quotas.source: cluster they come from the cluster"
         for kind in ("producer", "consumer"):
             for name in ("default", "override"):
                 if getattr(config, f"{kind}_{name}"):

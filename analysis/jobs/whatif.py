@@ -377,9 +377,9 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
             "candidate names), without pacing and without a cap; shadow entries are tried as if they were enforced.",
             "A limit with scope: fleet is replayed as one counter of all sidecars of a cluster. For some seconds an "
             "instance's share may be too small; the replay omits that.",
-            "The extreme is the highest rate in the window (of partitions, the fewest tokens) while the group was over "
-            "its limit. For clients that share a limit far above their usage, an interval's peak is the sum of their "
-            "peaks, an upper bound.",
+            "The extreme is the highest rate (for partitions, the fewest tokens) while the group was over its limit. "
+            "For clients that share a limit far above their usage, an interval's peak is the sum of their peaks, an "
+            "upper bound.",
         ],
     )
 

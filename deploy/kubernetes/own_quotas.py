@@ -22,7 +22,7 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 KEY: Final = "quotas.yaml"
 """The key in the namespace's ConfigMap: a file with `quotas` and nothing else."""
 MAX_BYTES: Final = 256 * 1024
-"""Of a namespace's quotas. The copy has them twice beside the chart's, and a ConfigMap holds 1 MiB."""
+"""Of a namespace's quotas. The copy has them twice next to the chart's, and a ConfigMap holds 1 MiB."""
 MAX_ENTRIES: Final = 4000
 """Entries of a namespace, in which aliases may have multiplied what is written."""
 MAX_PAIRS: Final = 40_000

@@ -94,7 +94,7 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
         ("quotas: [{client-id: <default>, producer_byte_rate: 3M}]", "lower", "would get producer_byte_rate 3000000"),
         ("quotas: [{client-id: <default>, producer_byte_rate: 3M}]", "any", None),
         ("quotas: [{client-id: a, producer_byte_rat: 1M}]", "lower", "producer_byte_rat"),
-        (None, "lower", "there is no quotas.yaml in it"),
+        (None, "lower", "no key quotas.yaml"),
     ],
 )
 async def test_judges_quotas_before_they_are_stored(

@@ -304,7 +304,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mode: transparent\ntransparent: {networks: [10.0.0.1/8]}", "without bits of hosts"),
+        ("mode: transparent\ntransparent: {networks: [10.0.0.1/8]}", "without host bits"),
         ("mode: transparent\ntransparent: {networks: [kafka]}", "expected a network or an address"),
         ("mode: transparent\ntransparent: {ports: [9094-9092]}", "expected a port or a range of ports"),
         ("mode: transparent\ntransparent: {ports: [true]}", "expected a port or a range of ports"),

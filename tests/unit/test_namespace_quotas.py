@@ -88,7 +88,7 @@ WRONG = {
     "no YAML": ("\tquotas: 1", "a tab"),
     "a typing mistake": ("quotas: [{client-id: a, producer_byte_rat: 1M}]", "quotas.yaml:1:25: quotas[0]"),
     "a unit": ("quotas: [{client-id: a, producer_byte_rate: 2m}]", "2M"),
-    "another setting": ("quotas: []\nupstream: {bootstrap: ['mine:9092']}", "upstream: a namespace may set only quotas"),
+    "another setting": ("quotas: []\nupstream: {bootstrap: ['mine:9092']}", "a namespace may set only quotas"),
     "a mapping": ("quotas: {source: cluster}", "quotas: expected a list of entries"),
     "the same twice": (
         "quotas: [{client-id: a, producer_byte_rate: 1}, {client-id: a, consumer_byte_rate: 1}]",

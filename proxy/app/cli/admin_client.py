@@ -100,8 +100,8 @@ def _kubectl(option: str, arguments: list[str]) -> Iterator[int]:
     program = shutil.which("kubectl")
     if program is None:
         raise OSError(
-            f"{option} needs kubectl, which is not on the PATH; where it is, run `kubectl {' '.join(arguments)}` and "
-            "give the port that it prints as --admin http://127.0.0.1:PORT"
+            f"{option} needs kubectl, which is not on the PATH; on a machine with kubectl run "
+            f"`kubectl {' '.join(arguments)}` and give the port that it prints as --admin http://127.0.0.1:PORT"
         )
     with subprocess.Popen(
         [program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

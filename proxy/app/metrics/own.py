@@ -216,7 +216,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     yield by("passthrough_bytes", "Bytes of TLS passed through.", "kind", passed)
     turns = counters.long_turns
     yield by("long_turns", "Turns of the event loop above 5 ms of CPU.", "what", turns.counts)
-    yield gauge("longest_turn_seconds", "CPU time of the longest of these.", turns.longest_cpu_s)
+    yield gauge("longest_turn_seconds", "CPU time of the longest turn of the event loop.", turns.longest_cpu_s)
 
 
 def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:

@@ -20,11 +20,11 @@ anyway. Even five requests at once, as Java's producers send them, take no more 
 SHORT_FETCH_MS: Final = 5000
 """The same for fetches, of which a consumer sends one at a time."""
 TELL_AGAIN_MS: Final = 10_000
-"""Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
+"""A short throttle is announced to a connection once in this time, so that the client's own metrics show it."""
 REFUSED_TOGETHER_MS: Final = 50
 """What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
 UNTOLD_SHARE: Final = 0.8
-"""Of the time that a transactional producer waits for answers, a throttle may take so much untold."""
+"""Share of a transactional producer's answer timeout that a throttle may take without being announced."""
 UNSLICED_MS: Final = 1 << 40
 """Longer than any throttle: the connection carries no heartbeats of a group's member."""
 SLICES: Final = 4
@@ -198,8 +198,8 @@ class Throttle:
         self._tell_again_ms = -math.inf
         """Short throttles are not told before this time."""
         self.due_ms = 0.0
-        """The held request is refused at this time; infinite: never; 0: it has not been looked at; below: more of it
-        has to come for that."""
+        """The held request is refused at this time; infinite: never; 0: not decided yet; negative: more of it must
+        arrive first."""
         self.refuse_to = 0
         """Produce requests that begin before so many `client_bytes` are refused together with one before them,"""
         self._together_ms = 0.0

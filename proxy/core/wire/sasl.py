@@ -186,7 +186,7 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
         return None, None
     name = claims[claim]
     if not isinstance(name, str):
-        return None, f"the token's claim {claim} is no string"
+        return None, f"the token's claim {claim} is not a string"
     name = name.strip(_BLANKS)
     if not name:
         return None, f"the token's claim {claim} is blank"

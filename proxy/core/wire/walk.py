@@ -180,7 +180,7 @@ class Walker:
         if after == -1:
             self.need(self.limit + 1)
         if after == -2:
-            raise self._malformed("a length is not a 32-bit number")
+            raise self._malformed("a length exceeds 32 bits")
         return value, after
 
     def _varlen(self, pos: int) -> int:
@@ -205,7 +205,7 @@ class Walker:
             return 0
         if count > self.frame_end - pos:  # an element takes at least one byte
             raise self._malformed(
-                f"an array says it has {count} elements, and {self.frame_end - pos} bytes are left in its frame"
+                f"an array declares {count} elements, and {self.frame_end - pos} bytes are left in its frame"
             )
         if len(element) == 1 and element[0][0] == p.SKIP:
             size: int = element[0][1]
@@ -224,7 +224,7 @@ class Walker:
     def _count(self, elements: int) -> None:
         self._elements -= elements
         if self._elements < 0:
-            raise self._malformed(f"{-self._elements} elements more than are walked over")
+            raise self._malformed(f"{-self._elements} elements above the limit")
 
     def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> Generator[None, None, int]:
         count, pos = self._uvarint(pos)

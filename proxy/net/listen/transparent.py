@@ -60,7 +60,7 @@ class Destination(NamedTuple):
 def read_sockaddr_in(data: bytes) -> Destination:
     """Parse a struct sockaddr_in as SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
     if len(data) < SOCKADDR_IN.size or struct.unpack_from("=H", data) != (socket.AF_INET,):
-        raise ValueError(f"{data.hex()} is no struct sockaddr_in")
+        raise ValueError(f"{data.hex()} is not a struct sockaddr_in")
     port, address = SOCKADDR_IN.unpack_from(data)
     return Destination(str(IPv4Address(address)), port)
 
@@ -69,7 +69,7 @@ def read_sockaddr_in6(data: bytes) -> Destination:
     """Parse a struct sockaddr_in6 as IP6T_SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
     size = SOCKADDR_IN6.size + SCOPE_ID.size
     if len(data) < size or struct.unpack_from("=H", data) != (socket.AF_INET6,):
-        raise ValueError(f"{data.hex()} is no struct sockaddr_in6")
+        raise ValueError(f"{data.hex()} is not a struct sockaddr_in6")
     port, address = SOCKADDR_IN6.unpack_from(data)
     (scope_id,) = SCOPE_ID.unpack_from(data, SOCKADDR_IN6.size)
     return Destination(str(IPv6Address(address)), port, scope_id)

@@ -136,7 +136,7 @@ def _refuse_what_differs(pattern: str) -> None:
     """
 
     def refuse(what: str) -> RuleError:
-        return RuleError(f"a pattern that Java and Python read alike; {what} in {pattern!r} is not")
+        return RuleError(f"a pattern with the same meaning in Java and Python; {what} in {pattern!r} differs")
 
     in_class = False
     position = 0

@@ -146,7 +146,7 @@ class NodeChecks:
             check.done.set()
 
     def _note(self, node_id: int, host: str, port: int, holds_s: float) -> None:
-        if len(self._until) >= MAX_NODES:  # ids may go up for ever
+        if len(self._until) >= MAX_NODES:  # ids may grow indefinitely
             self._until.clear()
             self._same.clear()
             self._logged.clear()
