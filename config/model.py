@@ -79,13 +79,13 @@ class Advertised(Section):
     """Where clients connect to, behind a Service, a balancer or a port mapping."""
 
     host: Annotated[str, _HOST] | None = setting(
-        None, "Host that clients are told; null: the address that they connected to."
+        None, "Host that clients get; null: the address that they connected to."
     )
     port: Annotated[int, _MAPPED] | None = setting(
         None, "Port of clients' bootstrap.servers, which `kquota check` shows; null: listen.port."
     )
     first_broker_port: Annotated[int, _MAPPED] | None = setting(
-        None, "Port that clients are told for the first of broker_ports; null: the same."
+        None, "Port that clients get for the first of broker_ports; null: the same."
     )
 
 

@@ -40,7 +40,7 @@ def install(
     ] = None,
     ports: Annotated[list[str] | None, option("--port", "P", "Destination port or range; repeatable.")] = None,
     networks: Annotated[
-        list[str] | None, option("--network", "CIDR", "Destinations; repeatable. With --port: both.")
+        list[str] | None, option("--network", "CIDR", "Destinations; repeatable. With --port, both must match.")
     ] = None,
     exclude_ports: Annotated[
         list[str] | None, option("--exclude-port", "P", "Do not redirect these destination ports; repeatable.")
