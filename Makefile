@@ -230,7 +230,7 @@ bench-guard: $(VENV)/.bench classes ## What a request costs, counted, against st
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.accuracy $(ACCURACY_ARGS)
 
-evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 20 minutes; EVASION_ARGS, such as --direct)
+evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 25 minutes; EVASION_ARGS, such as --direct)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
 
 world: $(VENV)/.dev ## Simulated clients, instances, brokers and networks, from seeds (WORLD_ARGS="--seeds 10000 --minutes 30", --mutations, --search)

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from analysis.streaming import StreamMetrics, StreamSettings
 
 JOBS = {
-    "usage": "how much each client used, how fast",
-    "throttling": "which clients were slowed down, by what, for how long",
+    "usage": "bytes, requests and rates of each client",
+    "throttling": "which clients were throttled, by which quota, for how long",
     "chargeback": "what each client owes, by a price model (--prices)",
     "recommend": "a quota for every client, as Helm values and as a diff",
-    "capacity": "what has been promised against what is used, and where it is going",
-    "noisy": "clients whose bursts coincide with others' waiting",
+    "capacity": "the sum of the limits against peak usage, with a forecast",
+    "noisy": "clients whose bursts coincide with longer broker times of others",
     "whatif": "what other quotas (--candidate) would have done",
-    "obedience": "which client libraries wait when they are told to",
-    "slo": "how much of its time and requests each team was held, against a target (--target, --owners)",
-    "compact": "many small files of records into few large ones per day and cluster, for all other reports",
-    "changes": "what each change of a quota did, a day before and after",
+    "obedience": "which client libraries honour throttle times",
+    "slo": "throttled share of each team's time and requests, against a target (--target, --owners)",
+    "compact": "merge small files of records into large ones, per day and cluster, for all other reports",
+    "changes": "usage and delays a day before and a day after each quota change",
     "forecast": "when each limit and each cluster's capacity will be reached (--horizon, --capacity)",
-    "anomalies": "clients that use what they never used, or far more than ever (--recent)",
-    "all": "all of these for which there is what they need, and a page that begins with what they found",
+    "anomalies": "clients with a new kind of usage, or far more than before (--recent)",
+    "all": "every report whose options are given, and a page that begins with their findings",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
@@ -249,7 +249,7 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return owners | {"candidates": candidates, "at_most": options.at_most / 100}
     if name == "slo":
         if options.target == 100:
-            raise WrongUseError("--target 100: expected less, such as 99.9: a target has to leave something")
+            raise WrongUseError("--target 100: expected less than 100, such as 99.9")
         return owners | {"target": options.target / 100}
     if name == "anomalies":
         return owners | {"recent_days": options.recent}
@@ -271,7 +271,7 @@ def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str
     for file in files:
         candidate = load_candidate(file)
         if not any(candidate.entries(kind) for kind in Kind):
-            raise WrongUseError(f"--candidate {file}: there are no quotas in it")
+            raise WrongUseError(f"--candidate {file}: no quotas in this file")
         name = Path(file).stem if sum(Path(one).stem == Path(file).stem for one in files) == 1 else file
         if sweep is None:
             found[name] = candidate
@@ -290,7 +290,7 @@ def _pairs(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
 def _seconds(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 3600 or 3600 % value:
-        raise argparse.ArgumentTypeError("expected seconds that an hour is a multiple of")
+        raise argparse.ArgumentTypeError("expected a number of seconds that divides an hour")
     return value
 
 

@@ -33,7 +33,7 @@ REASONS = {
     "unknown_version": f"with a schema version that this reader does not know (it knows 1 to {SCHEMA_VERSION})",
     "wrong_value": "with an impossible value: missing, negative, or an end before its start",
     "clock_off": "with a time before 2020 or more than a day in the future",
-    "duplicate": "with an id (instance, sequence) that has been read before",
+    "duplicate": "with an id (instance, sequence) that was already read",
 }
 """Why rows are set aside, in the order of the checks."""
 UNREADABLE = "cut short, damaged, or of another format"
@@ -88,22 +88,18 @@ class Quality:
         if self.files:
             names = ", ".join(file.rsplit("/", 1)[1] for file in self.files[:FILES_TOLD])
             more = f" and {len(self.files) - FILES_TOLD} more" if len(self.files) > FILES_TOLD else ""
-            text.append(f"Set aside whole: {several(len(self.files), 'file')}, {UNREADABLE}: {names}{more}.")
+            text.append(f"Set aside entirely: {several(len(self.files), 'file')}, {UNREADABLE}: {names}{more}.")
         if self.grain_s is not None:
-            text.append(f"Rates are per {self.grain_s} s: intervals of {self.interval_s:.4g} s say nothing of less.")
+            text.append(f"Rates are means over {self.grain_s} s, as intervals are up to {self.interval_s:.4g} s long.")
         if self.missing:
             text.append(
-                f"Missing: {several(self.missing, 'record')}, in {several(self.gaps, 'place')} (numbers left out in "
-                "the sequence of an instance). What they would have told is in no figure here."
+                f"Missing: {several(self.missing, 'record')}, in {several(self.gaps, 'gap')} of instances' sequence "
+                "numbers. No figure here includes them."
             )
         if self.clock_steps:
-            text.append(
-                f"Clocks: set back {several(self.clock_steps, 'time')}; the records are used with the times they give."
-            )
+            text.append(f"Clocks: set back {several(self.clock_steps, 'time')}; reports use the times in the records.")
         if self.renamed:
-            text.append(
-                f"Pods: {several(self.renamed, 'instance')} changed the pod's name, and count as one each all the same."
-            )
+            text.append(f"Pods: {several(self.renamed, 'instance')} changed the pod's name; each still counts as one.")
         return text
 
 

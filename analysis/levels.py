@@ -71,7 +71,7 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
     except ValueError as error:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints: {error}") from None
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
-        raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a right configuration")
+        raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration")
     windows = values["windows"]
     return CandidateQuotas(
         values["quotas"],

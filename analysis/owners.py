@@ -95,7 +95,7 @@ def _entry(values: Any, place: str) -> Owner:
     if "team" not in values:
         raise WrongUseError(f"{place}.team: is missing, expected the name of a team")
     if not any(key in values for key in PATTERNS):
-        raise WrongUseError(f"{place}: expected user or client-id: whose clients are the team's ('*' for all)")
+        raise WrongUseError(f"{place}: expected user or client-id of the team's clients ('*': all)")
     return Owner(values["team"], values.get("user"), values.get("client-id"))
 
 
@@ -103,7 +103,7 @@ PAYERS = {
     "user": "the principal",
     "client_id": "the client-id",
     "namespace": "the Kubernetes namespace of the sidecar",
-    "team": "the team, as --owners says",
+    "team": "the team, from --owners",
 }
 
 
@@ -154,9 +154,7 @@ def to_prices(values: Any, file: str) -> PriceModel:
         raise WrongUseError(f"{file}: payer: got {payer!r}, expected one of {', '.join(PAYERS)}")
     rates = Prices(**{name: _price(file, f"prices.{name}", value, 0) for name, value in prices.items()})
     if rates == Prices():
-        raise WrongUseError(
-            f"{file}: prices: nothing has a price, expected at least one of {', '.join(_names(Prices))}"
-        )
+        raise WrongUseError(f"{file}: prices: no prices, expected at least one of {', '.join(_names(Prices))}")
     above = _price(file, "burst_above", values.get("burst_above", 2.0), 1)
     return PriceModel(currency.strip(), payer, above, rates)
 

@@ -38,7 +38,7 @@ def find_java() -> Path:
             return real.parent.parent
         tried.append(f"{source}: {java} {complaint}")
     raise ReportError(
-        f"Spark needs Java {MIN_JAVA} or {MAX_JAVA} with the module {JAVA_MODULE}, and there is none:\n"
+        f"Spark needs Java {MIN_JAVA} or {MAX_JAVA} with the module {JAVA_MODULE}, and none was found:\n"
         + "".join(f"  {line}\n" for line in tried)
         + f"Install one, such as Debian's openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME."
     )
@@ -94,9 +94,9 @@ _USUAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
-    # The line of code beside each column, for errors: half of the time that it takes Python to make up a query.
+    # The line of code next to each column, for errors: half of the time that it takes Python to make up a query.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # No limit of bytes for what Python gets at once, only that of rows: Spark 4.0 adds up a batch anew for each row,
+    # No limit of bytes for what Python gets at once, only that of rows: Spark 4.0 adds up a batch again for each row,
     # and for arrays that goes through all rows before it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }

@@ -9,7 +9,7 @@
 
 Where the records are an Iceberg table, `records` is that table's directory.
 
-Files of a new generation are put beside those of the old one before its state is written, and those of the old one are
+Files of a new generation are put next to those of the old one before its state is written, and those of the old one are
 deleted after that. So at any moment all records exist, some of them twice; readers drop duplicates by their id. Of
 rollups, which have no ids, only those of the current generation are read.
 """
@@ -340,7 +340,7 @@ class Store:
             age_ms = now_ms - int(system.getFileStatus(lock).getModificationTime())
             if age_ms < STALE_MS:
                 raise ReportError(
-                    f"{path}: another compaction is at work ({(read_text(self.spark, path) or '').strip()}, last seen "
+                    f"{path}: another compaction is running ({(read_text(self.spark, path) or '').strip()}, last seen "
                     f"{max(age_ms, 0) // 1000} s ago). If it was killed, delete that file, or wait until it is "
                     f"{STALE_MS // 3_600_000} h old"
                 )
@@ -348,7 +348,7 @@ class Store:
         try:
             system.create(lock, False).close()
         except Exception as error:
-            raise ReportError(f"{path}: another compaction began at this moment") from error
+            raise ReportError(f"{path}: another compaction has just started") from error
         self.touch()
 
     def touch(self) -> None:

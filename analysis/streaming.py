@@ -337,4 +337,4 @@ def follow(
             break
     for query in queries:
         query.stop()
-    say("stopped; the next start goes on from here")
+    say("stopped; the next start resumes here")

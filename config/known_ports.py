@@ -1,4 +1,4 @@
-"""The file `listen.state_file`: which local port stands for which broker, kept over a restart, as JSON.
+"""The file `listen.state_file`: which local port leads to which broker, stored for a restart, as JSON.
 
     {"version": 1, "ports": [{"port": 19093, "broker": 1, "host": "kafka-1.kafka", "broker_port": 9092, "until": null}]}
 

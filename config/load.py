@@ -42,11 +42,11 @@ _MOVED: Final[dict[Place, str]] = {("listen", "advertised_host"): "listen.advert
 _OF_KAFKA: Final = {
     "bootstrap": "upstream.bootstrap",
     "bootstrap.servers": "upstream.bootstrap",
-    "security.protocol": "upstream.tls, for TLS to the brokers; logins of clients pass",
+    "security.protocol": "upstream.tls, for TLS to the brokers; clients' logins pass through",
     "ssl.truststore.location": "upstream.tls.ca_file (PEM)",
     "ssl.keystore.location": "upstream.tls.certificate_file and key_file (PEM)",
-    "sasl.mechanism": "upstream.sasl.mechanism, for the sidecar's own login; logins of clients pass",
-    "sasl.jaas.config": "upstream.sasl, for the sidecar's own login; logins of clients pass",
+    "sasl.mechanism": "upstream.sasl.mechanism, for the sidecar's own login; clients' logins pass through",
+    "sasl.jaas.config": "upstream.sasl, for the sidecar's own login; clients' logins pass through",
     "listeners": "listen.host and listen.port",
     "advertised.listeners": "listen.advertised",
     "client.id": "client-id",
@@ -223,12 +223,12 @@ def _quota_clashes(config: Config, source: Source) -> Iterator[Problem]:
         return source.problem(place, text, value, at_key=True)
 
     if quotas.source == "cluster":
-        text = "expected limits of connections only: with source: cluster all others are the cluster's own"
+        text = "expected connection limits only: with source: cluster all others come from the cluster"
         for index, entry in enumerate(quotas.entries):
             for name in LIMIT_NAMES:
                 if getattr(entry, name) is not None:
                     yield wrong(("quotas", index, name), text)
-        text = "expected no limits here: with quotas.source: cluster they are the cluster's own"
+        text = "expected no limits here: with quotas.source: cluster they come from the cluster"
         for kind in ("producer", "consumer"):
             for name in ("default", "override"):
                 if getattr(config, f"{kind}_{name}"):
@@ -265,7 +265,7 @@ def _warnings(config: Config, source: Source) -> Iterator[Problem]:
         reachable = {user, DEFAULT_WORD, DEFAULT, None}
         unreachable = [index for index, entry in enumerate(config.quotas) if entry.user not in reachable]
         if unreachable:  # one warning for all
-            more = f" (and {len(unreachable) - 1} more of the quotas)" if len(unreachable) > 1 else ""
+            more = f" (and {len(unreachable) - 1} more such quotas)" if len(unreachable) > 1 else ""
             first = config.quotas[unreachable[0]].user
             yield source.problem(("quotas", unreachable[0], "user"), _NO_SUCH_USER.format(user) + more, first)
     for index, broker in enumerate(config.upstream.bootstrap if tls is None else ()):

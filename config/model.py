@@ -79,13 +79,13 @@ class Advertised(Section):
     """Where clients connect to, behind a Service, a balancer or a port mapping."""
 
     host: Annotated[str, _HOST] | None = setting(
-        None, "Host that clients are told; null: the address that they connected to."
+        None, "Host that clients get; null: the address that they connected to."
     )
     port: Annotated[int, _MAPPED] | None = setting(
         None, "Port of clients' bootstrap.servers, which `kquota check` shows; null: listen.port."
     )
     first_broker_port: Annotated[int, _MAPPED] | None = setting(
-        None, "Port that clients are told for the first of broker_ports; null: the same."
+        None, "Port that clients get for the first of broker_ports; null: the same."
     )
 
 
@@ -104,15 +104,15 @@ class Listen(Section):
         description="Ports of single brokers, by id, in broker_ports. Others: first + id mod size, or the next free.",
     )
     broker_port_grace_s: Annotated[float, duration_s(0, 24 * _HOUR_MS)] = setting(
-        600, "How long a port stands for a broker that left the cluster, as clients may still know it."
+        600, "Time that a port is kept for a broker that left the cluster."
     )
     state_file: AbsolutePath | None = setting(
         None,
-        "File that keeps the ports of brokers over a restart; null: brokers are asked for, or learnt from "
-        "answers to clients.",
+        "File that keeps brokers' ports across restarts; null: the cluster is asked, or brokers are learnt from "
+        "responses to clients.",
     )
     advertised: Advertised = Field(
-        default_factory=Advertised, description="What clients are told, where they do not connect to these directly."
+        default_factory=Advertised, description="Addresses for clients that connect through a NodePort or balancer."
     )
     proxy_protocol_from: list[Annotated[str, NETWORK]] = Field(
         default_factory=list,

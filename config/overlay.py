@@ -45,7 +45,7 @@ _HEADER: Final = """\
 # Written by kquota: client quotas that were set through it with AlterClientQuotas (kafka-configs). Each limit wins over
 # that of the configuration file; null: the limit was removed. May be edited by hand: a change is in force within a
 # second or two; a file with a mistake in it is refused, and what was in force stays. With the next alteration the
-# sidecar writes the whole file anew, so comments are lost.
+# sidecar rewrites the whole file, so comments are lost.
 """
 _LIMITS: Final = (*LIMIT_NAMES, CONNECTION_RATE)
 _ROWS_AT_ONCE: Final = 100

@@ -34,7 +34,7 @@ def _expanded(path: str | Path, data: bytes) -> bytes:
     try:
         found = reader.decompress(data, MAX_FILE_BYTES + 1)
     except zlib.error as error:
-        raise OSError(errno.EINVAL, f"it begins as a gzip file and is none: {error}", str(path)) from error
+        raise OSError(errno.EINVAL, f"not a valid gzip file: {error}", str(path)) from error
     if len(found) > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, f"it expands to more than {MAX_FILE_BYTES} bytes, the most that is read", str(path))
     if not reader.eof:

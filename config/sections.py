@@ -153,7 +153,7 @@ def _network(value: Any) -> str:
         return str(ipaddress.ip_network(value))
     except ValueError as error:
         # 10.0.0.1/8: one address of a network, or all of it? Both would be a guess.
-        bits = " without bits of hosts in it" if "host bits" in str(error) else ""
+        bits = " without host bits" if "host bits" in str(error) else ""
         raise wrong(expected + bits) from None
 
 
@@ -195,7 +195,7 @@ class Transparent(Section):
     ports: list[Annotated[PortRange, PORTS]] = Field(
         default_factory=list, description="Allowed destination ports; empty: all."
     )
-    tls_passthrough: Bool = setting(True, "Pass TLS without a key through, with byte quotas; false: refuse it.")
+    tls_passthrough: Bool = setting(True, "Without listen.tls, pass TLS through with byte quotas; false: refuse it.")
 
 
 _USER = text("a user name")
@@ -214,7 +214,7 @@ def _template(value: Any) -> str:
         if field not in TEMPLATE_FIELDS and not re.fullmatch(r"label:[A-Za-z0-9][A-Za-z0-9._/-]*", field):
             raise wrong(f"{expected}, not {{{field}}}")
     if "}{" in value:
-        raise wrong("something between two braces, such as /: without it two pods could make one and the same name")
+        raise wrong("a separator between two fields, such as /: without it two pods could get the same name")
     if "{" in _FIELD.sub("", value) or "}" in _FIELD.sub("", value):
         raise wrong(f"{expected}; unbalanced braces")
     return value

@@ -79,12 +79,12 @@ def unquoted(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if text == "~":
-        raise ValueError("YAML reads ~ as null, which is written null here")
+        raise ValueError("YAML reads ~ as null: write null")
     whole = _WHOLE.fullmatch(text)
     if whole is None and _FRACTION.fullmatch(text) is None:
         return text
     if len(text) > MAX_NUMBER_CHARS:
-        raise ValueError(f"it has {len(text)} characters, at most {MAX_NUMBER_CHARS} are taken")
+        raise ValueError(f"it has {len(text)} characters, at most {MAX_NUMBER_CHARS} are accepted")
     return int(text) if whole is not None else float(text)
 
 
@@ -228,7 +228,7 @@ def _reason(error: yaml.MarkedYAMLError, text: str) -> str:
     lines = text.splitlines()
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     if "cannot start any token" in reason and "\t" in line[: len(line) - len(line.lstrip())]:
-        return "this line is indented with a tab, and YAML takes spaces only"
+        return "this line is indented with a tab, and YAML allows only spaces"
     found = next((plain for theirs, plain in _PLAIN_WORDS if theirs in reason), None)
     return reason if found is None else f"{found} ({reason})"
 
@@ -239,7 +239,7 @@ def _documents(file: str, text: str, loader: Loader, most: int) -> Iterator[Sour
     number = 0
     while type(start := loader.get_event()) is not StreamEndEvent:
         if number == most:
-            raise ComposerError("expected a single document in the stream", None, "but found another", start.start_mark)
+            raise ComposerError("expected a single YAML document", None, "but found another", start.start_mark)
         source = reader.source = Source(file, text=text, document=number)
         source.values = reader.value(loader.get_event(), 0)
         loader.get_event()  # the document's end
@@ -335,7 +335,7 @@ class _Reader:
             value_event = next_event()
             if key is None or key in keys:
                 if key is not None:
-                    text = f"expected each key once; it is already there at line {keys[key].start_mark.line + 1}"
+                    text = f"expected each key once; it is already at line {keys[key].start_mark.line + 1}"
                     self._note(event, (key,), text)
                 self.value(value_event, depth)
             elif key == MERGE_KEY and plain and event.implicit[0]:
@@ -362,7 +362,7 @@ class _Reader:
             key = event.value if type(event) is ScalarEvent else None
             self.value(event, depth, *([] if key is None else [key]))
         if key is None:
-            self._note(event, (), "expected plain names as keys")
+            self._note(event, (), "expected text as keys")
         return key
 
     def _merge(self, into: dict[str, Any], event: Any, value: Any) -> None:

@@ -71,17 +71,17 @@ def find_duplicates(config: Config, source: Source) -> list[Problem]:
         first = seen.setdefault(key, place)
         if first != place:
             names = "user and client-id" if key[2] is None else "ip"
-            text = f"expected each {names} once; {_entity(key)} has an entry already, {_where(first, source)}"
+            text = f"expected each {names} once; {_entity(key)} already has an entry, {_where(first, source)}"
             problems.append(source.problem(place, text))
     for found, place in static:
         first = seen.get((found.user, found.client_id, None), place)
         if first != place:
-            text = f"sets a limit of a client-id that has an entry already, {_where(first, source)}"
+            text = f"sets a limit of a client-id that already has an entry, {_where(first, source)}"
             problems.append(source.problem(place, text, at_key=True))
     for cap, place in caps:
         first = seen.get((None, None, cap.name), place)
         if first != place:
-            text = f"sets a limit of an ip that has an entry already, {_where(first, source)}"
+            text = f"sets a limit of an ip that already has an entry, {_where(first, source)}"
             problems.append(source.problem(place, text, at_key=True))
     return problems
 

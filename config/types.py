@@ -233,10 +233,10 @@ def _port_map(value: Any) -> dict[int, int]:
     ports: set[int] = set()
     for name, port in value.items():
         if not re.fullmatch(r"[0-9]{1,10}", str(name), re.ASCII) or int(name) >= 2**31:
-            raise wrong(f"{expected}; {value_text(name)} is no broker id")
+            raise wrong(f"{expected}; {value_text(name)} is not a broker id")
         node_id = int(name)
         if number(port) is None or port != int(port) or not 1 <= port <= 65_535:
-            raise wrong(f"{expected}; {value_text(port)} is no port from 1 to 65535")
+            raise wrong(f"{expected}; {value_text(port)} is not a port from 1 to 65535")
         if node_id in result or port in ports:
             raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats one")
         result[node_id] = int(port)
@@ -272,7 +272,7 @@ def _host_port(value: Any) -> HostPort:
     if match is None:
         raise wrong('host:port, such as "kafka-0.kafka:9092" or "[::1]:9092"')
     if not 1 <= int(match[3]) <= 65_535:
-        raise wrong("a port from 1 to 65535 behind the host's name")
+        raise wrong("a port from 1 to 65535 after the host name")
     return HostPort(match[1] or match[2], int(match[3]))
 
 
@@ -310,7 +310,7 @@ def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
             proposal = "" if meant is None else f"; did you mean {meant}?"
             raise wrong(f"{expected}; {value_text(part.strip())} is not one{proposal}")
         if name in result:
-            raise wrong(f"{expected}, each client id once; {value_text(name)} is there twice")
+            raise wrong(f"{expected}, each client id once; {value_text(name)} occurs twice")
         result[name] = amount
     return tuple(result.items())
 
@@ -334,7 +334,7 @@ def _cap_overrides(value: Any) -> tuple[tuple[str, int], ...]:
         if not 0 <= count < 2**31:
             raise wrong(f"{expected}; {value_text(part.strip())} is not one")
         if address in result:
-            raise wrong(f"{expected}, each address once; {value_text(name)} is there twice")
+            raise wrong(f"{expected}, each address once; {value_text(name)} occurs twice")
         result[address] = count
     return tuple(result.items())
 

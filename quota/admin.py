@@ -271,7 +271,7 @@ def selection(components: Sequence[Component], *, strict: bool) -> Callable[[Ent
         _check_component(component, wanted)
         wanted[component.entity_type] = component
     if IP in wanted and len(wanted) > 1:
-        raise AdminError(INVALID_REQUEST, f"an {IP} cannot be looked for together with a {USER} or a {CLIENT_ID}")
+        raise AdminError(INVALID_REQUEST, f"an {IP} cannot be combined in a filter with a {USER} or a {CLIENT_ID}")
 
     def selects(entity: Entity) -> bool:
         if strict and (not wanted or len(entity) != len(wanted)):
@@ -286,13 +286,13 @@ def _check_component(component: Component, before: Mapping[str, Component]) -> N
     if not kind:
         raise AdminError(INVALID_REQUEST, "expected an entity type, got an empty one")
     if kind in before:
-        raise AdminError(INVALID_REQUEST, f"expected each entity type once, {kind} is in the filter again")
+        raise AdminError(INVALID_REQUEST, f"expected each entity type once, {kind} is in the filter twice")
     if kind not in (USER, CLIENT_ID, IP):
         raise AdminError(UNSUPPORTED_VERSION, f"expected the entity type {USER}, {CLIENT_ID} or {IP}, got {kind}")
     if match_type not in (_EXACT, _DEFAULT, _ANY):
         raise AdminError(INVALID_REQUEST, f"expected the match type 0, 1 or 2, got {match_type}")
     if match_type == _EXACT and match is None:
-        raise AdminError(INVALID_REQUEST, f"expected a name of the {kind} that is looked for")
+        raise AdminError(INVALID_REQUEST, f"expected a name of the {kind} to look for")
     if match_type != _EXACT and match is not None:
         raise AdminError(INVALID_REQUEST, f"expected no name with match type {match_type}, got one for {kind}")
 

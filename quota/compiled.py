@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[1]
 DIRECTORY: Final = "_compiled"
 SUMS: Final = f"quota/{DIRECTORY}/SHA256SUMS"
 
-WHY_NOT = "quota has not been imported"
+WHY_NOT = "quota is not imported yet"
 """Why the compiled modules are not used; empty when they are."""
 
 

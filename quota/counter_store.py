@@ -53,7 +53,7 @@ class CounterStore:
         self._look_from = 0
         self._overflow: dict[tuple[Kind, Entity], QuotaCounter] = {}
         self.overflowed: Final[dict[Kind, int]] = dict.fromkeys(Kind, 0)
-        """How often a client got an overflow counter for lack of room."""
+        """How often a client got an overflow counter because the table was full."""
         self.on_forget: Final[list[Callable[[QuotaCounter], None]]] = []
         """Called with each evicted counter, so that periodic readers miss no totals."""
         self.on_overflow: Callable[[Kind], None] | None = None

@@ -29,19 +29,19 @@ keeps the right to go first once it asks."""
 MAX_KEPT_MS: Final = 10_000
 """A request is kept for a client that has gone if its turn comes within this time, and no longer."""
 MAX_KEPT: Final = 32
-"""So many such requests of one group are kept at most,"""
+"""At most this many such requests of one group are kept,"""
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
-"""with so many bytes received on their connections;"""
+"""with at most this many bytes received on their connections;"""
 MAX_KEPT_OF_ALL: Final = 256
-"""so many of all groups,"""
+"""at most this many of all groups,"""
 MAX_KEPT_BYTES_OF_ALL: Final = 32 * 1024 * 1024
-"""with so many bytes."""
+"""with at most this many bytes."""
 MAX_REFUSED: Final = 8
-"""So many times its limit may a group send in requests that are thrown away: beyond it they wait as others do,"""
+"""A group may send at most this many times its limit in discarded requests; further ones wait as others do,"""
 MAX_REFUSED_MS: Final = 30_000
-"""and so long at this rate at once."""
+"""and for at most this long at once."""
 AWAY_MS: Final = 10_000
-"""A connection whose request was refused keeps its place so long after it was to come back."""
+"""How long after its expected return a connection with a refused request keeps its place."""
 REVIEW_MS: Final = 1000
 """How often it is reviewed whether a claimed request still arrives."""
 LONGEST_ARRIVAL_MS: Final = 30_000

@@ -81,7 +81,7 @@ def _fields() -> Iterator[Field]:
     )
     yield Field("end_ms", "bigint", False, "ms since 1970, UTC", "end of the interval, by the machine's clock")
     yield Field("duration_s", "double", False, "s", "length of the interval, by the monotonic clock")
-    yield Field("samples", "int", False, "", "one-second samples behind the rates below")
+    yield Field("samples", "int", False, "", "number of one-second samples of the rates below")
     yield Field("cluster_id", "string", True, "", "the Kafka cluster, if configured")
     yield Field("namespace", "string", True, "", "Kubernetes namespace of the sidecar")
     yield Field("pod", "string", True, "", "pod (or host) of the sidecar")

@@ -83,7 +83,7 @@ class Entry(_EntryFields):
         return cls(*iterable)
 
     def candidate_limit(self, kind: Kind) -> float | None:
-        """The candidate for `kind`, None if there is none beside a live limit."""
+        """The candidate for `kind`, None if there is none next to a live limit."""
         if self.candidate is None or self.limit(kind) is None:
             return None
         value: float | None = getattr(self.candidate, RATE_FIELD[kind])

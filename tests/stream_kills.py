@@ -158,7 +158,7 @@ def logged(sink: Path) -> tuple[int, list[str]]:
 
 
 def rolled(sink: Path) -> dict[Place, Sums]:
-    """What was rolled up. Raises ExactlyOnceError where a client's minute is there twice."""
+    """What was rolled up. Raises ExactlyOnceError where a client's minute occurs twice."""
     files = logged(sink)[1]
     if not files:
         return {}
@@ -284,7 +284,7 @@ def main() -> int:
     print(json.dumps(result))
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print("nothing was lost, nothing is there twice")
+    print("nothing was lost, nothing occurs twice")
     return 0
 
 

@@ -79,11 +79,11 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Anomalies",
-        f"What was used in the last {span(recent_days * DAY_S)} for the first time, or far more than ever before?",
+        f"Which usage of the last {span(recent_days * DAY_S)} is new, or far above its earlier maximum?",
         {
             "anomalies": Table(
                 found,
-                "What is new, hour by hour",
+                "New usage per hour",
                 [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"],
             )
         },
@@ -100,21 +100,21 @@ def _tell(tables: Mapping[str, DataFrame], history_s: float) -> Story:
         first = some_rows(mine.orderBy(F.col("highest_hour").desc(), *CLIENT), 1)
         if first:
             row = first[0]
-            findings.append(f"{several(clients, 'client')} {_SAID[name]}, with most of it {who(row)}: {_amount(row)}.")
+            findings.append(f"{several(clients, 'client')} {_SAID[name]}, most of all {who(row)}: {_amount(row)}.")
     if not findings:
-        findings = ["No client used anything that it had not used before, nor far more than ever."]
+        findings = ["No client used anything for the first time, or far more than before."]
     notes = [
-        f"What was before is {span(max(history_s, 0.0))} of records. A client that does something once a month is new "
-        "in each week; read more days, and it is not.",
-        f"More than ever: an hour with more than {MUCH:g} times the highest hour before.",
+        f"Earlier usage is {span(max(history_s, 0.0))} of records. A monthly job counts as new, unless the records "
+        "contain an earlier run.",
+        f"More than ever: an hour with more than {MUCH:g} times the highest earlier hour.",
     ]
     return Story(findings, notes=notes)
 
 
 _SAID = {
     "new client": "had no record before",
-    "never used before": "used what they never used before",
-    "more than ever": "used far more than in any hour before",
+    "never used before": "used something for the first time",
+    "more than ever": "used far more than in any earlier hour",
 }
 
 

@@ -92,7 +92,7 @@ def run(context: Context) -> Report:
     by_day = days.select("cluster_id", "kind", moment(F.col("day") * DAY_S).alias("day"), "peak_bytes_per_s")
     return Report(
         "Capacity",
-        "How much has been promised, how much is used at most, and when will it be reached?",
+        "What do the limits add up to, what is the peak usage, and when will it reach them?",
         {
             "clusters": Table(clusters, "Clusters", ["cluster_id", "kind"]),
             "days": Table(by_day, "Daily peaks", ["cluster_id", "kind", "day"], shown=0),
@@ -122,11 +122,10 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
         findings,
         [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, bytes_per_s=True, level=levels))],
         notes=[
-            "Limits are summed over groups and sidecars: each sidecar lets a group use the whole "
-            "limit, unless it is one of the whole fleet, which counts once. Those seen in the last "
-            "hour of the input count; shadow limits do not.",
-            "The forecast is a straight line through the peaks of whole days, towards the capacity where one was "
-            "given, else towards the sum of the limits. 'fit share' is R²: near 0 %, there is no trend to speak of.",
+            "Limits are summed over groups and sidecars: each sidecar allows the whole limit. A limit with "
+            "scope: fleet counts once. Limits seen in the last hour of the input count; shadow limits do not.",
+            "The forecast extends a straight line through the daily peaks to the capacity, or without one to the "
+            "sum of the limits. 'fit share' is R²: near 0 % there is no trend.",
         ],
     )
 
@@ -135,16 +134,16 @@ def _findings(row: Any) -> list[str]:
     name = f"{row['cluster_id'] or 'The cluster'}, {row['kind']}:"
     text = [f"{name} the peak was {size(row['peak_bytes_per_s'])}/s, the mean {size(row['mean_bytes_per_s'])}/s."]
     if row["limits_bytes_per_s"] is None:
-        text.append(f"{name} no limit was in force at the end, so nothing bounds it.")
+        text.append(f"{name} no limit was in force at the end.")
     else:
         against = (
             f"{share(row['oversubscription'])} of the capacity"
             if row["oversubscription"] is not None
             else f"{row['limits_bytes_per_s'] / max(row['peak_bytes_per_s'], 1):.2g} times the peak"
         )
-        fleets = f", {row['fleet_limits']:,} of them of the whole fleet," if row["fleet_limits"] else ""
+        fleets = f", {row['fleet_limits']:,} of them with scope: fleet," if row["fleet_limits"] else ""
         text.append(
-            f"{name} {several(row['limits'], 'limit')} on {several(row['sidecars'], 'sidecar')}{fleets} promise "
+            f"{name} {several(row['limits'], 'limit')} on {several(row['sidecars'], 'sidecar')}{fleets} add up to "
             f"{size(row['limits_bytes_per_s'])}/s, {against}."
         )
     if row["days"] < FEWEST_DAYS:

@@ -87,7 +87,7 @@ def run(context: Context) -> Report:
     order: list[Column | str] = [largest, *CLIENT, "kind", "since"]
     return Report(
         "Changes of quotas",
-        "What did each change of a quota do: what was used, and how long were clients held, a day before and after?",
+        "How did usage and delays change from the day before to the day after each quota change?",
         {"changes": Table(found, "Changes", order)},
         _tell,
     )
@@ -102,12 +102,12 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
     better = found.where("held_share_after < held_share_before").count()
     worse = found.where("held_share_after > held_share_before").count()
     findings = [
-        f"{several(number, 'change')} of quotas of {several(clients, 'client')}: after {better:,} of them the client "
-        f"was held less than before, after {worse:,} more."
+        f"{several(number, 'change')} of quotas of {several(clients, 'client')}: {better:,} reduced the client's "
+        f"throttled time, {worse:,} increased it."
     ]
     findings += [
         f"{who(row)}, {row['kind']}, {row['since']:%Y-%m-%d %H:%M}: from {_limit(row, 'limit_before')} to "
-        f"{_limit(row, 'limit_after')}. It was held for {share(row['held_share_before'])} of its time before and "
+        f"{_limit(row, 'limit_after')}. It was throttled for {share(row['held_share_before'])} of its time before and "
         f"{share(row['held_share_after'])} after, and used {_limit(row, 'rate_before')} before and "
         f"{_limit(row, 'rate_after')} after."
         for row in some_rows(found, 4)
@@ -116,11 +116,10 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
 
 
 _NOTES = [
-    "A change is seen in the records: the hour from which a client's limit is another one. What else was different on "
-    "that day (a weekend, a release) is not taken out.",
-    "Of limits of a whole fleet it is the fleet's limit that counts, not a sidecar's share, and the rate of all its "
-    "sidecars together; else the rate is that of one sidecar.",
-    "Figures are of the hours with records within 24 hours before and after. Rates are means, in bytes per second, "
+    "A change is the first hour with another limit in a client's records. Other differences between the two days "
+    "(a weekend, a release) are not removed.",
+    "With scope: fleet, limit and rate are those of the whole fleet, not of one sidecar.",
+    "Figures cover the hours with records within 24 hours before and after. Rates are means, in bytes per second, "
     "percent of one thread, or partitions per second.",
 ]
 

@@ -168,23 +168,22 @@ def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Sto
             f"{findings[0][:-1]}, most of all {top[0]['payer']}: {top[0]['total']:,.2f} {model.currency}, "
             f"{share(top[0]['total'] / sum_)} of everything.",
             f"{share(total['bursts'] / sum_)} of it is for bursts, {share(total['idle_reservations'] / sum_)} for "
-            "limits that were kept free and not used.",
+            "unused limits.",
         ]
         idle = max(top, key=lambda row: row["idle_reservations"])
         if idle["idle_reservations"] > idle["total"] / 2:
             findings.append(
-                f"{idle['payer']} pays mostly for what it does not use: {idle['idle_reservations']:,.2f} of "
-                f"{idle['total']:,.2f} {model.currency}. A lower limit would save that."
+                f"{idle['payer']} pays mostly for unused limits: {idle['idle_reservations']:,.2f} of "
+                f"{idle['total']:,.2f} {model.currency}. A lower limit would avoid that."
             )
     bill = {str(row["payer"]): {name.replace("_", " "): row[name] for name in ITEMS} for row in top}
     return Story(
         findings,
         [Plot(f"The largest bills, in {model.currency}", plots.bars(bill, model.currency))],
         notes=[
-            f"A burst is what a payer moves above {model.burst_above:g} times its mean rate of that "
-            f"hour, per {grain} s.",
-            "An idle reservation is a limit in force less what was used, per sidecar and interval. "
-            "Only intervals in which a "
-            "client has a record count: a limit costs nothing while its client is gone. Shadow limits reserve nothing.",
+            f"A burst is the bytes above {model.burst_above:g} times the payer's mean rate of that hour, in "
+            f"buckets of {grain} s.",
+            "An idle reservation is the unused part of an enforced limit, per sidecar and interval. Only intervals "
+            "with a record of the client count, so a limit of an absent client costs nothing.",
         ],
     )

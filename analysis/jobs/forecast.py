@@ -162,17 +162,15 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
     counts = {row["state"]: row["count"] for row in some_rows(limits.groupBy("state").count())}
     findings = [text for row in clusters if (text := _told(row))]
     findings.append(
-        f"{counts.get('reached', 0):,} of {several(sum(counts.values()), 'limit')} were reached in the last week, "
-        f"{counts.get('expected', 0):,} are expected to be within {horizon} days, and {counts.get('possible', 0):,} "
-        "more may be."
+        f"{counts.get('reached', 0):,} of {several(sum(counts.values()), 'limit')} were reached in the last week. "
+        f"Within {horizon} days {counts.get('expected', 0):,} will probably be reached, {counts.get('possible', 0):,} "
+        "more possibly."
     )
     soon = some_rows(limits.where("state = 'expected'"), 4)
     findings += [_told(row) for row in soon]
     unknown = counts.get("not known", 0)
     if unknown:
-        findings.append(
-            f"Of {several(unknown, 'limit')} there are less than {FEWEST_DAYS} days: too few for a forecast."
-        )
+        findings.append(f"Too few records for a forecast, less than {FEWEST_DAYS} days: {several(unknown, 'limit')}.")
     tested = tables["clusters"].unionByName(limits, allowMissingColumns=True)
     test = tested.where("held_out_days IS NOT NULL").agg(
         F.count("*").alias("series"),
@@ -193,19 +191,19 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
         findings,
         pictures,
         notes=[
-            "Forecasts are of daily peaks: a line, scaled by what each day of the week usually is to the others, "
-            "fitted by least squares. Days that the input does not have whole are left out; without a record a client "
+            "The forecast of daily peaks is a linear trend with a factor per weekday, fitted by least squares. It "
+            "leaves incomplete days out; without a record a client "
             "used nothing.",
-            f"Expected on: the first day whose forecast is at the limit. Between earliest and latest it lies with "
-            f"{share(CERTAINTY)}, if everything goes on as before; what is planned, a forecast does not know.",
-            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. A client that is held "
-            "by a limit uses no more than it, so what it would have used is not known.",
-            "A sidecar's own limit (scope instance) is held against the sidecar that used most of it, in the quota's "
-            "own window; a fleet's limit, and a cluster's capacity, against what all sidecars used together in a time "
-            "bucket. Without --capacity a cluster is held against the sum of the limits in force.",
-            "Error share and covered share are of the back-test: the mean error over the mean peak, and the share of "
-            f"the held-out days within their bounds ({share(CERTAINTY)} would be right). With less than eight weeks of "
-            "records fewer lie within them than should.",
+            f"Expected on: the first day whose forecast reaches the limit; with {share(CERTAINTY)} probability it lies "
+            "between earliest and latest. Planned changes are not taken into account.",
+            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. The demand of "
+            "a throttled client is not known.",
+            "A limit with scope: instance is compared with the busiest sidecar, in the quota's window; one with scope: "
+            "fleet, and a cluster's capacity, with the sum of all sidecars per time bucket. Without --capacity, the "
+            "sum of the enforced limits takes its place.",
+            "Error share and covered share come from the back-test: the mean error divided by the mean peak, and the "
+            f"share of held-out days within the bounds (ideally {share(CERTAINTY)}). With less than eight weeks of "
+            "records the covered share is lower.",
         ],
     )
 
@@ -214,14 +212,14 @@ def _told(row: Any) -> str:
     name, kind = _name(row), row["kind"]
     what = f"{name}, {kind}" + (f" ({rate(kind, row['limit'])})" if row["limit"] else "")
     if row["state"] == "reached":
-        return f"{what}: {share(row['used_share'])} of it were used in the last week."
+        return f"{what}: {share(row['used_share'])} used in the last week."
     if row["state"] == "expected":
         bounds = f"from {row['earliest']}" + (f" to {row['latest']}" if row["latest"] else " on, or later than seen")
         return f"{what}: expected to be reached on {row['expected_on']} ({share(CERTAINTY)}: {bounds})."
     if row["state"] == "possible":
         return f"{what}: may be reached from {row['earliest']} on."
     if row["state"] == "not in sight":
-        return f"{what}: not in sight; {share(row['used_share'])} of it were used in the last week."
+        return f"{what}: not reached within the horizon; {share(row['used_share'])} used in the last week."
     return ""
 
 
@@ -246,4 +244,4 @@ def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
     bytes_per_s = Kind(row["kind"]) in BYTE_KINDS
     label = "bytes per second" if bytes_per_s else MEASURES[Kind(row["kind"])].unit
     svg = plots.outlook(seen, ahead, label, bytes_per_s=bytes_per_s, level=row["limit"])
-    return Plot(f"{_name(row)}, {row['kind']}: daily peaks, and the days ahead", svg)
+    return Plot(f"{_name(row)}, {row['kind']}: daily peaks and forecast", svg)

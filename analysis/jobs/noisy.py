@@ -67,10 +67,12 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Noisy neighbours",
-        "Which clients' bursts coincide with longer broker times of all other clients?",
+        "Which clients' bursts coincide with longer broker times of other clients?",
         {
             "neighbours": Table(
-                neighbours, "Clients, by what others see in their bursts", [F.col("lift").desc_nulls_last(), *CLIENT]
+                neighbours,
+                "Clients by broker time of others during their bursts",
+                [F.col("lift").desc_nulls_last(), *CLIENT],
             )
         },
         lambda tables: _tell(tables, grain),
@@ -82,11 +84,11 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
     notable = some_rows(frame.where("notable").orderBy(F.col("lift").desc(), *CLIENT), 5)
     judged = frame.count()
     if not judged:
-        findings = [f"No client was there in {FEWEST_BUCKETS} time buckets beside others: nothing can be said."]
+        findings = [f"No client shared {FEWEST_BUCKETS} time buckets with others: too few to compare."]
     elif not notable:
         findings = [
-            f"Of {several(judged, 'client')} none stands out: no client's bursts coincide with broker times of others "
-            f"that are {NOTABLE_LIFT:g} times as long as usual."
+            f"None of {several(judged, 'client')} stands out: during no client's bursts do the broker times of others "
+            f"rise to {NOTABLE_LIFT:g} times the usual."
         ]
     else:
         findings = [
@@ -106,7 +108,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
     if shown:
         pictures.append(
             Plot(
-                "Broker time that others' requests take longer in a client's bursts",
+                "Extra broker time of others' requests during a client's bursts",
                 plots.bars(shown, "ms per request"),
             )
         )

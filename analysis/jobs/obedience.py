@@ -37,14 +37,14 @@ def run(context: Context) -> Report:
     deaf = clients.where("mutes_ignored > 0").select(*CLIENT, "library", "version", "mutes", "mutes_ignored", ignored)
     return Report(
         "Obedience",
-        "Which client libraries wait when they are told a throttle time?",
+        "Which client libraries honour throttle times?",
         {
             "libraries": Table(
                 libraries, "Client libraries", [F.col("mutes").desc(), F.col("library"), F.col("version")]
             ),
             "clients": Table(
                 deaf,
-                "Clients that went on sending",
+                "Clients that sent while muted",
                 [F.col("mutes_ignored").desc(), *CLIENT],
                 summed=("mutes_ignored", "mutes"),
             ),
@@ -56,7 +56,7 @@ def run(context: Context) -> Report:
 def _tell(tables: Mapping[str, DataFrame]) -> Story:
     rows = [row for row in some_rows(tables["libraries"]) if row["mutes"] > 0]
     if not rows:
-        return Story(["No throttle was watched in this time, so nothing is known about which clients obey."])
+        return Story(["No client was throttled long enough to tell whether it honours throttle times."])
     findings = []
     for row in rows[:8]:
         name = f"{row['library']} {row['version']}".strip()
@@ -64,13 +64,13 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         if row["mutes"] < FEW:
             findings.append(f"{name}: went on sending during {seen}; too few to judge.")
         elif row["ignored_share"] <= OBEDIENT:
-            findings.append(f"{name} obeys: it went on sending during {seen}.")
+            findings.append(f"{name} honours throttle times: it went on sending during {seen}.")
         elif row["ignored_share"] >= DEAF:
             findings.append(
-                f"{name} ignores throttle times: it went on sending during {seen}. The mute is what holds it."
+                f"{name} ignores throttle times: it went on sending during {seen}. Only the mute delays it."
             )
         else:
-            findings.append(f"{name} obeys in part: it went on sending during {seen}.")
+            findings.append(f"{name} honours throttle times in part: it went on sending during {seen}.")
     shown = {
         f"{row['library']} {row['version']}".strip(): {
             "waited": float(row["mutes"] - row["mutes_ignored"]),
@@ -80,10 +80,9 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
     }
     return Story(
         findings,
-        [Plot("What libraries did when they were throttled", plots.bars(shown, "throttles"))],
+        [Plot("Throttled libraries: waited or went on sending", plots.bars(shown, "throttles"))],
         notes=[
-            "Ignoring costs the client nothing and gains it nothing: a muted connection is not read, "
-            "so what it sends waits.",
+            "A client gains nothing by ignoring throttle times: kquota does not read a muted connection.",
             "Libraries name themselves from ApiVersions version 3 on (KIP-511); older ones are '(did not say)'.",
         ],
     )

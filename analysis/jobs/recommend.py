@@ -208,7 +208,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         (most,) = some_rows(held.orderBy(F.col("delayed_seconds").desc(), *CLIENT), 1)
         findings.append(
             f"{several(number, 'limit')} delayed a client, most of all {who(most)} "
-            f"({span(most['delayed_seconds'])}): there the need is not known, only that it is more than was allowed."
+            f"({span(most['delayed_seconds'])}): the need there is above the limit, by an unknown amount."
         )
     low = frame.where("confidence = 'low'").count()
     if low:
@@ -217,9 +217,8 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         )
     if rest > 0:
         findings.append(
-            f"{rest:,} recommendations are only in the table, not in the values: they are beyond the {MAX_ROWS:,} "
-            "largest, or their client's name was truncated in the records or cannot be written in an entry, or the "
-            "client has limits of both scopes, and an entry has one scope."
+            f"{rest:,} recommendations are in the table only: they are beyond the {MAX_ROWS:,} largest, or their "
+            "client's name was truncated or cannot be written in an entry, or the client has limits of both scopes."
         )
     shown = {
         f"{who(row)} {row['kind']}": {
@@ -238,10 +237,9 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         pictures if top else [],
         files={**_values(usable, headroom), "quotas.diff": _diff(usable)},
         notes=[
-            "Need: per hour of the day, apart for weekends, the highest 99th percentile of a day; the largest of them "
-            f"counts. The recommendation is {headroom:.0%} above it, rounded up to two digits. It is for one sidecar; "
-            "where the limit in force is the whole fleet's (scope fleet), need and recommendation are of all of them "
-            "together.",
+            "Need: the highest daily 99th percentile per hour of the day, weekends separately; the largest counts. "
+            f"The recommendation is {headroom:.0%} above it, rounded up to two digits. Both are for one sidecar, or "
+            "with scope: fleet for all of them together.",
             f"Confidence is high from {DAYS_HIGH} days without delays on, medium from {DAYS_MEDIUM} days on, else low.",
             "Partition mutations are too rare for percentiles and get no recommendation.",
         ],

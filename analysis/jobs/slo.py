@@ -34,10 +34,10 @@ def run(context: Context) -> Report:
     worst: list[Column | str] = [F.col("budget_used_share").desc_nulls_last(), TEAM]
     return Report(
         "Service level",
-        f"Was each team let through at once {share(target)} of the time, and with {share(target)} of its requests?",
+        f"Was each team free of delays for {share(target)} of its time and {share(target)} of its requests?",
         {
             "teams": Table(teams, "Teams" if owners else "Users, as no file of owners was given", worst),
-            "clients": Table(clients.where("requests_delayed > 0"), "Clients that were held", [*worst, *CLIENT]),
+            "clients": Table(clients.where("requests_delayed > 0"), "Delayed clients", [*worst, *CLIENT]),
             "hours": context.hours(hourly, _SUMS),
         },
         lambda tables: _tell(tables, target, context.intake.quality),
@@ -60,10 +60,10 @@ def _tell(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> S
     several_missed = teams.where("NOT kept").count()
     findings = [
         f"{several_missed:,} of {several(number, 'team')} missed the target: more than {share(1 - target)} of their "
-        "time or of their requests were held by quotas."
+        "time or of their requests was delayed by quotas."
     ]
     findings += [
-        f"{row[TEAM]}: held for {span(row['held_seconds'])} ({share(row['time_held_share'])} of its time), "
+        f"{row[TEAM]}: delayed for {span(row['held_seconds'])} ({share(row['time_held_share'])} of its time), "
         f"{row['requests_delayed']:,} of {row['requests']:,} requests delayed ({share(row['requests_delayed_share'])})."
         for row in missed[:4]
     ]
@@ -76,13 +76,13 @@ def _tell(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> S
     return Story(
         findings,
         [
-            Plot("Time held, hour by hour", plots.steps(held, "minutes per hour", step_s, quality)),
+            Plot("Delayed time per hour", plots.steps(held, "minutes per hour", step_s, quality)),
             Plot("Teams", plots.bars(bars, "percent of the time")),
         ],
         notes=[
-            "Time is that of clients: the intervals in which a client did anything. Of each interval no more than its "
-            "length counts as held, however many connections waited.",
-            "budget_used_share is the worse of the two shares over what the target leaves: 100 % is all of it.",
+            "Time is the intervals in which a client sent requests. Delays of an interval count up to its length, "
+            "however many connections waited.",
+            "budget_used_share is the larger of the two shares, divided by 100 % minus the target.",
             "Delays by the brokers' own quotas count as well.",
         ],
     )

@@ -85,17 +85,17 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Throttling",
-        "Which clients were slowed down, by which quota, and how much time did it cost?",
+        "Which clients were throttled, by which quota, and how much time did it cost?",
         {
             "causes": Table(by_cause, "Causes", [F.col("delayed_seconds").desc(), F.col("cause")]),
             "clients": Table(
                 clients,
-                "Clients that were delayed",
+                "Delayed clients",
                 [F.col("delayed_seconds").desc(), *CLIENT],
                 summed=("delayed_seconds", "held_seconds", "requests_delayed"),
             ),
             "client_hours": Table(
-                client_hours, "Hours of each client", [F.col("delayed_seconds").desc(), "hour", *CLIENT]
+                client_hours, "Each client, per hour", [F.col("delayed_seconds").desc(), "hour", *CLIENT]
             ),
             "hours": context.hours(hourly, SECONDS),
         },
@@ -123,8 +123,7 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
     held = sum(row["held_seconds"] for row in causes)
     if held:
         findings.append(
-            f"{span(held)} of it, {share(held / total)}, requests waited before they were forwarded, because "
-            "their group still owed for earlier ones; of the rest the clients were told."
+            f"{span(held)} ({share(held / total)}) was queueing in kquota; clients saw the rest as throttle_time_ms."
         )
     findings += [
         f"{who(row)} lost {span(row['delayed_seconds'])} (mainly {row['main_cause']}): {share(row['time_lost_share'])} "
@@ -140,17 +139,14 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
     return Story(
         findings,
         [
-            Plot("Time lost to throttles, hour by hour", plots.steps(series, "minutes per hour", step_s, quality)),
-            Plot("Clients that lost most", plots.bars(victims, "minutes")),
+            Plot("Time lost to throttles, per hour", plots.steps(series, "minutes per hour", step_s, quality)),
+            Plot("Clients with the longest delays", plots.bars(victims, "minutes")),
         ],
         notes=[
-            "Delays of several connections at the same time add up: two connections held for a "
-            "minute each are two minutes.",
-            "held_seconds are a part of delayed_seconds: what requests waited before they were forwarded. "
-            "Clients are not told of it, and see slow answers.",
-            "Each delayed request has one cause, the quota with the longest delay. 'broker' are "
-            "quotas of the brokers' own.",
-            "The share of time lost is against the connections open at most in each interval, so it "
-            "is at least that much.",
+            "Delays of several connections add up: two connections delayed for a minute each are two minutes.",
+            "held_seconds is the part of delayed_seconds in which requests waited before they were forwarded. No "
+            "throttle time reports it.",
+            "Each delayed request has one cause, the quota with the longest delay. 'broker': the brokers' own quotas.",
+            "The share of time lost divides by the most connections open in each interval, so it is a lower bound.",
         ],
     )

@@ -76,9 +76,7 @@ def run(context: Context) -> Report:
                 left_out=_ONLY_IN_FILES,
                 summed=_SUMS,
             ),
-            "limits": Table(
-                _limits(buckets, observed), "Limits, by how much of them was used", [F.col("used_share").desc(), *GROUP]
-            ),
+            "limits": Table(_limits(buckets, observed), "Limits by utilisation", [F.col("used_share").desc(), *GROUP]),
             "hours": context.hours(hourly, _SUMS),
         },
         lambda tables: _tell(tables, grain, context.intake.quality),
@@ -135,7 +133,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Stor
         fleets = full.where("scope = 'fleet'").count()
         findings.append(
             f"{number:,} of {several(tables['limits'].count(), 'limit')} {'was' if number == 1 else 'were'} used up at "
-            f"some time, {fleets:,} of them of the whole fleet."
+            f"some time, {fleets:,} of them with scope: fleet."
         )
     series = {name: [(row["hour"], row[f"{name}_bytes"] / row["observed_seconds"]) for row in hours] for name in KINDS}
     largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
@@ -146,11 +144,10 @@ def _tell(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Stor
             Plot("The largest clients", plots.bars(largest, "bytes", volume=True)),
         ],
         notes=[
-            f"Percentiles are of the client's rate on all sidecars together, per {grain} s in which it was there; an "
-            "interval counts where its middle is. The one-second maximum is of one sidecar.",
-            "Of a limit of scope instance, used share is the highest that any one sidecar saw, in the quota's own "
-            f"window; of one of scope fleet it is what all sidecars of the cluster used together in {grain} s, over "
-            "the fleet's limit.",
+            f"Percentiles are of the client's total rate on all sidecars, in buckets of {grain} s with records; the "
+            "middle of an interval decides its bucket. The one-second maximum is of one sidecar.",
+            "The used share of a limit with scope: instance is the highest of any sidecar, in the quota's window; with "
+            f"scope: fleet, the usage of all sidecars in {grain} s, divided by the limit.",
             "A client is a user and a client-id in one cluster, whichever sidecars or pods its "
             "connections went through.",
         ],

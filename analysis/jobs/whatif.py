@@ -93,7 +93,7 @@ def run(context: Context) -> Report:
         }
     return Report(
         "What if",
-        "What would the candidate quotas have done to the traffic that was there?",
+        "What would the candidate quotas have done to the recorded traffic?",
         tables,
         lambda tables: _tell(tables, list(candidates), at_most),
     )
@@ -313,7 +313,7 @@ def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -
         ),
     )
     place = place_in("candidate", names)
-    return Table(sums, f"Candidates; too long is more than {share(at_most)} of the time", [place])
+    return Table(sums, f"Candidates (too long: more than {share(at_most)} of the time)", [place])
 
 
 def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
@@ -340,8 +340,7 @@ def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
             "peak_interval_rate",
             "sidecars",
         ),
-        f"The cheapest limit that was tried under which each group is held for no more than {share(at_most)} of its "
-        "time",
+        f"The lowest tried limit that delays each group for at most {share(at_most)} of its time",
         [F.col("cheapest_limit").desc_nulls_first(), "kind", *NAMED],
     )
 
@@ -370,18 +369,17 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
         findings,
         [Plot("Time over the candidate limits", plots.bars(shown, "minutes"))] if shown else [],
         notes=[
-            "Records say how much was used per interval, not when within it: each is replayed spread evenly over its "
-            "seconds. Bursts shorter than an interval are flattened, so what is told here is the least that would have "
-            "happened.",
-            "The traffic is replayed as it was. Clients that are slowed down ask later or less; and where a limit was "
-            "in force already, what they would have liked to send is not in the records.",
+            "Records have the usage per interval; the replay spreads it evenly over the seconds. Shorter bursts are "
+            "flattened, so these figures are lower bounds.",
+            "The replay does not model how clients react to delays. Demand above a limit that was in force is not in "
+            "the records.",
             "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals, by the algorithm that the "
             "candidate names), without pacing and without a cap; shadow entries are tried as if they were enforced.",
-            "A limit of scope fleet is tried against what all sidecars of a cluster used together, as if it were one "
-            "counter: an instance's share may be less than it could use for some seconds, which is not in here.",
-            "The extreme is the highest rate in the window (of partitions, the least tokens) while the group was over "
-            "its limit. Where several clients share a limit that they never come near on a sidecar, the peak of an "
-            "interval is the sum of their own peaks: it was at most that.",
+            "A limit with scope: fleet is replayed as one counter of all sidecars of a cluster. For some seconds an "
+            "instance's share may be too small; the replay omits that.",
+            "The extreme is the highest rate (for partitions, the fewest tokens) while the group was over its limit. "
+            "For clients that share a limit far above their usage, an interval's peak is the sum of their peaks, an "
+            "upper bound.",
         ],
     )
 
@@ -396,8 +394,8 @@ def _compared(tables: Mapping[str, DataFrame], at_most: float) -> list[str]:
     enough = tables["cheapest"].where("cheapest_limit IS NOT NULL")
     number, all_groups = enough.count(), tables["cheapest"].count()
     findings.append(
-        f"For {number:,} of {several(all_groups, 'group')} one of the limits that were tried is enough: held for no "
-        f"more than {share(at_most)} of the time (table cheapest)."
+        f"For {number:,} of {several(all_groups, 'group')} a tried limit is enough: it delays them for at "
+        f"most {share(at_most)} of the time (table cheapest)."
     )
     return findings
 

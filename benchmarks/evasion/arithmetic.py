@@ -55,6 +55,20 @@ def steps(staircase: Staircase) -> list[tuple[float, float]]:
     return found
 
 
+def compute_most(staircase: Staircase, limit: float, from_s: float, span_s: float, one: float) -> float:
+    """The most that came within any `span_s` after `from_s`, without `one` request, in limits."""
+    rises = [(at, amount) for at, amount in steps(staircase) if at >= from_s]
+    most = amount = 0.0
+    first = 0
+    for at, more in rises:
+        amount += more
+        while rises[first][0] <= at - span_s:
+            amount -= rises[first][1]
+            first += 1
+        most = max(most, amount)
+    return max(most - one, 0.0) / (limit * span_s)
+
+
 def compute_achieved(
     staircase: Staircase, limit: float, window_s: float, until_s: float, at_once: float = 0.0
 ) -> Achieved:

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.evasion import frames
 from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error, steps
+from benchmarks.evasion.members import MemberWire
 from benchmarks.evasion.rows import LOOPBACK, Row
 from benchmarks.evasion.wire import Address, RefusedError, Wire
 
@@ -142,6 +143,8 @@ class Attacker:
             host = LOOPBACK[source[:3]]
         async with asyncio.timeout(STEP_TIMEOUT_S):
             wire = await Wire.open((host, port), source, self._tls)
+        if row.member:
+            wire = await MemberWire.of(wire, row.member, f"group-{self.topic}", self.topic, self.client_id)
         self.seen.connections += 1
         here: dict[str, Any] = {"kept": kept, "index": index, "first": True}
         try:
@@ -252,8 +255,8 @@ class Attacker:
             return
         if count == 1:
             answer = await self._ask(wire, frame)
-            if answer is not None:
-                self._judge(answer)
+            if answer is not None and self._judge(answer):
+                return
         else:
             for _ in range(count):
                 await wire.send(frame)
@@ -269,9 +272,11 @@ class Attacker:
         self.seen.answers += 1
         return answer
 
-    def _judge(self, answer: bytes) -> None:
+    def _judge(self, answer: bytes) -> bool:
+        """Whether it is an error."""
         if error := frames.produce_error(self.topic, answer):
             self.seen.errors[f"Produce: error {error}"] += 1
+        return error != 0
 
     async def _numbered(self, wire: Wire, here: dict[str, Any]) -> bytes:
         kept, row = here["kept"], self.row

@@ -12,6 +12,7 @@ from crc32c import crc32c
 from proxy.core.wire.primitives import uvarint
 
 PRODUCE, FETCH, METADATA, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 3, 19, 20, 32
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT = 11, 12, 13, 14, 68
 INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, CREATE_PARTITIONS, RENEW_DELEGATION_TOKEN, SHARE_FETCH = 22, 24, 37, 39, 78
 PRODUCE_VERSION = 11
 """The newest without topic ids; flexible, as current clients speak it."""
@@ -256,6 +257,51 @@ def renew_token(secret: str, client_id: str) -> bytes:
 def renewal_error(payload: bytes) -> int:
     """Error code of its answer."""
     return int(struct.unpack_from(">h", payload, 5)[0])
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack(">h", len(raw)) + raw
+
+
+def join_group(group: str, session_ms: int, client_id: str, member: str = "") -> bytes:
+    """JoinGroup 3: the newest version in which a broker names a new member at once."""
+    body = _text(group) + struct.pack(">ii", session_ms, max(session_ms, 1)) + _text(member) + _text("consumer")
+    body += struct.pack(">i", 1) + _text("range") + struct.pack(">i", 0)
+    return framed(header(JOIN_GROUP, 3, client_id, flexible=False) + body)
+
+
+def joined(payload: bytes) -> tuple[int, int, str]:
+    """(error, generation, member) in an answer to it."""
+    error, generation, size = struct.unpack_from(">hih", payload, 8)  # correlation id, throttle time
+    at = 16 + size  # protocol
+    at += 2 + struct.unpack_from(">h", payload, at)[0]  # leader
+    (size,) = struct.unpack_from(">h", payload, at)
+    return error, generation, payload[at + 2 : at + 2 + size].decode()
+
+
+def sync_group(group: str, generation: int, member: str, client_id: str) -> bytes:
+    """SyncGroup 1, as the leader that assigns nothing."""
+    body = _text(group) + struct.pack(">i", generation) + _text(member) + struct.pack(">i", 0)
+    return framed(header(SYNC_GROUP, 1, client_id, flexible=False) + body)
+
+
+def heartbeat(group: str, generation: int, member: str, client_id: str) -> bytes:
+    """Heartbeat 1."""
+    body = _text(group) + struct.pack(">i", generation) + _text(member)
+    return framed(header(HEARTBEAT, 1, client_id, flexible=False) + body)
+
+
+def leave_group(group: str, member: str, client_id: str) -> bytes:
+    """LeaveGroup 1."""
+    return framed(header(LEAVE_GROUP, 1, client_id, flexible=False) + _text(group) + _text(member))
+
+
+def consumer_heartbeat(group: str, member: str, epoch: int, topic: str, client_id: str) -> bytes:
+    """ConsumerGroupHeartbeat 0 (KIP-848); epoch 0 joins."""
+    body = compact(group.encode()) + compact(member.encode()) + struct.pack(">i", epoch) + b"\0\0"
+    body += struct.pack(">i", TIMEOUT_MS) + uvarint(2) + compact(topic.encode()) + b"\0" + uvarint(1) + b"\0"
+    return framed(header(CONSUMER_GROUP_HEARTBEAT, 0, client_id, flexible=True) + body)
 
 
 class _Reader:

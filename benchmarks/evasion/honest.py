@@ -115,6 +115,7 @@ def run(
             door="plain",
             user="",
             flavour="",
+            member="",
             quotas=[{"client-id": prefix + name, "producer_byte_rate": limit}],
         )
         for name in commands

@@ -24,6 +24,7 @@ HEADINGS = {
     "large": "Large requests",
     "fetch": "Fetch and ShareFetch",
     "fetch30": "Fetch on 30 connections",
+    "members": "Group members",
     "requests": "Request time",
     "mutations": "Partition mutations",
     "first": "The escapes that were found first",
@@ -159,6 +160,7 @@ def _stored(report: Report) -> dict[str, Any]:
     brokers = {one.row.name: one.figures.achieved for batch in report.direct for one in batch.outcomes}
     kept["rows"] = [
         {"row": one.row.name, "limit": one.row.limit, "connections": one.row.connections, **asdict(one.figures)}
+        | {f"over_{span_s:g}_s": most for span_s, most in one.stretches.items()}
         | {"brokers": brokers.get(one.row.name)}
         for batch in report.batches
         for one in batch.outcomes

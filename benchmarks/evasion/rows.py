@@ -19,12 +19,18 @@ Flavour = Literal[
     "partitions", "partitions-old", "delete", "delete-old", "metadata", "metadata-old",
 ]  # fmt: skip
 """`names`: a client-id per request. Of mutations what is asked for, and whether in a version that is never refused."""
+Member = Literal["", "joins", "beats", "consumer", "member", "leaves"]
+"""What an attacker sends before each request to be taken for a group's member: a JoinGroup with a session of 1 ms;
+ten heartbeats; a ConsumerGroupHeartbeat; the heartbeat of a member that has joined; JoinGroup, and LeaveGroup behind
+the request."""
 
 SOURCES = tuple(f"127.0.{number}.1" for number in range(1, 9))
 LOOPBACK = {"127": "127.0.0.1", "::1": "::1"}
 KERBEROS_USER = "kerberos"
 """The one client that the Kerberos server knows, and whom the sidecar takes all clients of GSSAPI for."""
 BOUND = 1.05
+STRETCHES = {24.0: BOUND, 10.0: 1.12}
+"""Bounds over any so many seconds after the first window, besides one request."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,18 @@ class Row:
     """Addresses that connections come from."""
     offer: float = 10.0
     """The most that is tried, in limits. More would only load the machine."""
+    member: Member = ""
     counter: Counter = "client-id"
     """What its entry names."""
     bounded: bool = True
     """False: Kafka's definition lets this one escape; the figure is shown and not judged."""
     one_at_least: bool = True
     """Something has to pass in the counted time, or the row shows nothing (but long debts may fill all of it)."""
+
+    @property
+    def in_stretches(self) -> bool:
+        """Also judged by `STRETCHES`."""
+        return self.member != ""
 
     @property
     def user(self) -> str:
@@ -281,6 +293,47 @@ def _fetch() -> Iterator[Row]:
               "share", size=50_000, connections=4, mode="impatient")  # fmt: skip
 
 
+def _members() -> Iterator[Row]:
+    """On a connection with a group's heartbeats mutes are short, so what a request costs must be longer."""
+    words: dict[Member, str] = {
+        "joins": "JoinGroup with a session of 1 ms before each",
+        "beats": "ten Heartbeats before each",
+        "consumer": "ConsumerGroupHeartbeat before each",
+        "member": "of group members",
+        "leaves": "between JoinGroup and LeaveGroup",
+    }
+    ways: tuple[tuple[int, Mode, str], ...] = (
+        (1, "persistent", "persistent"),
+        (30, "persistent", "persistent"),
+        (30, "reconnect", "a new connection per request"),
+    )
+    kb = 1000
+    for member, said in words.items():
+        for connections, mode, how in ways:
+            name = f"{connections}-{member}" + ("-reconnect" if mode == "reconnect" else "")
+            size = 400 * kb if connections == 1 else 100 * kb
+            yield Row(f"g{name}", f"{connections} × {size // kb} kB, {said}, {how}", "members", size=size,
+                      connections=connections, mode=mode, member=member)  # fmt: skip
+            version = {"persistent": 4 if connections == 1 else 12, "reconnect": 17}[mode]
+            yield Row(f"gf{name}", f"Fetch {version}, {connections} × {said}, {how}", "members", "fetch",
+                      size=10 * size, version=version, connections=connections, mode=mode,
+                      member=member)  # fmt: skip
+    yield Row("g4-joins-pipelined", f"4 × 100 kB, 10 in flight, {words['joins']}", "members", connections=4, depth=10,
+              member="joins")  # fmt: skip
+    yield Row("g30-joins-acks-0", f"30 × 100 kB, acks=0, {words['joins']}", "members", connections=30, acks=0,
+              member="joins")  # fmt: skip
+    yield Row("g30-joins-impatient", f"30 × 100 kB, {words['joins']}, closed before the answer", "members",
+              connections=30, mode="impatient", member="joins")  # fmt: skip
+    yield Row("g4-joins-idempotent", f"4 × 100 kB, idempotent, {words['joins']}", "members", connections=4, acks=-1,
+              flavour="idempotent", member="joins")  # fmt: skip
+    yield Row("g4-joins-5mb", f"4 × 5 MB at 0.5 MB/s, {words['joins']}", "members", limit=500 * kb, size=5000 * kb,
+              connections=4, member="joins")  # fmt: skip
+    yield Row("gf1-joins-session", f"Fetch 12 with a session, {words['joins']}", "members", "fetch", size=4000 * kb,
+              version=12, flavour="session", member="joins")  # fmt: skip
+    yield Row("gh4-joins-share", f"ShareFetch, 4 connections, {words['joins']}", "members", "share", size=50 * kb,
+              connections=4, member="joins")  # fmt: skip
+
+
 def _requests() -> Iterator[Row]:
     # A delay of the request quota is at most one sample (1 s), so that a request of more than limit * 1 s is never paid
     # for by Kafka's definition. These take some milliseconds, and 50 ms/s are allowed.
@@ -329,7 +382,7 @@ def _mutations() -> Iterator[Row]:
                   "mutations", limit=1.0, size=1, connections=4, mode="reconnect", flavour=flavour)  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (*_produce(), *_sasl(), *_fetch(), *_requests(), *_mutations())
+ROWS: tuple[Row, ...] = (*_produce(), *_sasl(), *_fetch(), *_members(), *_requests(), *_mutations())
 FIRST: tuple[Row, ...] = tuple(_issue())
 """With the numbers of those that were found first; their offers load the machine, so they are asked for by name."""
 BATCHES: tuple[tuple[str, ...], ...] = (
@@ -337,6 +390,7 @@ BATCHES: tuple[tuple[str, ...], ...] = (
     ("sasl", "large", "mutations"),
     ("fetch", "requests"),
     ("fetch30", "first"),
+    ("members",),
 )
 """What runs at the same time."""
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.evasion.arithmetic import Achieved, Staircase, compute_achieved
+from benchmarks.evasion.arithmetic import Achieved, Staircase, compute_achieved, compute_most, steps
 from benchmarks.evasion.gssapi import environment
-from benchmarks.evasion.rows import BATCHES, BOUND, Row
+from benchmarks.evasion.rows import BATCHES, BOUND, STRETCHES, Row
 from benchmarks.evasion.stage import PASSWORD, Stage, charged, sidecars, topic_counts
 from tests.support.sidecars import Sidecar
 
@@ -38,6 +38,8 @@ class Outcome:
     """What the attackers saw."""
     source: str
     """Where the figures come from."""
+    stretches: dict[float, float]
+    """The most over any so many seconds after the first window, without one request, in limits."""
 
     @property
     def passed(self) -> bool:
@@ -46,6 +48,8 @@ class Outcome:
         if not row.bounded:
             return True
         tried = self.figures.total > 0 and (self.figures.achieved > 0 or not row.one_at_least)
+        if row.in_stretches and any(most > STRETCHES[span_s] for span_s, most in self.stretches.items()):
+            return False
         return tried and self.figures.achieved <= BOUND
 
 
@@ -273,9 +277,24 @@ def _attack(
             source, stairs = "sidecar", meter.seen.get(row.name, ())
         at_once = row.connections * row.size if row.attack == "mutations" else 0
         figures = compute_achieved(stairs, row.limit, float(window_num), until, at_once)
-        seen[row.name].pop("series")
-        batch.outcomes.append(Outcome(row, figures, told.get(row.name), seen[row.name], source))
+        series = seen[row.name].pop("series")
+        stretches = _stretches(row, stairs, series, float(window_num), seen[row.name]["frame_bytes"])
+        batch.outcomes.append(Outcome(row, figures, told.get(row.name), seen[row.name], source, stretches))
     return batch
+
+
+def _stretches(
+    row: Row, stairs: Staircase, series: Staircase, window_s: float, frame_bytes: float
+) -> dict[float, float]:
+    """See `Outcome.stretches`. Of fetches by the answers, as the broker's metrics have a line per second."""
+    if row.attack in ("fetch", "share") and series:
+        stairs = series
+    rises = steps(stairs)
+    if not rises:
+        return {}
+    one = frame_bytes or max(amount for _, amount in rises)
+    begin_s = rises[0][0] + window_s
+    return {span_s: compute_most(stairs, row.limit, begin_s, span_s, one) for span_s in STRETCHES}
 
 
 def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: bool = False) -> list[Batch]:
@@ -304,6 +323,8 @@ def in_words(one: Outcome) -> str:
     if not one.row.bounded:
         verdict = "open"
     counted = "" if one.charged is None or not figures.total else f", charged/arrived {one.charged / figures.total:.3f}"
+    if one.row.in_stretches:
+        counted += "".join(f", {most:.3f} over {span_s:g} s" for span_s, most in one.stretches.items())
     errors = f", errors {dict(one.seen['errors'])}" if one.seen["errors"] else ""
     return (
         f"{verdict} {figures.achieved:7.3f} over {figures.seconds:5.1f} s, burst {figures.burst:6.2f}, overall "

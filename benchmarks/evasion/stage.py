@@ -90,6 +90,8 @@ class Stage:
                     self._make_share_group(f"group-{prefix}{row.name}", prefix + row.name)
         if any(row.flavour == "transactional" for row in rows):
             self._make_coordinator()
+        if any(row.member for row in rows):
+            self._make_group_coordinator()
         return ids
 
     def _fill(self, topic: str, batches: int) -> None:
@@ -122,6 +124,16 @@ class Stage:
         producer = KafkaProducer(bootstrap_servers=self.cluster.bootstrap, transactional_id="prepare")
         producer.init_transactions()
         producer.close()
+
+    def _make_group_coordinator(self) -> None:
+        from kafka import KafkaConsumer
+
+        consumer = KafkaConsumer(NEIGHBOUR, bootstrap_servers=self.cluster.bootstrap, group_id="prepare")
+        until = time.monotonic() + FILL_LIMIT_S
+        while not consumer.assignment():
+            assert time.monotonic() < until, "no group can be joined"
+            consumer.poll(100)
+        consumer.close()
 
     def token_of(self, user: str) -> tuple[str, str]:
         """(id, HMAC) of a new delegation token."""

@@ -138,7 +138,7 @@ def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[Namespac
             continue
         copy = seen.copies.get(namespace)
         if copy is not None and namespace not in ours:
-            text = f"a ConfigMap {told.name} that is not kquota's is in the way: sidecars get no configuration"
+            text = f"ConfigMap {told.name} exists and is not kquota's: sidecars get no configuration"
             yield NamespacePlan(namespace, problem=f"{text}; rename or delete it")
             continue
         try:
@@ -174,7 +174,7 @@ def _is_ours(one: Json, told: Distribution) -> bool:
 
 def fault(error: Exception) -> str:
     """What people of a namespace are told of an exception that nobody expected."""
-    return f"a fault of kquota, please report it: {type(error).__name__}: {error}"
+    return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
 def _own(seen: Observed, namespace: str) -> str | None:
@@ -210,7 +210,7 @@ def judged(
     policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
     file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
     if given is None:
-        return QuotasResult(None, f"{file}: there is no {own_quotas.KEY} in it")
+        return QuotasResult(None, f"{file}: no key {own_quotas.KEY}")
     digest = hashlib.sha256("\0".join((base, given, policy, file)).encode("utf-8", "surrogatepass")).digest()
     if key not in known or known[key][0] != digest:
         try:

@@ -22,7 +22,7 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 KEY: Final = "quotas.yaml"
 """The key in the namespace's ConfigMap: a file with `quotas` and nothing else."""
 MAX_BYTES: Final = 256 * 1024
-"""Of a namespace's quotas. The copy has them twice beside the chart's, and a ConfigMap holds 1 MiB."""
+"""Of a namespace's quotas. The copy has them twice next to the chart's, and a ConfigMap holds 1 MiB."""
 MAX_ENTRIES: Final = 4000
 """Entries of a namespace, in which aliases may have multiplied what is written."""
 MAX_PAIRS: Final = 40_000
@@ -52,7 +52,7 @@ def _merged(base: str, own: bytes, policy: Policy, file: str) -> str:
     quotas = values.get("quotas") or []
     settings = {"entries": quotas} if isinstance(quotas, list) else dict(quotas)
     if settings.get("source") == "cluster":
-        raise RefusedError(f"{file}: the quotas are the cluster's own here (quotas.source: cluster)")
+        raise RefusedError(f"{file}: quotas come from the cluster here (quotas.source: cluster)")
     entries = {_about(one): dict(one) for one in settings.get("entries") or []}
     for one in added:
         entries[_about(one)] = entries.get(_about(one), {}) | one
@@ -77,7 +77,7 @@ def _entries(file: str, own: bytes) -> list[dict[str, Any]]:
     load_bytes(file, own, on_paper=True)
     more = sorted(str(key) for key in values.keys() - {"quotas"})
     if more:
-        raise RefusedError(f"{file}: {more[0]}: a namespace sets quotas and nothing else")
+        raise RefusedError(f"{file}: {more[0]}: a namespace may set only quotas")
     if not isinstance(found, list):
         raise RefusedError(f"{file}: quotas: expected a list of entries")
     return found
@@ -110,17 +110,17 @@ def _raised(old: QuotaTable, new: QuotaTable, before: Resolution, after: Resolut
         return ""
     had = f"{before.limit:.12g}"
     if after.limit is None or after.entry is None:
-        return f"without a limit, the chart's quotas have {had}"
+        return f"without a limit, the chart's quotas allow {had}"
     if after.limit > before.limit:
-        return f"{after.limit:.12g}, the chart's quotas have {had}"
+        return f"{after.limit:.12g}, the chart's quotas allow {had}"
     if after.entry.mode != "enforce":
         return f"only measured (mode: {after.entry.mode}), the chart's quotas enforce {had}"
     if old.of_fleet(before.entry) and not new.of_fleet(after.entry):
-        return f"{after.limit:.12g} for each pod, the chart's quotas have {had} for all of them together"
+        return f"{after.limit:.12g} for each pod, the chart's quotas allow {had} for all of them together"
     names = zip(("user", "client-id"), before.key, after.key, strict=True)
     finer = [name for name, was, now in names if was is None and now is not None]
     if finer:
-        return f"{after.limit:.12g} for each {finer[0]} by itself, the chart's quotas have {had} for all of them"
+        return f"{after.limit:.12g} for each {finer[0]}, the chart's quotas allow {had} for all of them"
     return ""
 
 
@@ -145,7 +145,7 @@ def _connections_raised(old: QuotaTable, new: QuotaTable) -> Iterable[str]:
                         continue
                     gets = f"{has:.12g}{why}"
                 said = DEFAULT_WORD if name == names[0] else name
-                yield f"{scope} {said} would get {limit} {gets}, the chart's quotas have {had:.12g}"
+                yield f"{scope} {said} would get {limit} {gets}, the chart's quotas allow {had:.12g}"
 
 
 def _names(found: Iterable[Name]) -> list[str]:
@@ -158,5 +158,6 @@ def _names(found: Iterable[Name]) -> list[str]:
 
 
 def _words(users: list[str], user: str, clients: list[str], client: str) -> str:
-    said = ("any other" if user == users[0] else user), ("any other" if client == clients[0] else client or "(empty)")
-    return f"user {said[0]}, client-id {said[1]}"
+    whose = "any other user" if user == users[0] else f"user {user}"
+    which = "any other client-id" if client == clients[0] else f"client-id {client or '(empty)'}"
+    return f"{whose}, {which}"

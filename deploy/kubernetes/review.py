@@ -86,7 +86,7 @@ def unknown(names: Iterable[str]) -> list[str]:
     said = []
     for name in sorted(set(names) - set(known)):
         if name == f"{PREFIX}inject":
-            said.append(f"annotation {name} is unknown to kquota: it is a label of the pod")
+            said.append(f"annotation {name} is unknown to kquota: set it as a label of the pod")
             continue
         near = difflib.get_close_matches(name, known, n=1)
         said.append(f"annotation {name} is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))

@@ -40,7 +40,7 @@ def install(
     ] = None,
     ports: Annotated[list[str] | None, option("--port", "P", "Destination port or range; repeatable.")] = None,
     networks: Annotated[
-        list[str] | None, option("--network", "CIDR", "Destinations; repeatable. With --port: both.")
+        list[str] | None, option("--network", "CIDR", "Destinations; repeatable. With --port, both must match.")
     ] = None,
     exclude_ports: Annotated[
         list[str] | None, option("--exclude-port", "P", "Do not redirect these destination ports; repeatable.")
@@ -66,7 +66,7 @@ def install(
     ipv6: Annotated[bool, flag("--ipv6/--no-ipv6", "Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[
         Literal["closed", "open"],
-        flag("--when-down", "While no sidecar runs: refuse new connections, or let them go directly."),
+        flag("--when-down", "While no sidecar runs: refuse new connections, or let them connect directly."),
     ] = "closed",
     tool: With = "auto",
     dry_run: DryRun = False,

@@ -52,7 +52,7 @@ class ProxySettings:
     broker_port_map: Mapping[int, int] = field(default_factory=dict)
     """Ports of single brokers, by id."""
     broker_port_grace_s: float = 600.0
-    """How long a port stands for a broker that is not told with it any more."""
+    """How long a port leads to a broker that is no longer advertised with it."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
     advertised_first_port: int | None = None

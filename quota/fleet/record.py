@@ -140,7 +140,7 @@ def decode(seal: Seal, partition: int, data: bytes, wanted: Container[int] | Non
     Raises FleetRecordError for anything that :func:`encode` does not write with one of the keys.
     """
     if len(data) < 3 or data[:2] != MAGIC:
-        raise FleetRecordError("no record of a fleet")
+        raise FleetRecordError("not a record of a fleet")
     if data[2] != VERSION:
         raise OtherVersionError(f"version {data[2]}, expected {VERSION}")
     if len(data) < _HEAD.size + MAC_BYTES:
@@ -150,11 +150,11 @@ def decode(seal: Seal, partition: int, data: bytes, wanted: Container[int] | Non
         raise OtherFleetError("of another fleet")
     start, end = _HEAD.size + length, len(data) - MAC_BYTES
     if flags & ~_LEAVING or count > MAX_GROUPS or length > LONGEST_NAME or not 0 < interval_ms <= MAX_INTERVAL_MS:
-        raise FleetRecordError("its head is not sound")
+        raise FleetRecordError("its header is invalid")
     if end != start + count * _USE.size:
         raise FleetRecordError(f"{len(data)} bytes, expected {start + count * _USE.size + MAC_BYTES}")
     if not seal.accepts(partition, data[:end], data[end:]):
-        raise BadMacError("its MAC is of none of the keys")
+        raise BadMacError("its MAC matches no key")
     uses = _USE.iter_unpack(data[start:end])
     groups = tuple([GroupUse(*values) for values in uses if wanted is None or values[0] in wanted])
     for use in groups:
@@ -166,7 +166,7 @@ def decode(seal: Seal, partition: int, data: bytes, wanted: Container[int] | Non
             and 0.0 <= use.held <= 1.0
             and 0.0 <= use.claim <= 1.0
         ):
-            raise FleetRecordError("a number that cannot be")
+            raise FleetRecordError("an impossible number")
     name = data[_HEAD.size : start].decode("utf-8", "replace")
     return Record(member, seq, interval_ms, bool(flags & _LEAVING), name, groups, written_ms, count > 0)
 

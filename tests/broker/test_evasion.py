@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.evasion import honest
-from benchmarks.evasion.rows import BOUND, Row, chosen
+from benchmarks.evasion.arithmetic import compute_most
+from benchmarks.evasion.rows import BOUND, STRETCHES, Row, chosen
 from benchmarks.evasion.run import in_words, run_batch
 from benchmarks.evasion.stage import Stage, stage
 
@@ -24,6 +25,7 @@ WORST = (
     "p4-reconnect", "p30-impatient", "p4-half-close", "p4-acks-0-reconnect", "p4-idempotent", "p8-addresses", "p4-tls",
     "p4-certificate", "p8-ipv6-addresses", "s4-plain", "s4-gssapi", "s1-oauth-5s-piped", "n-user", "m4-impatient",
     "m4-partitions", "m4-delete", "m4-metadata", "r4-reconnect", "h4-share", "f30-v4-reconnect", "f30-v17-half-close",
+    "g30-joins", "g30-member", "g4-joins-pipelined", "gf30-beats", "gf30-consumer-reconnect",
 )  # fmt: skip
 # A debt outlives the longest mute (5 s here).
 LONG_DEBT = Row("debt", "2 MB at 50 kB/s (40 s)", "large", limit=50_000, size=2_000_000, offer=50, one_at_least=False)
@@ -39,7 +41,13 @@ def short(row: Row) -> Row:
 # ---- arithmetic ----------------------------------------
 
 
-# ---- rows and frames ----------------------------------------
+def test_the_most_over_a_stretch() -> None:
+    even = [(float(at), 100.0 * (at + 1)) for at in range(60)]
+    assert compute_most(even, 100.0, 11.0, 24.0, 0.0) == 1.0
+    assert compute_most(even, 100.0, 11.0, 24.0, 100.0) == 23 / 24
+    burst = [(at, amount + 600.0 * (at >= 40)) for at, amount in even]
+    assert compute_most(burst, 100.0, 11.0, 10.0, 100.0) == 1.5
+    assert compute_most(burst, 100.0, 41.0, 10.0, 0.0) == 1.0, "nothing before counts"
 
 
 # ---- a broker, sidecars, attackers ----------------------------------------
@@ -66,6 +74,8 @@ def test_no_attack_gets_more_than_its_limit(on: Stage) -> None:
     for one in batch.outcomes:
         assert one.figures.total > 0, f"nothing arrived, so nothing was tried:\n{in_words(one)}"
         assert one.figures.achieved <= SHORT_BOUND, said
+        if one.row.in_stretches:
+            assert 0 < one.stretches[10.0] <= STRETCHES[10.0], said
         if one.charged is not None and one.row.attack == "produce":
             # What was charged and not yet in the log when the time was over: no more than is under way.
             assert one.charged >= 0.99 * one.figures.total, said

@@ -119,9 +119,9 @@ async def test_health_is_of_process_and_readiness_of_work() -> None:
 
         assert await not_ready() == []
         proxy.state, proxy.listeners_bound, proxy.cluster_reached = "starting", False, False
-        assert await not_ready() == ["the listener is not bound", "the cluster is not reached: no answer yet"]
+        assert await not_ready() == ["the listener is not bound", "cannot reach the Kafka cluster: no answer yet"]
         proxy.state, proxy.listeners_bound, proxy.last_cluster_error = "serving", True, "kafka:9092: refused"
-        assert await not_ready() == ["the cluster is not reached: kafka:9092: refused"]
+        assert await not_ready() == ["cannot reach the Kafka cluster: kafka:9092: refused"]
         proxy.state, proxy.cluster_reached = "draining", True
         assert await not_ready() == ["the sidecar is draining"]
 

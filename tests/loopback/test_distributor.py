@@ -94,7 +94,7 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
         ("quotas: [{client-id: <default>, producer_byte_rate: 3M}]", "lower", "would get producer_byte_rate 3000000"),
         ("quotas: [{client-id: <default>, producer_byte_rate: 3M}]", "any", None),
         ("quotas: [{client-id: a, producer_byte_rat: 1M}]", "lower", "producer_byte_rat"),
-        (None, "lower", "there is no quotas.yaml in it"),
+        (None, "lower", "no key quotas.yaml"),
     ],
 )
 async def test_judges_quotas_before_they_are_stored(
@@ -183,7 +183,7 @@ async def test_no_exception_of_one_namespace_reaches_another(
         assert api.objects[COPY]["data"] == {"kquota.yaml": BASE}
         (event,) = events(api)
         assert event["metadata"]["namespace"] == "evil"
-        assert f"a fault of kquota, please report it: {type(error).__name__}" in event["message"]
+        assert f"internal error, please report it: {type(error).__name__}" in event["message"]
         assert {line["namespace"] for line in lines if line["log_level"] in ("warning", "error")} == {"evil"}
         monkeypatch.undo()
         api.put("/api/v1/namespaces/evil/configmaps/kquota-quotas", data={"quotas.yaml": evil + "\n"})

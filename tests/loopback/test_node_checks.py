@@ -101,7 +101,7 @@ async def test_a_broker_that_moved_is_reached_at_its_new_address() -> None:
             assert await ask(proxy, 1) == produce_response(1)
         assert (len(one.received), len(two.received)) == (0, 1)
         assert proxy.counters.node_checks == {"other": 1, "same": 1}
-        (line,) = [entry for entry in logs if entry["event"].startswith("another broker is at")]
+        (line,) = [entry for entry in logs if entry["event"].startswith("a broker's address leads to another broker")]
         assert (line["broker"], line["found"], line["cluster_id"]) == (1, 2, "scripted")
         assert line["address"] == f"127.0.0.1:{one.node_port}"
 
@@ -115,7 +115,7 @@ async def test_a_broker_of_another_cluster_gets_no_request() -> None:
         await closed_reason(proxy, "upstream_unreachable")
         assert one.received == []
         assert proxy.counters.node_checks["other"] == 4
-        lines = [entry for entry in logs if entry["event"].startswith("another broker is at")]
+        lines = [entry for entry in logs if entry["event"].startswith("a broker's address leads to another broker")]
         assert [line["found"] for line in lines] == ["unknown, or of another cluster"], "once"
         # Its word about the brokers is not taken, and the connections of others go on.
         assert await ask(proxy, 2) == produce_response(1)

@@ -81,7 +81,7 @@ async def test_unreachable_broker_ends_client_with_a_reason(capsys: pytest.Captu
         assert "127.0.0.1" in (proxy.last_cluster_error or "")
     said = capsys.readouterr().out
     assert "upstream_unreachable" in said
-    assert "no bootstrap server accepts: 127.0.0.1:" in said
+    assert "no bootstrap server accepts connections: 127.0.0.1:" in said
 
 
 async def test_half_close_delivers_buffered_responses() -> None:
@@ -192,9 +192,9 @@ async def test_advertises_the_address_of_the_connection(listen_host: str, host: 
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        (None, "has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"),
+        (None, "has versions 14 to 20 of Metadata, the sidecar supports 1 to 13"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not Kafka's protocol"),
-        (struct.pack(">iii", 8, 1, 1_000_000), "an array says it has 1000000 elements"),
+        (struct.pack(">iii", 8, 1, 1_000_000), "an array declares 1000000 elements"),
         (struct.pack(">iiiii", 16, 1, 0, -1, 0), "knows of no brokers yet"),
     ],
 )
@@ -223,7 +223,7 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
 
 async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
     async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
-        with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar asks in 1 to 13"):
+        with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar supports 1 to 13"):
             await ask_brokers("127.0.0.1", broker.node_port, 2.0)
 
 

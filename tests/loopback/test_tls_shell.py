@@ -130,7 +130,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             setattr(old, bound, ssl.TLSVersion.TLSv1_1)
     cases = [  # what the client is told, what is counted, what is logged
-        (client_context(issuer), "certificate required", "certificate", "the client showed no certificate, and one is"),
+        (client_context(issuer), "certificate required", "certificate", "the client sent no certificate, and one is"),
         (client_context(issuer, eve), "unknown ca", "certificate", "is listen.tls.client_ca_file its authority?"),
         (client_context(issuer, expired), "expired", "certificate", "certificate has expired"),
         (client_context(issuer, bob), "", "principal", "no rule of ssl.principal.mapping.rules matches"),
@@ -140,7 +140,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
             "refused",
             "the client refused the TLS handshake: unknown",
         ),
-        (old, "version", "version", "the client offers no version of TLS from 1.2 on"),
+        (old, "version", "version", "the client does not offer TLS 1.2 or later"),
     ]
     counted = Counter({("client", "not_tls"): 1, ("client", "timeout"): 1})
     async with (

@@ -231,7 +231,7 @@ def test_compacts_one_at_a_time(spark: SparkSession, raw: Path) -> None:
     lock = raw.parent / "store/_compacted/lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("on elsewhere\n")
-    with pytest.raises(ReportError, match=r"another compaction is at work \(on elsewhere, last seen \d+ s ago\)"):
+    with pytest.raises(ReportError, match=r"another compaction is running \(on elsewhere, last seen \d+ s ago\)"):
         run(spark, raw)
     long_ago = lock.stat().st_mtime - STALE_MS / 1000 - 10
     os.utime(lock, (long_ago, long_ago))

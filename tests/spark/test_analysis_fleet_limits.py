@@ -64,7 +64,7 @@ def test_usage_adds_up_all_sidecars_against_a_fleet_s_limit(report: Make) -> Non
     assert floats(fleet, "limit", "highest_rate", "used_share") == [4e6, 5e6, 1.25]
     assert (own["group_user"], own["scope"]) == ("own", "instance")
     assert floats(own, "limit", "highest_rate", "used_share") == [20e6, 15e6, 0.75]  # 15 MB/s are 0.75 * 20 MB/s
-    assert "1 of 2 limits was used up at some time, 1 of them of the whole fleet." in told
+    assert "1 of 2 limits was used up at some time, 1 of them with scope: fleet." in told
 
 
 def test_capacity_promises_a_fleet_s_limit_once(report: Make) -> None:
@@ -76,7 +76,7 @@ def test_capacity_promises_a_fleet_s_limit_once(report: Make) -> None:
     # 10 MB/s of the fleet, and 1 MB/s on each of three sidecars: half of the capacity.
     assert floats(produce, "limits_bytes_per_s", "oversubscription") == [13e6, 0.5]
     assert (produce["limits"], produce["fleet_limits"], produce["sidecars"]) == ("4", "1", "4")
-    assert "4 limits on 4 sidecars, 1 of them of the whole fleet, promise 13 MB/s, 50 % of the capacity" in told
+    assert "4 limits on 4 sidecars, 1 of them with scope: fleet, add up to 13 MB/s, 50 % of the capacity" in told
 
 
 def test_recommend_sums_clients_of_a_shared_limit(report: Make) -> None:

@@ -62,7 +62,7 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
     }
     for text in (
         "Used: 7 records of 2 instances, of 25 rows read.",
-        "Set aside: 2 rows, with an id (instance, sequence) that has been read before.",
+        "Set aside: 2 rows, with an id (instance, sequence) that was already read.",
         "Missing: 3 records, in 1 place ",
         "Clocks: set back 1 time;",
         "Pods: 1 instance changed the pod's name",
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
             expected |= {path.name for path in (parquet_in / "types").glob("*.parquet")}
         told = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
         assert "Used: 4 records of 1 instance" in told
-        assert f"Set aside whole: {len(expected)} files, cut short, damaged, or of another format: " in told
+        assert f"Set aside entirely: {len(expected)} files, cut short, damaged, or of another format: " in told
         aside = [row for row in json_lines(tmp_path / "out" / "usage" / "set-aside") if row["reason"] != "foreign"]
         assert {row["reason"] for row in aside} == {"unreadable_file"}
         assert {row["file"].rsplit("/", 1)[1] for row in aside} == expected

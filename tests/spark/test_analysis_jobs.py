@@ -33,7 +33,7 @@ def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:
     told, out = report("usage", rows)
     (client,) = table(out, "clients")
     assert float(client["produce_bytes_p99_per_s"]) == float(client["produce_bytes_mean_per_s"]) == MB
-    assert "Rates are per 300 s: intervals of 300 s say nothing of less." in told
+    assert "Rates are means over 300 s, as intervals are up to 300 s long." in told
     _, out = report("capacity", rows, capacity={})
     peaks = {row["kind"]: float(row["peak_bytes_per_s"]) for row in table(out, "clusters")}
     assert peaks == {"produce": MB, "fetch": 0}
@@ -359,7 +359,7 @@ def test_obedience_report(report: Make) -> None:
     assert {row["library"]: float(row["ignored_share"]) for row in table(out, "libraries")} == {
         "kafka-python": 0, "librdkafka": 0.9, "strange": 0.3, "(did not say)": 1,
     }  # fmt: skip
-    assert "kafka-python 1 obeys: it went on sending during 0 of 30 throttles (0 %)" in told
+    assert "kafka-python 1 honours throttle times: it went on sending during 0 of 30 throttles (0 %)" in told
     assert "librdkafka 1 ignores throttle times" in told
     assert "strange 1 obeys in part" in told
     assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in told
@@ -442,10 +442,10 @@ def test_anomalies_report(report: Make) -> None:
         ("fresh", "new client", "produce_bytes"): [20 * MB],
     }
     assert (
-        "1 client used far more than in any hour before, with most of it u / grown: 80 MB produced in an hour, 20 MB"
+        "1 client used far more than in any earlier hour, most of all u / grown: 80 MB produced in an hour, 20 MB"
         in told
     )
-    assert "1 client used what they never used before, with most of it u / curious: 4 partitions created" in told
+    assert "1 client used something for the first time, most of all u / curious: 4 partitions created" in told
 
 
 def test_changes_report(report: Make) -> None:
@@ -466,7 +466,7 @@ def test_changes_report(report: Make) -> None:
     assert [floats(change, f"{name}_before", f"{name}_after") for name in names] == [
         [1e6, 3e6], [1e6, 1.5e6], [0.2, 0], [48, 0],
     ]  # fmt: skip
-    assert "1 change of quotas of 1 client: after 1 of them the client was held less than before, after 0 more." in told
+    assert "1 change of quotas of 1 client: 1 reduced the client's throttled time, 0 increased it." in told
     assert (
         "from 1 MB/s to 3 MB/s. It was held for 20 % of its time before and 0 % after, and used 1 MB/s before" in told
     )

@@ -166,7 +166,7 @@ def test_signals_stop_the_stream_and_next_start_resumes(
             assert time.monotonic() < deadline, "processes are left"
             time.sleep(0.1)
         assert "Traceback" not in log.read_text()
-        assert log.read_text().endswith("stopped; the next start goes on from here\n")
+        assert log.read_text().endswith("stopped; the next start resumes here\n")
     write(source, [record(500, 9000)], "last.jsonl")
     run_once(spark, source, output)
     expected = {number for first in (1, 101) for number in range(first, first + 20)}

@@ -220,7 +220,7 @@ async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespa
         async with intercepting(bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
             await until(lambda: proxy.last_cluster_error)
             (reason,) = not_ready(proxy, QUOTAS)
-            assert "the cluster is not reached" in reason
+            assert "cannot reach the Kafka cluster" in reason
         async with intercepting(bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
             await until(lambda: not_ready(proxy, QUOTAS) == [])
             assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"
@@ -304,7 +304,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mode: transparent\ntransparent: {networks: [10.0.0.1/8]}", "without bits of hosts"),
+        ("mode: transparent\ntransparent: {networks: [10.0.0.1/8]}", "without host bits"),
         ("mode: transparent\ntransparent: {networks: [kafka]}", "expected a network or an address"),
         ("mode: transparent\ntransparent: {ports: [9094-9092]}", "expected a port or a range of ports"),
         ("mode: transparent\ntransparent: {ports: [true]}", "expected a port or a range of ports"),

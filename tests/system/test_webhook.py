@@ -427,7 +427,7 @@ MISUNDERSTOOD: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "a label as annotation": (
         _annotated(inject="false"),
-        "annotation kquota.io/inject is unknown to kquota: it is a label of the pod",
+        "annotation kquota.io/inject is unknown to kquota: set it as a label of the pod",
     ),
     **{
         value: (

@@ -70,7 +70,7 @@ def test_parts_are_one_file_when_they_are_of_one_version(tmp_path: Path) -> None
     [
         (gzip.compress(WHOLE), None),
         (gzip.compress(WHOLE)[:-3], "it is a gzip file without its end"),
-        (b"\x1f\x8b not gzip", "it begins as a gzip file and is none"),
+        (b"\x1f\x8b not gzip", "not a valid gzip file"),
         (gzip.compress(bytes(MAX_FILE_BYTES + 1)), f"it expands to more than {MAX_FILE_BYTES} bytes"),
     ],
     ids=["whole", "cut", "other", "large"],

@@ -106,8 +106,8 @@ max_mute: 30
         ("listen: {advertised: {port: 0}}", "got 0, expected a port, a whole number from 1 to 65535"),
         ("listen: {advertised: {first_broker_port: 65500}}", "a first_broker_port of at most 65436, for the 100 ports"),
         ("listen: {broker_port_map: [1]}", "expected ports by broker id, such as {1001: 19092}"),
-        ("listen: {broker_port_map: {a: 1}}", '"a" is no broker id'),
-        ("listen: {broker_port_map: {1: 70000}}", "70000 is no port from 1 to 65535"),
+        ("listen: {broker_port_map: {a: 1}}", '"a" is not a broker id'),
+        ("listen: {broker_port_map: {1: 70000}}", "70000 is not a port from 1 to 65535"),
         ("listen: {broker_port_map: {1: 19092, 2: 19092}}", '"2": 19092 repeats one'),
         ("listen: {broker_port_map: {1: 80}}", "expected ports of broker_ports, 19092-19191: 80 of broker 1 is not"),
         ("quotas: [{topic: a, producer_byte_rate: 1}]", "did you mean client-id or user (Kafka has no topic quotas)?"),
@@ -126,7 +126,7 @@ max_mute: 30
         ("drain_timeout_s: fast", 'got "fast", expected a duration'),
         ("identity: {sources: [static, static]}", "expected each source once"),
         ("identity: {static: 7}", "expected a user name as text: write it in quotes"),
-        ("quota.producer.override: 'a:1,a:2'", '"a" is there twice'),
+        ("quota.producer.override: 'a:1,a:2'", '"a" occurs twice'),
         ("quota.producer.override: a=4M", '"a=4M" is not one'),
         ("quotas: [{client-id: '', producer_byte_rate: 1}]", 'got "", expected a client-id or <default>: text that'),
         ("quotas: [{user: u, producer_byte_rate: 10000.5}]", "got 10000.5, expected bytes per second"),
@@ -144,15 +144,15 @@ max_mute: 30
         ("quotas: [{client-id: c, connection_creation_rate: 1}]", "not for a client-id: it is not known yet"),
         ("max.connections.per.ip.overrides: 'host:5'", '"host:5" is not one'),
         ("max.connections.per.ip.overrides: 5", "expected addresses with whole numbers"),
-        ("max.connections.per.ip.overrides: '::1:5,0::1:6'", '"0::1" is there twice'),
+        ("max.connections.per.ip.overrides: '::1:5,0::1:6'", '"0::1" occurs twice'),
         ("quotas: [{user: u, producer_byte_rate: 1, candidate: {producer_byte_rat: 1}}]", "quotas[0].candidate.produ"),
         ("quotas: [{user: u, producer_byte_rate: 1, candidate: {consumer_byte_rate: 1}}]", "quotas[0].candidate: got"),
         (
             "quotas: [{user: u, producer_byte_rate: 1, candidate: {}}]",
             "expected at least one limit: producer_byte_rate",
         ),
-        ("? [a]\n: 1", "expected plain names as keys"),
-        ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
+        ("? [a]\n: 1", "expected text as keys"),
+        ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already at line 2"),
         ("quotas: [", "expected YAML: a list in [ ] or a mapping in { } is not closed"),
         ("log:\n  level: info\n format: json", "wrong indentation: this line does not belong to any block above it"),
         ("log: level: info", "a colon where none is expected: wrong indentation, or text that needs quotes"),
@@ -165,7 +165,10 @@ max_mute: 30
         ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: maybe}}", "one of none, requested,"),
         ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}}", "not 'RULE:x'"),
         ('identity: {static: {template: "{namespace}"}}', "expected template and directory, both or neither"),
-        ('identity: {static: {template: "{namespace}{pod}", directory: /d}}', "expected something between two braces"),
+        (
+            'identity: {static: {template: "{namespace}{pod}", directory: /d}}',
+            "expected a separator between two fields",
+        ),
         ('identity: {static: {template: "{node}", directory: /d}}', "not {node}"),
         ('identity: {static: {template: "web", directory: /d}}', "expected text with {namespace}"),
         ('identity: {static: {template: "{pod}}", directory: /d}}', "unbalanced braces"),
@@ -193,12 +196,12 @@ quotas:
 quota.consumer.override: "c:5"
 """
     assert [str(problem) for problem in problems_of(MINIMAL + text)] == [
-        "q.yaml:2:1: max.connections.per.ip.overrides: sets a limit of an ip that has an entry already, "
+        "q.yaml:2:1: max.connections.per.ip.overrides: sets a limit of an ip that already has an entry, "
         "quotas[3] at line 7",
-        "q.yaml:5:5: quotas[1]: expected each user and client-id once; user a, client-id c has an entry already, "
+        "q.yaml:5:5: quotas[1]: expected each user and client-id once; user a, client-id c already has an entry, "
         "quotas[0] at line 4",
-        "q.yaml:8:5: quotas[4]: expected each ip once; ip 10.0.0.1 has an entry already, quotas[3] at line 7",
-        "q.yaml:9:1: quota.consumer.override: sets a limit of a client-id that has an entry already, "
+        "q.yaml:8:5: quotas[4]: expected each ip once; ip 10.0.0.1 already has an entry, quotas[3] at line 7",
+        "q.yaml:9:1: quota.consumer.override: sets a limit of a client-id that already has an entry, "
         "quotas[2] at line 6",
     ]
 
@@ -315,7 +318,7 @@ def test_missing_upstream() -> None:
     )
     assert "upstream.bootstrap: expected a value: host:port of some brokers" in only_problem("upstream: {}")
     assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")
-    assert "a port from 1 to 65535 behind" in only_problem('upstream: {bootstrap: ["kafka:99999"]}')
+    assert "a port from 1 to 65535 after" in only_problem('upstream: {bootstrap: ["kafka:99999"]}')
     shared = problems_of("mode: transparent\nfleet: {default_scope: fleet}")
     assert "fleet: expected upstream.bootstrap" in str(shared[0])
 

@@ -51,7 +51,7 @@ def test_only_decimal_numbers_and_words_are_values(written: str, value: Any) -> 
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("~", '1:4: a: got "~", expected a value, or quotes around it: YAML reads ~ as null, which is written null'),
+        ("~", '1:4: a: got "~", expected a value, or quotes around it: YAML reads ~ as null: write null'),
         ("!!int 5", "1:4: a: expected a value without the tag !!int; quote it if it is text"),
         ("!!binary 'x'", "without the tag !!binary"),
         ("!!omap [a: b]", "without the tag !!omap"),

@@ -91,7 +91,7 @@ def test_a_config_map_of_another_owner_is_left_alone() -> None:
     plan = only(seen(namespaces={"orders": ENABLED}, copies={"orders": theirs}))
     assert plan.body is None
     assert plan.problem is not None
-    assert plan.problem.startswith("a ConfigMap kquota that is not kquota's is in the way")
+    assert plan.problem.startswith("ConfigMap kquota exists and is not kquota's")
 
 
 LOWER = "quotas: [{client-id: <default>, producer_byte_rate: 1M}]"

@@ -158,4 +158,4 @@ def test_environment_overrides_and_invalid_values_are_named(monkeypatch: pytest.
     monkeypatch.setenv(logs.LEVEL_VARIABLE, "loud")
     level, complaint = logs.effective_level("warning")
     assert level == "warning"
-    assert complaint == "KQUOTA_LOG_LEVEL='loud' is none of debug, info, warning, error; using warning"
+    assert complaint == "KQUOTA_LOG_LEVEL='loud' is not one of debug, info, warning, error; using warning"

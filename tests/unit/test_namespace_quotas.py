@@ -51,14 +51,14 @@ def test_other_settings_are_the_charts() -> None:
 
 RAISED = {
     "a higher limit": ("{client-id: <default>, producer_byte_rate: 3M}", "producer_byte_rate 3000000, the chart"),
-    "a name of its own": ("{client-id: etl, producer_byte_rate: 3M}", "user any other, client-id etl would get"),
-    "a user's level": ("{user: alice, producer_byte_rate: 3M}", "user alice, client-id any other"),
+    "a name of its own": ("{client-id: etl, producer_byte_rate: 3M}", "any other user, client-id etl would get"),
+    "a user's level": ("{user: alice, producer_byte_rate: 3M}", "user alice, any other client-id"),
     "a counter that fewer share": (
         "{user: alice, client-id: <default>, producer_byte_rate: 2M}",
-        "2000000 for each user by itself, the chart's quotas have 2000000 for all of them",
+        "2000000 for each user, the chart's quotas allow 2000000 for all of them",
     ),
     "only measured": ("{client-id: <default>, producer_byte_rate: 1M, mode: shadow}", "only measured (mode: shadow)"),
-    "more connections": ("{user: <default>, max_connections: 60}", "max_connections 60, the chart's quotas have 50"),
+    "more connections": ("{user: <default>, max_connections: 60}", "max_connections 60, the chart's quotas allow 50"),
     "connections only measured": ("{user: <default>, max_connections: 5, mode: shadow}", "rate 10, only measured, the"),
     "a user with more": ("{user: bob, connection_creation_rate: 11}", "user bob would get connection_creation_rate 11"),
 }  # fmt: skip
@@ -77,7 +77,7 @@ def test_lower_refuses_raised_limits(case: str) -> None:
 
 def test_limits_of_fleets_and_of_the_cluster_are_kept() -> None:
     base = HEAD + "fleet: {key_file: /k}\nquotas: [{client-id: <default>, producer_byte_rate: 2M, scope: fleet}]\n"
-    with pytest.raises(RefusedError, match="1000000 for each pod, the chart's quotas have 2000000 for all of them"):
+    with pytest.raises(RefusedError, match="1000000 for each pod, the chart's quotas allow 2000000 for all of them"):
         merged("  - {client-id: etl, producer_byte_rate: 1M}\n", base=base)
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
     with pytest.raises(RefusedError, match=r"quotas\.source: cluster"):
@@ -88,7 +88,7 @@ WRONG = {
     "no YAML": ("\tquotas: 1", "a tab"),
     "a typing mistake": ("quotas: [{client-id: a, producer_byte_rat: 1M}]", "quotas.yaml:1:25: quotas[0]"),
     "a unit": ("quotas: [{client-id: a, producer_byte_rate: 2m}]", "2M"),
-    "another setting": ("quotas: []\nupstream: {bootstrap: ['mine:9092']}", "upstream: a namespace sets quotas"),
+    "another setting": ("quotas: []\nupstream: {bootstrap: ['mine:9092']}", "a namespace may set only quotas"),
     "a mapping": ("quotas: {source: cluster}", "quotas: expected a list of entries"),
     "the same twice": (
         "quotas: [{client-id: a, producer_byte_rate: 1}, {client-id: a, consumer_byte_rate: 1}]",

@@ -20,6 +20,7 @@ from tests.support.session_tools import (
     PRODUCE,
     THREE_WAYS,
     Cut,
+    Driven,
     answers,
     encode,
     fetch_body,
@@ -35,7 +36,7 @@ from tests.support.session_tools import (
     whole,
 )
 
-HEARTBEAT, SYNC_GROUP, CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT = 12, 14, 68, 76, 88
+HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT = 12, 13, 14, 68, 76, 88
 CREATE_TOPICS = 19
 UNCUT_MS = 30_000
 LIMIT = 1000
@@ -57,6 +58,11 @@ def heartbeat(number: int = 1) -> bytes:
     return request(HEARTBEAT, 3, number, struct.pack(">h1sih1sh", 1, b"g", 1, 1, b"m", -1))
 
 
+def leave() -> bytes:
+    """LeaveGroup."""
+    return request(LEAVE_GROUP, 1, 1, struct.pack(">h1sh1s", 1, b"g", 1, b"m"))
+
+
 def indebted(**settings: Any) -> Ledger:
     """A ledger in which a fetch of client "c" has to wait for `UNCUT_MS`."""
     of = ledger(fetch_rate=LIMIT, **settings)
@@ -64,11 +70,11 @@ def indebted(**settings: Any) -> Ledger:
     return of
 
 
-def mute_after(first: bytes, of: Ledger, cut: Cut = whole) -> float:
-    """Until when a client is muted that sends this, and then a fetch over its quota at 0."""
+def mute_after(first: bytes, of: Ledger, cut: Cut = whole, fetch_ms: float = 0.0) -> float:
+    """Until when a client is muted that sends this at 0, and then a fetch over its quota at `fetch_ms`."""
     one = session(of)
     assert from_client(one, first, cut=cut) == first
-    assert from_client(one, request(FETCH, 4, 2, fetch_body(4, partitions={0: 0}))) == b""
+    assert from_client(one, request(FETCH, 4, 2, fetch_body(4, partitions={0: 0})), fetch_ms) == b""
     return one.mute_until_ms
 
 
@@ -99,6 +105,22 @@ def test_a_throttle_is_a_quarter_of_the_session(version: int, cut: Cut) -> None:
 )
 def test_the_shortest_session_counts(first: bytes, mute_ms: int) -> None:
     assert mute_after(first, indebted()) == mute_ms
+
+
+@pytest.mark.parametrize(
+    ("first", "fetch_ms", "mute_until_ms"),
+    [
+        (join(session_ms=8000) + leave(), 7999, 9999),
+        (join(session_ms=8000) + leave(), 8001, 38_000),
+        (join(session_ms=8000) + leave() + heartbeat(), 8001, 10_001),
+        (join(session_ms=8000) + leave() + join(), 8001, 10_001),
+        (heartbeat() + leave(), 6001, 36_000),
+        (leave() + heartbeat(), 6001, 7501),
+    ],
+)
+def test_throttles_are_whole_a_session_after_leave_group(first: bytes, fetch_ms: int, mute_until_ms: int) -> None:
+    """Unless another member of the connection heartbeats within that session."""
+    assert mute_after(first, indebted(), fetch_ms=fetch_ms) == mute_until_ms
 
 
 @pytest.mark.parametrize("first", [join(), heartbeat()])
@@ -198,3 +220,32 @@ def test_a_refused_mutation_tells_a_slice() -> None:
     one.broker_sends(response(METADATA, 4, 2, struct.pack(">iihii", 0, 0, -1, -1, 0)), 0.0)  # it does not exist yet
     assert struct.unpack_from(">i", answers(one), 9) == (1500,)
     assert one.mute_until_ms == 1500.0
+
+
+def test_new_connections_pass_before_they_are_refused() -> None:
+    """Ten new connections a second, each with a session of 1 ms: their requests are refused after 1.8 s. None of those
+    that wait longest may miss its turn, or the group would get a window's worth at once after a pause."""
+    of, size, seconds = ledger(produce_rate=LIMIT), LIMIT, 45
+    connections: list[Driven] = []
+    passed: list[int] = []
+    for now in range(0, seconds * 1000, 50):
+        if now % 100 == 0:
+            one = session(of)
+            one.unread = join(session_ms=1) + produce(2, size)
+            connections.append(one)
+        for one in list(connections):
+            one.wake(float(now))
+            for frame in frames(one.taken()):
+                api, version, number = struct.unpack_from(">hhi", frame, 4)
+                if api == PRODUCE:
+                    passed.append(now)
+                whole_answer = (
+                    produce_response(number) if api == PRODUCE else response(api, version, number, b"\0" * 24)
+                )
+                one.broker_sends(whole_answer, float(now))
+            if any(frame[4:8] == b"\0\0\0\2" for frame in frames(answers(one))):
+                one.close(float(now))
+                connections.remove(one)
+    later = [at for at in passed if at >= 16_000]
+    assert len(later) >= 0.95 * (seconds - 16)
+    assert max(sum(begin <= at < begin + 10_000 for at in later) for begin in later) <= 11

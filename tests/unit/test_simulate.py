@@ -156,7 +156,7 @@ def test_time_only_goes_forward_and_amounts_are_finite() -> None:
     results, errors = simulate(CLIENT_500, produce(10, 2**63), produce(9, 1), produce(10, 2**63), produce(10, 1e300))
     assert [one["throttle_ms"] for one in results] == [2**31 - 1] * 2
     assert json.loads(json.dumps(results, allow_nan=False)) == results
-    assert errors[0] == {"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}
+    assert errors[0] == {"line": 2, "error": "t_ms: got 9, but the clock is at 10 already, and never goes back"}
     assert "expected a number of at least 0 and at most 9223372036854775808" in errors[1]["error"]
 
 

@@ -64,8 +64,8 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("template", "change", "expected"),
     [
-        ("{label:nobody}", lambda _: None, "labels: there is no label nobody"),
-        ("{label:empty}", lambda _: None, "expected a name as Kubernetes has them for label:empty, got ''"),
+        ("{label:nobody}", lambda _: None, "labels: no label nobody"),
+        ("{label:empty}", lambda _: None, "expected a valid Kubernetes name for label:empty, got ''"),
         ("{namespace}", _write("namespace", b"a/b"), "got 'a/b'"),
         ("{namespace}", _write("namespace", b"\xff"), "expected text in UTF-8"),
         ("{pod}", lambda volume: (volume / "pod").unlink(), "pod: cannot be read: No such file or directory"),

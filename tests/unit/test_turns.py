@@ -203,7 +203,7 @@ def test_more_versions_than_there_are_apis_end_the_connection() -> None:
     one = session(ledger())
     client_sends(one, request(API_VERSIONS, 0, 1, b""), Watch())
     told = struct.pack(">hi", 0, MAX_APIS + 1) + struct.pack(">hhh", 0, 0, 20) * (MAX_APIS + 1)
-    with pytest.raises(SessionError, match="says it has 1001 APIs"):
+    with pytest.raises(SessionError, match="declares 1001 APIs"):
         broker_sends(one, response(API_VERSIONS, 0, 1, told), Watch())
 
 

@@ -201,7 +201,7 @@ ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"
         (3, 4, "00000000 7fffffff", "elements"),  # an array of two billion brokers
         (3, 4, "00000000 fffffffe", "-2 elements"),
         (3, 4, "00000000 00000001 00000007 fffe", "length is -2"),
-        (3, 4, "00000000 00000001 00000007 7fff", "behind the end"),
+        (3, 4, "00000000 00000001 00000007 7fff", "past the end"),
         (3, 12, "00 00000000 ffffffff0f 00000000", "."),  # brokers
         (3, 12, "00 00000000 ffffffffff01 00000000", "."),  # a varint of more than 32 bits
         (3, 12, "00 00000000 02 00000007 ffffffff0f 00000000", "."),  # host
@@ -210,7 +210,12 @@ ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"
         (18, 3, "0000 ffffffff0f", "."),
         (18, 3, "0000 80808080808001", "."),
         (18, 3, "0000 7f 000300", "."),
-        (0, 10, "00 01 00000000 01 00 01" + ENDPOINT.hex(), "longer than the size"),  # one byte, says its tagged field
+        (
+            0,
+            10,
+            "00 01 00000000 01 00 01" + ENDPOINT.hex(),
+            "than its declared size",
+        ),  # one byte, says its tagged field
     ],
 )
 def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: str) -> None:
@@ -270,7 +275,7 @@ def test_reads_brokers() -> None:
         frame = kafka_python_frame(cls, version, brokers=brokers, topics=[])
         expected = [NodeAddress(n, f"kafka-{n}", 9092 + n) for n in range(3)]
         assert responses.read_brokers(version, frame, 0, len(frame)) == expected
-        with pytest.raises(WireError, match="cut"):
+        with pytest.raises(WireError, match="truncated"):
             responses.read_brokers(version, frame, 0, frame.rindex(b"kafka") + 3)
 
 

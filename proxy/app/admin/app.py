@@ -94,7 +94,7 @@ def not_ready(proxy: Proxy, quotas: QuotaSource) -> list[str]:
     if proxy.full is not None:
         reasons.append(proxy.full)
     if not proxy.cluster_reached:
-        reasons.append(f"the cluster is not reached: {proxy.last_cluster_error or 'no answer yet'}")
+        reasons.append(f"cannot reach the Kafka cluster: {proxy.last_cluster_error or 'no answer yet'}")
     if quotas.not_ready is not None:
         reasons.append(quotas.not_ready)
     return reasons

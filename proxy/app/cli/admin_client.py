@@ -100,8 +100,8 @@ def _kubectl(option: str, arguments: list[str]) -> Iterator[int]:
     program = shutil.which("kubectl")
     if program is None:
         raise OSError(
-            f"{option} needs kubectl, which is not on the PATH; where it is, run `kubectl {' '.join(arguments)}` and "
-            "give the port that it prints as --admin http://127.0.0.1:PORT"
+            f"{option} needs kubectl, which is not on the PATH; on a machine with kubectl run "
+            f"`kubectl {' '.join(arguments)}` and give the port that it prints as --admin http://127.0.0.1:PORT"
         )
     with subprocess.Popen(
         [program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -128,9 +128,9 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
         try:
             line = lines.get(timeout=START_TIMEOUT_S)
         except Empty:
-            raise OSError(f"kubectl {arguments}: it serves no port within {START_TIMEOUT_S:.0f} s") from None
+            raise OSError(f"kubectl {arguments}: no local port within {START_TIMEOUT_S:.0f} s") from None
         if line is None:
-            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it ended without a message'}")
+            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it exited without a message'}")
         port = _SERVING.match(line)
         if port is not None:
             return int(port[1])

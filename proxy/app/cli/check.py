@@ -253,7 +253,7 @@ def _few_ports(config: Config, source: Source) -> list[Problem]:
     if config.mode != "rewrite" or count >= named:
         return []
     text = (
-        f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named}): each broker of the cluster takes one"
+        f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named}): each broker of the cluster needs one"
     )
     return [source.problem(("listen", "broker_ports"), text, f"{ports.first}-{ports.last}")]
 

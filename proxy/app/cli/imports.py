@@ -140,7 +140,7 @@ def kafka(
             asked = load(config)
         found, left = entries_of_cluster(asked)
     for reason in left:
-        say(f"warning: left out: {reason}", err=True)
+        say(f"warning: skipped: {reason}", err=True)
     _print(found, Form.JSON if as_json else form, "the cluster has no client quotas that kquota can express")
 
 

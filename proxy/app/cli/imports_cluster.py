@@ -33,7 +33,7 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
     for entity, limits in quotas.items():
         names = {kind: DEFAULT_WORD if name is None else name for kind, name in entity}
         if any(name == DEFAULT_WORD for _, name in entity):
-            left.append(f"{entity_text(entity)}: a name {DEFAULT_WORD} cannot be told from the default")
+            left.append(f"{entity_text(entity)}: a name {DEFAULT_WORD} cannot be distinguished from the default")
             continue
         whole = {key: int(value) if value.is_integer() else value for key, value in limits.items()}
         try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from config.load import load_bytes
 
 _FILE = """\
-# Configuration of kquota; `kquota check --config FILE` says what it means. docs/configuration.md has every setting.
+# Configuration of kquota; `kquota check FILE` validates and explains it. docs/configuration.md has every setting.
 
 upstream:
   # Some brokers of the cluster, host:port; other brokers are discovered.

@@ -80,7 +80,7 @@ class Simulation:
                 raise EventError(_unknown(key, (*known, "set", "remove")))
         now_ms = _number(event, "t_ms", most=_LATEST_MS)
         if now_ms < self._now_ms:
-            raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already: time only goes forward")
+            raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already, and never goes back")
         return change or (_CONNECTION if connection else "charge"), event, now_ms
 
     def _charge(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def check_admin(url: str) -> str:
     try:
         _get(f"{url}/readyz")
         if "kquota_" not in _get(f"{url}/metrics"):
-            raise SmokeError(f"{url}/metrics: no metric of kquota among them")
+            raise SmokeError(f"{url}/metrics: no kquota metrics")
     except OSError as error:
         detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
         raise SmokeError(f"{url}: {error} {detail}".strip()) from error
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proxy.app.cli.smoke", description=__doc__)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="where clients connect")
     parser.add_argument("--broker-ports", required=True, metavar="FIRST-LAST", help="the sidecar's ports for brokers")
-    parser.add_argument("--admin", metavar="URL", help="the admin port, looked at first")
+    parser.add_argument("--admin", metavar="URL", help="the admin port, checked first")
     parser.add_argument("--limit-s", type=float, default=60.0, help="give up after this time")
     given = parser.parse_args(arguments)
     first, _, last = given.broker_ports.partition("-")

@@ -36,7 +36,7 @@ def effective_level(configured: str) -> tuple[str, str | None]:
     if not wanted:
         return configured, None
     if wanted not in LEVELS:
-        return configured, f"{LEVEL_VARIABLE}={wanted!r} is none of {', '.join(LEVELS)}; using {configured}"
+        return configured, f"{LEVEL_VARIABLE}={wanted!r} is not one of {', '.join(LEVELS)}; using {configured}"
     return wanted, None
 
 

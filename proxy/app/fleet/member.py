@@ -233,7 +233,7 @@ class Exchange:
                 except TopicAlreadyExistsError:
                     pass  # another instance was faster
                 except KafkaError as error:
-                    reason = f"topic {settings.topic} is missing and cannot be made: {type(error).__name__}: {error}"
+                    reason = f"topic {settings.topic} is missing and cannot be created: {type(error).__name__}: {error}"
                     raise TopicError(f"{reason}. {self._command()}") from error
                 if self._stopping.wait(0.3):
                     break
@@ -264,8 +264,8 @@ class Exchange:
             if found >= wanted:  # another instance was faster
                 return found
             raise TopicError(
-                f"topic {topic} has {found} partitions and had {wanted}: {type(error).__name__}: {error}. An "
-                f"administrator can mend it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --alter "
+                f"topic {topic} has {found} partitions and had {wanted}: {type(error).__name__}: {error}. To "
+                f"restore them: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --alter "
                 f"--topic {topic} --partitions {wanted}"
             ) from error
         log.info("partitions of the fleet's topic restored", topic=topic, partitions=wanted)
@@ -281,7 +281,7 @@ class Exchange:
             found = admin.describe_configs(resources, config_filter="all")["topic"][topic]
             if found["compression.type"]["value"] != TOPIC_CONFIG["compression.type"]:
                 log.warning(
-                    "the fleet's topic takes compressed records",
+                    "the fleet's topic accepts compressed records",
                     topic=topic,
                     command=f"kafka-configs.sh --bootstrap-server {self._bootstrap[0]} --alter --topic {topic} "
                     f"--add-config compression.type={TOPIC_CONFIG['compression.type']}",
@@ -293,7 +293,7 @@ class Exchange:
         replication = settings.replication_factor
         copies = "" if replication is None else f" --replication-factor {replication}"
         return (
-            f"An administrator can make it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
+            f"To create it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
             f"--topic {settings.topic} --partitions {PARTITIONS}{copies} {configs}"
         )
 

@@ -41,7 +41,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
         one.entity_type is EntityType.IP or table.get(one.name, None) is None for one in table.connections.entries
     )
     yield gauge("ready", "1 when /readyz says ready.", ready)
-    yield gauge("cluster_reached", "1 when a broker answered the last time.", proxy.cluster_reached)
+    yield gauge("cluster_reached", "1 when a broker answered the last request.", proxy.cluster_reached)
     yield gauge("draining", "1 while shutting down.", proxy.state == "draining")
     yield counter("config_reloads", "Configurations loaded after the first.", reloads.reloads)
     yield counter("config_reload_failures", "Changed configurations refused.", reloads.failures)
@@ -55,7 +55,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
     yield gauge("clients_known", "Clients in memory.", ledger.clients)
     text, known = "Counters in memory, by kind of quota.", {kind: counters.count(kind) for kind in Kind}
     yield labelled(GaugeMetricFamily, "counters", text, "kind", known)
-    text = "Clients that share an overflow counter, for lack of room."
+    text = "Clients that share an overflow counter, beyond limits.max_clients."
     yield labelled(CounterMetricFamily, "clients_overflowed", text, "kind", counters.overflowed)
     build = kquota_version(), platform.python_version(), "pure" if compiled.WHY_NOT else "compiled"
     yield labelled(GaugeMetricFamily, "build_info", "Always 1.", "version python data_path", {build: 1})
@@ -70,7 +70,7 @@ def broker_families(proxy: Proxy) -> Iterator[Metric]:
     brokers = proxy.brokers()
     without = sum(local_port is None for *_, local_port in brokers)
     yield gauge("brokers", "Brokers of the cluster, as last seen.", len(brokers))
-    yield gauge("brokers_without_port", "Brokers that clients do not hear of, for want of a port.", without)
+    yield gauge("brokers_without_port", "Brokers without a port; clients see them as down.", without)
     yield gauge("broker_ports", "Ports for brokers; 0 in transparent mode.", proxy.broker_ports)
 
 
@@ -194,7 +194,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
     yield by("proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
     checks = {outcome: counters.node_checks[outcome] for outcome in ("same", "other", "unknown", "unanswered")}
-    yield by("upstream_node_checks", "Brokers asked whether they are the ones dialled.", "outcome", checks)
+    yield by("upstream_node_checks", "Identity checks of dialled brokers.", "outcome", checks)
     apis: Counter[str] = Counter()
     for key, count in counters.requests.items():
         apis[API_NAMES.get(key, "unknown")] += count
@@ -216,7 +216,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     yield by("passthrough_bytes", "Bytes of TLS passed through.", "kind", passed)
     turns = counters.long_turns
     yield by("long_turns", "Turns of the event loop above 5 ms of CPU.", "what", turns.counts)
-    yield gauge("longest_turn_seconds", "CPU time of the longest of these.", turns.longest_cpu_s)
+    yield gauge("longest_turn_seconds", "CPU time of the longest turn of the event loop.", turns.longest_cpu_s)
 
 
 def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:

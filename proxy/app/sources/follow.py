@@ -93,7 +93,7 @@ def replace_file(path: Path, data: bytes) -> None:
         try:
             with open(descriptor, "wb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "it is no regular file", str(temporary))
+                    raise OSError(errno.EINVAL, "not a regular file", str(temporary))
                 with suppress(FileNotFoundError):
                     os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
                 file.write(data)

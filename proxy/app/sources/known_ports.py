@@ -1,4 +1,4 @@
-"""Keeps which port stands for which broker in a file, off the event loop (`listen.state_file`)."""
+"""Stores the port of each broker in a file, off the event loop (`listen.state_file`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ports_before(path: str | None) -> list[KnownPort]:
 
 
 async def keep_ports(path: Path, proxy: Proxy, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-    """Write the file whenever a port stands for another broker, until cancelled. The disk holds up nothing else."""
+    """Write the file whenever a port leads to another broker, until cancelled. The disk holds up nothing else."""
     aside = Aside(timeout_s)
     written: Sequence[object] | None = None
     failed = False

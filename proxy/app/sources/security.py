@@ -98,14 +98,14 @@ def _field(directory: Path, name: str) -> str:
         labels = dict(_LABEL.findall(_text(path)))
         key = name.removeprefix("label:")
         if key not in labels:
-            raise _wrong(path, f"there is no label {key}")
+            raise _wrong(path, f"no label {key}")
         value = labels[key]
     elif name in ("service_account", "namespace") and not os.path.lexists(path):
         value = _from_token(directory / "token")[name == "service_account"]
     else:
         value = _text(path).strip()
     if not _VALUE.fullmatch(value):
-        raise _wrong(path, f"expected a name as Kubernetes has them for {name}, got {value[:80]!r}")
+        raise _wrong(path, f"expected a valid Kubernetes name for {name}, got {value[:80]!r}")
     return value
 
 

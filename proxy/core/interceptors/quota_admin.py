@@ -142,7 +142,9 @@ class QuotaAdmin:
     ) -> Reply | Work[Reply]:
         """The broker has answered the question that matches nothing."""
         if len(answer) < _ERROR_AT + 2:
-            raise WireError("broker_malformed", f"DescribeClientQuotasResponse version {version} cannot be read: cut")
+            raise WireError(
+                "broker_malformed", f"DescribeClientQuotasResponse version {version} cannot be read: truncated"
+            )
         if read_int16(answer, _ERROR_AT) != ErrorCode.none:
             return Reply()  # the broker's refusal
         quotas = self._authority.quotas()

@@ -163,7 +163,7 @@ class Auth:
     ) -> Verdict:
         """A SaslHandshake or SaslAuthenticate request, which is read whole and passed on. Raises WireError."""
         if header.size > wire.MAX_SASL_BYTES:
-            text = f"a SASL request of {header.size} bytes; at most {wire.MAX_SASL_BYTES} are taken, as by a broker"
+            text = f"a SASL request of {header.size} bytes; at most {wire.MAX_SASL_BYTES} are accepted, as by a broker"
             raise WireError("sasl_too_large", text)
         if self.state is Proving.IDLE:
             self._step(Event.BEGUN)
@@ -187,7 +187,7 @@ class Auth:
         here, login = end - start, self._login
         assert login is not None
         if not 0 <= total - 4 <= wire.MAX_SASL_BYTES:
-            text = f"a SASL message of {total - 4} bytes; at most {wire.MAX_SASL_BYTES} are taken"
+            text = f"a SASL message of {total - 4} bytes; at most {wire.MAX_SASL_BYTES} are accepted"
             raise SessionError(CloseReason.CLIENT_MALFORMED, text, kind="sasl_too_large")
         if not login.is_shown:
             if here < min(8, total):

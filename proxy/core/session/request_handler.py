@@ -34,13 +34,14 @@ from proxy.core.session.refused import RefusedBatches
 from proxy.core.session.sizes import bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
-from proxy.core.session.throttle import UNKNOWN_SESSION_MS, UNSLICED_MS
+from proxy.core.session.throttle import UNKNOWN_SESSION_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import (
     API_VERSIONS,
     FETCH,
     HEARTBEATS,
     JOIN_GROUP,
+    LEAVE_GROUP,
     PRODUCE,
     SHARE_FETCH,
     TRANSACTIONS,
@@ -453,8 +454,10 @@ class RequestHandler:
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
         elif api_key in TRANSACTIONS:
             state.throttle.transacts()
-        elif api_key in HEARTBEATS and state.throttle.slice_ms == UNSLICED_MS:
-            state.throttle.carries()
+        elif api_key in HEARTBEATS:
+            state.throttle.heartbeat()
+        elif api_key == LEAVE_GROUP:
+            state.throttle.leaves(now_ms)
         elif header.known:
             interceptor = state.interceptors.get(api_key)
             if interceptor is not None and interceptor.wants(api_key, pending.account):

@@ -374,7 +374,7 @@ class ResponseHandler:
         if isinstance(done, responses.NeedMore):
             text = f"{api_name(api_key)} v{version} response of {total} bytes"
             if here == total:
-                raise broker_malformed(f"{text} ends before its addresses do", "broker_truncated")
+                raise broker_malformed(f"{text} ends inside its addresses", "broker_truncated")
             if here >= MAX_PARTIAL_RESPONSE_BYTES:
                 raise broker_malformed(f"{text}: at most {MAX_PARTIAL_RESPONSE_BYTES} are buffered", "broker_too_large")
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.

@@ -30,7 +30,7 @@ cdef class Arrivals:
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
-    cdef double _resume_ms, _tell_again_ms, _together_ms
+    cdef double _members_until_ms, _resume_ms, _tell_again_ms, _together_ms
     cdef public Grace grace
     cdef public Arrivals arrivals
     cdef public object place, promised, state
@@ -38,6 +38,7 @@ cdef class Throttle:
     cdef public long long client_bytes, due_bytes, refuse_to, slice_ms
     cdef public double due_ms, told_until_ms, turn_ms, until_ms, untold_ms
 
+    cdef object _end_slices(self, double now_ms)
     @cython.locals(until_ms=cython.double, penalty=PenaltyType)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
     @cython.locals(penalty=PenaltyType)

@@ -20,11 +20,11 @@ anyway. Even five requests at once, as Java's producers send them, take no more 
 SHORT_FETCH_MS: Final = 5000
 """The same for fetches, of which a consumer sends one at a time."""
 TELL_AGAIN_MS: Final = 10_000
-"""Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
+"""A short throttle is announced to a connection once in this time, so that the client's own metrics show it."""
 REFUSED_TOGETHER_MS: Final = 50
 """What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
 UNTOLD_SHARE: Final = 0.8
-"""Of the time that a transactional producer waits for answers, a throttle may take so much untold."""
+"""Share of a transactional producer's answer timeout that a throttle may take without being announced."""
 UNSLICED_MS: Final = 1 << 40
 """Longer than any throttle: the connection carries no heartbeats of a group's member."""
 SLICES: Final = 4
@@ -177,6 +177,7 @@ class Throttle:
     __slots__ = (
         "_counters",
         "_ledger",
+        "_members_until_ms",
         "_resume_ms",
         "_tell_again_ms",
         "_together_ms",
@@ -214,6 +215,8 @@ class Throttle:
         """and how many it will be when the latest Produce request that the gate was asked about is whole."""
         self.slice_ms = UNSLICED_MS
         """One throttle lasts no longer than this, so that heartbeats get through."""
+        self._members_until_ms = math.inf
+        """After this time no member is left on the connection: one has left the group, and no heartbeat follows."""
         self.turn_ms = 0.0
         """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
         self.untold_ms = -1.0
@@ -226,8 +229,8 @@ class Throttle:
         self._tell_again_ms = -math.inf
         """Short throttles are not told before this time."""
         self.due_ms = 0.0
-        """The held request is refused at this time; infinite: never; 0: it has not been looked at; below: more of it
-        has to come for that."""
+        """The held request is refused at this time; infinite: never; 0: not decided yet; negative: more of it must
+        arrive first."""
         self.refuse_to = 0
         """Produce requests that begin before so many `client_bytes` are refused together with one before them,"""
         self._together_ms = 0.0
@@ -240,8 +243,24 @@ class Throttle:
         """The connection carries heartbeats of a group's member, which is expelled when none comes within `session_ms`:
         throttles are cut to slices of it. The rest of a debt delays the next requests in the gate, and a Fetch's is
         kept here. A broker cuts none, nor does `pacing: kafka`."""
+        self._members_until_ms = math.inf
         if self._ledger.settings.smooth:
             self.slice_ms = min(self.slice_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+
+    def heartbeat(self) -> None:
+        """The same for a member that may have joined on another connection."""
+        if self.slice_ms == UNSLICED_MS:
+            self.carries()
+        self._members_until_ms = math.inf
+
+    def leaves(self, now_ms: float) -> None:
+        """A member leaves its group. Others on the connection heartbeat within a session; if none does, throttles are
+        whole again."""
+        self._members_until_ms = now_ms + SLICES * self.slice_ms
+
+    def _end_slices(self, now_ms: float) -> None:
+        if now_ms > self._members_until_ms:
+            self.slice_ms, self._members_until_ms = UNSLICED_MS, math.inf
 
     def transacts(self) -> None:
         """The connection carries transactions."""
@@ -269,6 +288,7 @@ class Throttle:
         Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
         for every throttle that it is told of.
         """
+        self._end_slices(now_ms)
         if delay_ms > self.slice_ms:
             if kind is FETCHED:
                 self.turn_ms = now_ms + delay_ms
@@ -289,6 +309,7 @@ class Throttle:
 
     def impose_unanswered(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float) -> None:
         """The same for a Produce request that gets no response (acks=0)."""
+        self._end_slices(now_ms)
         delay_ms = min(delay_ms, self.slice_ms)
         self._ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
         self._mute(now_ms + delay_ms, now_ms)
@@ -350,6 +371,8 @@ class Throttle:
         until_ms = now_ms + wait_ms
         if now_ms < self.grace.renew_ms < until_ms:
             until_ms = self.grace.renew_ms  # it may pass then
+        if now_ms < self.due_ms < until_ms:
+            until_ms = self.due_ms  # before it is refused, the group may have paid
         self.until_ms = max(self.until_ms, until_ms)
 
     def admit(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:

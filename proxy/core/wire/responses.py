@@ -93,7 +93,7 @@ class NodeAddress(NamedTuple):
 
 Translate: TypeAlias = Callable[[Sequence[NodeAddress], bool], Sequence[tuple[str, int] | None]]
 """(brokers, whether these are all brokers of the cluster) -> the (host, port) that the client sees instead of each;
-None: the client must not hear of the broker."""
+None: the client must not see the broker."""
 
 
 class Rewritten(NamedTuple):
@@ -409,7 +409,7 @@ def read_cluster_id(version: int, buf: Buffer, start: int, end: int) -> str | No
             stop = walker.run(((STRING, 0),), at)
             at += 2
     except Short as short:
-        raise WireError("response_malformed", f"the Metadata response is cut: {short}") from None
+        raise WireError("response_malformed", f"the Metadata response is truncated: {short}") from None
     return bytes(buf[at:stop]).decode("utf-8", "replace") or None
 
 
@@ -420,7 +420,7 @@ def _walked(buf: Buffer, start: int, end: int, version: int) -> tuple[Walker, in
     try:
         at = walker.run(_ADDRESS_WALKS[METADATA << 16 | version], body_start(walker, start, METADATA, version))
     except Short as short:
-        raise WireError("response_malformed", f"the Metadata response is cut: {short}") from None
+        raise WireError("response_malformed", f"the Metadata response is truncated: {short}") from None
     return walker, at
 
 
@@ -452,7 +452,7 @@ def without_topic(version: int, frame: bytes, name: bytes) -> Generator[None, No
             return frame
         end = yield from walker.walk(_topic(version), at)
     except (Short, struct.error) as error:
-        raise WireError("response_malformed", f"the Metadata response is cut: {error}") from None
+        raise WireError("response_malformed", f"the Metadata response is truncated: {error}") from None
     yield
     view = memoryview(frame)
     size = counted_at + len(counted) + at - 2 - first + len(frame) - end
@@ -521,7 +521,7 @@ def read_api_versions(version: int, frame: Buffer) -> tuple[int, dict[int, tuple
     try:
         offered = _offered(frame, 0, len(frame), version)
     except Short as short:
-        raise WireError("response_malformed", f"the ApiVersions response is cut: {short}") from None
+        raise WireError("response_malformed", f"the ApiVersions response is truncated: {short}") from None
     return INT16.unpack_from(frame, 8)[0], {key: found[:2] for key, found in offered.items()}
 
 
@@ -547,7 +547,7 @@ def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple
         count = INT32.unpack_from(buf, pos)[0]
         pos += 4
     if pos < 0 or count * 6 > walker.frame_end - pos or count > MAX_APIS:
-        raise WireError("response_malformed", f"the ApiVersions response says it has {count} APIs")
+        raise WireError("response_malformed", f"the ApiVersions response declares {count} APIs")
     found: dict[int, tuple[int, int, int]] = {}
     for _ in range(count):
         walker.need(pos + 6)

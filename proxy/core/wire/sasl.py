@@ -167,7 +167,7 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
         return None, f"its first message has more than {MAX_OAUTH_BYTES} bytes"
     found = _OAUTH_FIRST.fullmatch(bytes(token))
     if found is None:
-        return None, "its first message is not as in RFC 7628"
+        return None, "its first message does not follow RFC 7628"
     bearer = _BEARER.fullmatch(_last(found[1], b"\1", b"auth"))
     if bearer is None:
         return None, "its first message has no bearer token"
@@ -179,14 +179,14 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     except (ValueError, RecursionError):
         if not _begins_like_an_object(parts[1]):
             return None, None  # opaque, despite its dots
-        return None, "the token's claims are not JSON in base64 and UTF-8, without a byte order mark, from end to end"
+        return None, "the token's claims are not exactly JSON in base64 and UTF-8, without a byte order mark"
     if not isinstance(claims, dict):
         return None, None
     if claim not in claims:
         return None, None
     name = claims[claim]
     if not isinstance(name, str):
-        return None, f"the token's claim {claim} is no string"
+        return None, f"the token's claim {claim} is not a string"
     name = name.strip(_BLANKS)
     if not name:
         return None, f"the token's claim {claim} is blank"

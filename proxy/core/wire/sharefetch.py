@@ -34,7 +34,7 @@ def padding(length: int) -> bytes:
             content = length - len(tag) - size_bytes
             if content >= 0 and len(uvarint(content)) == size_bytes:
                 return tag + uvarint(content) + bytes(content)
-    raise ValueError(f"no tagged field is {length} bytes long")
+    raise ValueError(f"a tagged field cannot have {length} bytes")
 
 
 def _split(version: int) -> tuple[Program, Program]:
@@ -120,7 +120,7 @@ class ShareFetchScrubber:
                 raise WireError("response_malformed", "a ShareFetch response ends before its node endpoints") from None
         if self._skip > self._left:
             raise WireError(
-                "response_malformed", f"a field ends {self._skip - self._left} bytes behind the end of its frame"
+                "response_malformed", f"a field ends {self._skip - self._left} bytes past the end of its frame"
             )
 
     # The walk is a generator: it yields how many bytes to pass, or 0 to be sent the next byte.
@@ -143,7 +143,7 @@ class ShareFetchScrubber:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise WireError("response_malformed", "a length is not a 32-bit number")
+        raise WireError("response_malformed", "a length exceeds 32 bits")
 
     def _run(self, program: Program) -> Generator[int, int, None]:
         for code, argument in program:
@@ -156,7 +156,7 @@ class ShareFetchScrubber:
             elif code == p.VARARRAY:
                 count = yield from self._uvarint()
                 if count - 1 > self._left:
-                    raise WireError("response_malformed", f"an array says it has {count - 1} elements")
+                    raise WireError("response_malformed", f"an array declares {count - 1} elements")
                 self._count(count - 1)
                 for _ in range(count - 1):
                     yield from self._run(argument)

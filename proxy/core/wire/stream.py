@@ -122,7 +122,7 @@ class TopicWalk:
                 if value >= 1 << 31:  # a broker cuts it to 32 bits, and takes it for a negative number
                     break
                 return value
-        raise WireError("request_malformed", "a length is not a 31-bit number")
+        raise WireError("request_malformed", "a length exceeds 31 bits")
 
     def _count(self) -> None:
         self._elements += 1

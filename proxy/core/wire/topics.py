@@ -328,7 +328,7 @@ class Asked(NamedTuple):
         if self.can_forbid:
             return self.body[: self.end] + b"\0" + self.body[self.end + 1 :]
         if missing is None:
-            text = f"Metadata version {self.version} names more than {MAX_TOPICS} topics, which is not judged"
+            text = f"Metadata version {self.version} names more than {MAX_TOPICS} topics, too many to check"
             raise WireError("request_too_large", text)
         gone = frozenset(missing)
         left = [topic.raw for topic in self.found if topic.name not in gone]

@@ -167,7 +167,7 @@ class Walker:
     def need(self, pos: int) -> None:
         """Raises Short when the bytes up to `pos` have not arrived yet, WireError when they are beyond the frame."""
         if pos > self.frame_end:
-            raise self._malformed(f"a field ends {pos - self.frame_end} bytes behind the end of its frame")
+            raise self._malformed(f"a field ends {pos - self.frame_end} bytes past the end of its frame")
         if pos > self.limit:
             raise Short(pos)
 
@@ -180,7 +180,7 @@ class Walker:
         if after == -1:
             self.need(self.limit + 1)
         if after == -2:
-            raise self._malformed("a length is not a 32-bit number")
+            raise self._malformed("a length exceeds 32 bits")
         return value, after
 
     def _varlen(self, pos: int) -> int:
@@ -205,7 +205,7 @@ class Walker:
             return 0
         if count > self.frame_end - pos:  # an element takes at least one byte
             raise self._malformed(
-                f"an array says it has {count} elements, and {self.frame_end - pos} bytes are left in its frame"
+                f"an array declares {count} elements, and {self.frame_end - pos} bytes are left in its frame"
             )
         if len(element) == 1 and element[0][0] == p.SKIP:
             size: int = element[0][1]
@@ -224,7 +224,7 @@ class Walker:
     def _count(self, elements: int) -> None:
         self._elements -= elements
         if self._elements < 0:
-            raise self._malformed(f"{-self._elements} elements more than are walked over")
+            raise self._malformed(f"{-self._elements} elements above the limit")
 
     def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> Generator[None, None, int]:
         count, pos = self._uvarint(pos)
@@ -242,7 +242,7 @@ class Walker:
                         raise self._malformed(f"more than {MAX_SCOPES} tagged fields with addresses")
                     self.scopes.append(TagScope(size_at, pos, content_end))
                     if (yield from self.walk(program, pos)) > content_end:
-                        raise self._malformed(f"tagged field {tag} is longer than the size that it says")
+                        raise self._malformed(f"tagged field {tag} is longer than its declared size")
             self.need(content_end)
             pos = content_end
             if self._over():

@@ -1,4 +1,4 @@
-"""Which local port stands for which broker. Bookkeeping alone: callbacks open and close the listeners.
+"""Which local port leads to which broker. Bookkeeping alone: callbacks open and close the listeners.
 
 Each broker has a port of its own, `own_ports`: a function of the ids of the live brokers, so that all instances agree,
 whenever they were started. During the grace time clients may still use the port of a broker that left: it stays open
@@ -32,12 +32,12 @@ class LeftError(Exception):
 
 
 class KnownPort(NamedTuple):
-    """A local port and the broker that it stands for, as they are kept over a restart."""
+    """A local port and the broker that it leads to, as stored for a restart."""
 
     port: int
     broker: NodeAddress
     held_s: float | None
-    """None: the broker is told with this port; else for how many seconds the port still stands for it."""
+    """None: the broker is advertised with this port; else how many seconds the port still leads to it."""
 
 
 def check_address(node: NodeAddress) -> None:
@@ -88,7 +88,7 @@ class _Listener:
 
     node_id: int
     until_s: float = math.inf
-    """Finite: its broker is not told with it any more, and it stands for it until then."""
+    """Finite: its broker is no longer advertised with it, and it leads to the broker until then."""
 
 
 class AddressBook:

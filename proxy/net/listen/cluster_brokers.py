@@ -1,4 +1,4 @@
-"""The brokers behind the proxy: which there are, which local port stands for each, and how they are reached."""
+"""The brokers behind the proxy: their list, the local port of each, and connections to them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ClusterBrokers:
         counters: Counters,
     ) -> None:
         """`bind_broker` and `close_broker`: as of `AddressBook`. `login_wanted()` is called when the cluster refuses a
-        question for want of a login."""
+        question without a login."""
         self._settings = settings
         self._dialer = dialer
         self._login_wanted = login_wanted
@@ -191,7 +191,7 @@ class ClusterBrokers:
                 continue
             self._bootstrap_first = server
             return broker
-        raise UpstreamError("no bootstrap server accepts: " + "; ".join(errors))
+        raise UpstreamError("no bootstrap server accepts connections: " + "; ".join(errors))
 
     # ---- the cluster ------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class ClusterBrokers:
                 errors.append(str(error))
                 continue
             if cluster.cluster_id is not None and known not in (None, cluster.cluster_id):
-                errors.append(f"{host}:{port} is of cluster {cluster.cluster_id}, not of {known}")
+                errors.append(f"{host}:{port} belongs to cluster {cluster.cluster_id}, not to {known}")
                 others.append(cluster)
                 continue
             self._answered(cluster)

@@ -152,11 +152,11 @@ class Proxy:
 
     def brokers(self) -> list[tuple[int, str, int, int | None]]:
         """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own.
-        Without a local port clients do not hear of a broker."""
+        Without a local port clients do not see a broker."""
         return self._cluster.all()
 
     def known_ports(self) -> list[KnownPort]:
-        """Which port stands for which broker, for the next run."""
+        """The port of each broker, for the next run."""
         return self._cluster.known_ports()
 
     @property

@@ -60,7 +60,7 @@ class Destination(NamedTuple):
 def read_sockaddr_in(data: bytes) -> Destination:
     """Parse a struct sockaddr_in as SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
     if len(data) < SOCKADDR_IN.size or struct.unpack_from("=H", data) != (socket.AF_INET,):
-        raise ValueError(f"{data.hex()} is no struct sockaddr_in")
+        raise ValueError(f"{data.hex()} is not a struct sockaddr_in")
     port, address = SOCKADDR_IN.unpack_from(data)
     return Destination(str(IPv4Address(address)), port)
 
@@ -69,7 +69,7 @@ def read_sockaddr_in6(data: bytes) -> Destination:
     """Parse a struct sockaddr_in6 as IP6T_SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
     size = SOCKADDR_IN6.size + SCOPE_ID.size
     if len(data) < size or struct.unpack_from("=H", data) != (socket.AF_INET6,):
-        raise ValueError(f"{data.hex()} is no struct sockaddr_in6")
+        raise ValueError(f"{data.hex()} is not a struct sockaddr_in6")
     port, address = SOCKADDR_IN6.unpack_from(data)
     (scope_id,) = SCOPE_ID.unpack_from(data, SOCKADDR_IN6.size)
     return Destination(str(IPv6Address(address)), port, scope_id)
@@ -169,8 +169,8 @@ class Interception:
             where = destination or local_address(client)
             raise SessionError(
                 CloseReason.LOOP,
-                f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must leave "
-                "out its user or its mark (kquota redirect install --exclude-uid, transparent.mark)",
+                f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must "
+                "exempt its user or its mark (kquota redirect install --exclude-uid, transparent.mark)",
             )
         if destination is None:
             raise SessionError(
@@ -182,7 +182,7 @@ class Interception:
         if destination.port == here.port and is_own_address(destination.host):
             raise SessionError(
                 CloseReason.LOOP,
-                f"the destination {destination} is this sidecar's own listener, so it would call itself",
+                f"the destination {destination} is this sidecar's own listener: a loop",
             )
         if not self._destinations.allow(destination):
             raise SessionError(
@@ -254,8 +254,8 @@ class Interception:
         except PermissionError:
             raise PermissionError(
                 errno.EPERM,
-                "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or leave "
-                "the mark out and let the redirect rules leave out the sidecar's user",
+                "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or "
+                "remove transparent.mark and exempt the sidecar's user in the redirect rules",
             ) from None
 
 

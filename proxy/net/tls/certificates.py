@@ -145,7 +145,7 @@ def not_after_s(der: bytes) -> float:
             text = ("19" if text >= "5" else "20") + text
         return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError as error:
-        raise CertificateError(f"a certificate without a readable end: {error}") from None
+        raise CertificateError(f"a certificate without a readable expiry: {error}") from None
 
 
 def in_pem(text: str) -> list[bytes]:

@@ -128,7 +128,7 @@ class TlsSide:
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH" or "TYPE_MISMATCH" in str(error.reason):
                 self._refuse("key_file", pair.key, f"is not the key of the certificate in {pair.certificate}")
-            self._refuse("key_file", pair.key, f"does not make a pair with {pair.certificate}: {error.reason or error}")
+            self._refuse("key_file", pair.key, f"does not match {pair.certificate}: {error.reason or error}")
         except OSError as error:
             self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
         return expires_at_s
@@ -240,9 +240,9 @@ def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:
             which = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
             return "refused", f"the {peer} refused the TLS handshake: {which} (see {ours})"
         if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-            return "certificate", f"the {peer} showed no certificate, and one is required"
+            return "certificate", f"the {peer} sent no certificate, and one is required"
         if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
-            return "version", f"the {peer} offers no version of TLS from 1.2 on"
+            return "version", f"the {peer} does not offer TLS 1.2 or later"
         if reason in _NOT_TLS:
             return "not_tls", f"the {peer} does not speak TLS here ({reason.replace('_', ' ').lower()})"
         return "other", f"TLS handshake with the {peer}: {reason.replace('_', ' ').lower()}"

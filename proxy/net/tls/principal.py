@@ -75,7 +75,7 @@ class _Rule:
 
     def apply(self, name: str) -> str | None:
         if not _LINE_BREAKS.isdisjoint(name):
-            raise NoRuleError(f"the subject {name!r} has a line break, which rules cannot be relied on to read")
+            raise NoRuleError(f"the subject {name!r} has a line break, which mapping rules may misread")
         if self._pattern.fullmatch(name) is None:
             return None
         # As in a broker: then every match of the pattern is replaced, which need not be the whole name.
@@ -136,7 +136,7 @@ def _refuse_what_differs(pattern: str) -> None:
     """
 
     def refuse(what: str) -> RuleError:
-        return RuleError(f"a pattern that Java and Python read alike; {what} in {pattern!r} is not")
+        return RuleError(f"a pattern with the same meaning in Java and Python; {what} in {pattern!r} differs")
 
     in_class = False
     position = 0

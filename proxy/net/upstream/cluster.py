@@ -245,7 +245,7 @@ async def _ask(
         return await _talk(host, port, timeout_s, tls, talk)
     except ClusterError as error:
         if offered is not None and credentials is None and isinstance(error.__cause__, _ClosedError):
-            text = f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)"
+            text = f"{host}:{port} requires a SASL login: set upstream.sasl"
             raise LoginWantedError(text, offered) from error
         raise
 
@@ -296,7 +296,7 @@ def common(offered: Offered, api_key: int, known: range) -> int:
     version = min(highest, known[-1])
     if version < max(lowest, known[0]):
         has = f"has versions {lowest} to {highest} of" if highest >= 0 else "has no"
-        raise ValueError(f"the broker {has} {api_name(api_key)}, the sidecar asks in {known[0]} to {known[-1]}")
+        raise ValueError(f"the broker {has} {api_name(api_key)}, the sidecar supports {known[0]} to {known[-1]}")
     return version
 
 

@@ -129,7 +129,7 @@ def scram_final(hash_name: str, password: str, first: str, nonce: str, server_fi
     if not whole_nonce.startswith(nonce) or len(whole_nonce) == len(nonce):
         raise LoginError("the broker's SCRAM nonce does not extend the one that the sidecar sent")
     if not 1 <= iterations <= MAX_ITERATIONS:
-        raise LoginError(f"the broker asks for {iterations} SCRAM iterations; 1 to {MAX_ITERATIONS} are taken")
+        raise LoginError(f"the broker asks for {iterations} SCRAM iterations; 1 to {MAX_ITERATIONS} are accepted")
     salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", hash_name)
     stored_key = hashlib.new(hash_name, client_key).digest()

