@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
+from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from proxy.core.errors import CloseReason, SessionError
@@ -44,12 +45,13 @@ def produce(
     size: int = 500,
     topics: dict[str, tuple[int, ...]] = TOPICS,
     transaction: str | None = None,
+    head: bytes = b"",
 ) -> bytes:
-    """A request frame, as kafka-python encodes it."""
+    """A request frame, as kafka-python encodes it; `head` begins each partition's records."""
     data = [
         {
             ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
-            "partition_data": [{"index": index, "records": b"r" * size} for index in partitions],
+            "partition_data": [{"index": index, "records": head.ljust(size, b"r")} for index in partitions],
         }
         for name, partitions in topics.items()
     ]
@@ -215,6 +217,50 @@ def test_pipelined_requests_are_refused_together() -> None:
     one.send(produce(4), 29_250.0)
     one.wait(50_000.0)
     assert heard(one) == [1, 2, 3], "its own time begins"
+
+
+def batch(sequence: int, *, producer: int = 7, first_ms: int = 0) -> bytes:
+    """The head of a batch."""
+    return struct.pack(">16xb10xq8xqhii", 2, first_ms, producer, 1, sequence, 1)
+
+
+def plain(first_ms: int) -> bytes:
+    """That of one which is not idempotent."""
+    return batch(-1, producer=-1, first_ms=first_ms)
+
+
+@pytest.mark.parametrize(
+    ("software", "first", "later", "refused"),
+    [
+        ("librdkafka", batch(5), batch(6), True),
+        ("librdkafka", batch(2**31 - 1), batch(0), True),
+        ("librdkafka", batch(5), batch(4), False),
+        ("librdkafka", batch(5), batch(6, producer=8), False),
+        ("librdkafka", plain(5), plain(6), False),
+        ("kgo", batch(5), batch(6), True),
+        ("kgo", plain(5), plain(6), True),
+        ("kgo", plain(5), plain(5), False),
+        ("kgo", plain(5), batch(6), False),
+    ],
+)
+@pytest.mark.parametrize("version", [3, 13])
+def test_what_is_sent_ahead_of_a_refused_batch_is_refused(
+    version: int, software: str, first: bytes, later: bytes, refused: bool
+) -> None:
+    of = indebted(60)
+    one, before = Client(of), charged(of)
+    one.send(kafka_python_frame(ApiVersionsRequest, 3, 0, "c", client_software_name=software), 0.0)
+    one.forwarded.clear()
+    one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0)
+    one.wait(30_000.0)
+    # Past the time that it was told: what is sent ahead of it is refused at once, and it passes.
+    one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 61_000.0)
+    again = produce(3, version=version, head=first, topics={"u": (0,)})
+    one.send(again, 61_100.0)
+    one.wait(62_000.0)
+    passed = [again] if refused else [produce(2, version=version, head=later, topics={"u": (0,)}), again]
+    assert b"".join(frame for _, frame in one.forwarded) == b"".join(passed)
+    assert charged(of) == before + sum(len(frame) - 4 for frame in passed)
 
 
 def heard(one: Client) -> list[int]:

@@ -30,7 +30,7 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.refused import RefusedBatches
+from proxy.core.session.refused import IN_ORDER, RefusedBatches
 from proxy.core.session.sizes import SizeLimits, bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
@@ -319,7 +319,7 @@ class RequestHandler:
         throttle, awaited = self._state.throttle, self._awaited
         skips = False
         if awaited is not None:
-            refusal = ProduceRefusal(header.api_version)
+            refusal = self._refusal_of(header.api_version)
             with suppress(WireError):  # what cannot be refused is not looked at further
                 refusal.see(buf[header.body : end])
             skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
@@ -328,6 +328,9 @@ class RequestHandler:
         if skips or (throttle.refuse_to > 0 and throttle.follows(self.bytes_before, now_ms)):
             return self._refuse(buf, end, header, account, now_ms)
         return None
+
+    def _refusal_of(self, version: int) -> ProduceRefusal:
+        return ProduceRefusal(version, timed=self.software is not None and self.software.startswith(IN_ORDER))
 
     def _refuse(
         self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
@@ -339,7 +342,7 @@ class RequestHandler:
         throttle.due_ms = inf
         if group is None or requests.produce_acks(buf, header.body, end, version) in (0, _NO_ACKS_YET):
             return None
-        refusal = ProduceRefusal(version)
+        refusal = self._refusal_of(version)
         try:
             refusal.see(buf[header.body : end])
         except WireError as error:
