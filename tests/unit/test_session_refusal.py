@@ -11,7 +11,9 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from proxy.core.errors import CloseReason, SessionError
+from proxy.core.session.exchange import new_in_flight
 from proxy.core.session.states import Throttled
+from proxy.core.wire.apis import END_TXN
 from proxy.core.wire.refusal import MAX_ELEMENTS
 from quota.entity import Kind
 from quota.gate import AWAY_MS, MAX_REFUSED, MAX_REFUSED_MS
@@ -307,6 +309,39 @@ def test_a_muted_client_that_sends_is_refused_and_stays_muted() -> None:
     one.wait(muted_ms + 1)
     assert one.forwarded[-1][1] == metadata
     assert charged(of) == before
+
+
+@pytest.mark.parametrize(
+    ("smooth", "timeout_ms", "kind", "passes"),
+    [
+        (True, 30_000, Kind.PRODUCE, True),
+        (False, 30_000, Kind.PRODUCE, False),
+        (True, 0, Kind.PRODUCE, False),
+        (True, 30_000, Kind.REQUEST, False),
+    ],
+)
+def test_a_muted_client_ends_one_transaction(smooth: bool, timeout_ms: int, kind: Kind, passes: bool) -> None:
+    entry = Entry(client_id="c", producer_byte_rate=LIMIT)
+    of = Ledger(QuotaTable([entry]), max_throttle_ms=120_000, smooth=smooth)
+    one = Client(of)
+    end = request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True))
+    one.send(end, 0.0)
+    one.one.broker_sends(response(END_TXN, 1, 5, struct.pack(">ih", 0, 0)), 1.0)
+    one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2)}, timeout_ms=timeout_ms), 2.0)
+    one.one.broker_sends(produce_response(1), 10.0)
+    if kind is Kind.REQUEST:  # that of another quota besides
+        account = of.account("ANONYMOUS", "c")
+        one.one.throttle.impose(new_in_flight(2, END_TXN, 1, account, 10.0), kind, 5000, 10.0)
+    until_ms = one.one.mute_until_ms
+    assert until_ms > 15_000
+    one.forwarded.clear()
+    one.send(end, 1000.0)
+    one.send(end + produce(2), 2000.0)
+    assert one.forwarded == [(1000.0, end)] * passes
+    one.wait(until_ms - 1)
+    assert one.forwarded == [(1000.0, end)] * passes
+    one.wait(until_ms + 1)
+    assert b"".join(frame for _, frame in one.forwarded).startswith(2 * end)
 
 
 def test_too_much_thrown_away_has_to_wait() -> None:

@@ -12,7 +12,7 @@ from proxy.core.wire.requests cimport FetchFields, RepeatedHeader, RequestHeader
 from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchGrant as FetchGrantType
 
-cdef int _ACKS_ALL, _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
+cdef int _ACKS_ALL, _API_VERSIONS, _END_TXN, _FETCH, _PRODUCE, _SHARE_FETCH
 cdef int _HEADER_SHIFT, _MAX_REPEATED_BYTES, _NO_ACKS_YET
 cdef long long _MAX_PARTIAL_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP
@@ -37,7 +37,8 @@ cdef class RequestHandler:
                    delay_ms=cython.longlong)
     cpdef object ended(self, double now_ms)
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
-                   account=AccountType, pending=InFlightRequestType, throttle=ThrottleType, verdict=VerdictType)
+                   account=AccountType, pending=InFlightRequestType, throttle=ThrottleType, muted=cython.bint,
+                   verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
     @cython.locals(acks=cython.int, repeated=RepeatedHeader)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,

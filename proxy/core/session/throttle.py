@@ -145,9 +145,11 @@ class Throttle:
     __slots__ = (
         "_counters",
         "_ledger",
+        "_lets_end",
         "_marked",
         "_marks",
         "_resume_ms",
+        "_strict_until_ms",
         "_tell_again_ms",
         "_together_ms",
         "client_bytes",
@@ -188,6 +190,10 @@ class Throttle:
         self.untold_ms = -1.0
         """Throttles of Produce requests that are shorter than this are not told; below 0: the connection carries no
         transactions."""
+        self._lets_end = False
+        """A Produce request has muted, and no transaction has ended since."""
+        self._strict_until_ms = 0.0
+        """The end of mutes that end no transaction."""
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
         self.told_until_ms = 0.0
@@ -226,6 +232,14 @@ class Throttle:
         if self._ledger.settings.smooth:
             self.untold_ms = timeout_ms * UNTOLD_SHARE
 
+    def lets_end(self, now_ms: float) -> bool:
+        """Whether the muted client may end its transaction now: once after each Produce request that mutes. Nobody
+        else pays for that, and the transaction does not time out because its end waits for bytes that are paid."""
+        lets = self._lets_end and self.state is _MUTED and now_ms >= self._strict_until_ms
+        if lets:
+            self._lets_end, self.due_ms = False, 0.0
+        return lets
+
     # ---- after a request --------------------------------------------------------------------------------------------
 
     def impose(
@@ -246,6 +260,10 @@ class Throttle:
                 self.turn_ms = now_ms + delay_ms
             delay_ms = self.slice_ms
         until_ms = now_ms + delay_ms
+        if kind is PRODUCED:
+            self._lets_end = self.untold_ms > 0.0
+        else:
+            self._strict_until_ms = max(self._strict_until_ms, until_ms)
         penalty = pending.penalty
         if penalty is None:
             penalty = pending.penalty = Penalty(kind)

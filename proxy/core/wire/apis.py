@@ -37,6 +37,7 @@ HEARTBEATS: Final = keys_of(
 """Heartbeats of the members of groups, and SyncGroup, which counts as one."""
 TRANSACTIONS: Final = keys_of("AddPartitionsToTxn", "EndTxn")
 """With these a producer begins and ends transactions."""
+(END_TXN,) = keys_of("EndTxn")
 UNKNOWN: Final = 255
 """In a table of facts about versions of APIs (`by_place`): no value."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
