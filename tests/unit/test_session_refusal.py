@@ -13,6 +13,7 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.exchange import new_in_flight
 from proxy.core.session.states import Throttled
+from proxy.core.session.throttle import MAX_ENDING
 from proxy.core.wire.apis import END_TXN
 from proxy.core.wire.refusal import MAX_ELEMENTS
 from quota.entity import Kind
@@ -342,6 +343,19 @@ def test_a_muted_client_ends_one_transaction(smooth: bool, timeout_ms: int, kind
     assert one.forwarded == [(1000.0, end)] * passes
     one.wait(until_ms + 1)
     assert b"".join(frame for _, frame in one.forwarded).startswith(2 * end)
+
+
+def test_requests_that_end_a_transaction_are_few() -> None:
+    of = indebted(0)
+    one = Client(of)
+    one.send(request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True)), 0.0)
+    one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2)}), 2.0)
+    one.one.broker_sends(response(END_TXN, 1, 5, struct.pack(">ih", 0, 0)) + produce_response(1), 10.0)
+    one.forwarded.clear()
+    for number in range(MAX_ENDING + 2):
+        one.send(request(METADATA, 1, number, struct.pack(">i", 0)), 100.0 * number + 100.0)
+    assert len(one.forwarded) == MAX_ENDING
+    assert one.one.mute_until_ms > 15_000
 
 
 def test_too_much_thrown_away_has_to_wait() -> None:

@@ -12,7 +12,7 @@ from proxy.core.wire.requests cimport FetchFields, RepeatedHeader, RequestHeader
 from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchGrant as FetchGrantType
 
-cdef int _ACKS_ALL, _API_VERSIONS, _END_TXN, _FETCH, _PRODUCE, _SHARE_FETCH
+cdef int _ACKS_ALL, _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
 cdef int _HEADER_SHIFT, _MAX_REPEATED_BYTES, _NO_ACKS_YET
 cdef long long _MAX_PARTIAL_BYTES
 cdef VerdictType _DROP, _FORWARD, _STOP

@@ -4,6 +4,7 @@ from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType,
 from quota.accounts cimport Account as AccountType
 from quota.ledger cimport Ledger as LedgerType
 
+cdef int _END_TXN
 cdef object _MUTED, _QUEUED, _REFUSING
 
 
@@ -22,7 +23,7 @@ cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
     cdef double _resume_ms, _strict_until_ms, _tell_again_ms, _together_ms
-    cdef bint _lets_end
+    cdef int _ending
     cdef list _marks
     cdef long long _marked
     cdef public Grace grace
@@ -38,7 +39,7 @@ cdef class Throttle:
     cpdef bint _tells(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
     cpdef object _mute(self, double until_ms, double now_ms)
     cpdef object admit(self, AccountType account, int api_key, object amount, double now_ms)
-    cpdef bint lets_end(self, double now_ms) except -1
+    cpdef bint lets_end(self, int api_key, double now_ms) except -1
     cpdef bint blocks(self, double now_ms) except -1
     cdef object _step(self, object event)
     cdef object _enter(self, object state)

@@ -38,6 +38,8 @@ HEARTBEATS: Final = keys_of(
 TRANSACTIONS: Final = keys_of("AddPartitionsToTxn", "EndTxn")
 """With these a producer begins and ends transactions."""
 (END_TXN,) = keys_of("EndTxn")
+ENDING: Final = keys_of("AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn", "FindCoordinator", "Metadata")
+"""These may come between a transaction's last Produce request and its end, or are part of that."""
 UNKNOWN: Final = 255
 """In a table of facts about versions of APIs (`by_place`): no value."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
