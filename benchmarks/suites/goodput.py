@@ -114,6 +114,8 @@ class Seen:
     refused: int = 0
     rebalances: int = 0
     """How often members of a group joined it again, or instances of Streams did."""
+    thrown_out: int = 0
+    """Members whose heartbeats came too late for their broker."""
     lasted_s: float = 0.0
     """From the first record on; 0: the row's time."""
     connections: int = 0
@@ -283,17 +285,17 @@ def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 CLIENTS: Final = {"librdkafka": librdkafka, "Java": java, "franz-go": go, "sarama": go, **goodput_apps.CLIENTS}
 
 
-def try_(row: Row, brokers: Sequence[str], number: int, at_broker: bool, after_s: float) -> Seen:
+def try_(row: Row, brokers: Sequence[str], broker_log: Path, number: int, at_broker: bool, after_s: float) -> Seen:
     """Run one row among others; what went wrong with it ends none of those."""
     time.sleep(after_s)
     try:
-        return measure(row, brokers, number, at_broker)
+        return measure(row, brokers, broker_log, number, at_broker)
     except Exception as error:
         failed = {f"not measured: {error!r}"[:200]: 1}
         return Seen(asdict(row), "broker" if at_broker else "sidecar", errors=failed)
 
 
-def measure(row: Row, brokers: Sequence[str], number: int, at_broker: bool) -> Seen:
+def measure(row: Row, brokers: Sequence[str], broker_log: Path, number: int, at_broker: bool) -> Seen:
     """Run one row."""
     topic, reads = f"goodput-{number}", row.library in goodput_apps.READERS
     configs = {"max.message.bytes": str(max(row.record_bytes + 10_000, 1_048_588)), "retention.ms": "-1"}
@@ -318,6 +320,7 @@ def measure(row: Row, brokers: Sequence[str], number: int, at_broker: bool) -> S
             seen.charged_bytes = proxy.metric("kquota_bytes_total", kind="fetch" if reads else "produce")
             seen.refused = int(proxy.metric("kquota_produces_refused_total"))
             seen.connections = int(proxy.metric("kquota_connections_opened_total"))
+    seen.thrown_out = goodput_apps.thrown_out(broker_log, topic)
     if not reads:
         log = [(at_s, head) for at_s, head in goodput_apps.committed(brokers, topic, row.producers) if at_s <= until_s]
         numbers = Counter(head for _, head in log)
@@ -348,6 +351,7 @@ def summary(seen: Seen) -> dict[str, Any]:
         "refused": seen.refused,
         "connections": seen.connections,
         "rejoined": seen.rebalances,
+        "thrown_out": seen.thrown_out,
         "load": round(seen.load, 1),
         **({"errors": dict(Counter(seen.errors).most_common(2))} if seen.errors else {}),
     }
@@ -355,13 +359,13 @@ def summary(seen: Seen) -> dict[str, Any]:
 
 def line(seen: Seen) -> str:
     """A row of the table."""
-    return "| " + " | ".join("–" if part is None else str(part) for part in list(summary(seen).values())[:15]) + " |"
+    return "| " + " | ".join("–" if part is None else str(part) for part in list(summary(seen).values())[:16]) + " |"
 
 
 HEAD: Final = (
     "| clients | limit at | round, s | seconds | goodput | served | charged / distinct | duplicates | given up "
-    "| timeouts | log lines | refused | connections | rejoined | load |\n"
-    "|---|---" + "|---:" * 13 + "|"
+    "| timeouts | log lines | refused | connections | rejoined | thrown out | load |\n"
+    "|---|---" + "|---:" * 14 + "|"
 )
 
 
@@ -388,13 +392,15 @@ def main() -> int:
         TemporaryDirectory(prefix="kquota-goodput-") as folder,
         KafkaCluster.start(1, directory=Path(folder, "kafka"), jvm=(*QUICK_JVM, "-Xmx1g")) as cluster,
     ):
+        goodput_apps.log_groups(cluster.bootstrap)
         for wave in waves:  # one after the other, so that all of its rows run beside each other all the time
             of = [replace(ROWS[number], seconds=options.seconds or ROWS[number].seconds) for number, _ in wave]
             numbers = [2 * number + at_broker for number, at_broker in wave]
             with ProcessPoolExecutor(len(wave), mp_context=get_context("spawn")) as pool:
                 at = [at_broker for _, at_broker in wave]
+                broker_logs = repeat(cluster.nodes[0].log)
                 starts = [STAGGER_S * place for place in range(len(wave))]
-                for seen in pool.map(try_, of, repeat(cluster.bootstrap), numbers, at, starts):
+                for seen in pool.map(try_, of, repeat(cluster.bootstrap), broker_logs, numbers, at, starts):
                     lines.append(line(seen))
                     rows.append({key: value for key, value in summary(seen).items() if value})
                     print(lines[-1], *seen.errors.items(), flush=True)

@@ -7,12 +7,14 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType
 
 from benchmarks.evasion.honest import finish, go_command, start
 from benchmarks.rig.topics import create_topics
@@ -107,6 +109,20 @@ def connect(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
             process.kill()
         lines = Path(folder, "log").read_text().splitlines()
     seen.log_lines = sum(bool(re.search(r"\] (WARN|ERROR) ", line)) for line in lines)
+
+
+def log_groups(brokers: Sequence[str]) -> None:
+    """Have the broker log what becomes of groups' members. Their logger itself exists only with the first group."""
+    level = ConfigResource(ConfigResourceType.BROKER_LOGGER, "1", configs={"root": "INFO"})
+    with closing(KafkaAdminClient(bootstrap_servers=list(brokers))) as admin:
+        told = admin.alter_configs([level], raise_on_unknown=False)
+    assert told == {"broker_logger": {"1": "OK"}}, told
+
+
+def thrown_out(log: Path, topic: str) -> int:
+    """How many members of the group that reads this topic have been thrown out, by the broker's log."""
+    of_group = re.compile(rf"\b{topic}\b.* (has failed, removing it from the group|the member session expired)")
+    return sum(bool(of_group.search(line)) for line in log.read_text(encoding="utf-8").splitlines())
 
 
 def prepare(row: Row, brokers: Sequence[str], topic: str) -> None:

@@ -7,10 +7,14 @@ import uuid
 from typing import Any
 
 import pytest
+from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from proxy.core.errors import CloseReason, SessionError
+from proxy.core.session.exchange import new_in_flight
 from proxy.core.session.states import Throttled
+from proxy.core.session.throttle import MAX_ENDING
+from proxy.core.wire.apis import END_TXN
 from proxy.core.wire.refusal import MAX_ELEMENTS
 from quota.entity import Kind
 from quota.gate import AWAY_MS, MAX_REFUSED, MAX_REFUSED_MS
@@ -44,12 +48,13 @@ def produce(
     size: int = 500,
     topics: dict[str, tuple[int, ...]] = TOPICS,
     transaction: str | None = None,
+    head: bytes = b"",
 ) -> bytes:
-    """A request frame, as kafka-python encodes it."""
+    """A request frame, as kafka-python encodes it; `head` begins each partition's records."""
     data = [
         {
             ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
-            "partition_data": [{"index": index, "records": b"r" * size} for index in partitions],
+            "partition_data": [{"index": index, "records": head.ljust(size, b"r")} for index in partitions],
         }
         for name, partitions in topics.items()
     ]
@@ -217,6 +222,50 @@ def test_pipelined_requests_are_refused_together() -> None:
     assert heard(one) == [1, 2, 3], "its own time begins"
 
 
+def batch(sequence: int, *, producer: int = 7, first_ms: int = 0) -> bytes:
+    """The head of a batch."""
+    return struct.pack(">16xb10xq8xqhii", 2, first_ms, producer, 1, sequence, 1)
+
+
+def plain(first_ms: int) -> bytes:
+    """That of one which is not idempotent."""
+    return batch(-1, producer=-1, first_ms=first_ms)
+
+
+@pytest.mark.parametrize(
+    ("software", "first", "later", "refused"),
+    [
+        ("librdkafka", batch(5), batch(6), True),
+        ("librdkafka", batch(2**31 - 1), batch(0), True),
+        ("librdkafka", batch(5), batch(4), False),
+        ("librdkafka", batch(5), batch(6, producer=8), False),
+        ("librdkafka", plain(5), plain(6), False),
+        ("kgo", batch(5), batch(6), True),
+        ("kgo", plain(5), plain(6), True),
+        ("kgo", plain(5), plain(5), False),
+        ("kgo", plain(5), batch(6), False),
+    ],
+)
+@pytest.mark.parametrize("version", [3, 13])
+def test_what_is_sent_ahead_of_a_refused_batch_is_refused(
+    version: int, software: str, first: bytes, later: bytes, refused: bool
+) -> None:
+    of = indebted(60)
+    one, before = Client(of), charged(of)
+    one.send(kafka_python_frame(ApiVersionsRequest, 3, 0, "c", client_software_name=software), 0.0)
+    one.forwarded.clear()
+    one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0)
+    one.wait(30_000.0)
+    # Past the time that it was told: what is sent ahead of it is refused at once, and it passes.
+    one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 61_000.0)
+    again = produce(3, version=version, head=first, topics={"u": (0,)})
+    one.send(again, 61_100.0)
+    one.wait(62_000.0)
+    passed = [again] if refused else [produce(2, version=version, head=later, topics={"u": (0,)}), again]
+    assert b"".join(frame for _, frame in one.forwarded) == b"".join(passed)
+    assert charged(of) == before + sum(len(frame) - 4 for frame in passed)
+
+
 def heard(one: Client) -> list[int]:
     """The numbers of the answers."""
     return [number_of(frame) for frame in frames(b"".join(data for _, data in one.heard))]
@@ -261,6 +310,52 @@ def test_a_muted_client_that_sends_is_refused_and_stays_muted() -> None:
     one.wait(muted_ms + 1)
     assert one.forwarded[-1][1] == metadata
     assert charged(of) == before
+
+
+@pytest.mark.parametrize(
+    ("smooth", "timeout_ms", "kind", "passes"),
+    [
+        (True, 30_000, Kind.PRODUCE, True),
+        (False, 30_000, Kind.PRODUCE, False),
+        (True, 0, Kind.PRODUCE, False),
+        (True, 30_000, Kind.REQUEST, False),
+    ],
+)
+def test_a_muted_client_ends_one_transaction(smooth: bool, timeout_ms: int, kind: Kind, passes: bool) -> None:
+    entry = Entry(client_id="c", producer_byte_rate=LIMIT)
+    of = Ledger(QuotaTable([entry]), max_throttle_ms=120_000, smooth=smooth)
+    one = Client(of)
+    end = request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True))
+    one.send(end, 0.0)
+    one.one.broker_sends(response(END_TXN, 1, 5, struct.pack(">ih", 0, 0)), 1.0)
+    one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2)}, timeout_ms=timeout_ms), 2.0)
+    one.one.broker_sends(produce_response(1), 10.0)
+    if kind is Kind.REQUEST:  # that of another quota besides
+        account = of.account("ANONYMOUS", "c")
+        one.one.throttle.impose(new_in_flight(2, END_TXN, 1, account, 10.0), kind, 5000, 10.0)
+    until_ms = one.one.mute_until_ms
+    assert until_ms > 15_000
+    one.forwarded.clear()
+    one.send(end, 1000.0)
+    one.send(end + produce(2), 2000.0)
+    assert one.forwarded == [(1000.0, end)] * passes
+    one.wait(until_ms - 1)
+    assert one.forwarded == [(1000.0, end)] * passes
+    one.wait(until_ms + 1)
+    assert b"".join(frame for _, frame in one.forwarded).startswith(2 * end)
+
+
+def test_requests_that_end_a_transaction_are_few() -> None:
+    of = indebted(0)
+    one = Client(of)
+    one.send(request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True)), 0.0)
+    one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2)}), 2.0)
+    one.one.broker_sends(response(END_TXN, 1, 5, struct.pack(">ih", 0, 0)) + produce_response(1), 10.0)
+    one.forwarded.clear()
+    for number in range(MAX_ENDING + 2):
+        one.send(request(METADATA, 1, number, struct.pack(">i", 0)), 100.0 * number + 100.0)
+    assert len(one.forwarded) == MAX_ENDING
+    assert one.one.mute_until_ms > 15_000
 
 
 def test_too_much_thrown_away_has_to_wait() -> None:

@@ -1,7 +1,8 @@
-"""Refused batches of idempotent producers, which brokers want before the batches that follow them.
+"""Refused batches that have to come again before the batches that follow them.
 
 A client that was refused one request may write others first that it had ready, as franz-go does after a throttle. A
-broker would answer those OUT_OF_ORDER_SEQUENCE_NUMBER, and they would be charged for nothing.
+broker would answer those of idempotent producers OUT_OF_ORDER_SEQUENCE_NUMBER, and franz-go disregards the answers to
+others: they would be charged for nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ MAX_SKIPPING: Final = 8
 flight."""
 _SEQUENCES: Final = 1 << 31
 """After the last one comes 0."""
+IN_ORDER: Final = "kgo/"
+"""The software of clients that disregard answers to any batches but the first refused one: franz-go. Others take an
+answer for what it says, and such a batch of theirs that is not idempotent passes."""
 
 Batches = Mapping[tuple[bytes, bytes, int], tuple[int, int]]
 """As `ProduceRefusal.batches`."""

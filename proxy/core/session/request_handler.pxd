@@ -37,7 +37,8 @@ cdef class RequestHandler:
                    delay_ms=cython.longlong)
     cpdef object ended(self, double now_ms)
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
-                   account=AccountType, pending=InFlightRequestType, throttle=ThrottleType, verdict=VerdictType)
+                   account=AccountType, pending=InFlightRequestType, throttle=ThrottleType, muted=cython.bint,
+                   verdict=VerdictType)
     cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
     @cython.locals(acks=cython.int, repeated=RepeatedHeader)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,

@@ -30,7 +30,7 @@ from proxy.core.session.frames import (
     need,
     replace,
 )
-from proxy.core.session.refused import RefusedBatches
+from proxy.core.session.refused import IN_ORDER, RefusedBatches
 from proxy.core.session.sizes import bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
@@ -38,6 +38,7 @@ from proxy.core.session.throttle import UNKNOWN_SESSION_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import (
     API_VERSIONS,
+    ENDING,
     FETCH,
     HEARTBEATS,
     JOIN_GROUP,
@@ -265,9 +266,8 @@ class RequestHandler:
                 verdict = self._refuse_after_another(buf, end, header, account, now_ms)
                 if verdict is not None:
                     return verdict
-            if throttle.until_ms > now_ms or not gate.lets_through(
-                state, account, header, buf, end, total - (end - start), now_ms
-            ):
+            muted = throttle.until_ms > now_ms and not (api_key in ENDING and throttle.lets_end(api_key, now_ms))
+            if muted or not gate.lets_through(state, account, header, buf, end, total - (end - start), now_ms):
                 return self._held(buf, end, header, account, now_ms)
         pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         if api_key == _PRODUCE:
@@ -318,7 +318,7 @@ class RequestHandler:
         throttle, awaited = self._state.throttle, self._awaited
         skips = False
         if awaited is not None:
-            refusal = ProduceRefusal(header.api_version)
+            refusal = self._refusal_of(header.api_version)
             with suppress(WireError):  # what cannot be refused is not looked at further
                 refusal.see(buf[header.body : end])
             skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
@@ -327,6 +327,9 @@ class RequestHandler:
         if skips or (throttle.refuse_to > 0 and throttle.follows(self.bytes_before, now_ms)):
             return self._refuse(buf, end, header, account, now_ms)
         return None
+
+    def _refusal_of(self, version: int) -> ProduceRefusal:
+        return ProduceRefusal(version, timed=self.software is not None and self.software.startswith(IN_ORDER))
 
     def _refuse(
         self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
@@ -338,7 +341,7 @@ class RequestHandler:
         throttle.due_ms = inf
         if group is None or requests.produce_acks(buf, header.body, end, version) in (0, _NO_ACKS_YET):
             return None
-        refusal = ProduceRefusal(version)
+        refusal = self._refusal_of(version)
         try:
             refusal.see(buf[header.body : end])
         except WireError as error:

@@ -4,6 +4,7 @@ from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType,
 from quota.accounts cimport Account as AccountType
 from quota.ledger cimport Ledger as LedgerType
 
+cdef int _END_TXN
 cdef object _MUTED, _QUEUED, _REFUSING
 
 
@@ -30,7 +31,8 @@ cdef class Arrivals:
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
-    cdef double _members_until_ms, _resume_ms, _tell_again_ms, _together_ms
+    cdef double _members_until_ms, _resume_ms, _strict_until_ms, _tell_again_ms, _together_ms
+    cdef int _ending
     cdef public Grace grace
     cdef public Arrivals arrivals
     cdef public object place, promised, state
@@ -46,6 +48,7 @@ cdef class Throttle:
     cpdef bint _tells(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
     cpdef object _mute(self, double until_ms, double now_ms)
     cpdef object admit(self, AccountType account, int api_key, object amount, double now_ms)
+    cpdef bint lets_end(self, int api_key, double now_ms) except -1
     cpdef bint blocks(self, double now_ms) except -1
     cdef object _step(self, object event)
     cdef object _enter(self, object state)

@@ -8,7 +8,7 @@ from typing import Final
 from proxy.core.session.exchange import InFlightRequest, Penalty
 from proxy.core.session.states import THROTTLE, Event, Throttled, step
 from proxy.core.telemetry.observer import Counters
-from proxy.core.wire.apis import PRODUCE
+from proxy.core.wire.apis import END_TXN, PRODUCE
 from quota.counter import QuotaCounter
 from quota.entity import Kind
 from quota.gate import MAX_KEPT_MS
@@ -21,6 +21,8 @@ SHORT_FETCH_MS: Final = 5000
 """The same for fetches, of which a consumer sends one at a time."""
 TELL_AGAIN_MS: Final = 10_000
 """A short throttle is announced to a connection once in this time, so that the client's own metrics show it."""
+MAX_ENDING: Final = 8
+"""A muted producer may send so many requests to end a transaction."""
 REFUSED_TOGETHER_MS: Final = 50
 """What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
 UNTOLD_SHARE: Final = 0.8
@@ -46,6 +48,7 @@ MAX_RENEWAL_MS: Final = 30_000.0
 # Aliases, as looking it up in the enum takes longer.
 FETCHED: Final = Kind.FETCH
 PRODUCED: Final = Kind.PRODUCE
+_END_TXN: Final = END_TXN
 _MUTED: Final = Throttled.MUTED
 _QUEUED: Final = Throttled.QUEUED
 _REFUSING: Final = Throttled.REFUSING
@@ -176,9 +179,11 @@ class Throttle:
 
     __slots__ = (
         "_counters",
+        "_ending",
         "_ledger",
         "_members_until_ms",
         "_resume_ms",
+        "_strict_until_ms",
         "_tell_again_ms",
         "_together_ms",
         "arrivals",
@@ -222,6 +227,10 @@ class Throttle:
         self.untold_ms = -1.0
         """Throttles of Produce requests that are shorter than this are not told; below 0: the connection carries no
         transactions."""
+        self._ending = 0
+        """So many requests may end a transaction since a Produce request has muted; 0: it has ended."""
+        self._strict_until_ms = 0.0
+        """The end of mutes that end no transaction."""
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
         self.told_until_ms = 0.0
@@ -273,6 +282,15 @@ class Throttle:
         if self._ledger.settings.smooth:
             self.untold_ms = timeout_ms * UNTOLD_SHARE
 
+    def lets_end(self, api_key: int, now_ms: float) -> bool:
+        """Whether this request of the muted client, one of `ENDING`, passes to end a transaction: one after each
+        Produce request that mutes. It costs no bytes, and transactions time out that wait to be ended."""
+        lets = self._ending > 0 and self.state is _MUTED and now_ms >= self._strict_until_ms
+        if lets:
+            self._ending = 0 if api_key == _END_TXN else self._ending - 1
+            self.due_ms = 0.0
+        return lets
+
     # ---- after a request --------------------------------------------------------------------------------------------
 
     def impose(
@@ -294,6 +312,10 @@ class Throttle:
                 self.turn_ms = now_ms + delay_ms
             delay_ms = self.slice_ms
         until_ms = now_ms + delay_ms
+        if kind is PRODUCED:
+            self._ending = MAX_ENDING if self.untold_ms > 0.0 else 0
+        else:
+            self._strict_until_ms = max(self._strict_until_ms, until_ms)
         penalty = pending.penalty
         if penalty is None:
             penalty = pending.penalty = Penalty(kind)

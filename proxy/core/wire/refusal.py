@@ -20,22 +20,26 @@ answer has 32 KB, besides topics' names."""
 TOO_LARGE: Final = "request_too_large"
 _NO_OFFSET: Final = b"\xff" * 8
 _BATCH_BYTES: Final = 61
-"""The head of a record batch, with its magic number and its producer's id, epoch and first sequence at:"""
+"""The head of a record batch, with its magic number, its first record's timestamp, and its producer's id, epoch and
+first sequence at:"""
 _MAGIC_AT: Final = 16
+_FIRST_TIMESTAMP_AT: Final = 27
 _PRODUCER_AT: Final = 43
 _PRODUCER: Final = struct.Struct(">qhi")
+_TIMESTAMP: Final = struct.Struct(">q")
 
 
 class ProduceRefusal(TopicWalk):
     """Of one request, whose body it sees. Raises WireError (`TOO_LARGE`: it has too many partitions)."""
 
-    __slots__ = ("_flexible", "_left", "_parts", "_tail", "_version", "_whole", "batches")
+    __slots__ = ("_flexible", "_left", "_parts", "_tail", "_timed", "_version", "_whole", "batches")
 
-    def __init__(self, version: int) -> None:
-        """`version` is one that kquota knows."""
+    def __init__(self, version: int, *, timed: bool = False) -> None:
+        """`version` is one that kquota knows. `timed`: batches that are not idempotent count as well."""
         self.batches: dict[tuple[bytes, bytes, int], tuple[int, int]] = {}
         """Epoch and first sequence of idempotent batches, by topic, partition and producer id: of those whose head came
-        in one piece."""
+        in one piece. Others have the producer id and epoch -1, and their first record's timestamp as the sequence."""
+        self._timed = timed
         self._parts: list[bytes] = []
         super().__init__((), self._parts.append)
         self._version = version
@@ -84,7 +88,9 @@ class ProduceRefusal(TopicWalk):
         data, at = self._data, self._at
         if at + _BATCH_BYTES <= len(data) and data[at + _MAGIC_AT] == 2:
             producer_id, epoch, sequence = _PRODUCER.unpack_from(data, at + _PRODUCER_AT)
-            if producer_id >= 0:
+            if producer_id < 0:
+                (sequence,) = _TIMESTAMP.unpack_from(data, at + _FIRST_TIMESTAMP_AT)
+            if producer_id >= 0 or self._timed:
                 self.batches[topic, partition, producer_id] = epoch, sequence
 
     def _array(self) -> Generator[None, None, int]:
