@@ -63,7 +63,7 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
     for text in (
         "Used: 7 records of 2 instances, of 25 rows read.",
         "Set aside: 2 rows, with an id (instance, sequence) that was already read.",
-        "Missing: 3 records, in 1 place ",
+        "Missing: 3 records, in 1 gap of instances' sequence numbers.",
         "Clocks: set back 1 time;",
         "Pods: 1 instance changed the pod's name",
     ):

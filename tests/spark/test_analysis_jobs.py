@@ -223,7 +223,7 @@ def test_recommend_report(report: Make) -> None:
     assert "- 'calm' 'app' producer_byte_rate: 5 MB/s\n+ 'calm' 'app' producer_byte_rate: 1.3 MB/s" in difference
     assert "needs 1.9 MB/s on weekdays at 09 h UTC, was delayed 4 s" in difference
     assert "'right'" not in difference
-    assert "1 recommendations are only in the table" in told
+    assert "1 recommendations are in the table only" in told
 
 
 def test_capacity_report(report: Make) -> None:
@@ -238,7 +238,7 @@ def test_capacity_report(report: Make) -> None:
     assert floats(produce, *names) == pytest.approx([4e6, 10e6, 1.25, 0.5, 4])  # to the capacity, 8 MB/s, four days
     assert (produce["limits"], produce["sidecars"]) == ("1", "1")
     assert (fetch["limits"], fetch["days_until_reached"]) == ("", "")
-    assert "promise 10 MB/s, 125 % of the capacity" in told
+    assert "add up to 10 MB/s, 125 % of the capacity" in told
     assert "they reach the capacity in 4 days" in told
 
 
@@ -361,7 +361,7 @@ def test_obedience_report(report: Make) -> None:
     }  # fmt: skip
     assert "kafka-python 1 honours throttle times: it went on sending during 0 of 30 throttles (0 %)" in told
     assert "librdkafka 1 ignores throttle times" in told
-    assert "strange 1 obeys in part" in told
+    assert "strange 1 honours throttle times in part" in told
     assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in told
 
 
@@ -468,5 +468,6 @@ def test_changes_report(report: Make) -> None:
     ]  # fmt: skip
     assert "1 change of quotas of 1 client: 1 reduced the client's throttled time, 0 increased it." in told
     assert (
-        "from 1 MB/s to 3 MB/s. It was held for 20 % of its time before and 0 % after, and used 1 MB/s before" in told
+        "from 1 MB/s to 3 MB/s. It was throttled for 20 % of its time before and 0 % after, and used 1 MB/s before"
+        in told
     )

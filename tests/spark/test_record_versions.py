@@ -113,4 +113,4 @@ def test_the_report_on_throttling_reads_both(spark: SparkSession, tmp_path: Path
     causes = {row["cause"]: row for row in table(tmp_path / "out" / "throttling", "causes")}
     assert (float(causes["produce"]["delayed_seconds"]), float(causes["produce"]["held_seconds"])) == (8, 3)
     assert (float(causes["request"]["delayed_seconds"]), float(causes["request"]["held_seconds"])) == (2, 2)
-    assert "5 s of it, 50 %, requests waited before they were forwarded" in told
+    assert "5 s (50 %) was queueing in kquota" in told
