@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "throttles of members are not cut",
         "proxy/core/session/throttle.py",
-        "        if delay_ms > self.slice_ms:",
-        "        if delay_ms < 0:",
+        "        return min(delay_ms, self.most_ms)",
+        "        return delay_ms",
     ),
 )
 

@@ -307,7 +307,7 @@ class RequestHandler:
         timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
         if timeout_ms is None:
             return -1.0
-        timeout_ms = max(min(timeout_ms, 2 * throttle.slice_ms), MIN_TIMEOUT_MS)
+        timeout_ms = max(min(timeout_ms, 2 * throttle.slices.most_ms), MIN_TIMEOUT_MS)
         return throttle.arrivals.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
     def _refuse_after_another(
@@ -388,7 +388,7 @@ class RequestHandler:
             if end - start == total:
                 raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
             return need(min(total, 2 * (end - start)))
-        if self._state.throttle.untold_ms >= 0.0:
+        if self._state.throttle.transactions.untold_ms >= 0.0:
             timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
             self._state.throttle.answers_within(timeout_ms or 0)
         self._begin_produce(pending, header.size, acks)
@@ -456,11 +456,11 @@ class RequestHandler:
                 return need(min(total, 2 * (end - start)))
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
         elif api_key in TRANSACTIONS:
-            state.throttle.transacts()
+            state.throttle.transactions.seen()
         elif api_key in HEARTBEATS:
             state.throttle.heartbeat()
         elif api_key == LEAVE_GROUP:
-            state.throttle.leaves(now_ms)
+            state.throttle.slices.leaves(now_ms)
         elif header.known:
             interceptor = state.interceptors.get(api_key)
             if interceptor is not None and interceptor.wants(api_key, pending.account):
@@ -498,8 +498,8 @@ class RequestHandler:
         deferred_ms, self._deferred_ms = self._deferred_ms, 0
         if deferred_ms > 0:
             grant = FetchGrant(deferred_ms, 0)
-        elif state.throttle.turn_ms > now_ms:
-            grant = FetchGrant(ceil(state.throttle.turn_ms - now_ms), 0)
+        elif state.throttle.slices.rest_until_ms > now_ms:
+            grant = FetchGrant(ceil(state.throttle.slices.rest_until_ms - now_ms), 0)
         else:
             grant = state.ledger.admit(pending.account, FETCHED, asked, now_ms, head_bytes)
         if grant.throttle_ms > 0:
@@ -556,7 +556,7 @@ class RequestHandler:
         self.reader.frames_left -= total >> BODY_SHIFT
         state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
         tells = pending.penalty is not None and pending.penalty.told_until_ms
-        told_ms = min(delay_ms, state.throttle.slice_ms) if tells else 0
+        told_ms = min(delay_ms, state.throttle.slices.most_ms) if tells else 0
         pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
         state.counters.fetches_answered += 1
         return _DROP
@@ -656,7 +656,7 @@ class RequestHandler:
             self.out.insert(framed(head + (body if outcome.body is None else outcome.body)))
         else:
             delay_ms = max(outcome.delay_ms, state.answered_here(pending, began_ms, now_ms))
-            delay_ms = min(delay_ms, state.throttle.slice_ms)
+            delay_ms = min(delay_ms, state.throttle.slices.most_ms)
             pending.local_answer = response_frame(
                 pending.api_key, pending.api_version, pending.correlation_id, outcome.body, delay_ms
             )

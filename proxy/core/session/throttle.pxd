@@ -1,4 +1,6 @@
 cimport cython
+# For results that tell an error: Cython 3.3 writes a `long long` one's -1 wrongly where the class is final.
+from libc.stdint cimport int64_t
 
 from proxy.core.session.exchange cimport InFlightRequest as InFlightRequestType, Penalty as PenaltyType
 from quota.accounts cimport Account as AccountType
@@ -28,20 +30,39 @@ cdef class Arrivals:
 
 
 @cython.final
+cdef class Slices:
+    cdef double _members_until_ms
+    cdef public double rest_until_ms
+    cdef public long long most_ms
+
+    cpdef int64_t cut(self, long long delay_ms, double now_ms) except -1
+
+
+@cython.final
+cdef class Transactions:
+    cdef double _strict_until_ms
+    cdef int _requests_left
+    cdef public double untold_ms
+
+    cpdef object muted(self, object kind, double until_ms)
+    cpdef bint lets_end(self, int api_key, double now_ms) except -1
+
+
+@cython.final
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
-    cdef double _members_until_ms, _resume_ms, _strict_until_ms, _tell_again_ms, _together_ms
-    cdef int _ending
+    cdef double _resume_ms, _tell_again_ms, _together_ms
     cdef public Grace grace
     cdef public Arrivals arrivals
+    cdef public Slices slices
+    cdef public Transactions transactions
     cdef public object place, promised, state
     cdef public bint gone
-    cdef public long long client_bytes, due_bytes, refuse_to, slice_ms
-    cdef public double due_ms, told_until_ms, turn_ms, until_ms, untold_ms
+    cdef public long long client_bytes, due_bytes, refuse_to
+    cdef public double due_ms, told_until_ms, until_ms
 
-    cdef object _end_slices(self, double now_ms)
-    @cython.locals(until_ms=cython.double, penalty=PenaltyType)
+    @cython.locals(until_ms=cython.double, slice_ms=cython.longlong, penalty=PenaltyType)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
     @cython.locals(penalty=PenaltyType)
     cpdef object note(self, InFlightRequestType pending)

@@ -174,16 +174,82 @@ class Arrivals:
         return min(marks[0][1], now_ms) if marks else now_ms
 
 
+class Slices:
+    """How long one throttle of a connection lasts at most, so that the heartbeats of group members get through."""
+
+    __slots__ = ("_members_until_ms", "most_ms", "rest_until_ms")
+
+    def __init__(self) -> None:
+        self.most_ms = UNSLICED_MS
+        self.rest_until_ms = 0.0
+        """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
+        self._members_until_ms = math.inf
+        """After this time no member is left on the connection: one has left the group, and no heartbeat follows."""
+
+    def cut(self, delay_ms: int, now_ms: float) -> int:
+        """The part of a throttle of `delay_ms` that lasts now."""
+        if now_ms > self._members_until_ms:
+            self.most_ms, self._members_until_ms = UNSLICED_MS, math.inf
+        return min(delay_ms, self.most_ms)
+
+    def carries(self, session_ms: int = UNKNOWN_SESSION_MS) -> None:
+        """The connection carries heartbeats of a group's member, which is expelled when none comes within
+        `session_ms`."""
+        self._members_until_ms = math.inf
+        self.most_ms = min(self.most_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+
+    def heartbeat(self) -> None:
+        """The same for a member that may have joined on another connection."""
+        if self.most_ms == UNSLICED_MS:
+            self.carries()
+        self._members_until_ms = math.inf
+
+    def leaves(self, now_ms: float) -> None:
+        """A member leaves its group. Others on the connection heartbeat within a session; if none does, throttles are
+        whole again."""
+        self._members_until_ms = now_ms + SLICES * self.most_ms
+
+
+class Transactions:
+    """The transactions on a connection, which time out if their end waits as long as their records."""
+
+    __slots__ = ("_requests_left", "_strict_until_ms", "untold_ms")
+
+    def __init__(self) -> None:
+        self.untold_ms = -1.0
+        """Throttles of Produce requests that are shorter than this are not told; below 0: there are no transactions."""
+        self._requests_left = 0
+        """So many requests may end a transaction since a Produce request has muted; 0: it has ended."""
+        self._strict_until_ms = 0.0
+        """The end of mutes that end no transaction."""
+
+    def seen(self) -> None:
+        """The connection carries transactions."""
+        self.untold_ms = max(self.untold_ms, 0.0)
+
+    def muted(self, kind: Kind, until_ms: float) -> None:
+        """A request has muted the client."""
+        if kind is PRODUCED:
+            self._requests_left = MAX_ENDING if self.untold_ms > 0.0 else 0
+        else:
+            self._strict_until_ms = max(self._strict_until_ms, until_ms)
+
+    def lets_end(self, api_key: int, now_ms: float) -> bool:
+        """Whether this request of the muted client, one of `ENDING`, passes to end a transaction: one after each
+        Produce request that mutes. It costs no bytes."""
+        lets = self._requests_left > 0 and now_ms >= self._strict_until_ms
+        if lets:
+            self._requests_left = 0 if api_key == _END_TXN else self._requests_left - 1
+        return lets
+
+
 class Throttle:
     """One client's throttle. It also stands for the connection in the queues of groups."""
 
     __slots__ = (
         "_counters",
-        "_ending",
         "_ledger",
-        "_members_until_ms",
         "_resume_ms",
-        "_strict_until_ms",
         "_tell_again_ms",
         "_together_ms",
         "arrivals",
@@ -195,12 +261,11 @@ class Throttle:
         "place",
         "promised",
         "refuse_to",
-        "slice_ms",
+        "slices",
         "state",
         "told_until_ms",
-        "turn_ms",
+        "transactions",
         "until_ms",
-        "untold_ms",
     )
 
     def __init__(self, ledger: Ledger, counters: Counters) -> None:
@@ -218,19 +283,8 @@ class Throttle:
         """Bytes received from the client,"""
         self.due_bytes = 0
         """and how many it will be when the latest Produce request that the gate was asked about is whole."""
-        self.slice_ms = UNSLICED_MS
-        """One throttle lasts no longer than this, so that heartbeats get through."""
-        self._members_until_ms = math.inf
-        """After this time no member is left on the connection: one has left the group, and no heartbeat follows."""
-        self.turn_ms = 0.0
-        """The end of a Fetch's throttle that was cut to a slice: the next Fetch that comes before it gets the rest."""
-        self.untold_ms = -1.0
-        """Throttles of Produce requests that are shorter than this are not told; below 0: the connection carries no
-        transactions."""
-        self._ending = 0
-        """So many requests may end a transaction since a Produce request has muted; 0: it has ended."""
-        self._strict_until_ms = 0.0
-        """The end of mutes that end no transaction."""
+        self.slices = Slices()
+        self.transactions = Transactions()
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
         self.told_until_ms = 0.0
@@ -249,45 +303,28 @@ class Throttle:
         self.arrivals: Final = Arrivals()
 
     def carries(self, session_ms: int = UNKNOWN_SESSION_MS) -> None:
-        """The connection carries heartbeats of a group's member, which is expelled when none comes within `session_ms`:
-        throttles are cut to slices of it. The rest of a debt delays the next requests in the gate, and a Fetch's is
-        kept here. A broker cuts none, nor does `pacing: kafka`."""
-        self._members_until_ms = math.inf
+        """The connection carries heartbeats of a group's member with a session of `session_ms`: throttles are cut to
+        slices of it. The rest of a debt delays the next requests in the gate, and a Fetch's is kept here. A broker cuts
+        none, nor does `pacing: kafka`."""
         if self._ledger.settings.smooth:
-            self.slice_ms = min(self.slice_ms, max(session_ms // SLICES, MIN_SLICE_MS))
+            self.slices.carries(session_ms)
 
     def heartbeat(self) -> None:
         """The same for a member that may have joined on another connection."""
-        if self.slice_ms == UNSLICED_MS:
-            self.carries()
-        self._members_until_ms = math.inf
-
-    def leaves(self, now_ms: float) -> None:
-        """A member leaves its group. Others on the connection heartbeat within a session; if none does, throttles are
-        whole again."""
-        self._members_until_ms = now_ms + SLICES * self.slice_ms
-
-    def _end_slices(self, now_ms: float) -> None:
-        if now_ms > self._members_until_ms:
-            self.slice_ms, self._members_until_ms = UNSLICED_MS, math.inf
-
-    def transacts(self) -> None:
-        """The connection carries transactions."""
-        self.untold_ms = max(self.untold_ms, 0.0)
+        if self._ledger.settings.smooth:
+            self.slices.heartbeat()
 
     def answers_within(self, timeout_ms: int) -> None:
         """The client of transactions waits so long for an answer. Its EndTxn waits here for the end of a throttle.
         Java's client, told of a throttle, sends EndTxn only after its whole `request.timeout.ms`. A broker tells, and
         so does `pacing: kafka`."""
         if self._ledger.settings.smooth:
-            self.untold_ms = timeout_ms * UNTOLD_SHARE
+            self.transactions.untold_ms = timeout_ms * UNTOLD_SHARE
 
     def lets_end(self, api_key: int, now_ms: float) -> bool:
-        """Whether this request of the muted client, one of `ENDING`, passes to end a transaction: one after each
-        Produce request that mutes. It costs no bytes, and transactions time out that wait to be ended."""
-        lets = self._ending > 0 and self.state is _MUTED and now_ms >= self._strict_until_ms
+        """Whether this request of the muted client passes to end a transaction (`Transactions.lets_end`)."""
+        lets = self.state is _MUTED and self.transactions.lets_end(api_key, now_ms)
         if lets:
-            self._ending = 0 if api_key == _END_TXN else self._ending - 1
             self.due_ms = 0.0
         return lets
 
@@ -306,16 +343,12 @@ class Throttle:
         Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
         for every throttle that it is told of.
         """
-        self._end_slices(now_ms)
-        if delay_ms > self.slice_ms:
-            if kind is FETCHED:
-                self.turn_ms = now_ms + delay_ms
-            delay_ms = self.slice_ms
+        slice_ms = self.slices.cut(delay_ms, now_ms)
+        if delay_ms > slice_ms and kind is FETCHED:
+            self.slices.rest_until_ms = now_ms + delay_ms
+        delay_ms = slice_ms
         until_ms = now_ms + delay_ms
-        if kind is PRODUCED:
-            self._ending = MAX_ENDING if self.untold_ms > 0.0 else 0
-        else:
-            self._strict_until_ms = max(self._strict_until_ms, until_ms)
+        self.transactions.muted(kind, until_ms)
         penalty = pending.penalty
         if penalty is None:
             penalty = pending.penalty = Penalty(kind)
@@ -331,8 +364,7 @@ class Throttle:
 
     def impose_unanswered(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float) -> None:
         """The same for a Produce request that gets no response (acks=0)."""
-        self._end_slices(now_ms)
-        delay_ms = min(delay_ms, self.slice_ms)
+        delay_ms = self.slices.cut(delay_ms, now_ms)
         self._ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
         self._mute(now_ms + delay_ms, now_ms)
 
@@ -351,7 +383,7 @@ class Throttle:
 
     def _tells(self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float) -> bool:
         """Whether the response to this request tells of a throttle of `delay_ms`."""
-        if delay_ms < self.untold_ms and kind is PRODUCED:
+        if delay_ms < self.transactions.untold_ms and kind is PRODUCED:
             return False
         group = pending.account.meter(kind).group
         short_ms = SHORT_FETCH_MS if kind is FETCHED else SHORT_MS
@@ -452,7 +484,7 @@ class Throttle:
         if self._resume_ms > now_ms:
             self._step(Event.MUTE)
             self.until_ms = self._resume_ms
-        told_ms = min(max(wait_ms, math.ceil(self._resume_ms - now_ms)), self.slice_ms)
+        told_ms = min(max(wait_ms, math.ceil(self._resume_ms - now_ms)), self.slices.most_ms)
         self.told_until_ms = max(self.told_until_ms, now_ms + told_ms)
         self._counters.throttles_told += told_ms > 0
         return told_ms
