@@ -239,7 +239,7 @@ world: $(VENV)/.dev ## Simulated clients, instances, brokers and networks, from 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.load $(LOAD_ARGS)
 
-faults: $(VENV)/.dev ## Every fault of docs/testing.md, two minutes of soak (about 10 minutes)
+faults: $(VENV)/.dev ## Every fault of docs/testing.md, two minutes of soak (about 7 minutes)
 	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/broker/test_faults.py tests/broker/test_faults_system.py tests/broker/test_soak.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")

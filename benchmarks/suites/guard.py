@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -341,11 +342,9 @@ def failures(stored: Mapping[str, Any], found: Counted) -> list[str]:
     for row, counts in found.items():
         for name, values in counts.items():
             now = min(values)
-            was, percent = (
-                stored["rows"][row][name],
-                stored["tolerance_percent"].get(f"{row} {name}", TOLERANCE_PERCENT),
-            )
-            if abs(now - was) > was * percent / 100:
+            was = stored["rows"].get(row, {}).get(name, inf)
+            percent = stored["tolerance_percent"].get(f"{row} {name}", TOLERANCE_PERCENT)
+            if was == inf or abs(now - was) > was * percent / 100:
                 wrong.append(f"{row}: {name} {now:,.2f}, expected {was:,.2f} within {percent:g} %")
             if now > (most := AT_MOST.get((row, name), now)):
                 wrong.append(f"{row}: {name} {now:,.2f}, at most {most:,.0f}")

@@ -141,10 +141,7 @@ class Driven:
 
     def _changed(self) -> None:
         pair = self.pair
-        if pair.wants_broker:
-            pair.wants_broker = False
-            pair.connected(endpoint_of(self._broker), 0.0)
-        elif pair.closed:
+        if pair.closed:
             self.ended = "ended" if isinstance(pair.reason, CloseReason) else f"{type(pair.reason)}: {pair.reason}"
 
     def _pair(self) -> tuple[socket.socket, socket.socket]:
@@ -204,6 +201,9 @@ class Driven:
 
     def _turn(self, turn: Callable[[], object]) -> None:
         turn()
+        if self.pair.wants_broker:  # not within the turn: it may end the connection as well
+            self.pair.wants_broker = False
+            self.pair.connected(endpoint_of(self._broker), 0.0)
         self.drain()
 
     def state(self) -> Any:

@@ -273,10 +273,10 @@ class Judge:
                 expected = limit * self.world.factor or None
                 found = instance.ledger.table.resolve(kind, user, client_id)
                 counter = instance.ledger.counters.get(kind, found.key)
-                if found.limit != expected or (counter is not None and counter.whole != expected):
-                    self.fail(
-                        "table", f"{instance.name}: the {kind} limit of {group.name} is {found.limit}, not {expected}"
-                    )
+                used = found.limit if counter is None else counter.whole
+                if found.limit != expected or used != expected:
+                    limits = f"{found.limit}, in use {used}, not {expected}"
+                    self.fail("table", f"{instance.name}: the {kind} limit of {group.name} is {limits}")
 
     def _nothing_left(self, instance: Instance) -> None:
         ledger, counters = instance.ledger, instance.counters
