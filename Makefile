@@ -33,7 +33,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint $(VENV)/image-pins.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes test-spark docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills world
+.PHONY: help classes test-spark docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench bench-guard load faults soak fuzz sanitize schema kafka-release chart image-lock sweep clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills world
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -226,6 +226,9 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 
 bench-guard: $(VENV)/.bench classes ## What a request costs, counted, against stored counts; then HAProxy, coarsely (root, valgrind, strace, haproxy; GUARD_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.guard $(GUARD_ARGS)
+
+sweep: $(VENV)/.bench ## Rates up to the knee and past it: throughput, latency, millicores per MB/s (a JDK, haproxy; SWEEP_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.sweep $(SWEEP_ARGS)
 
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.accuracy $(ACCURACY_ARGS)

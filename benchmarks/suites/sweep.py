@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -120,7 +121,7 @@ def run(chosen: Sequence[Variant], rates: Sequence[float], rounds: int, measured
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """The command. 0: measured; 2: it cannot be measured here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.sweep", description=__doc__)
     parser.add_argument("--variants", default="01-direct,02-haproxy,03-envoy,05-kquota-quotas")
     parser.add_argument("--other", metavar="NAME=COMMAND", action="append", default=[], help=other.__doc__)
@@ -129,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long each rate is measured")
     parser.add_argument("--store", type=Path, help="the file to write")
     options = parser.parse_args(argv)
+    if shutil.which("javac") is None:
+        print("no JDK on PATH: the driver is run from its source (Debian: apt-get install openjdk-17-jdk-headless)")
+        return 2
     chosen = [*variants.find(options.variants.split(",")), *(other(*one.split("=", 1)) for one in options.other)]
     for one in [one for one in chosen if one.missing()]:
         print(f"{one.key} is left out: {one.missing()}")
