@@ -288,5 +288,5 @@ def test_forbidden_topic_creation_names_the_command(kafka_secure: KafkaCluster, 
     with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
         until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
         text = one.log.read_text()
-        assert "closed-fleet is missing and cannot be made" in text
+        assert "closed-fleet is missing and cannot be created" in text
         assert "kafka-topics.sh" in text

@@ -10,7 +10,7 @@ def test_no_producer_times_out_in_its_queue(kafka: KafkaCluster) -> None:
     """A round at the limit takes longer than a request may: librdkafka would give it up and reconnect."""
     row = Row("librdkafka", 6, 5, 10.0, 35.0, record_bytes=100_000)
     assert row.wait_s == 15.0
-    seen = measure(row, kafka.bootstrap, 0, at_broker=False)
+    seen = measure(row, kafka.bootstrap, kafka.nodes[0].log, 0, at_broker=False)
     assert seen.refused > 0
     # On a busy machine a refusal may be late.
     assert seen.timeouts <= seen.refused / 20

@@ -422,5 +422,5 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
         (DEFAULT, None): None,
     }
     assert "{ip: 10.0.0.1, connection_creation_rate: 20}" in done.stdout
-    assert "left out: " in done.stderr
+    assert "skipped: " in done.stderr
     assert "cannot be distinguished from the default" in done.stderr

@@ -109,7 +109,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
         ({"currency": "EUR", "prices": {"fetch_gb": -1}}, "prices.fetch_gb: got -1, expected a number of at least 0"),
         ({"currency": "EUR", "prices": {"fetch_gb": True}}, "prices.fetch_gb: got True"),
         ({"currency": "EUR", "prices": {"fetch_gb": float("nan")}}, "prices.fetch_gb: got nan"),
-        ({"currency": "EUR", "prices": {"fetch_gb": 0}}, "nothing has a price"),
+        ({"currency": "EUR", "prices": {"fetch_gb": 0}}, "prices: no prices"),
         ({"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}}, "payer: got 'pod', expected one of user,"),
         ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
     ],
