@@ -206,7 +206,9 @@ class World:
                     meter.largest_bytes = max(meter.largest_bytes, int(client.size_bytes * 1.1) + 200)
                     here = self.script.fleet or (not self.script.gateway and self._home(number) == instance.place)
                     persistent = client.kind in ("producer", "fetcher") and client.acks and not client.leave
-                    if here and persistent and not client.slow_bytes_per_s:
+                    # Four ways of `delay_s`, or longer ones, lie between two requests.
+                    able = client.size_bytes * client.in_flight > 2.0 * limit * 4 * self.script.delay_s
+                    if here and persistent and able and not client.slow_bytes_per_s:
                         meter.hungry = True
                         meter.patience_s = max(meter.patience_s, client.timeout_s)
                     # Half a request of theirs waits to be charged until its connection ends.
