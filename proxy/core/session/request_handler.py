@@ -38,7 +38,6 @@ from proxy.core.session.throttle import UNKNOWN_SESSION_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import (
     API_VERSIONS,
-    ENDING,
     FETCH,
     HEARTBEATS,
     JOIN_GROUP,
@@ -266,7 +265,7 @@ class RequestHandler:
                 verdict = self._refuse_after_another(buf, end, header, account, now_ms)
                 if verdict is not None:
                     return verdict
-            muted = throttle.until_ms > now_ms and not (api_key in ENDING and throttle.lets_end(api_key, now_ms))
+            muted = throttle.until_ms > now_ms and not throttle.lets_end(api_key, now_ms)
             if muted or not gate.lets_through(state, account, header, buf, end, total - (end - start), now_ms):
                 return self._held(buf, end, header, account, now_ms)
         pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)

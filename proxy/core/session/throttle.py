@@ -8,7 +8,7 @@ from typing import Final
 from proxy.core.session.exchange import InFlightRequest, Penalty
 from proxy.core.session.states import THROTTLE, Event, Throttled, step
 from proxy.core.telemetry.observer import Counters
-from proxy.core.wire.apis import END_TXN, PRODUCE
+from proxy.core.wire.apis import END_TXN, ENDING, PRODUCE
 from quota.counter import QuotaCounter
 from quota.entity import Kind
 from quota.gate import MAX_KEPT_MS
@@ -143,7 +143,7 @@ class Grace:
 
 
 class Arrivals:
-    """When the bytes came that were not used at once: the age of a request counts from there."""
+    """When bytes arrived that had to wait. The age of a request counts from its arrival."""
 
     __slots__ = ("_marks", "total")
 
@@ -211,7 +211,7 @@ class Slices:
 
 
 class Transactions:
-    """The transactions on a connection, which time out if their end waits as long as their records."""
+    """The transactions of a connection. One times out if its end waits as long as its records."""
 
     __slots__ = ("_requests_left", "_strict_until_ms", "untold_ms")
 
@@ -219,9 +219,9 @@ class Transactions:
         self.untold_ms = -1.0
         """Throttles of Produce requests that are shorter than this are not told; below 0: there are no transactions."""
         self._requests_left = 0
-        """So many requests may end a transaction since a Produce request has muted; 0: it has ended."""
+        """How many more requests may pass the mute of a Produce request; 0: none, or EndTxn has passed."""
         self._strict_until_ms = 0.0
-        """The end of mutes that end no transaction."""
+        """The end of the mutes by other quotas, which nothing passes."""
 
     def seen(self) -> None:
         """The connection carries transactions."""
@@ -235,9 +235,9 @@ class Transactions:
             self._strict_until_ms = max(self._strict_until_ms, until_ms)
 
     def lets_end(self, api_key: int, now_ms: float) -> bool:
-        """Whether this request of the muted client, one of `ENDING`, passes to end a transaction: one after each
+        """Whether this request of the muted client passes to end a transaction (`ENDING`): one EndTxn after each
         Produce request that mutes. It costs no bytes."""
-        lets = self._requests_left > 0 and now_ms >= self._strict_until_ms
+        lets = self._requests_left > 0 and api_key in ENDING and now_ms >= self._strict_until_ms
         if lets:
             self._requests_left = 0 if api_key == _END_TXN else self._requests_left - 1
         return lets
