@@ -18,8 +18,6 @@ cdef class PlainEndpoint(Endpoint):
     pass
 
 
-cpdef double thread_s() noexcept
-
 cpdef Py_ssize_t splice(int source_fd, int sink_fd, Py_ssize_t count, bint more) except -2
 
 

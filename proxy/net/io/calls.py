@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from typing import Final
 
 from proxy.net.io.endpoint import Endpoint
 
 MAX_EVENTS: Final = 256
 _LONGEST_WAIT_S: Final = 2e6
-thread_s = time.thread_time
-"""CPU time of the calling thread in seconds."""
 
 
 class PlainEndpoint(Endpoint):

@@ -243,7 +243,7 @@ class EventLoop:
         self._just_woken = count > 0
         if now_s - self._marked_s >= _MARK_S:
             self._marked_s = now_s
-            self._cpu_s = calls.thread_s()
+            self._cpu_s = ticks.thread_s()
         self.served = count
         left = min(len(self.again), _AGAIN) if self._waits else 0
         for number in range(count):
@@ -279,7 +279,7 @@ class EventLoop:
         """A turn is over: have the watchdog look at it if it was long. Returns the time."""
         now_s = self.clock.now_s()
         if now_s - self._turn_s > _LONG_S:
-            cpu_s = calls.thread_s()
+            cpu_s = ticks.thread_s()
             self.turns.look(what, self._turn_s, now_s, cpu_s - self._cpu_s, self.served)
             self._cpu_s = cpu_s
         self._turn_s = now_s

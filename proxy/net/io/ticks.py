@@ -1,4 +1,4 @@
-"""The kernel's clock. Compiled modules use the C function of `ticks.pxd`, which becomes part of its callers."""
+"""The kernel's clocks. Compiled modules use the C functions of `ticks.pxd`, which become part of their callers."""
 
 from __future__ import annotations
 
@@ -6,3 +6,5 @@ import time
 
 monotonic_s = time.perf_counter
 """CLOCK_MONOTONIC in seconds."""
+thread_s = time.thread_time
+"""CPU time of the calling thread in seconds."""
