@@ -142,9 +142,9 @@ class Attacker:
         if source is not None:
             host = LOOPBACK[source[:3]]
         async with asyncio.timeout(STEP_TIMEOUT_S):
-            wire = await Wire.open((host, port), source, self._tls)
-        if row.member:
-            wire = await MemberWire.of(wire, row.member, f"group-{self.topic}", self.topic, self.client_id)
+            wire = await (MemberWire if row.member else Wire).open((host, port), source, self._tls)
+        if isinstance(wire, MemberWire):
+            await wire.join(row.member, f"group-{self.topic}", self.topic, self.client_id)
         self.seen.connections += 1
         here: dict[str, Any] = {"kept": kept, "index": index, "first": True}
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
 from collections import deque
 
@@ -19,18 +20,16 @@ JOIN_TIMEOUT_S = 60.0
 class MemberWire(Wire):
     """Sends the requests of a member around each frame. Their answers are read and not shown."""
 
-    def __init__(self, wire: Wire) -> None:
-        self.__dict__ |= vars(wire)
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
         self._before = self._behind = b""
         self._around = (0, 0)
         """How many requests these are."""
         self._shown: deque[bool] = deque()
         """Which of the answers to come are shown."""
 
-    @classmethod
-    async def of(cls, wire: Wire, member: Member, group: str, topic: str, client_id: str) -> MemberWire:
-        """Raises RefusedError if the group does not let it join."""
-        self = cls(wire)
+    async def join(self, member: Member, group: str, topic: str, client_id: str) -> None:
+        """Be such a member from now on. Raises RefusedError if the group does not let it join."""
         forged = frames.join_group(group, FORGED_SESSION_MS, client_id)
         match member:
             case "joins":
@@ -43,19 +42,18 @@ class MemberWire(Wire):
                 self._around = (1, 0)
             case "member":
                 own = f"{group}-{uuid.uuid4()}"
-                generation, name = await self._join(wire, own, client_id)
+                generation, name = await self._join(own, client_id)
                 self._before, self._around = frames.heartbeat(own, generation, name, client_id), (1, 0)
             case "leaves":
                 self._before, self._behind = forged, frames.leave_group(group, "nobody", client_id)
                 self._around = (1, 1)
-        return self
 
-    async def _join(self, wire: Wire, group: str, client_id: str) -> tuple[int, str]:
+    async def _join(self, group: str, client_id: str) -> tuple[int, str]:
         async with asyncio.timeout(JOIN_TIMEOUT_S):
-            error, generation, name = frames.joined(await wire.ask(frames.join_group(group, SESSION_MS, client_id)))
+            error, generation, name = frames.joined(await self.ask(frames.join_group(group, SESSION_MS, client_id)))
             if error:
                 raise RefusedError(f"JoinGroup: error {error}")
-            await wire.ask(frames.sync_group(group, generation, name, client_id))
+            await self.ask(frames.sync_group(group, generation, name, client_id))
         return generation, name
 
     async def send(self, frame: bytes) -> None:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
+from typing import Self
 
 from benchmarks.evasion.logins import Steps, authenticate, authenticated, handshake, handshake_error
 
@@ -28,7 +29,7 @@ class Wire:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     @classmethod
-    async def open(cls, address: Address, source: str | None = None, tls: ssl.SSLContext | None = None) -> Wire:
+    async def open(cls, address: Address, source: str | None = None, tls: ssl.SSLContext | None = None) -> Self:
         """Connect."""
         connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         try:
