@@ -1,8 +1,7 @@
 """Rates up to the knee and past it, in OpenMessaging's manner: 1 KB records, 10 topics of 3 partitions, an open loop.
 
 At each rate, and by each way to one broker: what was acknowledged and consumed, publish and end-to-end latency, and the
-CPU of the proxy in millicores per MB/s (each way once: produced and consumed bytes count). `python -m
-benchmarks.suites.sweep`.
+CPU of the proxy in millicores per MB/s, where produced and consumed bytes count. `python -m benchmarks.suites.sweep`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig import variants
 from benchmarks.rig.procstat import cpu_s, describe_machine
+from benchmarks.rig.runner import BROKER_SETTINGS
 from benchmarks.rig.topics import create_topics
-from benchmarks.rig.variants import Command, Ports, Running, Variant
+from benchmarks.rig.variants import Ports, Running, Variant
 from tests.lab.kafka import DEFAULT_VERSION, KafkaCluster
 from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.ports import free_ports
@@ -36,7 +36,6 @@ RECORD_BYTES: Final = 1000
 TOPICS: Final = [f"sweep-{number}" for number in range(10)]
 PARTITIONS: Final = 3
 KEPT: Final = {"retention.bytes": "20000000", "segment.bytes": "10000000"}
-BROKER: Final = {"log.retention.check.interval.ms": "1000", "log.segment.delete.delay.ms": "5000"}
 RATES_MB_PER_S: Final = (1.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 STOP_LIMIT_S: Final = 60.0
 
@@ -48,8 +47,7 @@ def other(name: str, words: str) -> Variant:
         said = words.replace("{listen}", str(ports.front)).replace("{broker_port}", str(ports.broker))
         return shlex.split(said.replace("{broker}", f"{broker[0]}:{broker[1]}"))
 
-    made: Command = command
-    return Variant(f"09-{name}", name, words, own_listener=True, command=made, start_limit_s=STOP_LIMIT_S)
+    return Variant(f"09-{name}", name, words, own_listener=True, command=command, start_limit_s=STOP_LIMIT_S)
 
 
 def measure(way: Running, rate_mb_per_s: float, before_s: float, measured_s: float) -> dict[str, Any]:
@@ -71,15 +69,14 @@ def measure(way: Running, rate_mb_per_s: float, before_s: float, measured_s: flo
             raise RuntimeError(
                 f"{way.variant.key} at {rate_mb_per_s:g} MB/s: the driver ended with {driver.returncode}"
             )
-    mb_per_s = {
-        name: found[key] * RECORD_BYTES / 1e6 / measured_s
-        for name, key in (("acknowledged", "acknowledged"), ("consumed", "consumed"))
+    values = {
+        f"{name}_mb_per_s": found[name] * RECORD_BYTES / 1e6 / measured_s for name in ("acknowledged", "consumed")
     }
-    values = {f"{name}_mb_per_s": value for name, value in mb_per_s.items()}
+    both_mb_per_s = sum(values.values())
     for name in ("publish_ms", "end_to_end_ms"):
         values |= {f"{name}_{share}": value for share, value in zip(("p50", "p99", "p999"), found[name], strict=True)}
     if way.pid is not None:
-        values["millicores_per_mb_per_s"] = (used[-1] - used[-2]) / measured_s * 1000 / sum(mb_per_s.values())
+        values["millicores_per_mb_per_s"] = (used[-1] - used[-2]) / measured_s * 1000 / both_mb_per_s
     return values | {"failed": found["failed"]}
 
 
@@ -101,7 +98,7 @@ def run(chosen: Sequence[Variant], rates: Sequence[float], rounds: int, measured
         ports = {one: Ports(next(numbers), next(numbers), next(numbers)) for one in chosen}
         listeners = [one.listener(ports[one]) for one in chosen if one.own_listener]
         jvm = ("-XX:+UseSerialGC", "-Xms128m", "-Xmx1g")
-        cluster = KafkaCluster.start(1, overrides=BROKER, jvm=jvm, extra_listeners=listeners)
+        cluster = KafkaCluster.start(1, overrides=BROKER_SETTINGS, jvm=jvm, extra_listeners=listeners)
         stack.callback(cluster.stop)
         create_topics(cluster.bootstrap, dict.fromkeys(TOPICS, KEPT), partitions=PARTITIONS)
         host, port = cluster.bootstrap[0].rsplit(":", 1)
