@@ -17,7 +17,7 @@ from proxy.core.wire import apis, requests, responses, schema, throttle
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.core.wire.software import client_software
-from proxy.core.wire.walk import Walker
+from proxy.core.wire.walk import Short, Walker
 from tests.support.examples import examples
 from tests.support.wire_tools import (
     THROTTLE_MS,
@@ -172,24 +172,53 @@ def test_large_metadata_needs_only_its_head() -> None:
     assert struct.unpack_from(">i", done.head)[0] == 5_000_000 - 3 * 4
 
 
-@pytest.mark.parametrize("version", range(1, 14))
-def test_plain_produce_responses_take_the_short_way(version: int) -> None:
+def produced(version: int, topics: int, partitions: int) -> bytes:
+    """A response without errors for so many topics of so many partitions, with a throttle of 98 765 ms."""
     cls = kafka_python_class(apis.PRODUCE, "response")
-    topic = {"topic_id": uuid.UUID(int=7)} if version >= 13 else {"name": "topic-ß"}
-    partition = {"index": 3, "error_code": 0, "base_offset": 1 << 40}
-    frame = kafka_python_frame(
-        cls, version, responses=[{**topic, "partition_responses": [partition]}], throttle_time_ms=9
+    parts = [{"index": index, "error_code": 0, "base_offset": 1 << 40} for index in range(partitions)]
+    names = [{"topic_id": uuid.UUID(int=7)} if version >= 13 else {"name": n * "ß" + "t"} for n in range(topics)]
+    return kafka_python_frame(
+        cls, version, responses=[{**name, "partition_responses": parts} for name in names], throttle_time_ms=98_765
     )
+
+
+def walked(frame: bytes, version: int) -> int:
+    """Where a walk over all fields finds the throttle; -1: nowhere."""
+    walker = Walker(frame, len(frame), len(frame))
+    try:
+        end = walker.run(throttle._THROTTLE_WALKS[version], apis.response_header_version(0, version) + 8)
+    except (Short, WireError):
+        return -1
+    return walker.throttle_at if end <= len(frame) else -1
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(0, 0), (1, 1), (1, 300), (3, 2), (130, 1)])
+@pytest.mark.parametrize("version", range(1, 14))
+def test_reads_plain_produce_responses(version: int, topics: int, partitions: int) -> None:
+    frame = produced(version, topics, partitions)
     assert responses.rewrite(0, version, frame, 0, len(frame), never) is None
     buf = bytearray(frame)
-    assert responses.patch_throttle(buf, 0, len(buf), 0, version, 10)
-    assert buf == frame.replace(struct.pack(">i", 9), struct.pack(">i", 10))
-    walker = Walker(frame, len(frame), len(frame))
-    walker.run(throttle._THROTTLE_WALKS[version], apis.response_header_version(0, version) + 8)
-    assert throttle.plain_produce(frame, 0, len(frame), version) == walker.throttle_at
+    assert responses.patch_throttle(buf, 0, len(buf), 0, version, 98_766)
+    assert buf == frame.replace(struct.pack(">i", 98_765), struct.pack(">i", 98_766))
+    assert throttle.plain_produce(frame, 0, len(frame), version) == walked(frame, version)
+
+
+@pytest.mark.parametrize("version", range(9, 14))
+def test_other_produce_responses_are_not_plain(version: int) -> None:
     if version >= 10:
         moved = kio_frame(sample(kio_class(0, version), random.Random(1), repeat=1))
-        assert throttle.plain_produce(moved, 0, len(moved), version) == -1, "with endpoints it is not plain"
+        assert throttle.plain_produce(moved, 0, len(moved), version) == -1, "with endpoints"
+    frame = bytearray(produced(version, 2, 2))
+    plain = 0
+    for at in range(4, len(frame)):
+        for byte in (0, 1, 2, 3, 0x7F, 0x80, 0xFF):
+            changed = bytes(frame[:at]) + bytes((byte,)) + bytes(frame[at + 1 :])
+            found = throttle.plain_produce(changed, 0, len(changed), version)
+            assert found in (-1, walked(changed, version)), at
+            plain += found > 0
+    assert plain > 2 * 2 * 30, "errors, offsets and times may be any"
+    for end in range(5, len(frame)):
+        throttle.plain_produce(bytes(frame[:end]), 0, end, version)  # raises nothing
 
 
 ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"\0\0"

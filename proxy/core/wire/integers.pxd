@@ -66,6 +66,14 @@ cdef inline (long long, Py_ssize_t) uvarint(object buf, Py_ssize_t at, Py_ssize_
     return 0, -2
 
 
+cdef inline int short_uvarint(object buf, Py_ssize_t at) except? -1:
+    cdef int low = uint8(buf, at), high
+    if low < 0x80:
+        return low
+    high = uint8(buf, at + 1)
+    return high << 7 | low & 0x7F if high < 0x80 else -1
+
+
 cdef inline int put_int16(object buf, Py_ssize_t at, int value) except -1:
     cdef uint8_t *data = bytes_at(buf, at, 2, True)
     data[0], data[1] = value >> 8 & 0xFF, value & 0xFF

@@ -38,6 +38,15 @@ def uvarint(buf: Buffer, at: int, limit: int) -> tuple[int, int]:
     return read_uvarint(buf, at, limit)
 
 
+def short_uvarint(buf: Buffer, at: int) -> int:
+    """The unsigned varint of at most two bytes at `at`; -1: it is longer."""
+    low = buf[at]
+    if low < 0x80:
+        return low
+    high = buf[at + 1]
+    return high << 7 | low & 0x7F if high < 0x80 else -1
+
+
 def put_int16(buf: bytearray | memoryview, at: int, value: int) -> None:
     """Write a 16-bit integer at `at`."""
     _INT16.pack_into(buf, at, value)

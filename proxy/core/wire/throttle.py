@@ -28,6 +28,10 @@ _NO_FIELD: Final = UNKNOWN
 _PRODUCE: Final = PRODUCE
 _PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
 _PRODUCE_FIRST_TOPIC_ID: Final = 13
+_TOPIC_ID_BYTES: Final = 16
+_PARTITION_BYTES: Final = 33
+_NO_ERRORS: Final = 0x01000000
+"""What comes behind a partition's numbers: no errors of records, no message, no tagged fields; and a 0."""
 _BODY: Final[tuple[Program, Program]] = (((SKIP, 8),), ((SKIP, 8), (TAGS, ())))
 
 
@@ -61,6 +65,7 @@ _FLEXIBLE: Final = apis.by_place(
 MAX_ELEMENTS: Final = 2000
 """Elements that are walked over to find a throttle field behind them, in 3 ms: partitions of a Produce. The throttle of
 one with more is not told."""
+_MOST: Final = MAX_ELEMENTS
 _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
 
 
@@ -144,29 +149,44 @@ def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_ke
 
 
 def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> int:
-    """Position of the throttle field in the commonest produce responses, whole and without node endpoints; else -1.
+    """Position of the throttle field in a whole produce response without errors, node endpoints and tags; else -1.
 
-    Up to version 8 it is the last field. From version 9 on, a response for one partition without errors and unknown
-    tags has a fixed form, shown here for version 9 to 12 (from 13 on 16 bytes of topic id instead of the name):
+    Up to version 8 it is the last field, and such responses are not looked into. Version 9 to 12 (from 13 on 16 bytes
+    of topic id instead of the name):
 
-        size4 corr4 tags=0 | topics=1+1 name | partitions=1+1 index4 error2 offset8 time8 start8 | record_errors=1+0
+        size4 corr4 tags=0 | topics+1 | name, partitions+1 | index4 error2 offset8 time8 start8 | record_errors=0+1
         message=null tags=0 | tags=0 | throttle4 tags=0
     """
     if version < _PRODUCE_FIRST_FLEXIBLE:
         return frame_end - 4 if version > 0 else -1
-    if frame_end - start < 52:
+    throttle_at = frame_end - 5
+    at = start + 10
+    if at > throttle_at:
         return -1
-    # A compact string shorter than 127 bytes: one byte says length + 1, so that byte is also the whole field's length.
-    name_bytes = integers.uint8(frame, start + 10) if version < _PRODUCE_FIRST_TOPIC_ID else 16
-    partitions = start + 10 + name_bytes
-    tail = partitions + 31
-    if (
-        tail + 9 == frame_end
-        and integers.int16(frame, start + 8) == 0x0002  # tags=0, topics=1+1
-        and integers.uint8(frame, partitions) == 2
-        and integers.int32(frame, tail) == 0x01000000  # record_errors=1+0, message=null, tags=0, tags=0
-        and integers.uint8(frame, tail + 8) == 0
-        and name_bytes < 0x80
-    ):
-        return tail + 4
-    return -1
+    topics = integers.int16(frame, start + 8)  # behind tags=0
+    if topics >= 0x80:
+        topics = integers.short_uvarint(frame, start + 9) if topics <= 0xFF else -1
+        at += 1
+    left = _MOST
+    while topics > 1:
+        if version >= _PRODUCE_FIRST_TOPIC_ID:
+            at += _TOPIC_ID_BYTES
+        elif at < throttle_at:
+            name_bytes = integers.short_uvarint(frame, at)
+            at += name_bytes if 0 < name_bytes < 0x80 else name_bytes + 1
+        if at >= throttle_at:
+            return -1
+        partitions = integers.short_uvarint(frame, at)
+        left -= partitions
+        if partitions < 2 or left < 0:
+            return -1
+        at += 1 if partitions < 0x80 else 2
+        while partitions > 1:
+            at += _PARTITION_BYTES
+            # The fourth byte is the first one of the next partition's number, or the topic's tagged fields.
+            if at >= throttle_at or integers.int32(frame, at - 3) != _NO_ERRORS:
+                return -1
+            partitions -= 1
+        at += 1
+        topics -= 1
+    return at if at == throttle_at and topics == 1 else -1
