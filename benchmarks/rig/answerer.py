@@ -1,6 +1,7 @@
 """A peer that only answers: it looks like a broker to a proxy, and sends the same prepared fetch response every time.
 
-Run as `python -m benchmarks.rig.answerer PORT RECORDS_BYTES [PEM]`; with a certificate and its key it speaks TLS.
+Run as `python -m benchmarks.rig.answerer PORT RECORDS_BYTES TOPICS [PEM]`: each response has so many topics of one
+partition. With a certificate and its key it speaks TLS.
 Brokers send records from the page cache by sendfile, and so does this, from a file in memory: it reads nothing, copies
 nothing and computes nothing, so that what is between it and a client that throws everything away can show what it
 carries. It answers what such clients and a sidecar's readiness ask: ApiVersions 0 (as the only version), Metadata 1,
@@ -29,6 +30,7 @@ TOPIC = "answered"
 """Of the produce requests that are answered."""
 VALUE_BYTES = 1024
 TOPIC_ID = bytes(range(16))
+SESSION_ID = 1
 MAX_PARTITION_BYTES = 1_048_576
 """max.partition.fetch.bytes as it is by default."""
 THROTTLE_AT = 9
@@ -41,22 +43,25 @@ _RECEIVE_BYTES = 65_536
 # ---- frames ----------------------------------------
 
 
-def fetch_request() -> bytearray:
-    """A whole Fetch request for one partition, without a fetch session; its correlation id stands at bytes 8 to 11."""
+def fetch_request(in_session: bool = False) -> bytearray:
+    """A whole Fetch request; its correlation id stands at bytes 8 to 11. It is for one partition and without a fetch
+    session, or `in_session` and without a change of partitions."""
     # partition, its leader's epoch, offset, last fetched epoch, log start offset, most bytes
     partition = struct.pack(">iiqiqi", 0, -1, 0, -1, -1, MAX_PARTITION_BYTES) + b"\0"
     # most to wait in ms, least and most bytes, isolation level, session id and epoch (-1: none)
-    body = struct.pack(">iiibii", 500, 1, 52_428_800, 0, 0, -1)
-    body += uvarint(2) + TOPIC_ID + uvarint(2) + partition + b"\0"
+    session = (SESSION_ID, 1) if in_session else (0, -1)
+    body = struct.pack(">iiibii", 500, 1, 52_428_800, 0, *session)
+    body += uvarint(1) if in_session else uvarint(2) + TOPIC_ID + uvarint(2) + partition + b"\0"
     body += uvarint(1) + uvarint(1) + b"\0"  # nothing to forget, no rack
     header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(CLIENT_ID)) + CLIENT_ID + b"\0"
     return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
 
 
-def fetch_response(records_bytes: int) -> bytes:
-    """A whole fetch response frame with correlation id 0 and at least so many bytes of records of 1 KB."""
+def fetch_response(records_bytes: int, topics: int = 1) -> bytes:
+    """A whole fetch response frame with correlation id 0 and at least so many bytes of records of 1 KB, shared by so
+    many topics."""
     batch = record_batch(b"x" * VALUE_BYTES)
-    count = -(-records_bytes // len(batch))
+    count = -(-records_bytes // len(batch) // topics)
     # The base offset is not in a batch's checksum.
     records = b"".join(struct.pack(">q", offset) + batch[8:] for offset in range(count))
     # partition, error code, high watermark, last stable offset, log start offset
@@ -64,7 +69,8 @@ def fetch_response(records_bytes: int) -> bytes:
     partition += b"\0" + struct.pack(">i", -1)  # no aborted transactions, no preferred replica
     partition += uvarint(len(records) + 1) + records + b"\0"
     # throttle_time_ms, error code, session id
-    body = struct.pack(">ihi", 0, 0, 0) + uvarint(2) + TOPIC_ID + uvarint(2) + partition + b"\0" + b"\0"
+    body = struct.pack(">ihi", 0, 0, 0 if topics == 1 else SESSION_ID)
+    body += uvarint(topics + 1) + topics * (TOPIC_ID + uvarint(2) + partition + b"\0") + b"\0"
     return _framed(0, b"\0" + body)
 
 
@@ -72,12 +78,12 @@ def _framed(correlation_id: int, content: bytes) -> bytes:
     return struct.pack(">ii", 4 + len(content), correlation_id) + content
 
 
-def produce_response() -> bytes:
-    """A whole response frame with correlation id 0 to a Produce for partition 0 of TOPIC."""
+def produce_response(topics: int = 1) -> bytes:
+    """A whole response frame with correlation id 0 to a Produce for partition 0 of so many topics."""
     # partition, error code, base offset, time of appending, log start offset; no errors of records, no message
     partition = struct.pack(">ihqqq", 0, 0, 0, -1, 0) + b"\1\0\0"
     name = TOPIC.encode()
-    body = uvarint(2) + uvarint(len(name) + 1) + name + uvarint(2) + partition + b"\0"
+    body = uvarint(topics + 1) + topics * (uvarint(len(name) + 1) + name + uvarint(2) + partition + b"\0")
     return _framed(0, b"\0" + body + struct.pack(">i", 0) + b"\0")  # throttle_time_ms
 
 
@@ -166,15 +172,15 @@ class Peer:
 class Answerer:
     """The listener and its connections, served one after another as they can go on."""
 
-    def __init__(self, listener: socket.socket, records_bytes: int, tls: ssl.SSLContext | None = None) -> None:
-        response = fetch_response(records_bytes)
+    def __init__(self, listener: socket.socket, records_bytes: int, topics: int, tls: ssl.SSLContext | None) -> None:
+        response = fetch_response(records_bytes, topics)
         self.response: Final = memoryview(response)
         self.file: Final = os.memfd_create("fetch response")
         self.file_bytes: Final = os.write(self.file, response)
         if self.file_bytes != len(response):
             raise OSError(f"{self.file_bytes} of {len(response)} bytes fitted into the file in memory")
         self._head: Final = response[:4]
-        self._produced: Final = produce_response()
+        self._produced: Final = produce_response(topics)
         self._listener: Final = listener
         self._tls: Final = tls
         self._metadata: Final = _metadata(*listener.getsockname()[:2])
@@ -226,13 +232,13 @@ class Answerer:
 
 def main() -> int:
     """The program."""
-    port, records_bytes = map(int, sys.argv[1:3])
+    port, records_bytes, topics = map(int, sys.argv[1:4])
     tls = None
-    if sys.argv[3:]:
+    if sys.argv[4:]:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(sys.argv[3])
+        tls.load_cert_chain(sys.argv[4])
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
-        Answerer(listener, records_bytes, tls).serve()
+        Answerer(listener, records_bytes, topics, tls).serve()
     return 0
 
 

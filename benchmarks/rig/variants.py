@@ -462,12 +462,12 @@ VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_
 BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT, RELAY)
 
 
-def answerer(records_bytes: int) -> Variant:
+def answerer(records_bytes: int, topics: int = 1) -> Variant:
     """What stands in the broker's place where neither end is to be the limit; `Ports.front` is its port."""
 
     def command(_folder: Path, ports: Ports, _broker: Address, tls: Tls | None) -> list[str]:
         pem = [str(tls.files.both)] if tls is not None and tls.sides.to_broker else []
-        return [sys.executable, "-m", "benchmarks.rig.answerer", str(ports.front), str(records_bytes), *pem]
+        return [sys.executable, "-m", "benchmarks.rig.answerer", *map(str, (ports.front, records_bytes, topics)), *pem]
 
     return Variant("00-answers", "answering peer", "answers every fetch with the same response", command=command)
 

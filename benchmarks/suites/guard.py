@@ -47,6 +47,8 @@ from tests.support.precedence import precedence
 
 STORED: Final = Path(__file__).with_name("guard.json")
 FETCH_BYTES: Final = 300_000
+MANY_TOPICS, MANY_BYTES = 10, 20_000
+"""In the responses of the rows that begin with "many"."""
 REPEATS: Final = 8
 """Of each count. The least is compared: timers and other programs only add."""
 WARMUP: Final = 50
@@ -89,6 +91,18 @@ Counted = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """How the sidecar and its peer are run."""
+
+    by_tls: bool = False
+    topics: int = 1
+    fetch_bytes: int = FETCH_BYTES
+
+
+PLAIN, TLS, MANY = Peer(), Peer(by_tls=True), Peer(topics=MANY_TOPICS, fetch_bytes=MANY_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One kind of request, and how many make a count."""
 
@@ -96,11 +110,11 @@ class Row:
     frame: bytearray
     answer: bytes
     count: int
-    by_tls: bool = False
+    peer: Peer = PLAIN
 
 
 def rows() -> list[Row]:
-    """All kinds; with TLS it is spoken on both sides."""
+    """All kinds; with TLS it is spoken on both sides. "many": to several topics, and in a fetch session."""
     produce, small = produce_frame(TOPIC, 16_000), produce_frame(TOPIC)
     fetched = fetch_response(FETCH_BYTES)
     plain = [
@@ -108,7 +122,11 @@ def rows() -> list[Row]:
         Row("fetch", fetch_request(), fetched, 200),
         Row("small", small, produce_response(), 400),
     ]
-    return [*plain, *(replace(row, key=f"tls-{row.key}", count=row.count // 4, by_tls=True) for row in plain)]
+    many = [
+        Row("many-produce", produce, produce_response(MANY_TOPICS), 400, MANY),
+        Row("many-fetch", fetch_request(in_session=True), fetch_response(MANY_BYTES, MANY_TOPICS), 400, MANY),
+    ]
+    return [*plain, *(replace(row, key=f"tls-{row.key}", count=row.count // 4, peer=TLS) for row in plain), *many]
 
 
 def exchange(connection: socket.socket, row: Row, count: int) -> None:
@@ -127,13 +145,14 @@ def exchange(connection: socket.socket, row: Row, count: int) -> None:
 
 
 @contextmanager
-def sidecar(by_tls: bool, before: Sequence[str] = ()) -> Iterator[tuple[Running, int, Path]]:
+def sidecar(kind: Peer, before: Sequence[str] = ()) -> Iterator[tuple[Running, int, Path]]:
     """A peer that only answers, its process id, and kquota with quotas in front of it, run by the command `before`."""
     with tempfile.TemporaryDirectory(prefix="kquota-guard-") as name:
         folder = Path(name)
-        secured = Tls(Files.issue(folder), BOTH) if by_tls else None
+        secured = Tls(Files.issue(folder), BOTH) if kind.by_tls else None
         answers, *own = free_ports(4)
-        peer = variants.start(variants.answerer(FETCH_BYTES), Ports(answers, 0, 0), ("", 0), folder, secured)
+        answerer = variants.answerer(kind.fetch_bytes, kind.topics)
+        peer = variants.start(answerer, Ports(answers, 0, 0), ("", 0), folder, secured)
         try:
             command = variants.KQUOTA.command
             assert command is not None
@@ -197,11 +216,11 @@ def measure(before: Sequence[str] = (), only: str = "") -> Counted:
     """By row and counter, what each repeat has shown. `before`: a command that the sidecar is started by; `only`: how
     the rows' keys begin."""
     found: Counted = {row.key: {} for row in rows() if row.key.startswith(only)}
-    for by_tls in (False, True):
-        mine = [row for row in rows() if row.by_tls == by_tls and row.key in found]
+    for kind in (PLAIN, TLS, MANY):
+        mine = [row for row in rows() if row.peer == kind and row.key in found]
         if not mine:
             continue
-        with sidecar(by_tls, before) as (running, peer, folder):
+        with sidecar(kind, before) as (running, peer, folder):
             with _connection(running, mine[0]):
                 own = [float(len(scheduled(_pid(running)) - scheduled(peer)))]
             with _one_core(peer, _pid(running)):
@@ -209,7 +228,7 @@ def measure(before: Sequence[str] = (), only: str = "") -> Counted:
                     with _connection(running, row) as connection:
                         found[row.key] |= {"own_scheduling": own, "wakeups": _woken(_pid(running), row, connection)}
                         found[row.key] |= _calls(running, row, connection, folder)
-        with _one_core(), sidecar(by_tls, (*before, *CALLGRIND)) as (running, _, folder):
+        with _one_core(), sidecar(kind, (*before, *CALLGRIND)) as (running, _, folder):
             for row in mine:
                 with _connection(running, row) as connection:
                     found[row.key] |= _executed(running, row, connection, folder)
@@ -342,7 +361,7 @@ def failures(stored: Mapping[str, Any], found: Counted) -> list[str]:
     for row, counts in found.items():
         for name, values in counts.items():
             now = min(values)
-            was = stored["rows"][row].get(name, 0.0)  # 0: not stored yet
+            was = stored["rows"].get(row, {}).get(name, 0.0)  # 0: not stored yet
             percent = stored["tolerance_percent"].get(f"{row} {name}", TOLERANCE_PERCENT)
             if name != "objects" and abs(now - was) > was * percent / 100:  # objects are only bounded
                 wrong.append(f"{row}: {name} {now:,.2f}, expected {was:,.2f} within {percent:g} %")
