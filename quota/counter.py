@@ -169,7 +169,7 @@ class QuotaCounter:
     # Without a debt that others pay for, as in a broker, no request waits here: a mute stops the connection that caused
     # it and no other. Counters that queue requests override these.
 
-    def queue(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+    def queue(self, connection: object, amount: float, now: int, whole: bool = False) -> int:
         """How long a request of this connection that costs `amount` has to wait before it may be forwarded, because of
         the group's debt (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it is
         charged at once; otherwise the connection is a :class:`quota.gate.Sender`."""
@@ -316,15 +316,3 @@ def granted(max_bytes: int, group: QuotaCounter, reserved: float, paced_ms: floa
     grant.paced_ms = paced_ms
     grant.head_bytes = head_bytes
     return grant
-
-
-class QueueWait(NamedTuple):
-    """The decision whether a request may be forwarded."""
-
-    wait_ms: int
-    """> 0: not now; ask again after this time."""
-    group: QuotaCounter | None
-    """The counter in whose queue the connection waits."""
-
-
-NO_WAIT: Final = QueueWait(0, None)

@@ -47,6 +47,10 @@ REVIEW_MS: Final = 1000
 LONGEST_ARRIVAL_MS: Final = 30_000
 """A request keeps its claim while it arrives fast enough to be whole in this time: a client's usual timeout."""
 
+# Compared for each request: C numbers in compiled code (see the .pxd).
+_LARGE_MS: Final[float] = LARGE_MS
+_GRACE_MS: Final[float] = GRACE_MS
+
 
 class Sender(Protocol):
     """A connection whose request passes before all of it has arrived."""
@@ -111,6 +115,10 @@ class Queue:
 
     def __contains__(self, connection: object) -> bool:
         return connection in self._places or connection in self._late
+
+    def empty(self) -> bool:
+        """Whether nobody waits."""
+        return not (self._places or self._late)
 
     @property
     def waiting_ms(self) -> float:
@@ -252,6 +260,7 @@ class Gate:
         "_promised",
         "_promised_ms",
         "_refused_until",
+        "_review_at",
     )
 
     def __init__(self) -> None:
@@ -271,6 +280,7 @@ class Gate:
         self._claimed_until = -inf
         self._large_claimed_until = -inf
         self._claims: OrderedDict[object, Turn] = OrderedDict()
+        self._review_at = -inf  # not before this is a claim looked at again
         self._refused_until = -inf  # until then `MAX_REFUSED` limits are used by what was thrown away
 
     def __len__(self) -> int:
@@ -350,6 +360,25 @@ class Gate:
             self._claims[connection] = Turn(*arriving, cost_ms, now)
         return 0
 
+    def claim(self, sender: Sender, size_bytes: float, cost_ms: float, paid_at: float, now: int) -> bool:
+        """May a request that is not whole yet pass by the room in the group's window, as the group is not in debt:
+        `paid_at` is in the past? False: :meth:`ask`, as others have claimed that room, or wait."""
+        if self._promised:
+            self._keep_promises(sender, now)
+        if now >= self._review_at:
+            self._review_claims(now)
+        from_ms = paid_at if paid_at > self._claimed_until else self._claimed_until
+        large = cost_ms > _LARGE_MS
+        if from_ms > now + _GRACE_MS or (large and self._large_claimed_until > now + _GRACE_MS):
+            return False
+        if not (self._ordinary.empty() and self._large.empty() and self._abandoned.empty()):
+            return False
+        self._claimed_until = from_ms + (_LARGE_MS if large else cost_ms)
+        if large:
+            self._large_claimed_until = from_ms + cost_ms
+        self._claims[sender] = Turn(sender, size_bytes, cost_ms, now)
+        return True
+
     def refuse(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int | None:
         """A held request of this cost is to be thrown away: how long until the connection's turn, which stays; None: so
         many were that this one has to wait. Debts are those of :meth:`ask`."""
@@ -428,9 +457,11 @@ class Gate:
     def _review_claims(self, now: int) -> None:
         """Release the claims of requests that hardly arrive."""
         claims = self._claims
+        self._review_at = now + REVIEW_MS
         while claims:
             connection, claim = next(iter(claims.items()))
             if now < claim.review_at:
+                self._review_at = claim.review_at
                 return
             if claim.arrives(now):
                 claim.review_at = now + REVIEW_MS

@@ -20,6 +20,8 @@ cdef class Ledger:
     cpdef int64_t charge(self, AccountType account, object kind, double amount, double now_ms) except? -1
     @cython.locals(group=QuotaCounter)
     cpdef object charge_no_throttle(self, AccountType account, object kind, double amount, double now_ms)
+    @cython.locals(group=QuotaCounter)
+    cpdef int64_t queue(self, AccountType account, object kind, object connection, double amount, double now_ms, bint whole=*) except? -1
     @cython.locals(group=QuotaCounter, window=WindowCounter, grant=FetchGrantType)
     cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms, long long head_bytes=*)
     @cython.locals(fetched=FetchCounter)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
-from quota.counter import NO_WAIT, NOT_LIMITED, FetchGrant, LedgerSettings, MutationAlgorithm, QueueWait, QuotaCounter
+from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings, MutationAlgorithm, QuotaCounter
 from quota.counter_store import EXPIRE_AFTER_MS, CounterStore
 from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
@@ -207,16 +207,17 @@ class Ledger:
         return None if group is None else group.allowance(int(now_ms))
 
     def queue(
-        self, account: Account, kind: Kind, connection: object, amount: float, now_ms: float, *, whole: bool = False
-    ) -> QueueWait:
-        """Whether a request of this connection may be forwarded now, before anything is charged (ADR 0026).
+        self, account: Account, kind: Kind, connection: object, amount: float, now_ms: float, whole: bool = False
+    ) -> int:
+        """Whether a request of this connection may be forwarded now, before anything is charged (ADR 0026). 0: it may;
+        otherwise ask again after so many milliseconds.
 
         `amount` is its future charge; 0 for request time, which is not known before. `whole`: it is charged at once, as
-        all of it has arrived; otherwise the connection is a :class:`quota.gate.Sender`. Ask again after `wait_ms`. The
-        connection keeps a place in the queue of `group` until it passes or :meth:`QuotaCounter.leave_queue` is called.
+        all of it has arrived; otherwise the connection is a :class:`quota.gate.Sender`. The connection keeps a place in
+        the group's queue until it passes or :meth:`QuotaCounter.leave_queue` is called.
         """
         group = self._group(account, kind, int(now_ms))
-        return NO_WAIT if group is None else QueueWait(group.queue(connection, amount, int(now_ms), whole=whole), group)
+        return 0 if group is None else group.queue(connection, amount, int(now_ms), whole)
 
     def leave_queue(self, account: Account, kind: Kind, connection: object) -> None:
         """The connection no longer waits, and may never ask again (see :meth:`queue`)."""

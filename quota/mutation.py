@@ -92,7 +92,7 @@ class BucketCounter(QuotaCounter):
             return 0
         return self._capped(bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit))
 
-    def queue(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
+    def queue(self, connection: object, _amount: float, now: int, whole: bool = False) -> int:
         """See :meth:`QuotaCounter.queue`: until tokens are no longer below zero."""
         wait_ms = self.due(now) if self.may_queue else 0
         (self._waiting.add if wait_ms else self._waiting.discard)(connection)

@@ -1,5 +1,6 @@
 cimport cython
 
+from quota.gate cimport Gate
 from quota.pacing cimport Pacer
 from quota.window cimport WindowCounter
 
@@ -12,7 +13,7 @@ cpdef double mean_with(double value, object mean) except? -1.0
 
 
 cdef class DebtCounter(WindowCounter):
-    cdef public object _gate
+    cdef public Gate _gate
     cdef public Pacer pacer
 
     cdef bint _in_episode(self, long long before, long long now) except -1
@@ -21,11 +22,16 @@ cdef class DebtCounter(WindowCounter):
     cdef long long _delay(self, double amount, double observed, double limit, long long before, long long now) except? -1
     cdef object _begin(self, long long delay, long long now)
     cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
+    @cython.locals(gate=Gate, arrives=cython.bint, limit=cython.double, cost_ms=cython.double)
+    cpdef long long queue(self, object connection, double amount, long long now, bint whole=*) except? -1
+    @cython.locals(total=cython.double, window_ms=cython.longlong)
+    cdef double _paid_at(self, double limit, long long now) except? -1.0
 
 
 cdef class BusyCounter(DebtCounter):
     cdef public object _typical_ms
 
+    cpdef long long queue(self, object connection, double amount, long long now, bint whole=*) except? -1
     cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
 
 

@@ -96,20 +96,25 @@ class DebtCounter(WindowCounter):
         """See :meth:`QuotaCounter.forgettable`."""
         return super().forgettable(now) and (not self.may_queue or self._calm(self.last_ms, max(now, self.last_ms)))
 
-    def queue(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+    def queue(self, connection: object, amount: float, now: int, whole: bool = False) -> int:
         """See :meth:`QuotaCounter.queue`."""
-        limit, pacer, gate = self.limit, self.pacer, self._gate
-        now = max(now, self.last_ms)
-        arriving = None if whole or not amount else (cast(Sender, connection), amount)
-        if limit is None or self.shadow or not (self.may_queue or arriving):
+        gate = self._gate
+        if now < self.last_ms:
+            now = self.last_ms
+        arrives = not whole and amount > 0
+        if self.limit is None or self.shadow or not (self.may_queue or arrives):
             self.leave_queue(connection)
             return 0
         if gate is None:
             gate = self._gate = Gate()
-        if self.may_queue:
-            pacer.pay_backlog(now)
+        limit = self.limit
         # The expected cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
         cost_ms = amount * self._unit / limit * 1000.0
+        if self.may_queue:
+            self.pacer.pay_backlog(now)
+        elif gate.claim(cast(Sender, connection), amount, cost_ms, self._paid_at(limit, now), now):
+            return 0
+        arriving = (cast(Sender, connection), amount) if arrives else None
         wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
         # A share may be larger in a second: no connection waits longer before it asks again.
         return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
@@ -135,13 +140,17 @@ class DebtCounter(WindowCounter):
     def _debts(self, limit: float, now: int) -> tuple[float, float]:
         """Until when the group is in debt, and its debt beyond that for large requests."""
         if not self.may_queue:
-            total, window_ms = self.rate.peek(now)
-            return now - (window_ms - total / limit * 1000.0), 0.0  # the room in the window is a credit
+            return self._paid_at(limit, now), 0.0
         paid_at, backlog_ms = self.pacer.debts(now)
         if backlog_ms:
             # While the large request is in the window, Kafka's delay would apply to every request.
             paid_at = max(paid_at, float(now + WindowCounter._due(self, limit, now) - LARGE_MS))
         return paid_at, backlog_ms
+
+    def _paid_at(self, limit: float, now: int) -> float:
+        """Outside of an episode the room in the window is a credit: a time in the past."""
+        total, window_ms = self.rate.peek(now)
+        return now - (window_ms - total / limit * 1000.0)
 
     def line(self, now: int) -> Line:
         """See :meth:`QuotaCounter.line`."""
@@ -184,9 +193,9 @@ class BusyCounter(DebtCounter):
         self._typical_ms = mean_with(amount, self._typical_ms)
         return delay
 
-    def queue(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+    def queue(self, connection: object, amount: float, now: int, whole: bool = False) -> int:
         """See :meth:`QuotaCounter.queue`. `amount` is 0, not known before: the usual one is assumed."""
-        return super().queue(connection, amount or self._typical_ms or 0.0, now, whole=True)
+        return DebtCounter.queue(self, connection, amount or self._typical_ms or 0.0, now, True)
 
     def _renewal(self, size_bytes: int, limit: float) -> tuple[float, float]:
         return (self._typical_ms or 0.0) * self._unit, limit * MAX_RENEWING_MS / 1000.0

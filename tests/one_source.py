@@ -107,7 +107,7 @@ def case(seed: int, operations: int = 150) -> str:
             case 9:
                 kind, whole = rng.choice([Kind.PRODUCE, Kind.REQUEST]), rng.random() < 0.5
                 amount = 0 if kind is Kind.REQUEST else rng.choice([1000, 5_000_000])
-                result = ledger.queue(account, kind, rng.choice(connections), amount, now_ms, whole=whole).wait_ms
+                result = ledger.queue(account, kind, rng.choice(connections), amount, now_ms, whole=whole)
             case _:
                 kind = rng.choice(list(Kind))
                 ledger.leave_queue(account, kind, rng.choice(connections))

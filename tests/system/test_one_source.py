@@ -14,7 +14,7 @@ from quota import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = 25
-CORE = ("rate", "bytes", "ledger", "pacing", "gate", "model", "bucket", "extremes", "standing", "trial")
+CORE = ("bytes", "ledger", "pacing", "gate", "model", "bucket", "standing", "trial")
 """Tests that are run again with the Python code, in a process of its own, when this one runs the compiled one."""
 
 pytestmark = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"quota is not compiled: {compiled.WHY_NOT}")

@@ -50,7 +50,7 @@ class Site:
                 amount = (work or {}).get(at, 0.0) / 20
                 if amount and free[at] <= self.now:
                     account = ledger.account("u", "c")
-                    wait = ledger.queue(account, kind, SENDER, amount, self.now).wait_ms
+                    wait = ledger.queue(account, kind, SENDER, amount, self.now)
                     if wait:
                         free[at] = self.now + min(wait, 50)
                         continue

@@ -22,7 +22,8 @@ cpdef bint is_open(SessionStateType state, AccountType account) except -1
 @cython.locals(group=QuotaCounterType)
 cdef bint _asks(MeterType meter, long long generation) except -1
 
-@cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint)
+@cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
+               wait_ms=cython.double)
 cdef bint _queues(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                  long long missing, object kind, double now_ms) except -1
 

@@ -117,7 +117,8 @@ def _queues(
         if missing and group is not None and throttle.place is not None and throttle.place.all_read:
             group.leave_queue(throttle)  # nothing more of it arrives: it counts, and has a place, for what is here
             amount -= missing
-    wait_ms, group = ledger.queue(account, kind, throttle, amount, now_ms, whole=not missing)
+    wait_ms: float = ledger.queue(account, kind, throttle, amount, now_ms, not missing)
+    group = meter.group
     if produce:
         if throttle.promised is not None and throttle.promised is not group:
             throttle.promised.leave_queue(throttle)

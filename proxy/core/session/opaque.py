@@ -159,7 +159,7 @@ class OpaqueSession(Session):
     def _queue(self, flow: Flow, now_ms: float) -> None:
         """Wait for the group's debt, before the next bytes are read."""
         if flow.moved_bytes >= HANDSHAKE_BYTES:
-            wait_ms, _ = self.state.ledger.queue(self._account, flow.kind, flow, CHUNK_BYTES, now_ms, whole=True)
+            wait_ms = self.state.ledger.queue(self._account, flow.kind, flow, CHUNK_BYTES, now_ms, True)
             if wait_ms:
                 flow.mute(now_ms + wait_ms)
 

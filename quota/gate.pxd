@@ -1,0 +1,32 @@
+cimport cython
+
+cdef double _LARGE_MS, _GRACE_MS
+
+
+@cython.final
+cdef class Queue:
+    cdef object _places
+    cdef dict _late
+    cdef double _entered_ms, _left_ms
+
+    cpdef bint empty(self) except -1
+
+
+@cython.final
+cdef class Turn:
+    cdef object _sender
+    cdef double _size_bytes
+    cdef long long _since
+    cdef public double cost_ms
+    cdef public long long review_at
+
+
+@cython.final
+cdef class Gate:
+    cdef object _promised, _claims
+    cdef Queue _ordinary, _large, _abandoned
+    cdef dict _kept_bytes
+    cdef double _promised_ms, _abandoned_from, _claimed_until, _large_claimed_until, _refused_until, _review_at
+
+    @cython.locals(from_ms=cython.double, large=cython.bint)
+    cpdef bint claim(self, object sender, double size_bytes, double cost_ms, double paid_at, long long now) except -1
