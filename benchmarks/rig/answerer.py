@@ -237,7 +237,7 @@ def main() -> int:
     if sys.argv[4:]:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(sys.argv[4])
-    with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+    with socket.create_server(("127.0.0.1", port), backlog=4096) as listener:
         Answerer(listener, records_bytes, topics, tls).serve()
     return 0
 

@@ -207,7 +207,7 @@ def _haproxy_command(options: tuple[str, ...] = ()) -> Command:
         extra = "".join(f"    {option}\n" for option in options)
         file = folder / f"haproxy-{ports.front}.cfg"
         file.write_text(
-            f"global\n    nbthread 1\n    maxconn 4096\n{wide}"
+            f"global\n    nbthread 1\n{wide}"
             f"defaults\n    mode tcp\n{extra}    timeout connect 5s\n    timeout client 10m\n    timeout server 10m\n"
             f"listen kafka\n    bind 127.0.0.1:{ports.front}{bind}\n"
             f"    server broker 127.0.0.1:{ports.broker}{server}\n",
