@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from analysis.levels import CandidateQuotas
-from analysis.owners import to_prices
+from analysis.owners import PriceModel
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import queries
 from tests.lab.fleet import START_MS, GeneratedFleet, write
@@ -33,7 +33,7 @@ PRICES = {"currency": "EUR", "prices": {"produce_gb": 1, "burst_gb": 1, "idle_pr
 OPTIONS: dict[str, dict[str, Any]] = {
     "usage": {},
     "throttling": {},
-    "chargeback": {"prices": to_prices(PRICES, "p.yaml")},
+    "chargeback": {"prices": PriceModel.model_validate(PRICES)},
     "noisy": {},
     "capacity": {},
     "recommend": {},
