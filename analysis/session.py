@@ -168,7 +168,7 @@ def open_session(
 
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("analysis/__init__.py", "analysis/replay.py", "analysis/trend.py", "quota/*.py")
+SHIPPED = (*(f"analysis/{name}.py" for name in ("__init__", "errors", "levels", "replay", "trend")), "quota/*.py")
 """Code that Python on executors runs: besides, they need NumPy and PyArrow, and for forecasts statsmodels."""
 
 
