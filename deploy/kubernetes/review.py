@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
-from deploy.kubernetes.distribution import Distribution
+from deploy.kubernetes.distribution import Distribution, metadata_of
 
 PREFIX: Final = "kquota.io/"
 RESOURCES: Final = {
@@ -76,7 +76,7 @@ class AnnotationError(ValueError):
 
 def asked(pod: Json) -> dict[str, str]:
     """A pod's annotations for its sidecar."""
-    found = (pod.get("metadata") or {}).get("annotations") or {}
+    found = metadata_of(pod, "annotations")
     return {name: str(value) for name, value in found.items() if name.startswith(PREFIX) and name not in OURS}
 
 
@@ -328,7 +328,7 @@ def review(body: bytes, template: Template) -> ReviewResult:
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:
     """Why a pod gets no sidecar, as the value of a label; None: it gets one. The chart's selectors say the same."""
-    spec, wish = pod["spec"], _own(pod, "labels").get(INJECT_LABEL)
+    spec, wish = pod["spec"], metadata_of(pod, "labels").get(INJECT_LABEL)
     if wish == "false":
         return "opted-out"
     if template.opt_in and wish != "true":
@@ -338,7 +338,7 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
         return "already-there"
     if spec.get("hostNetwork"):
         return "host-network"  # its loopback is the node's: ports of several sidecars would collide
-    if MIRROR in _own(pod, "annotations"):
+    if MIRROR in metadata_of(pod, "annotations"):
         return "mirror-pod"
     if {(spec.get("os") or {}).get("name", "linux"), (spec.get("nodeSelector") or {}).get(OS, "linux")} != {"linux"}:
         return "not-linux"
@@ -349,7 +349,7 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
 
 def misunderstood(pod: Json, skipped: str | None) -> list[str]:
     """A sentence about a request in a form that has no meaning, for the pod's author."""
-    wish = _own(pod, "labels").get(INJECT_LABEL)
+    wish = metadata_of(pod, "labels").get(INJECT_LABEL)
     if wish in (None, "true", "false"):
         return []
     gets = "no sidecar" if skipped else "a sidecar"
@@ -391,13 +391,8 @@ def _containers(spec: Json) -> Iterator[tuple[str, int, Json]]:
             yield key, index, container
 
 
-def _own(pod: Json, key: str) -> dict[str, str]:
-    """The pod's labels or annotations."""
-    return (pod.get("metadata") or {}).get(key) or {}
-
-
 def _scraped(pod: Json) -> set[str]:
-    return {name for name in _own(pod, "annotations") if name.startswith("prometheus.io/")}
+    return {name for name in metadata_of(pod, "annotations") if name.startswith("prometheus.io/")}
 
 
 def _environment(pod: Json, template: Template) -> Iterator[Json]:
@@ -461,7 +456,7 @@ def injection(pod: Json, template: Template) -> list[Json]:
 
 
 def _annotations(pod: Json, template: Template) -> dict[str, str]:
-    own, annotations = _own(pod, "annotations"), dict(template.annotations)
+    own, annotations = metadata_of(pod, "annotations"), dict(template.annotations)
     if ADMIN_PORT in own and "prometheus.io/port" in annotations:
         annotations["prometheus.io/port"] = own[ADMIN_PORT]
     if _scraped(pod):

@@ -11,6 +11,7 @@ from config.load import load_limits
 from config.model import Config
 from config.problems import ConfigError
 from config.types import DEFAULT_WORD, HostPort
+from config.units import as_written
 from proxy.app.common.text import columns
 from proxy.app.sources.security import load_security
 from proxy.core.wire.apis import FETCH, PRODUCE
@@ -43,7 +44,7 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
         if any(name == DEFAULT_WORD for _, name in entity):
             left.append(f"{entity_text(entity)}: a name {DEFAULT_WORD} cannot be distinguished from the default")
             continue
-        whole = {key: int(value) if value.is_integer() else value for key, value in limits.items()}
+        whole = {key: as_written(value) for key, value in limits.items()}
         try:
             load_limits(names | whole, entity_text(entity))
         except ConfigError as error:
