@@ -211,20 +211,19 @@ def page(
 class Look:
     """Queries one sidecar repeatedly."""
 
-    def __init__(self, admin: str, text: str, sort: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, admin: str, text: str, sort: str) -> None:
         self._admin = admin
         self._text = text
         self._sort = sort
-        self._clock = clock
         self._before: dict[Key, int] = {}
-        self._looked_s = clock()
+        self._looked_s = time.monotonic()
 
     def page(self, height: int, width: int) -> RenderableType:
         """Query and render. Raises OSError with one readable sentence."""
         most = {"limit": str(GROUPS_ASKED)}
         quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
         connections = get_json(self._admin, "/connections", most, ("connections", "total"))
-        now_s = self._clock()
+        now_s = time.monotonic()
         found = chosen(rows(quotas["groups"], self._before, now_s - self._looked_s), self._text, self._sort)
         self._before, self._looked_s = imposed(quotas["groups"]), now_s
         return page(self._admin, quotas, connections, found, height, width)
@@ -241,18 +240,9 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     return {"admin": admin, "total": quotas["total"], "counters": counters}
 
 
-def watch(
-    admin: str,
-    *,
-    interval_s: float,
-    once: bool,
-    text: str,
-    sort: str,
-    console: Console | None = None,
-    uncut: bool = False,
-) -> int:
+def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, uncut: bool = False) -> int:
     """Show until Ctrl-C, or once, with `uncut` in lines of any length. 0: shown; 1: the sidecar does not answer."""
-    console = console or (Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT))
+    console = Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT)
     look = Look(admin, text, sort)
     if once or uncut or not console.is_terminal:
         try:
