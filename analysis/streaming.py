@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from analysis.columns import CLIENT, cluster, sums
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import make_directory
+from analysis.files import file_system
 from analysis.intake import parse
 from analysis.kinds import COUNTS, SECONDS, all_of
 from quota.entity import Kind
@@ -284,7 +284,8 @@ def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuer
     assert settings.alerts is not None
     servers, topic = address(settings.alerts)
     # The sink creates its directory with its first batch; until then there is nothing to follow.
-    make_directory(spark, f"{settings.output}/rollups")
+    system, path = file_system(spark, f"{settings.output}/rollups")
+    system.mkdirs(path)
     followed = spark.readStream.schema(ROLLUP).parquet(f"{settings.output}/rollups")
     writer = _writer(alerts(followed, settings), settings, "alerts", path=False).format("kafka")
     writer = writer.options(**_kafka(settings))
