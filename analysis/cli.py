@@ -40,6 +40,7 @@ JOBS = {
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 INSTALL = "pip install 'kquota[analysis]'"
+_PACKAGES = ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels", "pydantic")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels"):
+        if (error.name or "").split(".")[0] in _PACKAGES:
             return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
         raise
 

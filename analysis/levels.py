@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,32 +21,32 @@ ADDED = "group_user string, group_client string, of_fleet boolean, limits array<
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuotas:
-    """Quotas to try: the output of `kquota check --json` for a configuration file."""
+    """Quotas to try, and how they count."""
 
-    quotas: list[Mapping[str, Any]]
+    table: QuotaTable
     num_samples: int = 11
     window_ms: int = 1000
     mutation_num_samples: int = 11
     mutation_window_ms: int = 1000
     mutation_algorithm: MutationAlgorithm = "token_bucket"
 
+    @classmethod
+    def of(cls, quotas: Iterable[Mapping[str, Any]], **windows: Any) -> CandidateQuotas:
+        """Of entries as `kquota check --json` prints them."""
+        return cls(QuotaTable(map(_entry, quotas)), **windows)
+
     def scaled(self, factor: float) -> CandidateQuotas:
         """The same entries with their limits multiplied."""
-        names = RATE_FIELD.values()
-        quotas: list[Mapping[str, Any]] = [
-            {name: value * factor if name in names and value is not None else value for name, value in entry.items()}
-            for entry in self.quotas
-        ]
-        return replace(self, quotas=quotas)
-
-    @property
-    def table(self) -> QuotaTable:
-        """All entries; of a fleet are those that say so."""
-        return QuotaTable(map(_entry, self.quotas))
+        scaled = [entry._replace(**_times(entry, factor)) for entry in self.table.entries]
+        return replace(self, table=QuotaTable(scaled, default_scope=self.table.default_scope))
 
     def entries(self, kind: Kind) -> list[Entry]:
         """Every entry that limits `kind`."""
         return [entry for entry in self.table.entries if entry.limit(kind) is not None]
+
+
+def _times(entry: Entry, factor: float) -> dict[str, Any]:
+    return {RATE_FIELD[kind]: limit * factor for kind in Kind if (limit := entry.limit(kind)) is not None}
 
 
 def _entry(written: Mapping[str, Any]) -> Entry:
@@ -59,7 +59,9 @@ def _name(written: str | None) -> Name:
 
 
 def load_candidate(path: str | Path) -> CandidateQuotas:
-    """Read the output of `kquota check --json`. Raises WrongUseError if it is something else."""
+    """Read a configuration file, or the output of `kquota check --json`. Raises WrongUseError if it is neither."""
+    if Path(path).suffix in (".yaml", ".yml"):
+        return _of_configuration(path)
     try:
         values = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -69,14 +71,28 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration")
     windows = values["windows"]
-    return CandidateQuotas(
+    return CandidateQuotas.of(
         values["quotas"],
-        windows["num"],
-        windows["size_seconds"] * 1000,
-        windows["controller_num"],
-        windows["controller_size_seconds"] * 1000,
-        windows["controller_algorithm"],
+        num_samples=windows["num"],
+        window_ms=windows["size_seconds"] * 1000,
+        mutation_num_samples=windows["controller_num"],
+        mutation_window_ms=windows["controller_size_seconds"] * 1000,
+        mutation_algorithm=windows["controller_algorithm"],
     )
+
+
+def _of_configuration(path: str | Path) -> CandidateQuotas:
+    from config.load import load  # here, as executors have neither it nor a file
+    from config.overlay import table_in_force
+    from config.problems import ConfigError
+    from config.settings import windows
+
+    try:
+        config = load(path, on_paper=True)
+        table = table_in_force(config)
+    except ConfigError as error:
+        raise WrongUseError("\n".join(f"--candidate {problem}" for problem in error.problems)) from None
+    return CandidateQuotas(table, **windows(config))
 
 
 def resolved(

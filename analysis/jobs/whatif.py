@@ -64,7 +64,7 @@ def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
     found: dict[object, list[str]] = {}
     for name, one in candidates.items():
         for kind in Kind:
-            keys = frozenset((*entry.entity, entry.scope == "fleet") for entry in one.entries(kind))
+            keys = frozenset((*entry.entity, one.table.of_fleet(entry)) for entry in one.entries(kind))
             if keys:
                 counted = Family(kind, (name,), (one,)).rule
                 found.setdefault((kind, keys, counted), []).append(name)
@@ -198,7 +198,7 @@ def _replayed(
     intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
         "gid", "of_fleet", "start_ms", "duration_s", amount.alias("amount")
     )
-    if any(entry.scope == "fleet" for one in found for entry in one.candidates[0].entries(one.kind)):
+    if any(map(one.candidates[0].table.of_fleet, one.candidates[0].entries(one.kind)) for one in found):
         mine = intervals.where("NOT of_fleet").drop("of_fleet")
         intervals = mine.unionByName(_added_up(intervals.where("of_fleet")))
     intervals = intervals.select("gid", empty["rule"], empty["limits"], "start_ms", "duration_s", "amount")

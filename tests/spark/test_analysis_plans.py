@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "noisy": {},
     "capacity": {},
     "recommend": {},
-    "whatif": {"candidates": {"c": CandidateQuotas([{"user": "<default>", "producer_byte_rate": 1e6}])}},
+    "whatif": {"candidates": {"c": CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 1e6}])}},
     "obedience": {},
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},
