@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from config.units import readable_rate
+from config.units import readable_rate, readable_span
 from config.visible import visible
 from proxy.app.cli.admin_client import get_json
 from proxy.app.common.text import safe, say
@@ -69,19 +69,12 @@ class Row:
             return "shadow"
         waiting = [f"{self.waiting} waiting"] if self.waiting else []
         if self.owed_ms:
-            return ", ".join([f"owes {seconds(self.owed_ms)}", *waiting])
+            return ", ".join([f"owes {readable_span(self.owed_ms)}", *waiting])
         if self.throttled_for_ms:
-            return ", ".join([f"throttled {seconds(self.throttled_for_ms)}", *waiting])
+            return ", ".join([f"throttled {readable_span(self.throttled_for_ms)}", *waiting])
         if self.waiting:
             return waiting[0]
         return "near" if self.use >= NEAR else "ok"
-
-
-def seconds(milliseconds: float) -> str:
-    """``340 ms``, ``1.2 s``, ``3 min``."""
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
-    return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else f"{milliseconds / 60_000:.0f} min"
 
 
 def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: float) -> list[Row]:
