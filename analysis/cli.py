@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from analysis.days import Days
     from analysis.levels import CandidateQuotas
-    from analysis.streaming import StreamMetrics, StreamSettings
 
 JOBS = {
     "usage": "bytes, requests and rates of each client",
@@ -41,6 +40,7 @@ JOBS = {
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 INSTALL = "pip install 'kquota[analysis]'"
+_PACKAGES = ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels", "pydantic")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,48 +70,44 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels"):
+        if (error.name or "").split(".")[0] in _PACKAGES:
             return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
         raise
 
 
 def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are reported before a JVM is started
-    from analysis.session import kafka_package, open_session, small
-
     conf = dict(_pairs("--conf", options.conf))
-    if options.name != "stream":
-        conf = small(options.input, options.master) | conf
-    days = _days(options)
-    if options.name == "stream":
-        settings = _stream_settings(options)
-        metrics = None
-        if options.metrics is not None:
-            from analysis.streaming import StreamMetrics, listen_address
+    return _stream(options, conf) if options.name == "stream" else _report(options, job, conf)
 
-            metrics = StreamMetrics()
-            metrics.serve(listen_address(options.metrics))
-        if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
-            conf.setdefault("spark.jars.packages", kafka_package())
-    elif options.format != "files":
+
+def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, str]) -> int:
+    from analysis.session import open_session, small
+
+    days = _days(options)
+    conf = small(options.input, options.master) | conf
+    if options.format != "files":
         from analysis.store import session_conf
 
         places = [options.input, options.output] if options.name == "compact" else [options.input]
         conf |= session_conf(conf, places, options.format)
-    if options.name != "stream":  # Spark's own line with the tasks that are done
-        conf.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty() and not options.quiet).lower())
+    # Spark's own line with the tasks that are done.
+    conf.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty() and not options.quiet).lower())
     spark = open_session(options.master, options.memory, conf)
-    if options.name == "stream":
-        return _stream(spark, settings, metrics, quiet=options.quiet)
     try:
         if options.name == "compact":
             return _compact(spark, options, days)
+        from analysis.runner import Asked, make, make_all
+
         if options.name == "all":
-            return _all(spark, options, job, days)
+            asked = Asked(options.input, options.output, options.grain, {}, days=days)
+            told, failed = make_all(spark, job["reports"], asked, quiet=options.quiet)
+            print(told)
+            for name, text in failed.items():
+                _complain(f"{name}: {text}", FAILED)
+            return FAILED if failed else OK
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
-
-        from analysis.runner import make
 
         try:
             result = make(
@@ -132,10 +128,6 @@ def _days(options: argparse.Namespace) -> Days:
     days = Days(day("--from", options.first), day("--to", options.last))
     if days.first is not None and days.last is not None and days.last < days.first:
         raise WrongUseError(f"--to {options.last}: before --from {options.first}")
-    if days.bounded and options.name == "stream":
-        raise WrongUseError("--from and --to are not for stream")
-    if options.format is not None and options.name == "stream":
-        raise WrongUseError("--format is not for stream")
     return days
 
 
@@ -154,53 +146,40 @@ def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> in
     return OK
 
 
-def _all(spark: SparkSession, options: argparse.Namespace, job: dict[str, Any], days: Days) -> int:
-    from analysis.runner import Asked, make_all
-
-    asked = Asked(options.input, options.output, options.grain, {}, days=days)
-    told, failed = make_all(spark, job["reports"], asked, quiet=options.quiet)
-    print(told)
-    for name, text in failed.items():
-        _complain(f"{name}: {text}", FAILED)
-    return FAILED if failed else OK
-
-
-def _stream_settings(options: argparse.Namespace) -> StreamSettings:
-    from analysis.streaming import StreamSettings, address, is_kafka, read_properties
-
-    for place in (options.input, options.alerts):
-        if is_kafka(place):
-            address(place)
-    if options.alerts is not None and not is_kafka(options.alerts):
-        raise WrongUseError(f"--alerts {options.alerts}: expected kafka://host:port/topic")
-    return StreamSettings(
-        options.input,
-        options.output.rstrip("/"),
-        options.alerts,
-        options.delay,
-        options.trigger,
-        options.once,
-        options.batch,
-        {**read_properties(options.kafka_config), **dict(_pairs("--kafka", options.kafka))},
-    )
-
-
-def _stream(spark: SparkSession, settings: StreamSettings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
+def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
     """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing."""
-    from analysis.streaming import follow, start
+    from analysis import streaming
+    from analysis.session import kafka_package, open_session
+
+    for option, given in (("--from and --to are", options.first or options.last), ("--format is", options.format)):
+        if given is not None:
+            raise WrongUseError(f"{option} not for stream")
+    if options.alerts is not None and not streaming.is_kafka(options.alerts):
+        raise WrongUseError(f"--alerts {options.alerts}: expected kafka://host:port/topic")
+    for place in filter(streaming.is_kafka, (options.input, options.alerts)):
+        streaming.address(place)
+        conf.setdefault("spark.jars.packages", kafka_package())
+    properties = streaming.read_properties(options.kafka_config) | dict(_pairs("--kafka", options.kafka))
+    settings = streaming.StreamSettings(
+        options.input, options.output.rstrip("/"), options.alerts, options.delay, options.trigger, options.once,
+        options.batch, properties,
+    )  # fmt: skip
+    metrics = None
+    if options.metrics is not None:
+        metrics = streaming.StreamMetrics()
+        metrics.serve(streaming.listen_address(options.metrics))
+    spark = open_session(options.master, options.memory, conf)
+
+    def say(line: str) -> None:
+        if not options.quiet:
+            print(visible(line), file=sys.stderr, flush=True)
 
     # A flag, because an exception in the middle of a call to the JVM would leave both sides out of step.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        queries = start(spark, settings, stop)
-        follow(
-            queries,
-            (lambda _: None) if quiet else lambda line: print(visible(line), file=sys.stderr, flush=True),
-            stop,
-            metrics=metrics,
-        )
+        streaming.follow(streaming.start(spark, settings, stop), say, stop, metrics=metrics)
     finally:
         spark.stop()
     return OK

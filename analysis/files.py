@@ -180,9 +180,3 @@ def _emptied(files: Sequence[str], above: str) -> list[str]:
         first = next((place for place, name in enumerate(parts) if name.startswith(above)), len(parts))
         found.update("/".join(parts[:end]) for end in range(first + 1, len(parts) + 1))
     return sorted(found, key=lambda one: (-one.count("/"), one))
-
-
-def make_directory(spark: SparkSession, path: str) -> None:
-    """Create a directory, if it does not exist yet."""
-    system, place = file_system(spark, path)
-    system.mkdirs(place)

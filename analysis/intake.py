@@ -36,6 +36,7 @@ REASONS = {
     "duplicate": "with an id (instance, sequence) that was already read",
 }
 """Why rows are set aside, in the order of the checks."""
+_COUNTED = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
 UNREADABLE = "cut short, damaged, or of another format"
 FILES_TOLD = 5
 
@@ -279,13 +280,7 @@ def _audited(
         read=sum(counts.values()),
         aside=reasons,
         used=int(total["records"]) - repeats,
-        instances=int(total["instances"]),
-        missing=int(total["missing"]),
-        gaps=int(total["gaps"]),
-        clock_steps=int(total["clock_steps"]),
-        renamed=int(total["renamed"]),
-        first_ms=int(total["first_ms"]),
-        last_ms=int(total["last_ms"]),
+        **{name: int(total[name]) for name in _COUNTED},
         interval_s=total["interval_ms"] / 1000,
         files=files,
     )

@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT
 from quota.entity import Kind
-from quota.record import CAUSES, UNITS
-from quota.table import RATE_FIELD
+from quota.record import CAUSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +24,6 @@ class Measure:
     column: str
     scale: float
     """`column` times this, over seconds, is a rate in the unit of the limit."""
-
-    @property
-    def unit(self) -> str:
-        """Unit of limits and rates."""
-        return UNITS[self.kind.value]
-
-    @property
-    def limit_name(self) -> str:
-        """Kafka's name of the limit, as in the configuration file."""
-        return RATE_FIELD[self.kind]
-
-    @property
-    def limit(self) -> str:
-        """The column with the limit in force."""
-        return f"{self.kind.value}_limit"
 
     def rate(self, seconds: Column | float) -> Column:
         """Usage as a rate over this many seconds, in the unit of the limit."""

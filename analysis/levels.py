@@ -1,69 +1,67 @@
-"""Which limit a client has, and who shares it: Kafka's eight levels of precedence as joins with the few quota
-entries."""
+"""The quotas that `whatif` tries, and the limit of each client under them: what the sidecar's own table says."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import pyarrow as pa
 
 from analysis.errors import WrongUseError
-from analysis.kinds import MEASURES
 from quota.counter import MutationAlgorithm
-from quota.entity import Kind
+from quota.entity import DEFAULT, Kind, Name
+from quota.table import RATE_FIELD, Entry, QuotaTable
 
-DEFAULT_WORD = "<default>"
-_LIMIT = "struct<limit: double, of_fleet: boolean>"
-_ENTRIES = f"array<struct<user: string, client_id: string, found: {_LIMIT}>>"
-
-
-class Limited(NamedTuple):
-    """An entry that limits some kind of quota. None: the name plays no part."""
-
-    user: str | None
-    client_id: str | None
-    limit: float
-    of_fleet: bool
-    """Whether all instances share it; otherwise each has the whole limit for itself."""
+ADDED = "group_user string, group_client string, of_fleet boolean, limits array<double>"
+"""Columns that :func:`resolved` adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuotas:
-    """Quotas to try: the output of `kquota check --json` for a configuration file."""
+    """Quotas to try, and how they count."""
 
-    quotas: list[Mapping[str, Any]]
+    table: QuotaTable
     num_samples: int = 11
     window_ms: int = 1000
     mutation_num_samples: int = 11
     mutation_window_ms: int = 1000
     mutation_algorithm: MutationAlgorithm = "token_bucket"
 
+    @classmethod
+    def of(cls, quotas: Iterable[Mapping[str, Any]], **windows: Any) -> CandidateQuotas:
+        """Of entries as `kquota check --json` prints them."""
+        return cls(QuotaTable(map(_entry, quotas)), **windows)
+
     def scaled(self, factor: float) -> CandidateQuotas:
         """The same entries with their limits multiplied."""
-        names = {measure.limit_name for measure in MEASURES.values()}
-        quotas: list[Mapping[str, Any]] = [
-            {name: value * factor if name in names and value is not None else value for name, value in entry.items()}
-            for entry in self.quotas
-        ]
-        return replace(self, quotas=quotas)
+        scaled = [entry._replace(**_times(entry, factor)) for entry in self.table.entries]
+        return replace(self, table=QuotaTable(scaled, default_scope=self.table.default_scope))
 
-    def entries(self, kind: Kind) -> list[Limited]:
+    def entries(self, kind: Kind) -> list[Entry]:
         """Every entry that limits `kind`."""
-        name = MEASURES[kind].limit_name
-        return [
-            Limited(entry.get("user"), entry.get("client-id"), float(entry[name]), entry.get("scope") == "fleet")
-            for entry in self.quotas
-            if entry.get(name) is not None
-        ]
+        return [entry for entry in self.table.entries if entry.limit(kind) is not None]
+
+
+def _times(entry: Entry, factor: float) -> dict[str, Any]:
+    return {RATE_FIELD[kind]: limit * factor for kind in Kind if (limit := entry.limit(kind)) is not None}
+
+
+def _entry(written: Mapping[str, Any]) -> Entry:
+    limits: dict[str, Any] = {name: written.get(name) for name in RATE_FIELD.values()}
+    return Entry(_name(written.get("user")), _name(written.get("client-id")), scope=written.get("scope"), **limits)
+
+
+def _name(written: str | None) -> Name:
+    return DEFAULT if written == DEFAULT.value else written
 
 
 def load_candidate(path: str | Path) -> CandidateQuotas:
-    """Read the output of `kquota check --json`. Raises WrongUseError if it is something else."""
+    """Read a configuration file, or the output of `kquota check --json`. Raises WrongUseError if it is neither."""
+    if Path(path).suffix in (".yaml", ".yml"):
+        return _of_configuration(path)
     try:
         values = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -73,84 +71,50 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration")
     windows = values["windows"]
-    return CandidateQuotas(
+    return CandidateQuotas.of(
         values["quotas"],
-        windows["num"],
-        windows["size_seconds"] * 1000,
-        windows["controller_num"],
-        windows["controller_size_seconds"] * 1000,
-        windows["controller_algorithm"],
+        num_samples=windows["num"],
+        window_ms=windows["size_seconds"] * 1000,
+        mutation_num_samples=windows["controller_num"],
+        mutation_window_ms=windows["controller_size_seconds"] * 1000,
+        mutation_algorithm=windows["controller_algorithm"],
     )
 
 
-def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFrame:
-    """Rows (`user`, `client_id`) with `limit` (null: none), the counter's `group_user` and `group_client` (null: plays
-    no part), and `of_fleet`. The entries are broadcast, and no row is shuffled."""
-    spark = rows.sparkSession
-    entries = candidate.entries(kind)
-    named = [entry for entry in entries if DEFAULT_WORD not in entry[:2]]
-    fixed = {entry[:2]: entry for entry in entries}
+def _of_configuration(path: str | Path) -> CandidateQuotas:
+    from config.load import load  # here, as executors have neither it nor a file
+    from config.overlay import table_in_force
+    from config.problems import ConfigError
+    from config.settings import windows
 
-    def lookup(found: list[Limited], on: list[str], name: str) -> DataFrame:
-        # One JSON literal: rows made from Python values would be unpickled by Python workers on the executors.
-        rows = [
-            {"user": one.user, "client_id": one.client_id, "found": {"limit": one.limit, "of_fleet": one.of_fleet}}
-            for one in found
-        ]
-        frame = spark.range(1).select(F.inline(F.from_json(F.lit(json.dumps(rows)), _ENTRIES)))
-        return F.broadcast(frame.select(*on, F.col("found").alias(name)))
+    try:
+        config = load(path, on_paper=True)
+        table = table_in_force(config)
+    except ConfigError as error:
+        raise WrongUseError("\n".join(f"--candidate {problem}" for problem in error.problems)) from None
+    return CandidateQuotas(table, **windows(config))
 
-    both = [entry for entry in named if entry[0] is not None and entry[1] is not None]
-    users = [entry for entry in named if entry[1] is None]
-    clients = [entry for entry in named if entry[0] is None]
-    user_default = [e for e in entries if e[1] == DEFAULT_WORD and e[0] not in (None, DEFAULT_WORD)]
-    default_client = [e for e in entries if e[0] == DEFAULT_WORD and e[1] not in (None, DEFAULT_WORD)]
-    for mine, on, name in (
-        (both, ["user", "client_id"], "_1"),
-        (user_default, ["user"], "_2"),
-        (users, ["user"], "_3"),
-        (default_client, ["client_id"], "_4"),
-        (clients, ["client_id"], "_7"),
-    ):
-        if mine:
-            rows = rows.join(lookup(mine, on, name), on, "left")
-        else:
-            rows = rows.withColumn(name, F.lit(None).cast(_LIMIT))
 
-    def default_of(user: str | None, client: str | None) -> Column:
-        one = fixed.get((user, client))
-        if one is None:
-            return F.lit(None).cast(_LIMIT)
-        return F.struct(F.lit(one.limit).alias("limit"), F.lit(one.of_fleet).alias("of_fleet"))
+def resolved(
+    kind: Kind, candidates: Sequence[CandidateQuotas]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function over rows with `user` and `client_id`, for executors. It adds the names of the clients' counter,
+    `group_user` and `group_client` (null: plays no part), `of_fleet` (all instances share it) and `limits`, one under
+    each candidate (null: none). The candidates have entries for the same clients."""
+    tables = [one.table for one in candidates]
+    added = [column.split()[0] for column in ADDED.split(", ")]
 
-    levels = [
-        F.col("_1"),
-        F.col("_2"),
-        F.col("_3"),
-        F.col("_4"),
-        default_of(DEFAULT_WORD, DEFAULT_WORD),
-        default_of(DEFAULT_WORD, None),
-        F.col("_7"),
-        default_of(None, DEFAULT_WORD),
-    ]
-    level = F.coalesce(*(F.when(one.isNotNull(), F.lit(number)) for number, one in enumerate(levels, 1)))
-    # With one sort of level configured anywhere the counters are of that sort; otherwise the level that was found
-    # decides.
-    per_both = any(one.user is not None and one.client_id is not None for one in entries)
-    per_user = any(one.client_id is None for one in entries)
-    per_client = any(one.user is None for one in entries)
-    no_name = F.lit(None).cast("string")
-    if per_both + per_user + per_client == 1:
-        user = no_name if per_client else F.col("user")
-        client = no_name if per_user else F.col("client_id")
-    else:
-        user = F.when(F.coalesce(level, F.lit(9)) < 7, F.col("user"))
-        client = F.when(~F.coalesce(level.isin(3, 6), F.lit(False)), F.col("client_id"))
-    found = F.coalesce(*levels)
-    names = {
-        "limit": found["limit"],
-        "of_fleet": F.coalesce(found["of_fleet"], F.lit(False)),
-        "group_user": user,
-        "group_client": client,
-    }
-    return rows.withColumns(names).drop("_1", "_2", "_3", "_4", "_7")
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            names = list(zip(batch["user"].to_pylist(), batch["client_id"].to_pylist(), strict=True))
+            first = [tables[0].resolve(kind, *one) for one in names]
+            limits = [[table.resolve(kind, *one).limit for table in tables] for one in names]
+            columns = (
+                pa.array([one.key.user for one in first], pa.string()),
+                pa.array([one.key.client_id for one in first], pa.string()),
+                pa.array([tables[0].of_fleet(one.entry) for one in first], pa.bool_()),
+                pa.array(limits, pa.list_(pa.float64())),
+            )
+            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *added])
+
+    return run

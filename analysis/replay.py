@@ -1,12 +1,11 @@
-"""The effect of limits on groups of clients: intervals in, one row per group and limit out. The window's rates are
-to the last bit those of `quota.rate` (ADR 0014)."""
+"""The effect of limits on groups of clients: intervals in, one row per group and limit out. Each second is charged to
+the counters of `quota`; NumPy finds the intervals that can matter (ADR 0014)."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,19 +14,19 @@ from numpy.typing import NDArray
 from quota.bucket import TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
 from quota.counter import MutationAlgorithm
-from quota.rate import MAX_THROTTLE_MS
+from quota.rate import MAX_THROTTLE_MS, SampledRate, throttle_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Spans = Iterable[tuple[int, int, float]]
+"""A group's intervals in order: start in ms, number of seconds, amount of each second."""
 STEP_MS = 1000
 SLACK_S = 3.0
 """Seconds of usage that may be in a window beyond its length: of its edges, of rounding, and of a clock adjusted a
 little."""
 MAX_LOOKS = 64
 """Intervals within the reach of one window; with more, examining each takes longer than it saves."""
-MAX_EVENTS = 1 << 18
-"""Seconds processed together: as many as fit into a processor's cache."""
 ROWS = "gid bigint, rule int, limits array<double>, start_ms bigint, duration_s double, amount double"
 """Input: one row per group, with its rule and its limits, and one per interval, where these two are null."""
 RESULT = (
@@ -35,98 +34,6 @@ RESULT = (
 )
 """Output: one row per group and limit; `place` counts the group's limits from 0."""
 _NAMES = [one.split()[0] for one in RESULT.split(", ")]
-
-
-class WindowRates(NamedTuple):
-    """The window's values at each event that was asked for."""
-
-    observed: Floats
-    window_ms: Ints
-
-
-def sample_begins(times_ms: Ints, sample_ms: int) -> Flags:
-    """Which events begin a sample, the first one among them. `times_ms` ascends."""
-    begins = np.zeros(len(times_ms), dtype=np.bool_)
-    if not len(times_ms):
-        return begins
-    if bool((np.diff(times_ms) >= sample_ms).all()):
-        begins[:] = True
-        return begins
-    # If event i begins a sample, the next one begins with the first event that is sample_ms later or more.
-    following = np.searchsorted(times_ms, times_ms + sample_ms, side="left").tolist()
-    found, at, end = [], 0, len(times_ms)
-    while at < end:
-        found.append(at)
-        at = following[at]
-    begins[found] = True
-    return begins
-
-
-def rates(
-    times_ms: Ints,
-    amounts: Floats,
-    begins: Flags,
-    numbers: Ints,
-    *,
-    num_samples: int,
-    sample_ms: int,
-    asked: Flags | None = None,
-) -> WindowRates:
-    """The rate at each event, recorded first and measured after, as in `SampledRate`. `numbers`: samples begun by its
-    counter so far, which determine slots and so the order of sums. `asked`: at which events; all by default."""
-    sample = np.cumsum(begins) - 1
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(times_ms)) - 1
-    so_far = _running(amounts, begins, first, sample)
-    totals, starts, lasts = so_far[last], times_ms[first], times_ms[last]
-    events = np.arange(len(times_ms)) if asked is None else np.flatnonzero(asked)
-    now, own = times_ms[events], sample[events]
-    oldest = np.searchsorted(lasts, now - num_samples * sample_ms, side="right")
-    slots = num_samples + 1
-    slot = (numbers[events] - 1) % slots
-    mine = so_far[events]
-    total = np.zeros(len(events))
-    for place in range(slots):  # in the order of slots, as Kafka sums, so that fractions round the same way
-        back = slot - place
-        back += (back < 0) * slots
-        which = own - back
-        value = np.where(back == 0, mine, totals[np.maximum(which, 0)])
-        total += np.where(which >= oldest, value, 0.0)
-    elapsed = now - starts[oldest]
-    least_ms = (num_samples - 1) * sample_ms
-    window_ms = np.where(elapsed < least_ms, least_ms + elapsed % sample_ms, elapsed)
-    window_ms = np.maximum(window_ms, 1)
-    return WindowRates(total / (window_ms / 1000.0), window_ms)
-
-
-def delays_ms(found: WindowRates, limit: Floats, bounded_ms: int | None = None) -> Ints:
-    """How long each event is delayed (`QuotaUtils.throttleTime`), at most `bounded_ms`. NaN as limit: there is none."""
-    over = found.observed > limit
-    delay = np.zeros(len(found.observed), dtype=np.int64)
-    bound = limit[over]
-    delay[over] = half_up((found.observed[over] - bound) / bound * found.window_ms[over])
-    return delay if bounded_ms is None else np.minimum(delay, bounded_ms)
-
-
-def half_up(value: Floats) -> Ints:
-    """Java's ``Math.round``, clamped to what the protocol's int32 holds."""
-    value = np.minimum(value, float(MAX_THROTTLE_MS))
-    whole = np.floor(value)
-    return (whole + (value - whole >= 0.5)).astype(np.int64)
-
-
-def _running(amounts: Floats, begins: Flags, first: Ints, sample: Ints) -> Floats:
-    """Within each sample the sum up to and including each event, added one by one."""
-    so_far = amounts.copy()
-    rest = np.flatnonzero(~begins)
-    if not len(rest):
-        return so_far
-    place = rest - first[sample[rest]]
-    order = np.argsort(place, kind="stable")
-    rest, place = rest[order], place[order]
-    for step in np.split(rest, np.flatnonzero(np.diff(place)) + 1):
-        so_far[step] = so_far[step - 1] + amounts[step]
-    return so_far
 
 
 @dataclass(slots=True)
@@ -142,11 +49,6 @@ class Intervals:
 
     def __len__(self) -> int:
         return len(self.group)
-
-    @property
-    def each(self) -> Floats:
-        """The amount of each second."""
-        return self.amount / self.steps
 
     @property
     def last_ms(self) -> Ints:
@@ -190,54 +92,15 @@ def most_in_window(num_samples: int, sample_ms: int) -> float:
     return ((num_samples + 1) * sample_ms / 1000 + SLACK_S) / ((num_samples - 1) * sample_ms / 1000)
 
 
-@dataclass(slots=True)
-class Places:
-    """Where the samples of Kafka's window lie in intervals that do not overlap."""
-
-    joined: Ints
-    """How many of the first seconds fall into the sample that was already open."""
-    before: Ints
-    """How many samples the group had begun before the interval."""
-
-
-def places(found: Intervals, sample_ms: int) -> Places:
-    """Follow each group's samples from its first interval on, without visiting single seconds."""
-    per_sample = sample_ms // STEP_MS
-    fresh = np.ones(len(found), dtype=np.bool_)
-    fresh[1:] = np.diff(found.group) != 0
-    if per_sample == 1 and bool((found.steps > 1).all()):
-        # The second of two seconds begins a sample whatever was before, and so does each one after it.
-        joined = np.zeros(len(found), dtype=np.int64)
-        joined[1:] = ~fresh[1:] & (found.start_ms[1:] - found.last_ms[:-1] < sample_ms)
-    else:
-        joined = _followed(found, fresh, sample_ms, per_sample)
-    begun = np.where(joined < found.steps, (found.steps - 1 - joined) // per_sample + 1, 0)
-    total = np.cumsum(begun) - begun
-    return Places(joined, total - total[np.maximum.accumulate(np.where(fresh, np.arange(len(found)), 0))])
-
-
-def _followed(found: Intervals, fresh: Flags, sample_ms: int, per_sample: int) -> Ints:
-    """`joined` where a sample's start depends on everything before: one interval after the other."""
-    joined, open_ms = [], 0
-    for new, start_ms, steps in zip(fresh.tolist(), found.start_ms.tolist(), found.steps.tolist(), strict=True):
-        here = 0 if new else min(max(-((start_ms - open_ms - sample_ms) // STEP_MS), 0), steps)
-        if here < steps:
-            open_ms = start_ms + (here + (steps - 1 - here) // per_sample * per_sample) * STEP_MS
-        joined.append(here)
-    return np.array(joined, dtype=np.int64)
-
-
-def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int) -> tuple[Flags, Flags]:
-    """Which intervals may exceed their group's limit (`least_limit`), and which others are in reach of those."""
-    if num_samples == 1:  # windows without a minimum length: any rate is possible
-        return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
+def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int) -> Flags:
+    """Which intervals may exceed their group's limit (`least_limit`), or are in reach of those."""
     thickest = dense = density(found.duration_s, found.steps, found.amount)
     ends = found.last_ms
     reach_ms = (num_samples + 1) * sample_ms + STEP_MS
     back, pairs = 1, []
     while back < len(found):
         if back > MAX_LOOKS:  # windows of hours over intervals of seconds: all are replayed
-            return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
+            return np.ones(len(found), dtype=np.bool_)
         seen = (found.group[back:] == found.group[:-back]) & (ends[:-back] > found.start_ms[back:] - reach_ms)
         if not seen.any():
             break
@@ -246,75 +109,10 @@ def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int
         pairs.append(seen)
         back += 1
     may = thickest * most_in_window(num_samples, sample_ms) > least_limit
-    in_sight = np.zeros(len(found), dtype=np.bool_)
+    needed = may.copy()
     for distance, seen in enumerate(pairs, 1):
-        in_sight[:-distance] |= seen & may[distance:]
-    return may, in_sight & ~may
-
-
-@dataclass(slots=True)
-class Events:
-    """Seconds of intervals."""
-
-    group: Ints
-    times_ms: Ints
-    """On a time line of their own, on which groups are far apart and the middles of long intervals are left out."""
-    amounts: Floats
-    begins: Flags
-    numbers: Ints
-    """See :func:`analysis.replay.rates`."""
-    weights: Ints
-    """The number of seconds that an event represents; 0 where it only has to be visible to others."""
-
-
-def events(found: Intervals, where: Places, asked: Flags, num_samples: int, sample_ms: int) -> Events:
-    """The seconds of intervals, of which only the `asked` ones count. From second (N + 1) * W on all samples lie in the
-    interval itself and repeat: the last one stands for those that are left out."""
-    per_sample = sample_ms // STEP_MS
-    left_out = np.maximum(found.steps - (num_samples + 2) * per_sample, 0) // per_sample
-    kept = found.steps - left_out * per_sample
-    fresh = np.ones(len(found), dtype=np.bool_)
-    fresh[1:] = np.diff(found.group) != 0
-    apart_ms = (num_samples + 2) * sample_ms
-    move_ms = np.zeros(len(found), dtype=np.int64)
-    move_ms[1:] = np.where(
-        fresh[1:],
-        kept[:-1] * STEP_MS + apart_ms,
-        found.start_ms[1:] - found.start_ms[:-1] - left_out[:-1] * sample_ms,
-    )
-    start_ms = np.cumsum(move_ms)
-    of = np.repeat(np.arange(len(found)), kept)
-    step = np.arange(len(of)) - np.repeat(np.cumsum(kept) - kept, kept)
-    sample = step - where.joined[of]
-    begins = (sample >= 0) & (sample % per_sample == 0)
-    begins[np.flatnonzero(fresh[of] & (step == 0))] = True  # for a group that was cut, the sample that was open
-    # What is left out lies before the last samples: they keep their numbers from the whole interval. Before it, all
-    # samples in the window are of one size or not after the gap at all.
-    numbers: Ints = where.before[of] + np.where(sample < 0, 0, sample // per_sample + 1)
-    weights = np.where(step >= (kept - per_sample)[of], left_out[of] + 1, 1) * asked[of]
-    return Events(
-        found.group[of], start_ms[of] + step * STEP_MS, found.each[of], begins, numbers, weights.astype(np.int64)
-    )
-
-
-def whole_events(found: Intervals, num_samples: int, sample_ms: int) -> Events:
-    """All seconds of overlapping intervals, in order."""
-    of = np.repeat(np.arange(len(found)), found.steps)
-    step = np.arange(len(of)) - np.repeat(np.cumsum(found.steps) - found.steps, found.steps)
-    times_ms = found.start_ms[of] + step * STEP_MS
-    order = np.lexsort((step, times_ms, found.group[of]))
-    of, times_ms = of[order], times_ms[order]
-    group = found.group[of]
-    fresh = np.ones(len(of), dtype=np.bool_)
-    fresh[1:] = np.diff(group) != 0
-    move_ms = np.zeros(len(of), dtype=np.int64)
-    move_ms[1:] = np.where(fresh[1:], (num_samples + 2) * sample_ms, np.diff(times_ms))
-    times_ms = np.cumsum(move_ms)
-    begins = sample_begins(times_ms, sample_ms)
-    total = np.cumsum(begins)
-    first = np.flatnonzero(fresh)
-    numbers: Ints = total - np.repeat(total[first] - 1, np.diff(np.append(first, len(of))))
-    return Events(group, times_ms, found.each[of], begins, numbers, np.ones(len(of), dtype=np.int64))
+        needed[:-distance] |= seen & may[distance:]
+    return needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +142,22 @@ class ReplayResult:
     """By group: the highest rate of an interval."""
 
 
+@dataclass(slots=True)
+class Held:
+    """The seconds in which one limit would have delayed a group."""
+
+    seconds: int = 0
+    longest_ms: int = 0
+    extreme: float = 0.0
+    """The highest rate, or the least tokens, in one of them."""
+
+    def add(self, seconds: int, delay_ms: int, extreme: float) -> None:
+        """More of them, each with this delay."""
+        self.seconds += seconds
+        self.longest_ms = max(self.longest_ms, delay_ms)
+        self.extreme = extreme
+
+
 def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats, limits: Floats) -> ReplayResult:
     """Replay intervals in any order, each spread over its seconds; windows begin empty. `group`: the row of `limits`
     (groups by limits; NaN: none) of each interval."""
@@ -358,93 +172,92 @@ def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Fl
     )
     np.maximum.at(outcome.peak, found.group, found.amount * rule.scale / np.maximum(found.duration_s, 0.001))
     overlap = overlapping(found)
-    if rule.tokens is not None:
-        _tokens(rule, found, overlap, limits, outcome)
-        return outcome
-    for part in _windows(rule, found.some(~overlap), limits):
-        _add(rule, part, limits, outcome)
-    mixed = found.some(overlap)
-    for one in np.unique(mixed.group):
-        _add(rule, whole_events(mixed.some(mixed.group == one), rule.num_samples, rule.sample_ms), limits, outcome)
-    return outcome
-
-
-def _windows(rule: Rule, found: Intervals, limits: Floats) -> Iterator[Events]:
-    """For intervals that do not overlap: the seconds that matter, in blocks that include what their windows can see."""
-    if not len(found):
-        return
-    least = np.nanmin(limits, axis=1) / rule.scale
-    where = places(found, rule.sample_ms)
-    asked, in_sight = near(found, least[found.group], rule.num_samples, rule.sample_ms)
-    kept = np.flatnonzero(asked | in_sight)
-    found, asked = found.some(kept), asked[kept]
-    where.joined, where.before = where.joined[kept], where.before[kept]
-    per_sample = rule.sample_ms // STEP_MS
-    size = np.cumsum(np.minimum(found.steps, (rule.num_samples + 3) * per_sample))
-    reach_ms = (rule.num_samples + 1) * rule.sample_ms + STEP_MS
-    first, end_ms = 0, found.last_ms
-    while first < len(found):
-        done = size[first - 1] if first else 0
-        end = max(int(np.searchsorted(size, done + MAX_EVENTS, side="right")), first + 1)
-        begin = first
-        while (
-            begin
-            and found.group[begin - 1] == found.group[first]
-            and end_ms[begin - 1] > found.start_ms[first] - reach_ms
-        ):
-            begin -= 1
-        block = slice(begin, end)
-        mine = asked[block].copy()
-        mine[: first - begin] = False
-        part = type(where)(where.joined[block], where.before[block])
-        yield events(found.some(block), part, mine, rule.num_samples, rule.sample_ms)
-        first = end
-
-
-def _add(rule: Rule, found: Events, limits: Floats, outcome: ReplayResult) -> None:
-    amounts = found.amounts if rule.scale == 1.0 else found.amounts * rule.scale
-    asked = found.weights > 0
-    seen = rates(
-        found.times_ms,
-        amounts,
-        found.begins,
-        found.numbers,
-        num_samples=rule.num_samples,
-        sample_ms=rule.sample_ms,
-        asked=asked,
-    )
-    group, weights = found.group[asked], found.weights[asked]
-    for place in range(limits.shape[1]):
-        delay = delays_ms(seen, limits[group, place], rule.bounded_ms)
-        held = np.flatnonzero(delay > 0)
-        where = group[held]
-        np.add.at(outcome.seconds_over[:, place], where, weights[held])
-        np.maximum.at(outcome.longest_ms[:, place], where, delay[held])
-        np.fmax.at(outcome.extreme[:, place], where, seen.observed[held])
-
-
-def _tokens(rule: Rule, found: Intervals, overlap: np.ndarray, limits: Floats, outcome: ReplayResult) -> None:
-    assert rule.tokens is not None
-    burst_s = rule.num_samples * rule.sample_ms / 1000.0
-    used = np.bincount(found.group, found.amount, len(limits))
-    bounds = np.searchsorted(found.group, np.arange(len(limits) + 1))
-    for number in np.flatnonzero(used > np.nanmin(limits, axis=1) * burst_s).tolist():
-        mine = slice(bounds[number], bounds[number + 1])
-        for place, limit in enumerate(limits[number].tolist()):
-            if not used[number] > limit * burst_s:  # never more than a burst in all: never delayed
-                continue
-            held = token_replay(
-                found.some(mine),
-                limit,
-                num_samples=rule.num_samples,
-                sample_ms=rule.sample_ms,
-                algorithm=rule.tokens,
-                overlap=bool(overlap[bounds[number]]),
-            )
+    some = np.flatnonzero(_needed(rule, found, overlap, np.nanmin(limits, axis=1)))
+    found, overlap = found.some(some), overlap[some]
+    bounds = np.searchsorted(found.group, np.arange(count + 1)).tolist()
+    for number in np.unique(found.group).tolist():
+        mine = found.some(slice(bounds[number], bounds[number + 1]))
+        spans = _seconds(mine) if overlap[bounds[number]] else list(_spans(mine))
+        replay = _in_window if rule.tokens is None else _in_bucket
+        for place, held in enumerate(replay(rule, spans, limits[number].tolist())):
             if held.seconds:
                 outcome.seconds_over[number, place] = held.seconds
                 outcome.longest_ms[number, place] = held.longest_ms
-                outcome.extreme[number, place] = held.least
+                outcome.extreme[number, place] = held.extreme
+    return outcome
+
+
+def _needed(rule: Rule, found: Intervals, overlap: Flags, least: Floats) -> Flags:
+    """Which intervals can make a difference, by the least limit of each group."""
+    if rule.tokens is not None:  # usage that never exceeded the burst was never delayed
+        used = np.bincount(found.group, found.amount, len(least))
+        return (used > least * (rule.num_samples * rule.sample_ms / 1000.0))[found.group]
+    if rule.num_samples == 1 or rule.sample_ms != STEP_MS:
+        # Without a minimum length of the window any rate is possible; and longer samples depend on all before.
+        return np.ones(len(found), dtype=np.bool_)
+    # The second of two seconds begins a sample, whatever was before; in a row of single seconds none need do so.
+    single = (found.steps[1:] == 1) & (found.steps[:-1] == 1) & (found.group[1:] == found.group[:-1])
+    whole = overlap | np.isin(found.group, found.group[1:][single])
+    return whole | near(found, least[found.group] / rule.scale, rule.num_samples, rule.sample_ms)
+
+
+def _in_window(rule: Rule, spans: Spans, limits: Sequence[float]) -> list[Held]:
+    """One group's seconds in Kafka's window, against each limit. From second (N + 1) * W of an interval on its samples
+    repeat: the last one stands for those that are left out, and the clock goes on without them."""
+    result = [Held() for _ in limits]
+    rate = SampledRate(rule.num_samples, rule.sample_ms)
+    per_sample = rule.sample_ms // STEP_MS
+    bounded_ms = MAX_THROTTLE_MS if rule.bounded_ms is None else rule.bounded_ms
+    left_out_ms = 0
+    for start_ms, steps, each in spans:
+        left_out = max(steps - (rule.num_samples + 2) * per_sample, 0) // per_sample
+        last = steps - (left_out + 1) * per_sample
+        for step in range(steps - left_out * per_sample):
+            now = start_ms - left_out_ms + step * STEP_MS
+            rate.record(each * rule.scale, now)
+            observed = rate.measure(now)
+            for held, limit in zip(result, limits, strict=True):
+                if observed > limit and (delay := throttle_ms(observed, limit, rate.window_ms)) > 0:
+                    seconds = left_out + 1 if step >= last else 1
+                    held.add(seconds, min(delay, bounded_ms), max(held.extreme, observed))
+        left_out_ms += left_out * rule.sample_ms
+    return result
+
+
+def _in_bucket(rule: Rule, spans: Spans, limits: Sequence[float]) -> list[Held]:
+    """One group's seconds in a bucket of tokens for each limit."""
+    result = [Held() for _ in limits]
+    spans = list(spans)
+    for held, limit in zip(result, limits, strict=True):
+        counter: TokenBucket | WindowedBurst
+        if rule.tokens == "token_bucket":
+            counter = TokenBucket(rule.num_samples * rule.sample_ms / 1000.0)
+        else:
+            counter = WindowedBurst(rule.num_samples, rule.sample_ms)
+        full = counter.burst(limit)
+        left: float | None = None
+        for start_ms, steps, each in spans:
+            for step in range(steps):
+                if left == full and not each:
+                    break  # nothing is used and nothing can come back: the state is final
+                left = counter.take(each, limit, start_ms + step * STEP_MS)
+                if (delay := bucket_throttle_ms(left, limit)) > 0:
+                    held.add(1, delay, min(held.extreme, left))
+    return result
+
+
+def _spans(found: Intervals) -> Iterator[tuple[int, int, float]]:
+    return zip(found.start_ms.tolist(), found.steps.tolist(), (found.amount / found.steps).tolist(), strict=True)
+
+
+def _seconds(found: Intervals) -> Iterator[tuple[int, int, float]]:
+    """Overlapping intervals second by second, in order."""
+
+    def seconds(start_ms: int, steps: int, each: float) -> Iterator[tuple[int, int, float]]:
+        return ((start_ms + step * STEP_MS, step, each) for step in range(steps))
+
+    merged = heapq.merge(*(seconds(*one) for one in _spans(found)))
+    return ((at_ms, 1, each) for at_ms, _, each in merged)
 
 
 def folded(rules: Sequence[Rule]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -486,60 +299,3 @@ def folded(rules: Sequence[Rule]) -> Callable[[Iterator[pa.RecordBatch]], Iterat
             yield pa.RecordBatch.from_arrays([pa.array(one, from_pandas=True) for one in columns], _NAMES)
 
     return run
-
-
-@dataclass(slots=True)
-class TokenResult:
-    """The result for one group."""
-
-    seconds: int = 0
-    longest_ms: int = 0
-    least: float = 0.0
-    """Tokens left, in the worst of those seconds."""
-
-
-def token_replay(
-    found: Intervals,
-    limit: float,
-    *,
-    num_samples: int,
-    sample_ms: int,
-    algorithm: MutationAlgorithm,
-    overlap: bool = False,
-) -> TokenResult:
-    """One group's intervals against one limit."""
-    counter: TokenBucket | WindowedBurst
-    if algorithm == "token_bucket":
-        counter = TokenBucket(num_samples * sample_ms / 1000.0)
-    else:
-        counter = WindowedBurst(num_samples, sample_ms)
-    full = counter.burst(limit)
-    held = TokenResult()
-    left = full
-    started = False
-    for start_ms, steps, each in _overlapping(found) if overlap else _one_by_one(found):
-        for step in range(steps):
-            if started and left == full and not each:
-                break  # nothing is used and nothing can come back: the state is final
-            left = counter.take(each, limit, start_ms + step * STEP_MS)
-            started = True
-            if left < 0:
-                delay = bucket_throttle_ms(left, limit)
-                if delay > 0:
-                    held.seconds += 1
-                    held.longest_ms = max(held.longest_ms, delay)
-                    held.least = min(held.least, left)
-    return held
-
-
-def _one_by_one(found: Intervals) -> Iterator[tuple[int, int, float]]:
-    return zip(found.start_ms.tolist(), found.steps.tolist(), found.each.tolist(), strict=True)
-
-
-def _overlapping(found: Intervals) -> Iterator[tuple[int, int, float]]:
-
-    def seconds(start_ms: int, steps: int, each: float) -> Iterator[tuple[int, int, float]]:
-        return ((start_ms + step * STEP_MS, step, each) for step in range(steps))
-
-    merged = heapq.merge(*(seconds(*one) for one in _one_by_one(found)))
-    return ((at_ms, 1, each) for at_ms, _, each in merged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -12,8 +12,10 @@ from pyspark.sql import functions as F
 from analysis.columns import CLIENT, HOUR_S, cluster, moment, some_rows, sums
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
-from analysis.owners import Owners
 from analysis.rollups import STEPS, coarser, of_records, step_for
+
+if TYPE_CHECKING:
+    from analysis.owners import Owners
 
 TEAM = "team"
 

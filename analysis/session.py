@@ -123,9 +123,14 @@ def kafka_package() -> str:
     return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
 
 
+def submitted() -> bool:
+    """Whether spark-submit started us: Java runs, master and memory are chosen."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def small(place: str, master: str | None) -> dict[str, str]:
     """Spark's configuration for little input; empty if there is more, or it is not on this machine."""
-    if not (master or "local").startswith("local") or "PYSPARK_GATEWAY_PORT" in os.environ:
+    if not (master or "local").startswith("local") or submitted():
         return {}
     path = place.removeprefix("file://")
     total = 0
@@ -145,8 +150,7 @@ def open_session(
     spark_version()
     conf = dict(conf or {})
     builder = SparkSession.builder.appName("kquota report")
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: Java runs, master and memory are chosen
-    if SparkSession.getActiveSession() is None and not submitted:
+    if SparkSession.getActiveSession() is None and not submitted():
         os.environ["JAVA_HOME"] = str(find_java())
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the one with NumPy for the replay
         conf.setdefault("spark.master", master or "local[*]")
@@ -168,12 +172,16 @@ def open_session(
 
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("analysis/__init__.py", "analysis/replay.py", "analysis/trend.py", "quota/*.py")
+SHIPPED = (*(f"analysis/{name}.py" for name in ("__init__", "errors", "levels", "replay", "trend")), "quota/*.py")
 """Code that Python on executors runs: besides, they need NumPy and PyArrow, and for forecasts statsmodels."""
 
 
 def ship_code(spark: SparkSession) -> None:
-    """Send executors the modules that replays and forecasts run there; they need not have kquota."""
+    """Send executors the modules that replays and forecasts run there; they need not have kquota. A local Spark in the
+    driver's own Python has them, compiled if the driver's are."""
+    local = re.match(r"local(\[|$)", spark.sparkContext.master or "") and not submitted()
+    if local and os.environ.get("PYSPARK_PYTHON") == sys.executable:
+        return
     archive = Path(SparkFiles.getRootDirectory()) / "kquota-executor.zip"
     if archive.exists():
         return

@@ -318,9 +318,7 @@ class Store:
             for file in _files(self.spark, directory):
                 if not file.rsplit("/", 1)[1].startswith(_prefix(generation)):
                     delete(self.spark, file)
-        for name in self._names(f"{self.place}/_compacted"):
-            if name.startswith(f"date={day}.") and f".{_prefix(generation)[:-1]}." not in name:
-                delete(self.spark, f"{self.place}/_compacted/{name}")
+        self._forget_states(day, but=f".{_prefix(generation)[:-1]}.")
 
     def drop(self, day: str) -> None:
         """Delete a day: its records first, so that the next run deletes the rest if this one is interrupted."""
@@ -328,9 +326,7 @@ class Store:
             self.table.drop(day)
         for place in (*self._of_day(day), f"{self.place}/set-aside/date={day}"):
             delete(self.spark, place)
-        for name in self._names(f"{self.place}/_compacted"):
-            if name.startswith(f"date={day}."):
-                delete(self.spark, f"{self.place}/_compacted/{name}")
+        self._forget_states(day)
 
     def lock(self, now_ms: int) -> None:
         """Lock the store. Raises ReportError when another run is in progress."""
@@ -358,6 +354,11 @@ class Store:
     def unlock(self) -> None:
         """Unlock the store."""
         delete(self.spark, f"{self.place}/_compacted/lock")
+
+    def _forget_states(self, day: str, but: str | None = None) -> None:
+        for name in self._names(f"{self.place}/_compacted"):
+            if name.startswith(f"date={day}.") and (but is None or but not in name):
+                delete(self.spark, f"{self.place}/_compacted/{name}")
 
     def _of_day(self, day: str) -> list[str]:
         return [f"{self.records}/date={day}", *(f"{self.rollups}/{name}/date={day}" for name in (*STEPS, WORDS))]

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from analysis.columns import CLIENT, cluster, sums
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import make_directory
+from analysis.files import file_system
 from analysis.intake import parse
 from analysis.kinds import COUNTS, SECONDS, all_of
 from quota.entity import Kind
@@ -204,10 +204,9 @@ def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
         servers, topic = address(settings.source)
         if settings.rows_per_batch:
             reader = reader.option("maxOffsetsPerTrigger", settings.rows_per_batch)
-        for name, value in settings.kafka.items():
-            reader = reader.option(f"kafka.{name}", value)
         records = (
             reader.format("kafka")
+            .options(**_kafka(settings))
             .option("kafka.bootstrap.servers", servers)
             .option("subscribe", topic)
             .option("startingOffsets", "earliest")
@@ -285,13 +284,17 @@ def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuer
     assert settings.alerts is not None
     servers, topic = address(settings.alerts)
     # The sink creates its directory with its first batch; until then there is nothing to follow.
-    make_directory(spark, f"{settings.output}/rollups")
+    system, path = file_system(spark, f"{settings.output}/rollups")
+    system.mkdirs(path)
     followed = spark.readStream.schema(ROLLUP).parquet(f"{settings.output}/rollups")
     writer = _writer(alerts(followed, settings), settings, "alerts", path=False).format("kafka")
-    for name, value in settings.kafka.items():
-        writer = writer.option(f"kafka.{name}", value)
+    writer = writer.options(**_kafka(settings))
     query: StreamingQuery = writer.option("kafka.bootstrap.servers", servers).option("topic", topic).start()
     return query
+
+
+def _kafka(settings: StreamSettings) -> dict[str, str]:
+    return {f"kafka.{name}": value for name, value in settings.kafka.items()}
 
 
 def _writer(frame: DataFrame, settings: StreamSettings, name: str, *, path: bool = True) -> Any:

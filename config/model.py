@@ -33,6 +33,7 @@ from config.types import (
     PORT_RANGE,
     AbsolutePath,
     HostPort,
+    Pairs,
     PortRange,
     Section,
     choice,
@@ -402,19 +403,19 @@ class Config(Section):
     producer_default: Annotated[int, _BYTE_RATE] | None = setting(
         None, "KIP-13: producer_byte_rate of client-id <default>.", alias="quota.producer.default"
     )
-    producer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = setting(
+    producer_override: Annotated[Pairs, OVERRIDES] = setting(
         (), 'KIP-13: by client-id, "a:4M,b:10M".', alias="quota.producer.override"
     )
     consumer_default: Annotated[int, _BYTE_RATE] | None = setting(
         None, "KIP-13: consumer_byte_rate of client-id <default>.", alias="quota.consumer.default"
     )
-    consumer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = setting(
+    consumer_override: Annotated[Pairs, OVERRIDES] = setting(
         (), 'KIP-13: by client-id, "a:4M,b:10M".', alias="quota.consumer.override"
     )
     max_connections_per_ip: Annotated[int, whole(0, INT_MAX, "connections")] | None = setting(
         None, "Kafka's name for max_connections of ip <default>.", alias="max.connections.per.ip"
     )
-    max_connections_per_ip_overrides: Annotated[tuple[tuple[str, int], ...], CAP_OVERRIDES] = setting(
+    max_connections_per_ip_overrides: Annotated[Pairs, CAP_OVERRIDES] = setting(
         (),
         'max_connections of single addresses, "10.0.0.1:100,10.0.0.2:200".',
         alias="max.connections.per.ip.overrides",

@@ -21,6 +21,7 @@ from config.problems import MAX_FILE_BYTES, ConfigError, Place, Problem, first_o
 from config.source import dump, number, parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Section, Value, wrong
+from config.units import as_written
 from proxy.net.files import read_file
 from quota.admin import (
     CLIENT_ID,
@@ -139,7 +140,7 @@ def overlay_bytes(overlay: Overlay) -> bytes:
     """The content of the file for an overlay."""
     rows = [
         {kind: _written_name(name) for kind, name in sorted(entity, reverse=True)}
-        | {key: _written_limit(value) for key, value in limits.items()}
+        | {key: as_written(value) for key, value in limits.items()}
         for entity, limits in overlay.items()
     ]
     if not rows:
@@ -165,7 +166,3 @@ def _written_name(name: str | None) -> Any:
     if name is None:
         return DEFAULT_WORD
     return {"name": name} if name == DEFAULT_WORD else name
-
-
-def _written_limit(value: float | None) -> float | None:
-    return int(value) if value is not None and value.is_integer() else value

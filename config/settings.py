@@ -46,17 +46,23 @@ def proxy_settings(config: Config, **loaded: Any) -> ProxySettings:
     )
 
 
-def new_ledger(config: Config, table: QuotaTable, **instead: Any) -> Ledger:
-    """The ledger of a sidecar with this configuration, but for the arguments `instead`."""
-    smooth = instead.setdefault("smooth", config.pacing == "smooth")
-    known = {
+def windows(config: Config) -> dict[str, Any]:
+    """How quotas count, by the names of the ledger's settings."""
+    return {
         "num_samples": config.window_num,
         "window_ms": config.window_size_seconds * 1000,
-        # A capped mute needs the gate behind it; with Kafka's exact behaviour there is neither.
-        "max_throttle_ms": (config.max_mute or None) if smooth else None,
         "mutation_num_samples": config.controller_window_num,
         "mutation_window_ms": config.controller_window_size_seconds * 1000,
         "mutation_algorithm": config.controller_mutation_algorithm,
+    }
+
+
+def new_ledger(config: Config, table: QuotaTable, **instead: Any) -> Ledger:
+    """The ledger of a sidecar with this configuration, but for the arguments `instead`."""
+    smooth = instead.setdefault("smooth", config.pacing == "smooth")
+    known = windows(config) | {
+        # A capped mute needs the gate behind it; with Kafka's exact behaviour there is neither.
+        "max_throttle_ms": (config.max_mute or None) if smooth else None,
         "max_clients": config.limits.max_clients,
     }
     return Ledger(table, **(known | instead))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -15,6 +16,7 @@ from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
 from config.visible import has_control
 from quota.connections import canonical_address, canonical_source
 
+Pairs = tuple[tuple[str, int], ...]
 DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""
 
@@ -293,50 +295,49 @@ def _host_names(value: Any) -> str:
 HOST_NAMES = Value(_host_names, {"type": "string", "pattern": _HOST_NAMES_PATTERN, "maxLength": 255})
 
 
-def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
-    # KIP-13: "clientA:4M,clientB:10M". The last colon divides, so names may hold colons, but no commas.
-    expected = 'client ids with sizes, such as "clientA:4M,clientB:10M"'
+def _pairs(value: Any, expected: str, each: str, read: Callable[[str, str], tuple[str, int]]) -> Pairs:
+    """Kafka's "name:number,name:number". The last colon divides, so names may hold colons, but no commas. `read` raises
+    ValueError, with more to say or nothing."""
     if not isinstance(value, str):
         raise wrong(expected)
     result: dict[str, int] = {}
     for part in value.split(","):
-        name, colon, limit = (piece.strip() for piece in part.rpartition(":"))
+        name, _, written = (piece.strip() for piece in part.rpartition(":"))
         try:
-            amount = parse_size(limit)
-        except ValueError:
-            amount = 0
-        if not colon or not name or has_control(name) or not 1 <= amount <= LONG_MAX:
-            meant = similar_size(limit) if colon and name and not amount else None
-            proposal = "" if meant is None else f"; did you mean {meant}?"
-            raise wrong(f"{expected}; {value_text(part.strip())} is not one{proposal}")
-        if name in result:
-            raise wrong(f"{expected}, each client id once; {value_text(name)} occurs twice")
-        result[name] = amount
+            key, number = read(name, written)
+        except ValueError as error:
+            raise wrong(f"{expected}; {value_text(part.strip())} is not one{error}") from None
+        if key in result:
+            raise wrong(f"{expected}, each {each} once; {value_text(name)} occurs twice")
+        result[key] = number
     return tuple(result.items())
 
 
-OVERRIDES = Value(_overrides, {"type": "string"})
+def _override(name: str, limit: str) -> tuple[str, int]:
+    try:
+        amount = parse_size(limit)
+    except ValueError:
+        amount = 0
+    if name and not has_control(name) and 1 <= amount <= LONG_MAX:
+        return name, amount
+    meant = similar_size(limit) if name and not amount else None
+    raise ValueError("" if meant is None else f"; did you mean {meant}?")
 
 
-def _cap_overrides(value: Any) -> tuple[tuple[str, int], ...]:
-    # Kafka's max.connections.per.ip.overrides: "10.0.0.1:100,::1:200". The last colon divides.
-    expected = 'addresses with whole numbers, such as "10.0.0.1:100,10.0.0.2:0"'
-    if not isinstance(value, str):
-        raise wrong(expected)
-    result: dict[str, int] = {}
-    for part in value.split(","):
-        name, _, most = (piece.strip() for piece in part.rpartition(":"))
-        try:
-            address = canonical_address(name)
-            count = int(most) if re.fullmatch(r"[0-9]{1,10}", most) else -1
-        except ValueError:
-            count = -1
-        if not 0 <= count < 2**31:
-            raise wrong(f"{expected}; {value_text(part.strip())} is not one")
-        if address in result:
-            raise wrong(f"{expected}, each address once; {value_text(name)} occurs twice")
-        result[address] = count
-    return tuple(result.items())
+def _cap(address: str, most: str) -> tuple[str, int]:
+    with suppress(ValueError):
+        if re.fullmatch(r"[0-9]{1,10}", most) and int(most) < 2**31:
+            return canonical_address(address), int(most)
+    raise ValueError
 
 
-CAP_OVERRIDES = Value(_cap_overrides, {"type": "string"})
+OVERRIDES = Value(
+    lambda value: _pairs(value, 'client ids with sizes, such as "clientA:4M,clientB:10M"', "client id", _override),
+    {"type": "string"},
+)
+"""KIP-13: "clientA:4M,clientB:10M"."""
+CAP_OVERRIDES = Value(
+    lambda value: _pairs(value, 'addresses with whole numbers, such as "10.0.0.1:100,10.0.0.2:0"', "address", _cap),
+    {"type": "string"},
+)
+"""Kafka's max.connections.per.ip.overrides: "10.0.0.1:100,::1:200"."""

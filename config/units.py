@@ -97,6 +97,11 @@ def readable_bytes(value: float) -> str:
     return f"{round(value, 1):g} B"
 
 
+def as_written(value: float | None) -> float | None:
+    """A number as people write it: a whole one without a fraction."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def three_digits(value: float) -> float:
     """Measurements have three significant digits: 1234567 -> 1230000."""
     return float(f"{value:.3g}")

@@ -20,7 +20,7 @@ COLUMNS = tuple(
     for kind in Kind
     for name in (
         MEASURES[kind].column,
-        MEASURES[kind].limit,
+        f"{kind.value}_limit",
         f"{kind.value}_fleet_limit",
         f"throttle_{kind.value}_count",
         f"throttle_{kind.value}_seconds",
@@ -38,7 +38,7 @@ def run(context: Context) -> Report:
         measure = MEASURES[kind]
         sums += [
             # Shares of a fleet's limit move all the time; the limit that people set is the fleet's.
-            F.max(F.coalesce(f"{kind.value}_fleet_limit", measure.limit)).alias(f"{kind.value}_limit"),
+            F.max(F.coalesce(f"{kind.value}_fleet_limit", f"{kind.value}_limit")).alias(f"{kind.value}_limit"),
             F.sum(measure.rate(1.0)).alias(f"{kind.value}_used"),
             F.when(F.max(f"{kind.value}_fleet_limit").isNotNull(), once)
             .otherwise(F.sum("duration_s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -10,9 +11,11 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, sums
 from analysis.kinds import BYTE_KINDS, by_kind
-from analysis.owners import Owners, PriceModel
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
 from analysis.words import several, share
+
+if TYPE_CHECKING:
+    from analysis.owners import Owners, PriceModel
 
 COLUMNS = (
     "namespace",

@@ -28,6 +28,7 @@ from analysis.session import ship_code
 from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, foretold
 from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
+from quota.record import UNITS
 
 COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
 ROLLED = True
@@ -242,6 +243,6 @@ def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
         for one in some_rows(tables["ahead"].where(mine).orderBy("day"))
     ]
     bytes_per_s = Kind(row["kind"]) in BYTE_KINDS
-    label = "bytes per second" if bytes_per_s else MEASURES[Kind(row["kind"])].unit
+    label = "bytes per second" if bytes_per_s else UNITS[row["kind"]]
     svg = plots.outlook(seen, ahead, label, bytes_per_s=bytes_per_s, level=row["limit"])
     return Plot(f"{_name(row)}, {row['kind']}: daily peaks and forecast", svg)

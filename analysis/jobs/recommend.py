@@ -20,6 +20,7 @@ from analysis.words import rate, several, span, who
 from config.visible import has_control
 from quota.entity import Kind
 from quota.record import MAX_NAME_CHARACTERS
+from quota.table import RATE_FIELD
 
 KINDS = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)
 COLUMNS = (
@@ -269,7 +270,7 @@ def _values(rows: list[Any], headroom: float) -> dict[str, str]:
         # Without a client-id the entry is for the user: an entry cannot name an empty client-id.
         entry = entries.setdefault(key, {"user": key[0]} | ({"client-id": key[1]} if key[1] else {}) | scope)
         value = row["recommended"]
-        entry[MEASURES[Kind(row["kind"])].limit_name] = int(value) if value == int(value) else round(value, 6)
+        entry[RATE_FIELD[Kind(row["kind"])]] = int(value) if value == int(value) else round(value, 6)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     head = f"# Written by kquota report recommend on {day}: needs of the busiest hours plus {headroom:.0%}.\n"
     return {
@@ -297,7 +298,7 @@ def _diff(rows: list[Any]) -> str:
         why = f"needs {_amount(row, 'need')} on {days} at {row['busiest_hour']:02d} h UTC"
         why += " on all sidecars together" if row["scope"] == "fleet" else ""
         why += f", was delayed {span(row['delayed_seconds'])}" if row["delayed_seconds"] > 0 else ""
-        name = f"{row['user']!r} {row['client_id']!r} {MEASURES[Kind(row['kind'])].limit_name}"
+        name = f"{row['user']!r} {row['client_id']!r} {RATE_FIELD[Kind(row['kind'])]}"
         if row["current"] is not None:
             lines.append(f"- {name}: {_amount(row, 'current')}")
         lines.append(f"+ {name}: {_amount(row, 'recommended')}   # {why}; confidence {row['confidence']}")

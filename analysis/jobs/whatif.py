@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import cluster, only_row, place_in, ratio, some_rows, sums
 from analysis.kinds import MEASURES
-from analysis.levels import CandidateQuotas, resolved
+from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.session import ship_code
@@ -64,7 +64,7 @@ def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
     found: dict[object, list[str]] = {}
     for name, one in candidates.items():
         for kind in Kind:
-            keys = frozenset((entry.user, entry.client_id, entry.of_fleet) for entry in one.entries(kind))
+            keys = frozenset((*entry.entity, one.table.of_fleet(entry)) for entry in one.entries(kind))
             if keys:
                 counted = Family(kind, (name,), (one,)).rule
                 found.setdefault((kind, keys, counted), []).append(name)
@@ -127,24 +127,23 @@ def _clients(rows: DataFrame, kinds: set[Kind]) -> DataFrame:
 def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     """Per family the clients that have a limit in it, with their counters and their limits."""
 
+    ship_code(clients.sparkSession)
+    schema = clients.select("*", *_nulls(ADDED).values()).schema
+
     def of(number: int, family: Family) -> DataFrame:
-        rows = clients.withColumn("counter", F.lit(None).cast("string"))
-        for place, candidate in enumerate(family.candidates):
-            rows = resolved(rows, candidate, family.kind).withColumnRenamed("limit", f"_limit_{place}")
+        rows = clients.mapInArrow(resolved(family.kind, family.candidates), schema).where("limits[0] IS NOT NULL")
         rows = rows.withColumn("counter", F.when(~F.col("of_fleet"), F.col("instance")))
-        kind = family.kind.value
-        limits = F.array(*(f"_limit_{place}" for place in range(len(family.candidates))))
-        return rows.where("_limit_0 IS NOT NULL").select(
+        return rows.select(
             F.lit(number).alias("family"),
             *GROUP,
             *(name for name in CLIENT if name not in GROUP),
             "of_fleet",
-            limits.alias("limits"),
+            "limits",
             "seconds",
             "records",
             "first_ms",
             "last_ms",
-            *(F.col(f"{kind}_{name}").alias(name) for name in ("density", "peak", "used", "held")),
+            *(F.col(f"{family.kind.value}_{name}").alias(name) for name in ("density", "peak", "used", "held")),
         )
 
     return reduce(DataFrame.unionByName, (of(number, family) for number, family in enumerate(found)))
@@ -195,13 +194,11 @@ def _replayed(
     names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
     keys = members.join(names, same).select(*CLIENT, "family", "of_fleet", "gid")
     amount = F.coalesce(*(F.when(F.col("family") == number, _amount(one.kind)) for number, one in enumerate(found)))
-    empty = {
-        name: F.lit(None).cast(kind).alias(name) for name, kind in (column.split(" ") for column in ROWS.split(", "))
-    }
+    empty = _nulls(ROWS)
     intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
         "gid", "of_fleet", "start_ms", "duration_s", amount.alias("amount")
     )
-    if any(entry.of_fleet for one in found for entry in one.candidates[0].entries(one.kind)):
+    if any(map(one.candidates[0].table.of_fleet, one.candidates[0].entries(one.kind)) for one in found):
         mine = intervals.where("NOT of_fleet").drop("of_fleet")
         intervals = mine.unionByName(_added_up(intervals.where("of_fleet")))
     intervals = intervals.select("gid", empty["rule"], empty["limits"], "start_ms", "duration_s", "amount")
@@ -213,6 +210,12 @@ def _replayed(
     ship_code(groups.sparkSession)
     together = heads.unionByName(intervals).repartition(tasks, "gid")
     return context.kept(together.mapInArrow(folded([one.rule for one in found]), RESULT), "replayed")
+
+
+def _nulls(columns: str) -> dict[str, Column]:
+    """Null columns of these names and types."""
+    each = (column.split(" ") for column in columns.split(", "))
+    return {name: F.lit(None).cast(kind).alias(name) for name, kind in each}
 
 
 def _added_up(intervals: DataFrame) -> DataFrame:

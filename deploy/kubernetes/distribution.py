@@ -169,7 +169,7 @@ def _network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple
 
 
 def _is_ours(one: Json, told: Distribution) -> bool:
-    return ((one.get("metadata") or {}).get("annotations") or {}).get(COPY_ANNOTATION) == told.original
+    return metadata_of(one, "annotations").get(COPY_ANNOTATION) == told.original
 
 
 def fault(error: Exception) -> str:
@@ -269,11 +269,11 @@ def _is_so(copy: Json, body: Json) -> bool:
     return (
         (copy.get("data") or {}) == body["data"]
         and (copy.get("binaryData") or {}) == body.get("binaryData", {})
-        and labels_of(copy).items() >= wanted["labels"].items()
+        and metadata_of(copy).items() >= wanted["labels"].items()
         and wanted["ownerReferences"][0]["uid"] in owners
     )
 
 
-def labels_of(one: Json) -> dict[str, str]:
-    """The labels of an object."""
-    return (one.get("metadata") or {}).get("labels") or {}
+def metadata_of(one: Json, key: str = "labels") -> dict[str, str]:
+    """The labels, or the annotations, of an object."""
+    return (one.get("metadata") or {}).get(key) or {}

@@ -21,7 +21,7 @@ from deploy.kubernetes.distribution import (
     Observed,
     fault,
     judged,
-    labels_of,
+    metadata_of,
     plans,
 )
 
@@ -131,7 +131,7 @@ class Distributor:
         if namespace == told.namespace:
             return None
         base = await self._base()
-        labels = labels_of(await ask("GET", f"/api/v1/namespaces/{namespace}"))
+        labels = metadata_of(await ask("GET", f"/api/v1/namespaces/{namespace}"))
         result = await trio.to_thread.run_sync(judged, base, labels, quotas, told)
         return result.refused
 
@@ -164,7 +164,7 @@ class Distributor:
         return Observed(
             base=base,
             owner=owner_reference(configuration),
-            namespaces={one["metadata"]["name"]: labels_of(one) for one in alive},
+            namespaces={one["metadata"]["name"]: metadata_of(one) for one in alive},
             copies={one["metadata"]["namespace"]: one for one in copies},
             quotas={one["metadata"]["namespace"]: one for one in quotas},
             policies=policies,

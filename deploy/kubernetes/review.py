@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
-from deploy.kubernetes.distribution import Distribution
+from deploy.kubernetes.distribution import Distribution, metadata_of
 
 PREFIX: Final = "kquota.io/"
 RESOURCES: Final = {
@@ -76,7 +76,7 @@ class AnnotationError(ValueError):
 
 def asked(pod: Json) -> dict[str, str]:
     """A pod's annotations for its sidecar."""
-    found = (pod.get("metadata") or {}).get("annotations") or {}
+    found = metadata_of(pod, "annotations")
     return {name: str(value) for name, value in found.items() if name.startswith(PREFIX) and name not in OURS}
 
 
@@ -310,7 +310,8 @@ def review(body: bytes, template: Template) -> ReviewResult:
         skipped, refused, patch = reason_to_skip(pod, template), None, []
         try:
             if skipped:
-                patch = _merge(metadata, "labels", {SKIPPED_LABEL: skipped})
+                labels = metadata_of(pod) | {SKIPPED_LABEL: skipped}
+                patch = _patch(pod, pod | {"metadata": metadata | {"labels": labels}})
             else:
                 patch = injection(pod, template.in_namespace(str(request.get("namespace"))))
         except AnnotationError as error:
@@ -328,17 +329,16 @@ def review(body: bytes, template: Template) -> ReviewResult:
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:
     """Why a pod gets no sidecar, as the value of a label; None: it gets one. The chart's selectors say the same."""
-    spec, wish = pod["spec"], _own(pod, "labels").get(INJECT_LABEL)
+    spec, wish = pod["spec"], metadata_of(pod, "labels").get(INJECT_LABEL)
     if wish == "false":
         return "opted-out"
     if template.opt_in and wish != "true":
         return "not-opted-in"
-    names = [one["name"] for key in ("initContainers", "containers") for one in spec.get(key) or []]
-    if NAME in names:
+    if NAME in [one["name"] for one in _containers(spec)]:
         return "already-there"
     if spec.get("hostNetwork"):
         return "host-network"  # its loopback is the node's: ports of several sidecars would collide
-    if MIRROR in _own(pod, "annotations"):
+    if MIRROR in metadata_of(pod, "annotations"):
         return "mirror-pod"
     if {(spec.get("os") or {}).get("name", "linux"), (spec.get("nodeSelector") or {}).get(OS, "linux")} != {"linux"}:
         return "not-linux"
@@ -349,7 +349,7 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
 
 def misunderstood(pod: Json, skipped: str | None) -> list[str]:
     """A sentence about a request in a form that has no meaning, for the pod's author."""
-    wish = _own(pod, "labels").get(INJECT_LABEL)
+    wish = metadata_of(pod, "labels").get(INJECT_LABEL)
     if wish in (None, "true", "false"):
         return []
     gets = "no sidecar" if skipped else "a sidecar"
@@ -359,7 +359,7 @@ def misunderstood(pod: Json, skipped: str | None) -> list[str]:
 def clashes(pod: Json, template: Template) -> Iterator[str]:
     """A sentence about each thing of the pod's own that does not go together with the sidecar."""
     listened = template.ports | {_ADMIN: str(admin_port(asked(pod), int(template.ports[_ADMIN])))}
-    for _, _, container in _containers(pod["spec"]):
+    for container in _containers(pod["spec"]):
         for declared in container.get("ports") or []:
             port = declared["containerPort"]
             for setting, ports in listened.items():
@@ -373,7 +373,7 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
     if template.bootstrap is not None:
         _, address = template.bootstrap
         names = bootstrap_variables(asked(pod), template.bootstrap[0])
-        for _, _, container in _containers(pod["spec"]):
+        for container in _containers(pod["spec"]):
             for one in container.get("env") or []:
                 if one["name"] in names and "value" in one and not one["value"].startswith(("localhost", address)):
                     yield (
@@ -385,83 +385,67 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
         yield f"the pod's own {', '.join(sorted(own))} stay: Prometheus does not find the sidecar's port {port} by them"
 
 
-def _containers(spec: Json) -> Iterator[tuple[str, int, Json]]:
-    for key in ("initContainers", "containers"):
-        for index, container in enumerate(spec.get(key) or []):
-            yield key, index, container
-
-
-def _own(pod: Json, key: str) -> dict[str, str]:
-    """The pod's labels or annotations."""
-    return (pod.get("metadata") or {}).get(key) or {}
+def _containers(spec: Json) -> list[Json]:
+    return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
 
 
 def _scraped(pod: Json) -> set[str]:
-    return {name for name in _own(pod, "annotations") if name.startswith("prometheus.io/")}
-
-
-def _environment(pod: Json, template: Template) -> Iterator[Json]:
-    """The sidecar's address for containers that start after it, first so that others can refer to it."""
-    if template.bootstrap is None:
-        return
-    usual, address = template.bootstrap
-    names = bootstrap_variables(asked(pod), usual)
-    for key, index, container in _containers(pod["spec"]):
-        if container.get("envFrom") or (key == "initContainers" and not template.native):
-            continue
-        there = container.get("env") or []
-        new = [{"name": name, "value": address} for name in names if name not in {one["name"] for one in there}]
-        if new:
-            yield {"op": "add", "path": f"/spec/{key}/{index}/env", "value": new + there}
-
-
-def _pod_level(pod: Json, sidecar: Json) -> Iterator[Json]:
-    """Resources of the whole pod (Kubernetes 1.34) grow by the sidecar's: those of its containers must fit in."""
-    for kind in ("requests", "limits"):
-        for resource, value in (pod.get(kind) or {}).items():
-            more = (sidecar.get(kind) or {}).get(resource) or (sidecar.get("requests") or {}).get(resource)
-            if more is not None:
-                path = f"/spec/resources/{kind}/{_escape(resource)}"
-                yield {"op": "replace", "path": path, "value": added(value, more)}
+    return {name for name in metadata_of(pod, "annotations") if name.startswith("prometheus.io/")}
 
 
 def injection(pod: Json, template: Template) -> list[Json]:
     """The patch that injects the sidecar; ours replace the pod's own labels and annotations, but for Prometheus'.
     Raises AnnotationError."""
-    spec = pod["spec"]
-    patch = list(_environment(pod, template))  # before containers are inserted
+    changed = copy.deepcopy(pod)
+    spec, metadata, wishes = changed["spec"], changed.setdefault("metadata", {}), asked(pod)
+    _set_addresses(spec, wishes, template)
     secrets = spec.get("imagePullSecrets") or []
-    patch += _insert(spec, "imagePullSecrets", "-", [one for one in template.pull_secrets if one not in secrets])
-    container, volumes = customized(template.container, template.volumes, asked(pod), template.pods_may_set)
-    patch += _pod_level(spec.get("resources") or {}, container.get("resources") or {})
-    key, at = ("initContainers", "0") if template.native else ("containers", "-")
-    patch += _insert(spec, key, at, [container])
-    if template.redirect is not None:
-        there = template.native or spec.get("initContainers")  # by now
-        path, value = (
-            ("/spec/initContainers/0", template.redirect) if there else ("/spec/initContainers", [template.redirect])
-        )
-        patch.append({"op": "add", "path": path, "value": value})
-    taken = {one["name"] for one in spec.get("volumes") or []}
-    patch += _insert(spec, "volumes", "-", [one for one in volumes if one["name"] not in taken])
-    patch += [
-        {"op": "replace", "path": f"/spec/volumes/{index}", "value": one}
-        for index, old in enumerate(spec.get("volumes") or [])
-        for one in volumes
-        if one["name"] == old["name"]
-    ]
+    if more := [one for one in template.pull_secrets if one not in secrets]:
+        spec["imagePullSecrets"] = [*secrets, *more]
+    container, volumes = customized(template.container, template.volumes, wishes, template.pods_may_set)
+    _grow(spec.get("resources") or {}, container.get("resources") or {})
+    first = [] if template.redirect is None else [template.redirect]
+    if template.native:
+        first.append(container)
+    else:
+        spec["containers"].append(container)
+    if first:
+        spec["initContainers"] = [*first, *(spec.get("initContainers") or [])]
+    ours = {one["name"]: one for one in volumes}
+    spec["volumes"] = [ours.pop(one["name"], one) for one in spec.get("volumes") or []] + list(ours.values())
     grace = spec.get("terminationGracePeriodSeconds")
     if (DEFAULT_GRACE_S if grace is None else grace) < template.grace_s:
-        patch.append({"op": "add", "path": "/spec/terminationGracePeriodSeconds", "value": template.grace_s})
-    metadata = pod.get("metadata") or {}
-    labels = template.labels | {INJECTED_LABEL: "true"}
-    patch += _merge(metadata, "labels", labels, remove=SKIPPED_LABEL)
-    patch += _merge(metadata, "annotations", _annotations(pod, template))
-    return patch
+        spec["terminationGracePeriodSeconds"] = template.grace_s
+    labels = {name: value for name, value in metadata_of(pod).items() if name != SKIPPED_LABEL}
+    metadata["labels"] = labels | template.labels | {INJECTED_LABEL: "true"}
+    metadata["annotations"] = metadata_of(pod, "annotations") | _annotations(pod, template)
+    return _patch(pod, changed)
+
+
+def _set_addresses(spec: Json, wishes: dict[str, str], template: Template) -> None:
+    """The sidecar's address for containers that start after it, first so that others can refer to it."""
+    if template.bootstrap is None:
+        return
+    usual, address = template.bootstrap
+    names = bootstrap_variables(wishes, usual)
+    for container in _containers(spec) if template.native else spec["containers"]:
+        there = container.get("env") or []
+        new = [{"name": name, "value": address} for name in names if name not in {one["name"] for one in there}]
+        if new and not container.get("envFrom"):
+            container["env"] = new + there
+
+
+def _grow(pod: Json, sidecar: Json) -> None:
+    """Resources of the whole pod (Kubernetes 1.34) grow by the sidecar's: those of its containers must fit in."""
+    for kind in ("requests", "limits"):
+        for resource, value in (pod.get(kind) or {}).items():
+            more = (sidecar.get(kind) or {}).get(resource) or (sidecar.get("requests") or {}).get(resource)
+            if more is not None:
+                pod[kind][resource] = added(value, more)
 
 
 def _annotations(pod: Json, template: Template) -> dict[str, str]:
-    own, annotations = _own(pod, "annotations"), dict(template.annotations)
+    own, annotations = metadata_of(pod, "annotations"), dict(template.annotations)
     if ADMIN_PORT in own and "prometheus.io/port" in annotations:
         annotations["prometheus.io/port"] = own[ADMIN_PORT]
     if _scraped(pod):
@@ -472,26 +456,11 @@ def _annotations(pod: Json, template: Template) -> dict[str, str]:
     return annotations
 
 
-def _insert(spec: Json, key: str, at: str, items: list[Json]) -> list[Json]:
-    if not items:
-        return []
-    if not spec.get(key):
-        return [{"op": "add", "path": f"/spec/{key}", "value": items}]
-    return [{"op": "add", "path": f"/spec/{key}/{at}", "value": item} for item in items]
-
-
-def _merge(metadata: Json, key: str, values: dict[str, str], remove: str | None = None) -> list[Json]:
-    old = metadata.get(key)
-    if not old:
-        return [{"op": "add", "path": f"/metadata/{key}", "value": values}]
-    patch: list[Json] = [
-        {"op": "add", "path": f"/metadata/{key}/{_escape(name)}", "value": value} for name, value in values.items()
+def _patch(before: Json, after: Json) -> list[Json]:
+    """A JSON patch (RFC 6902) that sets whatever is new or different in `metadata` and `spec`."""
+    return [
+        {"op": "add", "path": f"/{part}/{name}", "value": value}
+        for part in ("metadata", "spec")
+        for name, value in after[part].items()
+        if value != (before.get(part) or {}).get(name)
     ]
-    if remove in old:
-        patch.append({"op": "remove", "path": f"/metadata/{key}/{_escape(str(remove))}"})
-    return patch
-
-
-def _escape(name: str) -> str:
-    """Escape for JSON Pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from deploy.kubernetes import own_quotas
 from deploy.kubernetes.cluster import ApiServerError, Cluster
-from deploy.kubernetes.distribution import labels_of, misunderstood
+from deploy.kubernetes.distribution import metadata_of, misunderstood
 from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, answered, request_of, review
@@ -171,7 +171,7 @@ class WebhookApp:
         """Labels of a namespace: warned of where they do nothing; a namespace is never refused."""
         try:
             asked = request_of(await _body(request), "Namespace")
-            before, after = (labels_of(asked.get(key) or {}) for key in ("oldObject", "object"))
+            before, after = (metadata_of(asked.get(key) or {}) for key in ("oldObject", "object"))
             name = str(asked["object"]["metadata"]["name"])
         except (ReviewError, AttributeError, KeyError, TypeError) as error:
             return _invalid(error)

@@ -160,16 +160,14 @@ def _of_file(path: Path) -> tuple[int, int | None]:
 
 
 def _port_range(text: str) -> range:
-    first, dash, last = text.partition("-")
-    try:
-        found = range(int(first), int(last if dash else first) + 1)
-    except ValueError:
-        found = range(0)
-    if not found or found.start < 1 or found.stop > 65_536:
+    from config.types import port_range
+
+    found = port_range(text)
+    if found is None:
         raise typer.BadParameter(
             f"expected a port or first-last from 1 to 65535, such as 9092 or 9092-9094, not {text!r}"
         )
-    return found
+    return found.all
 
 
 def _network(text: str) -> str:

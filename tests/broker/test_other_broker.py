@@ -14,7 +14,7 @@ import trio
 import yaml
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from proxy.net.upstream.cluster import Node, OtherNodeError, ask_brokers, check_node
+from proxy.net.upstream.cluster import Access, Node, OtherNodeError, ask_brokers, check_node
 from proxy.net.upstream.credentials import Credentials
 from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.properties import ExtraListener
@@ -97,9 +97,9 @@ def test_a_broker_says_which_one_it_is(listener: str, kafka_secure: KafkaCluster
         login = Credentials("PLAIN", "kquota", secret)
         sasl = {"sasl": {"mechanism": "PLAIN", "username": "kquota", "password_file": str(secret)}}
     host, _, port = address.rpartition(":")
-    cluster_id = trio.run(ask_brokers, host, int(port), LIMIT_S, None, login).cluster_id
+    cluster_id = trio.run(ask_brokers, host, int(port), Access(LIMIT_S, None, login)).cluster_id
     assert cluster_id is not None
-    ask = partial(trio.run, check_node, host, int(port), LIMIT_S, None, login)
+    ask = partial(trio.run, check_node, host, int(port), Access(LIMIT_S, None, login))
     assert ask(Node(cluster_id, 1)) is True
     for node, others, found in ((Node(cluster_id, 9), (3, 1), 1), (Node("other", 1), (1, 2), None)):
         with pytest.raises(OtherNodeError) as refused:

@@ -21,7 +21,7 @@ from proxy.net.tls import channel
 from proxy.net.tls.certificates import in_pem, subject
 from proxy.net.tls.contexts import ClientTls, KeyPair
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
-from proxy.net.upstream.cluster import ClusterError, ask_brokers
+from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
@@ -290,7 +290,7 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         (address,) = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
         host, _, port = address.rpartition(":")
         with pytest.raises(ClusterError) as refused:
-            trio.run(ask_brokers, host, int(port), LIMIT_S, tls)
+            trio.run(ask_brokers, host, int(port), Access(LIMIT_S, tls))
         assert reason in str(refused.value), (listener, refused.value)
 
 

@@ -12,6 +12,7 @@ import trio
 from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from proxy.net.upstream import node_checks
+from proxy.net.upstream.cluster import Access
 from tests.support.scripted_broker import (
     LIMIT_S,
     ScriptedBroker,
@@ -137,7 +138,7 @@ async def test_a_cluster_that_was_made_again_is_taken() -> None:
 
 
 async def test_what_is_kept_of_brokers_that_left_is_bounded() -> None:
-    checks = node_checks.NodeChecks(None, None, Counters())
+    checks = node_checks.NodeChecks(Access(1.0), Counters())
     for node_id in range(10 * node_checks.MAX_NODES):
         checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S)
     assert 0 < len(checks._until) <= node_checks.MAX_NODES

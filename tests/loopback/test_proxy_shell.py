@@ -19,7 +19,7 @@ from proxy.core.wire.responses import read_brokers
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.listeners import bind
-from proxy.net.upstream.cluster import ClusterError, ask_brokers
+from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
@@ -184,7 +184,7 @@ async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None
 )
 async def test_advertises_the_address_of_the_connection(listen_host: str, host: str) -> None:
     async with through(answer, listen_host=listen_host) as (proxy, broker, _):
-        (node,) = (await ask_brokers(host, proxy.port, 5.0)).brokers
+        (node,) = (await ask_brokers(host, proxy.port, Access(5.0))).brokers
         assert (node.host, node.port) == (host, proxy.brokers()[0][3])
         assert node.port != broker.node_port
 
@@ -202,7 +202,7 @@ async def test_nonsense_from_the_cluster_harms_no_client(said: bytes | None, err
     async with through(answer, offered={METADATA: (0, 1) if said else (14, 20)}) as (proxy, broker, _):
         broker.metadata = lambda _frame: said or b""  # type: ignore[method-assign]
         with pytest.raises(ClusterError, match=error):
-            await ask_brokers("127.0.0.1", broker.node_port, 2.0)
+            await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))
         client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
 
@@ -211,7 +211,7 @@ async def test_nonsense_from_the_cluster_harms_no_client(said: bytes | None, err
 async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) -> None:
     async with through(answer, offered={METADATA: versions}) as (proxy, broker, _):
         await until(lambda: proxy.cluster_reached)
-        assert [node.port for node in (await ask_brokers("127.0.0.1", broker.node_port, 2.0)).brokers] == [
+        assert [node.port for node in (await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))).brokers] == [
             broker.node_port
         ]
         # As on another listener of the cluster: the client needs no login, although logins are expected.
@@ -224,7 +224,7 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
 async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
     async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
         with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar supports 1 to 13"):
-            await ask_brokers("127.0.0.1", broker.node_port, 2.0)
+            await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))
 
 
 async def test_request_in_pieces_reaches_the_broker_at_once() -> None:

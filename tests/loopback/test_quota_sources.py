@@ -26,7 +26,7 @@ from proxy.app.sources.follow import replace_file
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import MAX_WAITING, FileSource
 from proxy.app.sources.quota_source import QuotaSource
-from proxy.net.upstream.cluster import ClusterError
+from proxy.net.upstream.cluster import Access, ClusterError
 from quota.admin import Changes, Entity, Quotas
 from quota.connections import ConnectionEntry, EntityType
 from quota.entity import DEFAULT
@@ -192,7 +192,7 @@ class Brokers:
         self.asked: list[str] = []
         monkeypatch.setattr(quota_cluster, "ask_quotas", self.ask)
 
-    async def ask(self, host: str, port: int, timeout_s: float, *_secured: object) -> Quotas:
+    async def ask(self, host: str, port: int, access: Access) -> Quotas:
         await trio.lowlevel.checkpoint()
         self.asked.append(host)
         answer = self.answers[host]

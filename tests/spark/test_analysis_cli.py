@@ -13,9 +13,12 @@ import pytest
 
 from analysis.errors import ReportError, WrongUseError
 from analysis.levels import load_candidate
-from analysis.owners import load_prices, to_prices
+from analysis.owners import PriceModel, load_prices
 from analysis.session import find_java, kafka_package
 from analysis.store import package
+from config.load import validate
+from config.problems import ConfigError
+from config.source import Source
 from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,21 +105,27 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ([], "got [], expected a mapping with currency, payer"),
-        ({"prices": {"fetch_gb": 1}}, "currency: got None, expected a name such as EUR"),
+        ([], "got [], expected a mapping"),
+        ({"prices": {"fetch_gb": 1}}, "currency: expected a value: A name such as EUR."),
         ({"currency": "EUR", "pries": {}}, "pries: unknown key, did you mean prices?"),
         ({"currency": "EUR", "prices": {"produce_mb": 1}}, "prices.produce_mb: unknown key, did you mean produce_gb?"),
         ({"currency": "EUR", "prices": {"fetch_gb": -1}}, "prices.fetch_gb: got -1, expected a number of at least 0"),
-        ({"currency": "EUR", "prices": {"fetch_gb": True}}, "prices.fetch_gb: got True"),
-        ({"currency": "EUR", "prices": {"fetch_gb": float("nan")}}, "prices.fetch_gb: got nan"),
-        ({"currency": "EUR", "prices": {"fetch_gb": 0}}, "prices: no prices"),
-        ({"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}}, "payer: got 'pod', expected one of user,"),
+        ({"currency": "EUR", "prices": {"fetch_gb": True}}, "prices.fetch_gb: got true"),
+        ({"currency": "EUR", "prices": {"fetch_gb": float("nan")}}, "prices.fetch_gb: got NaN"),
+        (
+            {"currency": "EUR", "prices": {"fetch_gb": 0}},
+            "prices: got a mapping with fetch_gb, expected at least one of produce_gb,",
+        ),
+        (
+            {"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}},
+            'payer: got "pod", expected a payer: one of user,',
+        ),
         ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
     ],
 )
 def test_wrong_price_models_are_named(values: Any, told: str) -> None:
-    with pytest.raises(WrongUseError) as caught:
-        to_prices(values, "p.yaml")
+    with pytest.raises(ConfigError) as caught:
+        validate(PriceModel, Source("p.yaml", values))
     assert told in str(caught.value)
 
 

@@ -128,7 +128,7 @@ quotas:
 """
     config = load_bytes("q.yaml", file, on_paper=True)
     (tmp_path / "q.json").write_text(json.dumps(summary_json("q.yaml", config, to_table(config))))
-    each = CandidateQuotas([{"user": "shop", "producer_byte_rate": 4e6}])
+    each = CandidateQuotas.of([{"user": "shop", "producer_byte_rate": 4e6}])
     told, out = report("whatif", rows, candidates={"fleet": load_candidate(tmp_path / "q.json"), "each": each})
     groups = {row["candidate"]: row for row in table(out, "groups")}
     # Together 3 MB in each of the first ten seconds, 6 in the next ten, 3 in the last ten. In the window are eleven

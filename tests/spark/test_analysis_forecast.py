@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.owners import to_owners
+from analysis.owners import Owners
 from tests.support.spark_tools import Make, record, table
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_when_limits_and_the_cluster_s_capacity_are_reached(report: Make) -> Non
         if day >= 20:
             new = {"produce_group_client_id": "new", "produce_group_utilisation_peak": 0.5}
             rows.append(day_of(day, 300 + day, MB, client_id="new", **new, **own))
-    owners = to_owners({"owners": [{"team": "shop", "user": "grows"}, {"team": "rest", "user": "*"}]}, "o.yaml")
+    owners = Owners.model_validate({"owners": [{"team": "shop", "user": "grows"}, {"team": "rest", "user": "*"}]})
     told, out = report("forecast", rows, horizon_days=90, capacity={"produce": 200.0 * MB}, owners=owners)
     limits = {row["group_user"] or row["group_client"]: row for row in table(out, "limits")}
     assert {name: (row["scope"], row["state"]) for name, row in limits.items()} == {

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from analysis.columns import grain_for
 from analysis.levels import CandidateQuotas
-from analysis.owners import to_owners, to_prices
+from analysis.owners import Owners, PriceModel
 from config.load import load_bytes
 from config.table import entries
 from proxy.app.cli.main import app
@@ -107,7 +107,7 @@ def test_rates_are_of_observed_time(report: Make) -> None:
     # The axis is as long as the records, and has not New York's clock.
     assert [f">{label}<" in page for label in ("40", "01:00", "10", "21:00")] == [True, True, True, False]
     model = {"currency": "EUR", "payer": "user", "burst_above": 1.1, "prices": {"burst_gb": 10}}
-    told, out = report("chargeback", rows, prices=to_prices(model, "prices.yaml"))
+    told, out = report("chargeback", rows, prices=PriceModel.model_validate(model))
     assert [float(row["bursts"]) for row in table(out, "bill")] == [0]
 
 
@@ -138,15 +138,14 @@ def test_throttling_report(report: Make) -> None:
 
 
 def test_chargeback_report(report: Make) -> None:
-    model = to_prices(
+    model = PriceModel.model_validate(
         {
             "currency": "EUR",
             "payer": "user",
             "burst_above": 2,
             # 3.6 per 10^6 bytes/s and hour are 10^-9 per byte-second
             "prices": {"produce_gb": 2, "idle_produce_mb_s_hour": 3.6, "burst_gb": 10},
-        },
-        "prices.yaml",
+        }
     )
     alone = {"produce_limit": 20e6, "produce_limit_mode": "enforce", "produce_group_user": "alice"}
     shared = {"produce_limit": 1e6, "produce_limit_mode": "enforce", "produce_group_client_id": "etl"}
@@ -294,7 +293,7 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
         # 2 each, -20; after the third the debt is forgotten. (A token bucket would go on to the twelfth.)
         *(record(5 + s, s, user="m", mutations=0 if s else 30, **second) for s in range(6)),
     ]
-    candidate = CandidateQuotas(
+    candidate = CandidateQuotas.of(
         [
             {"user": "<default>", "producer_byte_rate": 5e6},
             {"user": "f", "consumer_byte_rate": 3e6},
@@ -325,7 +324,7 @@ def test_whatif_side_by_side(report: Make) -> None:
     rows = [record(n + 1, 0, client_id=f"c{n}", produce_bytes=60 * MB, **at) for n in range(2)]
     rows += [record(n + 1, 20 * n, instance="i2", client_id="c0", produce_bytes=10 * MB, **at) for n in range(3)]
     rows += [record(n + 4, 20 * n, instance="i2", client_id="c1", produce_bytes=10 * MB, **at) for n in range(3)]
-    quotas = CandidateQuotas([{"user": "<default>", "producer_byte_rate": 4e6}])
+    quotas = CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 4e6}])
     sweep = {f"q × {factor:g}": quotas.scaled(factor) for factor in (0.5, 1, 2)}
     told, out = report("whatif", rows, candidates=sweep, at_most=0.2)
     # 6 MB each second: after k seconds 6 k MB in 10 s, from the eleventh on 11 * 6 / 10 s = 6.6 MB/s. Over 4 MB/s from
@@ -366,8 +365,8 @@ def test_obedience_report(report: Make) -> None:
 
 
 def test_slo_report_by_team(report: Make) -> None:
-    owners = to_owners(
-        {"owners": [{"team": "shop", "user": "u", "client-id": "a*"}, {"team": "rest", "user": "*"}]}, "o.yaml"
+    owners = Owners.model_validate(
+        {"owners": [{"team": "shop", "user": "u", "client-id": "a*"}, {"team": "rest", "user": "*"}]}
     )
     held = {"throttle_produce_count": 3, "throttle_produce_seconds": 25.0, "requests": 10}  # of several connections
     rows = [
@@ -394,8 +393,8 @@ def test_slo_report_by_team(report: Make) -> None:
 
 
 def test_sums_by_team(report: Make) -> None:
-    owners = to_owners(
-        {"owners": [{"team": "shop", "user": "shop*"}, {"team": "data", "client-id": "etl"}]}, "owners.yaml"
+    owners = Owners.model_validate(
+        {"owners": [{"team": "shop", "user": "shop*"}, {"team": "data", "client-id": "etl"}]}
     )
     rows = [
         record(1, 0, user="shop-1", produce_bytes=3 * MB, requests=1),
@@ -408,13 +407,13 @@ def test_sums_by_team(report: Make) -> None:
         ("data", 1, 10 * MB, 0), ("shop", 2, 5 * MB, 2), ("(no team)", 1, MB, 0),
     ]  # fmt: skip
     # A group that is named by its user alone is its user's team's.
-    by_user = CandidateQuotas([{"user": "<default>", "producer_byte_rate": 0.25e6}])
+    by_user = CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 0.25e6}])
     _, out = report("whatif", rows, candidates={"c": by_user}, owners=owners)
     assert {row["group_user"]: row["team"] for row in table(out, "groups")} == {
         "shop-1": "shop", "shop-2": "shop", "app": "(no team)",
     }  # fmt: skip
     assert [(row["team"], row["rows"]) for row in table(out, "teams")] == [("(no team)", "1"), ("shop", "2")]
-    prices = to_prices({"currency": "EUR", "payer": "team", "prices": {"produce_gb": 1000}}, "prices.yaml")
+    prices = PriceModel.model_validate({"currency": "EUR", "payer": "team", "prices": {"produce_gb": 1000}})
     _, out = report("chargeback", rows, prices=prices, owners=owners)
     assert {row["payer"]: float(row["total"]) for row in table(out, "bill")} == {
         "data": 10, "shop": 5, "(no team)": 1,

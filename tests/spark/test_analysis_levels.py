@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from analysis.levels import load_candidate, resolved
@@ -16,9 +16,6 @@ from proxy.app.cli.check import summary_json
 from quota.entity import Kind
 
 pytestmark = pytest.mark.long
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 QUOTAS = {
     "clients only": "[{client-id: a, producer_byte_rate: 900, request_percentage: 30}, {client-id: <default>, "
@@ -46,20 +43,23 @@ CLIENTS = list(itertools.product(("u1", "u2", "u3"), ("a", "b", "", "d")))
 
 
 @pytest.mark.parametrize("name", QUOTAS)
-def test_limits_and_counters_are_those_of_the_table(name: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -> None:
     config = load_bytes("q.yaml", f'upstream: {{bootstrap: ["k:9092"]}}\nquotas: {QUOTAS[name]}\n'.encode())
     table = to_table(config)
     path = tmp_path / "candidate.json"
     path.write_text(json.dumps(summary_json("q.yaml", config, table)))
     candidate = load_candidate(path)
-    frame = spark.createDataFrame(CLIENTS, "user string, client_id string")
+    users, clients = (list(names) for names in zip(*CLIENTS, strict=True))
+    batch = pa.RecordBatch.from_pydict({"user": users, "client_id": clients})
     for kind in (Kind.PRODUCE, Kind.REQUEST, Kind.MUTATION):
         if not candidate.entries(kind):
             continue
-        found = {(row["user"], row["client_id"]): row for row in resolved(frame, candidate, kind).collect()}
+        (rows,) = resolved(kind, [candidate, candidate.scaled(2)])(iter([batch]))
+        found = {(row["user"], row["client_id"]): row for row in rows.to_pylist()}
         for one, other in itertools.combinations_with_replacement(CLIENTS, 2):
             mine, right = found[one], table.resolve(kind, *one)
-            assert (mine["limit"], mine["of_fleet"]) == (right.limit, table.of_fleet(right.entry)), (kind, one)
+            limits = [right.limit, None if right.limit is None else right.limit * 2]
+            assert (mine["limits"], mine["of_fleet"]) == (limits, table.of_fleet(right.entry)), (kind, one)
             same = table.resolve(kind, *other).group == right.group
             names = ("group_user", "group_client")
             if right.limit is not None:

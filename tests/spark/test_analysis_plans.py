@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from analysis.levels import CandidateQuotas
-from analysis.owners import to_prices
+from analysis.owners import PriceModel
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import queries
 from tests.lab.fleet import START_MS, GeneratedFleet, write
@@ -33,11 +33,11 @@ PRICES = {"currency": "EUR", "prices": {"produce_gb": 1, "burst_gb": 1, "idle_pr
 OPTIONS: dict[str, dict[str, Any]] = {
     "usage": {},
     "throttling": {},
-    "chargeback": {"prices": to_prices(PRICES, "p.yaml")},
+    "chargeback": {"prices": PriceModel.model_validate(PRICES)},
     "noisy": {},
     "capacity": {},
     "recommend": {},
-    "whatif": {"candidates": {"c": CandidateQuotas([{"user": "<default>", "producer_byte_rate": 1e6}])}},
+    "whatif": {"candidates": {"c": CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 1e6}])}},
     "obedience": {},
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from analysis import cli, container
-from analysis.owners import to_prices
+from analysis.owners import PriceModel
 from analysis.session import kafka_package
 from tests.lab.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text
@@ -61,7 +61,7 @@ def test_files_are_mounted_where_arguments_find_them() -> None:
     (files,) = (one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"] == "shop-kquota-analysis")
     arguments = programs(PLAIN)["shop-kquota-chargeback"]
     path = Path(arguments[arguments.index("--prices") + 1])
-    model = to_prices(yaml.safe_load(files["data"][path.name]), path.name)
+    model = PriceModel.model_validate(yaml.safe_load(files["data"][path.name]))
     assert model.prices.produce_gb == 0.05
     (job,) = (one for one in of_kind(manifests, "CronJob") if one["metadata"]["name"] == "shop-kquota-chargeback")
     assert job["spec"]["schedule"] == "40 2 1 * *"

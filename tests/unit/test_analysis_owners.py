@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from analysis.errors import WrongUseError
-from analysis.owners import Owner, expression, to_owners
+from analysis.owners import Owner, Owners, expression
+from config.load import validate
+from config.problems import ConfigError
+from config.source import Source
 
 
 def test_owner_patterns_match_whole_names() -> None:
@@ -25,21 +27,26 @@ def test_owner_patterns_match_whole_names() -> None:
 
 
 def test_owner_entries() -> None:
-    owners = to_owners({"owners": [{"team": "shop", "user": "app-*"}, {"team": "data", "client-id": "etl"}]}, "o.yaml")
-    assert owners.entries == (Owner("shop", "app-*", None), Owner("data", None, "etl"))
+    owners = Owners.model_validate(
+        {"owners": [{"team": "shop", "user": "app-*"}, {"team": "data", "client-id": "etl"}]}
+    )
+    assert owners.entries == [
+        Owner(team="shop", user="app-*"),
+        Owner.model_validate({"team": "data", "client-id": "etl"}),
+    ]
 
 
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ([], "o.yaml: got [], expected owners: and a list of entries"),
-        ({"owners": ["shop"]}, "owners[0]: got 'shop', expected a mapping with team, user, client-id"),
+        ([], "o.yaml: (the whole file): got [], expected a mapping"),
+        ({"owners": ["shop"]}, 'owners[0]: got "shop", expected a mapping'),
         ({"owners": [{"team": "a", "usr": "x"}]}, "owners[0].usr: unknown key, did you mean user?"),
         ({"owners": [{"team": "a", "user": 7}]}, "owners[0].user: got 7, expected text, such as app-*"),
-        ({"owners": [{"user": "x"}]}, "owners[0].team: is missing"),
-        ({"owners": [{"team": "a"}]}, "owners[0]: expected user or client-id"),
+        ({"owners": [{"user": "x"}]}, "owners[0].team: expected a value: The name of the team."),
+        ({"owners": [{"team": "a"}]}, "owners[0]: got a mapping with team, expected user or client-id"),
     ],
 )
 def test_wrong_files_are_named(values: Any, told: str) -> None:
-    with pytest.raises(WrongUseError, match=re.escape(told)):
-        to_owners(values, "o.yaml")
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        validate(Owners, Source("o.yaml", values))

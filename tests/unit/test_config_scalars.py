@@ -100,7 +100,7 @@ def test_reports_read_their_files_in_the_same_way(written: str, tmp_path: Path) 
     with pytest.raises(WrongUseError, match=r"p\.yaml.*prices\.produce_gb"):
         load_prices(path)
     path.write_text("owners: [{team: no, user: 0777}]")
-    assert load_owners(path).entries == (Owner("no", "0777", None),)
+    assert load_owners(path).entries == [Owner(team="no", user="0777")]
 
 
 @pytest.mark.parametrize("name", [r"a\0b", r"\0another", r"a\nb", r"\e[2J", r"\x7F", r"a\x85"])

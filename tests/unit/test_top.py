@@ -54,7 +54,7 @@ def test_top_names_the_worst_state_first() -> None:
         ("a", "ok"),
         ("b", "near"),
         ("c", "throttled 1.2 s"),
-        ("d", "owes 3 min"),
+        ("d", "owes 3 min 20 s"),
         ("e", "shadow"),
     ]
 

@@ -13,7 +13,7 @@ from config.overlay import load_overlay
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD, HostPort
-from config.units import readable_bytes, readable_span
+from config.units import as_written, readable_bytes, readable_span
 from proxy.app.admin.explain import identity_on_paper
 from proxy.app.admin.explain_text import user_text
 from proxy.app.common.text import columns, more_than, readable_limit, readable_name, safe
@@ -201,10 +201,10 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     names = {"user": entry.user, "client-id": entry.client_id}
     limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
     candidates = {RATE_FIELD[kind]: entry.candidate_limit(kind) for kind in Kind}
-    on_trial = {name: _short(limit) for name, limit in candidates.items() if limit is not None}
+    on_trial = {name: as_written(limit) for name, limit in candidates.items() if limit is not None}
     return {
         **{label: _written(name) for label, name in names.items() if name is not None},
-        **{name: _short(limit) for name, limit in limits.items() if limit is not None},
+        **{name: as_written(limit) for name, limit in limits.items() if limit is not None},
         "mode": entry.mode,
         **({"candidate": on_trial} if on_trial else {}),
     }
@@ -219,12 +219,8 @@ def _limit_cell(entry: Entry, kind: Kind) -> str:
 def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:
     """A connection limit as written in the file."""
     names = ("connection_creation_rate", "max_connections")
-    limits = {name: _short(limit) for name in names if (limit := getattr(entry, name)) is not None}
+    limits = {name: as_written(limit) for name in names if (limit := getattr(entry, name)) is not None}
     return {entry.entity_type.value: _written(entry.name), **limits, "mode": entry.mode}
-
-
-def _short(limit: float) -> float:
-    return int(limit) if limit == int(limit) else limit
 
 
 def _written(name: Name) -> str:

@@ -11,13 +11,22 @@ from config.load import load_limits
 from config.model import Config
 from config.problems import ConfigError
 from config.types import DEFAULT_WORD, HostPort
+from config.units import as_written
 from proxy.app.common.text import columns
 from proxy.app.sources.security import load_security
 from proxy.core.wire.apis import FETCH, PRODUCE
 from proxy.core.wire.responses import NodeAddress
 from proxy.core.wire.schema import API_NAMES
 from proxy.net.listen.addresses import own_ports
-from proxy.net.upstream.cluster import ClusterError, LoginWantedError, ask_brokers, ask_quotas, ask_versions
+from proxy.net.upstream.cluster import (
+    Access,
+    ClusterError,
+    LoginWantedError,
+    ask_brokers,
+    ask_quotas,
+    ask_versions,
+    first_answer,
+)
 from quota.admin import Quotas, entity_text
 
 
@@ -35,7 +44,7 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
         if any(name == DEFAULT_WORD for _, name in entity):
             left.append(f"{entity_text(entity)}: a name {DEFAULT_WORD} cannot be distinguished from the default")
             continue
-        whole = {key: int(value) if value.is_integer() else value for key, value in limits.items()}
+        whole = {key: as_written(value) for key, value in limits.items()}
         try:
             load_limits(names | whole, entity_text(entity))
         except ConfigError as error:
@@ -52,7 +61,7 @@ def connection_json(config: Config) -> dict[str, Any]:
 
 
 async def _connect(config: Config) -> dict[str, Any]:
-    security, timeout_s = load_security(config), config.upstream.connect_timeout_ms / 1000
+    access = _access(config)
     if not config.upstream.bootstrap:
         raise OSError("upstream.bootstrap names no broker to ask")
     bootstrap: list[dict[str, Any]] = []
@@ -61,7 +70,7 @@ async def _connect(config: Config) -> dict[str, Any]:
     for host, port in config.upstream.bootstrap:
         found: dict[str, Any] = {"address": f"{host}:{port}", "brokers": None, "error": None}
         try:
-            brokers = (await ask_brokers(host, port, timeout_s, security.upstream_tls, security.credentials)).brokers
+            brokers = (await ask_brokers(host, port, access)).brokers
             known |= {one.node_id: one for one in brokers}
             found["brokers"] = len(brokers)
         except LoginWantedError as error:  # clients log in themselves, and brokers are learned from their responses
@@ -74,7 +83,7 @@ async def _connect(config: Config) -> dict[str, Any]:
     for broker, told in zip(nodes, _given(config, nodes), strict=True):
         found = {"id": broker.node_id, "address": f"{broker.host}:{broker.port}", "clients_get": told}
         try:
-            versions = await ask_versions(broker.host, broker.port, timeout_s, security.upstream_tls)
+            versions = await ask_versions(broker.host, broker.port, access)
             found |= {API_NAMES[key].lower(): list(versions.get(key, ())) for key in (PRODUCE, FETCH)}
             found["error"] = None
         except ClusterError as error:
@@ -117,12 +126,13 @@ def connection_text(found: dict[str, Any]) -> str:
 
 async def _ask_cluster(config: Config) -> Quotas:
     """The quotas as known to the first broker that answers. Raises OSError."""
+    access = _access(config)
+    try:
+        return (await first_answer(config.upstream.bootstrap, lambda host, port: ask_quotas(host, port, access)))[1]
+    except ClusterError as error:
+        raise OSError(str(error)) from error
+
+
+def _access(config: Config) -> Access:
     security = load_security(config)
-    errors = []
-    for host, port in config.upstream.bootstrap:
-        try:
-            timeout_s = config.upstream.connect_timeout_ms / 1000
-            return await ask_quotas(host, port, timeout_s, security.upstream_tls, security.credentials)
-        except ClusterError as error:
-            errors.append(str(error))
-    raise OSError("; ".join(errors) or "upstream.bootstrap names no broker")
+    return Access(config.upstream.connect_timeout_ms / 1000, security.upstream_tls, security.credentials)

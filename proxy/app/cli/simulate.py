@@ -18,6 +18,7 @@ from config.problems import ConfigError, value_text
 from config.settings import new_ledger
 from config.table import to_table
 from config.types import DEFAULT_WORD
+from config.units import as_written
 from proxy.app.cli.check import connection_entry_json, entry_json
 from quota.connections import EntityType, Refusal, Ticket, canonical_address, canonical_source
 from quota.counter import MutationAlgorithm
@@ -104,7 +105,7 @@ class Simulation:
     def _result(self, kind: Kind, user: str, client_id: str, decision: dict[str, Any]) -> dict[str, Any]:
         resolution = self._ledger.table.resolve(kind, user, client_id)
         result: dict[str, Any] = {"kind": kind.value, "user": user, "client_id": client_id} | decision
-        result |= {"limit": _plain(resolution.limit), "group": group_name(*resolution.group)}
+        result |= {"limit": as_written(resolution.limit), "group": group_name(*resolution.group)}
         return {key: result[key] for key in _RESULT_KEYS}
 
     def _with_rate(self, decision: dict[str, Any], limit: float | None) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Simulation:
         if limit is None:
             return decision | {"rate": None}
         seconds = self._config.controller_window_num * self._config.controller_window_size_seconds
-        return decision | {"rate": _plain(round(limit - decision["observed"] / seconds, 9))}
+        return decision | {"rate": as_written(round(limit - decision["observed"] / seconds, 9))}
 
     def _swap(self, table: QuotaTable) -> None:
         for ledger in self._ledgers.values():
@@ -138,12 +139,12 @@ class Simulation:
                 "accepted": refused is None,
                 "throttle_ms": 0 if refused is None else refused.delay_ms,
                 "reason": None if refused is None else refused.cause.value,
-                "limit": None if refused is None else _plain(refused.limit),
-                "observed": None if refused is None else _plain(refused.observed),
+                "limit": None if refused is None else as_written(refused.limit),
+                "observed": None if refused is None else as_written(refused.observed),
             }
         names = {EntityType.IP: address, EntityType.USER: user}
         standings = {scope.value: gate.standing(scope, name, now_ms) for scope, name in names.items()}
-        result["rate"] = {scope: _plain(one.observed) for scope, one in standings.items()}
+        result["rate"] = {scope: as_written(one.observed) for scope, one in standings.items()}
         result["open"] = {scope: one.open for scope, one in standings.items()}
         return result
 
@@ -230,7 +231,7 @@ def _decision(
         accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
     else:
         throttle_ms = ledger.charge(account, kind, amount, now_ms)
-    observed = _plain(ledger.observed(account, kind, now_ms))
+    observed = as_written(ledger.observed(account, kind, now_ms))
     return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
 
 
@@ -309,7 +310,3 @@ def _name(value: dict[str, Any], key: str) -> Name:
     if name is not None and (not isinstance(name, str) or not name):
         raise EventError(f"{key}: got {value_text(name)}, expected a name or {DEFAULT_WORD}")
     return DEFAULT if name == DEFAULT_WORD else name
-
-
-def _plain(value: float | None) -> float | None:
-    return int(value) if value is not None and math.isfinite(value) and value == int(value) else value

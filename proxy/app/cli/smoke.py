@@ -14,7 +14,7 @@ import trio
 
 from proxy.app.common.text import say
 from proxy.core.wire.responses import NodeAddress
-from proxy.net.upstream.cluster import ClusterError, ask_brokers
+from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
 
 ATTEMPT_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
@@ -39,7 +39,7 @@ def check_brokers(bootstrap: str, ports: range) -> str:
 
 def _brokers(host: str, port: int) -> list[NodeAddress]:
     try:
-        return trio.run(ask_brokers, host, port, ATTEMPT_TIMEOUT_S).brokers
+        return trio.run(ask_brokers, host, port, Access(ATTEMPT_TIMEOUT_S)).brokers
     except ClusterError as error:
         raise SmokeError(str(error)) from error
 

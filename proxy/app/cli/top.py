@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from config.units import readable_rate
+from config.units import readable_rate, readable_span
 from config.visible import visible
 from proxy.app.cli.admin_client import get_json
 from proxy.app.common.text import safe, say
@@ -69,19 +69,12 @@ class Row:
             return "shadow"
         waiting = [f"{self.waiting} waiting"] if self.waiting else []
         if self.owed_ms:
-            return ", ".join([f"owes {seconds(self.owed_ms)}", *waiting])
+            return ", ".join([f"owes {readable_span(self.owed_ms)}", *waiting])
         if self.throttled_for_ms:
-            return ", ".join([f"throttled {seconds(self.throttled_for_ms)}", *waiting])
+            return ", ".join([f"throttled {readable_span(self.throttled_for_ms)}", *waiting])
         if self.waiting:
             return waiting[0]
         return "near" if self.use >= NEAR else "ok"
-
-
-def seconds(milliseconds: float) -> str:
-    """``340 ms``, ``1.2 s``, ``3 min``."""
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
-    return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else f"{milliseconds / 60_000:.0f} min"
 
 
 def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: float) -> list[Row]:
@@ -211,20 +204,19 @@ def page(
 class Look:
     """Queries one sidecar repeatedly."""
 
-    def __init__(self, admin: str, text: str, sort: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, admin: str, text: str, sort: str) -> None:
         self._admin = admin
         self._text = text
         self._sort = sort
-        self._clock = clock
         self._before: dict[Key, int] = {}
-        self._looked_s = clock()
+        self._looked_s = time.monotonic()
 
     def page(self, height: int, width: int) -> RenderableType:
         """Query and render. Raises OSError with one readable sentence."""
         most = {"limit": str(GROUPS_ASKED)}
         quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
         connections = get_json(self._admin, "/connections", most, ("connections", "total"))
-        now_s = self._clock()
+        now_s = time.monotonic()
         found = chosen(rows(quotas["groups"], self._before, now_s - self._looked_s), self._text, self._sort)
         self._before, self._looked_s = imposed(quotas["groups"]), now_s
         return page(self._admin, quotas, connections, found, height, width)
@@ -241,18 +233,9 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     return {"admin": admin, "total": quotas["total"], "counters": counters}
 
 
-def watch(
-    admin: str,
-    *,
-    interval_s: float,
-    once: bool,
-    text: str,
-    sort: str,
-    console: Console | None = None,
-    uncut: bool = False,
-) -> int:
+def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, uncut: bool = False) -> int:
     """Show until Ctrl-C, or once, with `uncut` in lines of any length. 0: shown; 1: the sidecar does not answer."""
-    console = console or (Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT))
+    console = Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT)
     look = Look(admin, text, sort)
     if once or uncut or not console.is_terminal:
         try:

@@ -15,7 +15,7 @@ from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
 from proxy.app.sources.security import own_credentials
 from proxy.net.tls.contexts import ClientTls
-from proxy.net.upstream.cluster import ClusterError, ask_quotas
+from proxy.net.upstream.cluster import Access, ClusterError, ask_quotas, first_answer
 from quota.admin import Changes, Entity, Quotas, canonical, enforced
 from quota.overlay import from_cluster
 from quota.table import QuotaTable
@@ -38,12 +38,10 @@ class ClusterSource(QuotaSource):
         self, config: Config, addresses: Callable[[], Iterable[Address]], tls: ClientTls | None = None
     ) -> None:
         """`addresses()` returns the brokers to ask, in this order; by TLS where `tls` is given."""
-        self._tls = tls
         self._addresses = addresses
         self._last: Address | None = None
         self._interval_s = config.quota_settings.poll_interval_s
-        self._timeout_s = config.upstream.connect_timeout_ms / 1000
-        self._credentials = own_credentials(config)
+        self._access = Access(config.upstream.connect_timeout_ms / 1000, tls, own_credentials(config))
         self._in_file = to_table(config)
         self._quotas: Quotas | None = None
         """The last answer; None before the first one."""
@@ -88,20 +86,18 @@ class ClusterSource(QuotaSource):
     async def _poll(self) -> None:
         state = self.state
         state.polls += 1
-        errors = []
-        for address in self._in_order():
-            try:
-                quotas = await ask_quotas(*address, self._timeout_s, self._tls, self._credentials)
-            except ClusterError as error:
-                errors.append(str(error))
-                continue
-            self._last, self._error = address, None
-            if quotas != self._quotas:
-                await self._changed(quotas)
-            state.successful = True  # they are in force
-            state.success_at_s = time.time()
+        try:
+            self._last, quotas = await first_answer(
+                self._in_order(), lambda host, port: ask_quotas(host, port, self._access)
+            )
+        except ClusterError as error:
+            self._failed(str(error))
             return
-        self._failed("; ".join(errors) or "no broker is known")
+        self._error = None
+        if quotas != self._quotas:
+            await self._changed(quotas)
+        state.successful = True  # they are in force
+        state.success_at_s = time.time()
 
     def _in_order(self) -> list[Address]:
         """The broker that answered last comes first: others may lag behind it."""

@@ -18,6 +18,7 @@ from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay
 from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError, unreadable
 from config.table import to_table
+from config.units import as_written
 from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.follow import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
@@ -134,9 +135,7 @@ class FileSource(QuotaSource):
             await self._use(overlay)
         changes = []
         for entity, values in list(job.changes.items())[:MAX_LOGGED]:
-            written = {
-                key: "removed" if one is None else int(one) if one.is_integer() else one for key, one in values.items()
-            }
+            written = {key: "removed" if one is None else as_written(one) for key, one in values.items()}
             changes.append(f"{entity_text(entity)}: " + ", ".join(f"{key} {one}" for key, one in written.items()))
         log.info("quotas altered", user=job.user, entities=len(job.changes), changes=changes)
         return None

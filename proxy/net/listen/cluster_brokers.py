@@ -17,7 +17,7 @@ from proxy.core.wire.responses import NodeAddress, Translate
 from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
+from proxy.net.upstream.cluster import Access, Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
 from proxy.net.upstream.dial import Dialer
 from proxy.net.upstream.node_checks import NodeChecks, OtherBrokerError
 
@@ -65,7 +65,8 @@ class ClusterBrokers:
         self._look_again = trio.Event()
         self._asked = trio.Event()
         """Set, and replaced, when the cluster has been asked."""
-        self._checks = NodeChecks(settings.upstream_tls, settings.credentials, counters)
+        self._access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials)
+        self._checks = NodeChecks(self._access, counters)
         self.changed = trio.Event()
         """Set, and replaced, when a port may stand for another broker."""
         self.reached = not settings.bootstrap
@@ -234,9 +235,7 @@ class ClusterBrokers:
             number = nodes.get((host, port))
             node = Node(known, number) if known is not None and number is not None else None
             try:
-                cluster = await ask_brokers(
-                    host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials, node
-                )
+                cluster = await ask_brokers(host, port, self._access, node)
             except LoginWantedError as error:
                 self._offered(error.offered)
                 self._login_wanted()  # brokers are learnt from the responses to clients

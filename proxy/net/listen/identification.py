@@ -15,7 +15,7 @@ from proxy.core.errors import SessionError
 from proxy.net.io.connection import Connection
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import ClusterError, ask_token_owners
+from proxy.net.upstream.cluster import Access, ClusterError, ask_token_owners, first_answer
 from proxy.net.upstream.token_owners import TokenOwners
 from quota.connections import Ticket
 
@@ -94,13 +94,6 @@ class Identification:
 
     async def _ask(self) -> dict[str, str]:
         settings = self._settings
-        assert settings.credentials is not None
-        errors = []
-        for host, port in dict.fromkeys([*settings.bootstrap, *self._known_brokers()]):
-            try:
-                return await ask_token_owners(
-                    host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
-                )
-            except ClusterError as error:
-                errors.append(str(error))
-        raise ClusterError("; ".join(errors))
+        access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials)
+        brokers = dict.fromkeys([*settings.bootstrap, *self._known_brokers()])
+        return (await first_answer(brokers, lambda host, port: ask_token_owners(host, port, access)))[1]

@@ -11,7 +11,6 @@ import errno
 import socket
 import struct
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final, NamedTuple
@@ -112,26 +111,12 @@ def set_mark(sock: socket.socket, mark: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
 
 
-class Destinations:
-    """Which destinations are served: `networks` (CIDRs) and `ports`, each empty for all."""
-
-    def __init__(self, networks: Sequence[str], ports: Sequence[range]) -> None:
-        self._networks = Networks(networks)
-        self._ports = tuple(ports)
-
-    def allow(self, destination: Destination) -> bool:
-        """Whether connections to this destination are served."""
-        if self._ports and not any(destination.port in ports for ports in self._ports):
-            return False
-        return not self._networks or destination.host in self._networks
-
-
 class Interception:
     """Inspects the connections that a transparent listener accepts, and dials for those that are served."""
 
     def __init__(self, settings: TransparentSettings, counters: Counters, connect_timeout_s: float) -> None:
         self._mark = settings.mark
-        self._destinations = Destinations(settings.networks, settings.ports)
+        self._networks, self._ports = Networks(settings.networks), settings.ports
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
         self._dialled: WeakValueDictionary[tuple[str, int], socket.socket] = WeakValueDictionary()
@@ -184,7 +169,7 @@ class Interception:
                 CloseReason.LOOP,
                 f"the destination {destination} is this sidecar's own listener: a loop",
             )
-        if not self._destinations.allow(destination):
+        if not self._allows(destination):
             raise SessionError(
                 CloseReason.DESTINATION_REFUSED,
                 f"{destination} is not among transparent.networks and transparent.ports",
@@ -241,6 +226,11 @@ class Interception:
             raise
         self._counters.upstream_connects += 1
         return broker
+
+    def _allows(self, destination: Destination) -> bool:
+        if self._ports and not any(destination.port in ports for ports in self._ports):
+            return False
+        return not self._networks or destination.host in self._networks
 
     def _is_ours(self, came_from: Destination) -> bool:
         dialled = self._dialled.get(came_from[:2])

@@ -64,6 +64,15 @@ class LoginWantedError(ClusterError):
         self.offered = offered
 
 
+class Access(NamedTuple):
+    """How the sidecar reaches brokers for its own questions."""
+
+    timeout_s: float
+    """For a whole question, its connection included."""
+    tls: ClientTls | None = None
+    credentials: Credentials | None = None
+
+
 class Node(NamedTuple):
     """A broker of a cluster."""
 
@@ -108,17 +117,24 @@ class _Answer(NamedTuple):
         return self.frame[body_at(self.frame, 0, len(self.frame), api_key, self.version) :]
 
 
-async def ask_brokers(
-    host: str,
-    port: int,
-    timeout_s: float,
-    tls: ClientTls | None = None,
-    credentials: Credentials | None = None,
-    node: Node | None = None,
-) -> Cluster:
+async def first_answer(
+    brokers: Iterable[tuple[str, int]], ask: Callable[[str, int], Awaitable[_Said]]
+) -> tuple[tuple[str, int], _Said]:
+    """The first of these brokers that answers `ask(host, port)`, and its answer. Raises ClusterError with the reasons
+    of all."""
+    errors = []
+    for host, port in brokers:
+        try:
+            return (host, port), await ask(host, port)
+        except ClusterError as error:
+            errors.append(str(error))
+    raise ClusterError("; ".join(errors) or "no broker is known")
+
+
+async def ask_brokers(host: str, port: int, access: Access, node: Node | None = None) -> Cluster:
     """The cluster of the broker at `host:port`, which should be `node`; at least one broker. Raises ClusterError."""
     question = _Question(METADATA, _METADATA_VERSIONS, lambda version: metadata_request(version, 1, CLIENT_ID))
-    answer = await _ask(host, port, timeout_s, question, tls, credentials, node)
+    answer = await _ask(host, port, access, question, node)
     read = partial(_read_cluster, answer)
     try:
         # 500 brokers take a millisecond: in a thread, traffic goes on
@@ -135,9 +151,7 @@ def _read_cluster(answer: _Answer) -> Cluster:
     return Cluster(responses.read_brokers(*place), responses.read_cluster_id(*place), answer.offered)
 
 
-async def ask_quotas(
-    host: str, port: int, timeout_s: float, tls: ClientTls | None = None, credentials: Credentials | None = None
-) -> dict[Entity, dict[str, float]]:
+async def ask_quotas(host: str, port: int, access: Access) -> dict[Entity, dict[str, float]]:
     """All client quotas of the cluster, as this broker knows them. Raises ClusterError.
 
     The cluster has to grant the sidecar's own user DescribeConfigs on the cluster.
@@ -147,7 +161,7 @@ async def ask_quotas(
         key, _QUOTAS_VERSIONS,
         lambda version: framed(request_header(key, version, 1, CLIENT_ID) + quota_admin.describe_request(version)),
     )  # fmt: skip
-    answer = await _ask(host, port, timeout_s, question, tls, credentials)
+    answer = await _ask(host, port, access, question)
     try:
         # parsing 10 000 quotas takes about 10 ms: in a thread, traffic goes on
         return await trio.to_thread.run_sync(quota_admin.read_described, answer.version, answer.body(key))
@@ -157,9 +171,7 @@ async def ask_quotas(
         raise ClusterError(f"{host}:{port} refused to describe its client quotas: {error}") from error
 
 
-async def ask_token_owners(
-    host: str, port: int, timeout_s: float, tls: ClientTls | None, credentials: Credentials
-) -> dict[str, str]:
+async def ask_token_owners(host: str, port: int, access: Access) -> dict[str, str]:
     """Owners of the delegation tokens that the sidecar's own user may see, by token id. Raises ClusterError.
 
     The cluster has to grant that user Describe on the tokens.
@@ -168,27 +180,19 @@ async def ask_token_owners(
     question = _Question(
         key, token_owners.VERSIONS, lambda version: token_owners.describe_request(version, 1, CLIENT_ID)
     )
-    answer = await _ask(host, port, timeout_s, question, tls, credentials)
+    answer = await _ask(host, port, access, question)
     try:
         return token_owners.read_owners(answer.version, memoryview(answer.body(key)))
     except WireError as error:
         raise ClusterError(f"{host}:{port}: {error}") from error
 
 
-async def ask_versions(host: str, port: int, timeout_s: float, tls: ClientTls | None = None) -> Offered:
+async def ask_versions(host: str, port: int, access: Access) -> Offered:
     """What a broker offers; it answers before a login. Raises ClusterError."""
-    return (await _ask(host, port, timeout_s, None, tls)).offered
+    return (await _ask(host, port, access, None)).offered
 
 
-async def check_node(
-    host: str,
-    port: int,
-    timeout_s: float,
-    tls: ClientTls | None,
-    credentials: Credentials | None,
-    node: Node,
-    others: Iterable[int] = (),
-) -> bool:
+async def check_node(host: str, port: int, access: Access, node: Node, others: Iterable[int] = ()) -> bool:
     """Ask a broker whether it is `node` (KIP-1242). False: it cannot tell, as brokers before 4.4.
 
     Raises OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError.
@@ -199,11 +203,11 @@ async def check_node(
         return responses.read_api_versions(_CHECKED_VERSION, await _read_frame(stream))[0]
 
     async def talk(stream: trio.abc.Stream) -> bool:
-        if credentials is not None:  # before a login it looks at neither id, and answers as if they were right
+        if access.credentials is not None:  # before a login it looks at neither id, and answers as if they were right
             offered = await _converse(stream, offers(f"{host}:{port}"))
             if offered.get(API_VERSIONS, (0, 0))[1] < _CHECKED_VERSION:
                 return False
-            await _log_in(stream, credentials, offered)
+            await _log_in(stream, access.credentials, offered)
         error = await ask(stream, node)
         if error != REBOOTSTRAP_REQUIRED:
             return error == 0
@@ -215,18 +219,10 @@ async def check_node(
                     break
         raise OtherNodeError(f"{host}:{port}", node, found)
 
-    return await _talk(host, port, timeout_s, tls, talk)
+    return await _talk(host, port, access, talk)
 
 
-async def _ask(
-    host: str,
-    port: int,
-    timeout_s: float,
-    question: _Question | None,
-    tls: ClientTls | None,
-    credentials: Credentials | None = None,
-    node: Node | None = None,
-) -> _Answer:
+async def _ask(host: str, port: int, access: Access, question: _Question | None, node: Node | None = None) -> _Answer:
     """Ask on a connection of its own what the broker offers, and then the question. Raises ClusterError."""
     offered: Offered | None = None
 
@@ -236,37 +232,31 @@ async def _ask(
         if question is None:
             return _Answer(0, b"", offered)
         version = common(offered, question.api_key, question.versions)
-        if credentials is not None:
-            await _log_in(stream, credentials, offered)
+        if access.credentials is not None:
+            await _log_in(stream, access.credentials, offered)
         await stream.send_all(question.frame(version))
         return _Answer(version, await _read_frame(stream), offered)
 
     try:
-        return await _talk(host, port, timeout_s, tls, talk)
+        return await _talk(host, port, access, talk)
     except ClusterError as error:
-        if offered is not None and credentials is None and isinstance(error.__cause__, _ClosedError):
+        if offered is not None and access.credentials is None and isinstance(error.__cause__, _ClosedError):
             text = f"{host}:{port} requires a SASL login: set upstream.sasl"
             raise LoginWantedError(text, offered) from error
         raise
 
 
-async def _talk(
-    host: str,
-    port: int,
-    timeout_s: float,
-    tls: ClientTls | None,
-    talk: Callable[[trio.abc.Stream], Awaitable[_Said]],
-) -> _Said:
+async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_Said]]) -> _Said:
     """`talk` on a connection of its own. Raises ClusterError."""
     try:
-        with trio.fail_after(timeout_s):
-            stream = await _open(host, port, tls)
+        with trio.fail_after(access.timeout_s):
+            stream = await _open(host, port, access.tls)
             async with stream:
                 return await talk(stream)
     except trio.TooSlowError:
-        raise ClusterError(f"{host}:{port} did not answer within {timeout_s:g} s") from None
+        raise ClusterError(f"{host}:{port} did not answer within {access.timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
-        reason = error.__cause__ if tls is not None and isinstance(error.__cause__, OSError) else error
+        reason = error.__cause__ if access.tls is not None and isinstance(error.__cause__, OSError) else error
         text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
         raise ClusterError(f"{host}:{port}: {text}") from error
 

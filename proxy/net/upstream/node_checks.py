@@ -20,9 +20,7 @@ import trio
 
 from proxy.core.errors import UpstreamError
 from proxy.core.telemetry.observer import Counters
-from proxy.net.tls.contexts import ClientTls
-from proxy.net.upstream.cluster import ClusterError, Node, OtherNodeError, check_node
-from proxy.net.upstream.credentials import Credentials
+from proxy.net.upstream.cluster import Access, ClusterError, Node, OtherNodeError, check_node
 from proxy.net.upstream.dial import Dialer
 
 log = structlog.get_logger("kquota.proxy")
@@ -44,9 +42,8 @@ class OtherBrokerError(UpstreamError):
 class NodeChecks:
     """One for each sidecar."""
 
-    def __init__(self, tls: ClientTls | None, credentials: Credentials | None, counters: Counters) -> None:
-        self._tls = tls
-        self._credentials = credentials
+    def __init__(self, access: Access, counters: Counters) -> None:
+        self._access = access._replace(timeout_s=LIMIT_S)
         self._counters = counters
         self.cluster_id: str | None = None
         """The cluster's id, once it is known; before, nothing is asked."""
@@ -126,7 +123,7 @@ class NodeChecks:
         node, host, port = key
         result, holds_s = "unanswered", 0.0
         try:
-            if await check_node(host, port, LIMIT_S, self._tls, self._credentials, node, others):
+            if await check_node(host, port, self._access, node, others):
                 result, holds_s = "same", FRESH_S
                 self._same.add(node.node_id)
                 self._logged.pop(node.node_id, None)
