@@ -24,6 +24,7 @@ from benchmarks.rig import javatools
 from benchmarks.rig.procstat import cpu_s, describe_machine
 from benchmarks.rig.runner import BROKER_SETTINGS
 from benchmarks.rig.topics import create_topics
+from benchmarks.suites.plan import RECORD_BYTES
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.tools import QUICK_JVM
 from tests.support.sidecars import Sidecar, sidecar
@@ -88,7 +89,7 @@ def gb_per_cpu_s(running: Sequence[Sidecar]) -> float:
 
 def limited(running: Sequence[Sidecar]) -> float:
     """Bytes per second over the limit, in `MEASURED_S`."""
-    records = int(LIMIT_BYTES_PER_S * (SETTLE_S + MEASURED_S) / javatools.RECORD_BYTES / 2 * 1.3)
+    records = int(LIMIT_BYTES_PER_S * (SETTLE_S + MEASURED_S) / RECORD_BYTES / 2 * 1.3)
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(load, running, records)
         time.sleep(SETTLE_S)
