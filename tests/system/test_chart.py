@@ -32,6 +32,7 @@ from tests.support.chart_tools import (
     GOLDEN,
     HELM_3,
     HELM_4,
+    KUSTOMIZE,
     NAMESPACE,
     NEWEST,
     OLDEST,
@@ -43,6 +44,7 @@ from tests.support.chart_tools import (
     documents,
     golden,
     helm,
+    kustomize,
     of_kind,
     plain,
     pod_specs,
@@ -138,26 +140,22 @@ def _sorted(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def test_renders_match_golden_files() -> None:
+@pytest.mark.parametrize("made", [golden, plain, generated, kustomize])
+def test_generated_files_are_up_to_date(made: Callable[[], dict[Path, str]]) -> None:
     """A difference is a change for all users that upgrade: look at it, then `make chart`."""
-    expected = golden()
-    assert sorted(GOLDEN.iterdir()) == sorted(expected)
+    expected = made()
     for path, text in expected.items():
         assert path.read_text() == text, f"{path.name}: see what changed, then run `make chart`"
+    for folder in {GOLDEN, KUSTOMIZE} & {path.parent for path in expected}:
+        assert sorted(folder.iterdir()) == sorted(expected)
 
 
-def test_manifests_without_helm_are_the_charts() -> None:
+def test_manifests_without_helm_are_valid() -> None:
     for path, text in plain().items():
-        assert path.read_text() == text, f"{path.name}: run `make chart`"
         assert "helm" not in text.replace("helm/kquota", "").replace("without Helm", "").lower()
         for manifest in documents(text):
             if path.stem != "spark-pod-template":  # Spark gives it a name
                 kubernetes_validate.validate(manifest, NEWEST, strict=True)
-
-
-def test_generated_files_are_up_to_date() -> None:
-    for path, text in generated().items():
-        assert path.read_text() == text, f"{path.name}: run `make chart`"
 
 
 def test_an_old_kubernetes_is_refused() -> None:
