@@ -78,7 +78,8 @@ def test_broken_sidecar_is_restarted_and_the_application_goes_on(
     if fault == "out of memory":
         node.kubectl("exec", *where, f"import os; os.remove('{FILLED}')")
         assert ended["reason"] == "OOMKilled", ended
-    assert ended["exitCode"] == 137, ended
+    if fault != "stuck":
+        assert ended["exitCode"] == 137, ended
     release.await_progress(after)
     assert not [line for line in release.said(after) if line["what"] == "failed"]
 
