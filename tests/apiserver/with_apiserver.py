@@ -101,7 +101,7 @@ def install(
 ) -> str:
     done = helm(
         what, "shop", CHART, "--namespace", namespace, "--kubeconfig", api.kubeconfig, "--values", values, *extra,
-        "--no-hooks", release=release,  # nothing runs a pod here, see test_nothing_is_deployed_before_it_was_checked
+        "--no-hooks", release=release,  # nothing runs a pod here, see test_hook_checks_the_deployed_configuration
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     warned = [line for line in done.stderr.splitlines() if "violate PodSecurity" in line]
