@@ -101,7 +101,7 @@ def install(
 ) -> str:
     done = helm(
         what, "shop", CHART, "--namespace", namespace, "--kubeconfig", api.kubeconfig, "--values", values, *extra,
-        "--no-hooks", release=release,  # nothing runs a pod here, see test_nothing_is_deployed_before_it_was_checked
+        "--no-hooks", release=release,  # nothing runs a pod here, see test_hook_checks_the_deployed_configuration
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     warned = [line for line in done.stderr.splitlines() if "violate PodSecurity" in line]
@@ -348,6 +348,13 @@ def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
     install(api, RELEASED, VALUES, what="upgrade")
 
 
+def ask_for_pod(api: ApiServer, metadata: dict[str, Any] | None = None, **spec: Any) -> httpx.Response:
+    """Metadata may be given beside its name."""
+    pod = pods.bare_pod() | {"metadata": {"generateName": "one-"} | (metadata or {})}
+    pod["spec"] |= spec
+    return api.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+
+
 ACCEPTED: dict[str, dict[str, Any]] = {
     "a low CPU limit": {"metadata": {"annotations": {"kquota.io/cpu-limit": "50m"}}},
     "a low memory limit": {"metadata": {"annotations": {"kquota.io/memory-limit": "100Mi"}}},
@@ -362,10 +369,7 @@ def test_resources_of_sidecars_are_accepted(installed: ApiServer, tmp_path: Path
     """Whatever annotations and pods say of them, the API server does not refuse what comes of it."""
     with served(installed, tmp_path):
         for name, given in ACCEPTED.items():
-            metadata = {"generateName": "one-"} | given.get("metadata", {})
-            pod = pods.bare_pod() | {"metadata": metadata}
-            pod["spec"] |= given.get("spec", {})
-            answer = installed.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+            answer = ask_for_pod(installed, given.get("metadata"), **given.get("spec", {}))
             assert answer.status_code == 201, (name, answer.text)
             assert answer.json()["spec"]["initContainers"][0]["name"] == "kquota"
 
@@ -377,8 +381,7 @@ def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: 
     with served(installed, tmp_path):
         installed.create(where, body)
         try:
-            pod = pods.bare_pod() | {"metadata": {"generateName": "one-"}}
-            answer = installed.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
+            answer = ask_for_pod(installed)
             assert answer.status_code == 201, answer.text
             assert answer.json()["spec"]["initContainers"][0]["resources"]["limits"]["cpu"] == "700m"
         finally:
@@ -415,11 +418,6 @@ HOOKS = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-pr
 def trusted(api: ApiServer) -> set[str]:
     """What the API server trusts when it calls the webhook."""
     return {one["clientConfig"]["caBundle"] for one in api.get(HOOKS)["webhooks"]}
-
-
-def ask_for_pod(api: ApiServer) -> httpx.Response:
-    pod = pods.bare_pod() | {"metadata": {"generateName": "one-"}}
-    return api.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
 
 
 class PodsMeanwhile(threading.Thread):
@@ -504,27 +502,20 @@ def issue_as_cert_manager(api: ApiServer) -> None:
     api.create(path("Secret", RELEASED), body)
 
 
-def test_an_upgrade_keeps_the_certificate_that_helm_made(api: ApiServer) -> None:
-    api.namespace("by-helm")
-
-    def certificate() -> dict[str, str]:
-        return dict(api.get(path("Secret", "by-helm") + "/shop-kquota-webhook")["data"])
-
-    given = ("--set", "webhook.namespaces={none}")
-    install(api, "by-helm", GENERATED, *given)
-    before = certificate()
-    install(api, "by-helm", GENERATED, *given, "--set", "webhook.replicas=3", what="upgrade")
-    assert certificate() == before
-
-
-def test_an_upgrade_keeps_the_key_of_the_fleet(api: ApiServer) -> None:
-    """Instances with the old key and with the new one would not believe each other."""
-    api.namespace("gateway")
-
-    def key() -> str:
-        return str(api.get(path("Secret", "gateway") + "/shop-kquota-fleet")["data"]["key"])
-
-    install(api, "gateway", CHART / "ci/gateway-values.yaml")
-    before = key()
-    install(api, "gateway", CHART / "ci/gateway-values.yaml", "--set", "gateway.replicas=3", what="upgrade")
-    assert key() == before
+@pytest.mark.parametrize(
+    ("namespace", "values", "secret", "given"),
+    [
+        ("by-helm", GENERATED, "shop-kquota-webhook", {"webhook.namespaces": "{none}", "webhook.replicas": "3"}),
+        ("gateway", CHART / "ci/gateway-values.yaml", "shop-kquota-fleet", {"gateway.replicas": "3"}),
+    ],
+)
+def test_an_upgrade_keeps_certificate_and_key_that_helm_made(
+    api: ApiServer, namespace: str, values: Path, secret: str, given: dict[str, str]
+) -> None:
+    """Of the webhook, and of the fleet: instances with the old key and the new one would not believe each other."""
+    api.namespace(namespace)
+    changed = [one for name, value in given.items() for one in ("--set", f"{name}={value}")]
+    install(api, namespace, values, *changed[:-2])
+    before = api.get(f"{path('Secret', namespace)}/{secret}")["data"]
+    install(api, namespace, values, *changed, what="upgrade")
+    assert api.get(f"{path('Secret', namespace)}/{secret}")["data"] == before

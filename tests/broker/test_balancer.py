@@ -16,28 +16,21 @@ from tests.support.haproxy import ADDRESS, haproxy
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
-
-@pytest.fixture(scope="module")
-def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The authority of the gateway's certificate."""
-    return Authority(tmp_path_factory.mktemp("issuer"))
-
-
 BEHIND = {"proxy_protocol_from": [f"{ADDRESS}/32"], "advertised": {"host": ADDRESS}}
 
 
 @pytest.mark.parametrize("header", ["send-proxy", "send-proxy-v2"])
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])
 def test_client_behind_haproxy_keeps_its_address(
-    kafka: KafkaCluster, topic: str, issuer: Authority, header: str, secure: bool
+    kafka: KafkaCluster, topic: str, authority: Authority, header: str, secure: bool
 ) -> None:
     from kafka import KafkaProducer
 
     tls, client_tls = None, {}
     if secure:
-        host = issuer.issue("gateway", ADDRESS, "127.0.0.1", common_name="gateway")
+        host = authority.issue("gateway", ADDRESS, "127.0.0.1", common_name="gateway")
         tls = {"certificate_file": str(host.chain), "key_file": str(host.key)}
-        client_tls = {"security_protocol": "SSL", "ssl_cafile": str(issuer.certificate)}
+        client_tls = {"security_protocol": "SSL", "ssl_cafile": str(authority.certificate)}
     with sidecar(kafka.bootstrap, listen=BEHIND, listen_tls=tls) as running, haproxy(running, header) as bootstrap:
         producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="far", acks="all", **client_tls)
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from rich.console import Console
 from benchmarks.__main__ import main
 from benchmarks.report import tables as report
 from benchmarks.rig import variants
-from benchmarks.suites import sweep
 
 pytestmark = pytest.mark.long
 
@@ -30,18 +27,3 @@ def test_tiny_run_compares_kquota_with_direct(tmp_path: Path, capsys: pytest.Cap
     assert samples["small", variants.KQUOTA.key]["cpu_us_per_request"] > 0
     (page,) = tmp_path.glob("*.md")
     assert page.with_suffix(".png").stat().st_size > 10_000
-
-
-@pytest.mark.timeout(240)
-def test_tiny_sweep_measures_latency_and_cpu(tmp_path: Path) -> None:
-    if shutil.which("javac") is None:
-        pytest.skip("no JDK")
-    stored = tmp_path / "sweep.json"
-    arguments = ["--variants", "direct,05", "--rates", "1", "--rounds", "1", "--seconds", "2", "--store", str(stored)]
-    assert sweep.main(arguments) == 0
-    direct, kquota = json.loads(stored.read_text())["rows"]
-    assert kquota["millicores_per_mb_per_s"] > 0
-    for row in (direct, kquota):
-        assert row["failed"] == 0
-        assert row["acknowledged_mb_per_s"] == pytest.approx(1, rel=0.2)
-        assert 0 < row["publish_ms_p50"] <= row["end_to_end_ms_p50"] <= row["end_to_end_ms_p999"]

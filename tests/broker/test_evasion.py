@@ -1,4 +1,4 @@
-"""Limits cannot be escaped: the worst of `make evasion` in short, and the arithmetic that judges them."""
+"""Limits cannot be escaped: the worst of `make evasion` in short."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.evasion import honest
-from benchmarks.evasion.arithmetic import compute_most
 from benchmarks.evasion.rows import BOUND, STRETCHES, Row, chosen
 from benchmarks.evasion.run import in_words, run_batch
 from benchmarks.evasion.stage import Stage, stage
@@ -36,21 +35,6 @@ def short(row: Row) -> Row:
     if row.attack not in ("produce", "fetch", "share"):
         return row
     return replace(row, limit=50_000, size=20_000, title=f"{row.name}, smaller")
-
-
-# ---- arithmetic ----------------------------------------
-
-
-def test_the_most_over_a_stretch() -> None:
-    even = [(float(at), 100.0 * (at + 1)) for at in range(60)]
-    assert compute_most(even, 100.0, 11.0, 24.0, 0.0) == 1.0
-    assert compute_most(even, 100.0, 11.0, 24.0, 100.0) == 23 / 24
-    burst = [(at, amount + 600.0 * (at >= 40)) for at, amount in even]
-    assert compute_most(burst, 100.0, 11.0, 10.0, 100.0) == 1.5
-    assert compute_most(burst, 100.0, 41.0, 10.0, 0.0) == 1.0, "nothing before counts"
-
-
-# ---- a broker, sidecars, attackers ----------------------------------------
 
 
 @pytest.fixture(scope="module")

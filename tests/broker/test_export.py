@@ -16,6 +16,7 @@ from quota import record
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka import KafkaCluster
+from tests.support.fault_tools import create_topic
 from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
 from tests.support.usage_rows import from_line
@@ -46,17 +47,6 @@ def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, r
             if found.keys() >= sequences:
                 break
     return found
-
-
-def create_topic(cluster: KafkaCluster, topic: str, **configs: str) -> None:
-    from kafka import KafkaAdminClient
-    from kafka.admin import NewTopic
-
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-    try:
-        admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
-    finally:
-        admin.close()
 
 
 def test_records_match_clients_metrics_and_topic(
@@ -160,7 +150,8 @@ def test_kill_loses_at_most_one_interval_and_no_half_file(kafka: KafkaCluster, t
 def test_blocked_export_topic_slows_no_client(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     """The topic's limit on the size of messages refuses every record, until it is raised."""
     dead = f"{topic}-usage"
-    create_topic(kafka, dead, **{"max.message.bytes": "500"})
+    create_topic(kafka.bootstrap[0], dead)
+    alter(kafka, dead, "max.message.bytes", "500")
     export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 2, "kafka_topic": dead}
     with sidecar(kafka.bootstrap, export=export) as proxy:
         send(proxy.bootstrap, "c", topic, [1000])

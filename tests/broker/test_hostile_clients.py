@@ -41,6 +41,13 @@ REASONS = {
     "half_closed": ("client_closed", 1),
 }
 """Why, and how many at least, connections of a kind end."""
+UNREADABLE = {
+    "http_get": ["http_on_kafka_port"],
+    "tls_hello": ["tls_on_plain_port"],
+    "cut_headers": ["header_malformed"],
+    "oversized_frames": ["frame_size_negative", "frame_too_small", "frame_too_large"],
+}
+"""What was wrong with the bytes of a kind, as metrics and log say it."""
 
 
 class Honest:
@@ -151,8 +158,12 @@ def test_attackers_leave_nothing_behind(running: Sidecar, honest: Honest, seen: 
         reason, least = REASONS[kind]
         count = running.metric("kquota_connections_closed_total", reason=reason)
         assert count >= least, (reason, count)
+    for kind in seen & UNREADABLE.keys():
+        for error in UNREADABLE[kind]:
+            assert running.metric("kquota_parse_errors_total", kind=error) >= 1
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]  # whatever they called themselves
     complaints = [line for line in lines if line["level"] in ("warning", "error")]
     assert {line["message"] for line in complaints} <= {"connection closed", "more connections closed"}
+    assert {error for kind in seen for error in UNREADABLE.get(kind, ())} & {line.get("kind") for line in complaints}
     assert len(complaints) < 1000, "a flood of connections is no flood of log lines"
     assert honest.got == honest.sent

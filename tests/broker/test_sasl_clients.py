@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from kafka import KafkaProducer
 
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, run_tool
@@ -74,41 +73,6 @@ def ways(kafka_secure: KafkaCluster, authority: Authority, tmp_path_factory: pyt
             return Way(listener, running, direct, authority.certificate if listener == TLS else None)
 
         yield way
-
-
-PROVIDERS = {
-    "Amazon MSK": (TLS, "SCRAM-SHA-512"),
-    "Confluent Cloud": (TLS, "PLAIN"),
-    "Azure Event Hubs": (TLS, "PLAIN"),
-    "Aiven": (TLS, "SCRAM-SHA-256"),
-    "Redpanda": (None, None),
-    "Strimzi": (None, None),
-}
-"""The listener that clients of each provider connect to, and their mechanism."""
-FILES = {
-    section.partition("\n")[0]: found[1]
-    for section in (Path(__file__).parents[2] / "docs/providers.md").read_text().split("\n## ")
-    if (found := re.search(r"```yaml\n(.*?)```", section, re.DOTALL))
-}
-
-
-def test_every_provider_has_a_file() -> None:
-    assert FILES.keys() == PROVIDERS.keys()
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_file_of_provider_runs(provider: str, kafka_secure: KafkaCluster, authority: Authority, topic: str) -> None:
-    """The page's file, but for the addresses and the authority, in front of a listener of the provider's kind."""
-    listener, mechanism = PROVIDERS[provider]
-    file = yaml.safe_load(FILES[provider])
-    tls = None if (tls := file["upstream"].get("tls")) is None else tls | {"ca_file": str(authority.certificate)}
-    settings = {} if mechanism is None else login("kafka-python", mechanism, "alice", PASSWORDS["alice"])
-    brokers = kafka_secure.bootstrap if listener is None else kafka_secure.bootstrap_of(listener)
-    with sidecar(brokers, file["quotas"], upstream_tls=tls) as running:
-        with KafkaProducer(bootstrap_servers=running.bootstrap, client_id="backfill", **settings) as producer:
-            producer.send(topic, b"record").get(30)
-        user = "ANONYMOUS" if mechanism is None else "alice"
-        assert running.metric("kquota_bytes_total", kind="produce", user=user, client_id="backfill") > 0
 
 
 def produce(client: str, mechanism: str, way: Way, direct: list[str], topic: str) -> Timeline:

@@ -254,23 +254,6 @@ def test_each_side_may_be_plain(
         there_and_back(running, cluster, "kafka-python", topic, {}, "pod")
 
 
-@pytest.mark.usefixtures("tls_by")
-def test_throttled_as_on_plain_sockets(
-    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
-) -> None:
-    """200 kB/s: the window's 10 s hold 2 MB; 3 MB take at least (3 - 2) MB / 200 kB/s = 5 s."""
-    quotas = [{"user": USER, "producer_byte_rate": 200_000}]
-    listen, upstream = listen_tls(own, authority), upstream_tls(authority, own)
-    with through_tls(cluster, "SSL", listen=listen, upstream=upstream, quotas=quotas) as running:
-        settings = settings_of("kafka-python", authority, web)
-        load = Load([running.bootstrap], topic, "web", 30, 100_000, LIMIT_S, settings)
-        timeline = PRODUCERS["kafka-python"](load)
-        timeline.assert_complete(load)
-        assert timeline.duration_s > 4.5
-        assert running.metric("kquota_throttle_seconds_total", user=USER) > 3
-        assert running.metric("kquota_throttled_requests_total", user=USER) > 1
-
-
 def test_a_broker_that_is_not_believed_or_does_not_believe_us(
     cluster: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -51,16 +51,6 @@ API_KEYS = {
     "ShareFetch": 78,
     "ShareAcknowledge": 79,
 }
-LEFT_OUT = {
-    **{version: set[str]() if version >= "4.4" else {"wire.another_broker"} for version in (NEW, *BETWEEN)},
-    OLD: {
-        "wire.another_broker",
-        "groups.consumer_protocol_confluent",
-        "java.share_consumer",
-        "share.acknowledgements",
-        "share.two_members",
-    },
-}
 
 
 def offered_items(version: str) -> list[str]:
@@ -257,4 +247,3 @@ def test_skips_only_features_the_broker_lacks(cluster: str, request: pytest.Fixt
     newest = {each.api_key: each.max_version for each in answer.api_keys}
     offered = {api: newest[key] for api, key in API_KEYS.items() if key in newest}
     assert offered == OFFERED[cluster]
-    assert set(ITEMS) - set(offered_items(cluster)) == LEFT_OUT[cluster]

@@ -1,4 +1,4 @@
-"""Prometheus finds the sidecars by asking the API server for pods; the shipped rules raise an alert, and end it."""
+"""Prometheus finds the sidecars by asking the API server for pods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ import yaml
 from tests.kubernetes import programs, workloads
 from tests.kubernetes.installed import Release, installed, shop_values
 from tests.kubernetes.node import ADDRESS, Node
-from tests.kubernetes.with_sidecar import BAD
 from tests.kubernetes.workloads import name_of_pod
-from tests.lab.chart import CHART
 from tests.support.waiting import until
 
 NAMESPACE: Final = "monitored"
 URL: Final = f"http://{ADDRESS}:9090"
-RULES: Final = CHART / "files/rules/rules.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +85,7 @@ def prometheus(node: Node, release: Release) -> Iterator[str]:
     folder = node.folder / "prometheus"
     folder.mkdir(exist_ok=True)
     config = {
-        "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
-        "rule_files": [str(RULES)],
+        "global": {"scrape_interval": "2s"},
         "scrape_configs": scrape_configs(discovery(node, [NAMESPACE, "kafka"])),
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
@@ -121,21 +117,3 @@ def test_sidecars_are_found_and_scraped(node: Node, release: Release, prometheus
         return f"{up()}\n{asked(node, 'targets')}\n{node.log('prometheus')}"
 
     until(lambda: up() == {"annotation": "1", "port": "1"}, explain, 90)
-
-
-def test_alert_of_a_refused_file_fires_and_ends(node: Node, release: Release, prometheus: str) -> None:
-    def state() -> str:
-        alerts = (asked(node, "alerts") or {"alerts": []})["alerts"]
-        found = {
-            one["state"]
-            for one in alerts
-            if one["labels"]["alertname"] == "KquotaReloadRefused" and one["labels"]["namespace"] == NAMESPACE
-        }
-        return "".join(found)
-
-    assert state() == ""
-    more = {key: release.values["kquota"][key] for key in ("prometheusAnnotations",)}
-    release.helm("upgrade", shop_values(topic="monitored", quotas=BAD, check={"enabled": False}, **more))
-    until(lambda: state() == "firing", lambda: f"{state()}: {node.log('prometheus')}", 180)
-    release.helm("upgrade", release.values)
-    until(lambda: state() == "", state, 90)

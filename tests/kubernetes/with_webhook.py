@@ -9,7 +9,7 @@ from tests.kubernetes import workloads
 from tests.kubernetes.injected import ORDERS, ORDERS_POD, values
 from tests.kubernetes.installed import RATE, Release
 from tests.kubernetes.node import Node
-from tests.kubernetes.workloads import container, deployment, job, name_of_pod, statuses, throttled_s
+from tests.kubernetes.workloads import container, deployment, name_of_pod, statuses, throttled_s
 from tests.support.waiting import until
 
 
@@ -51,17 +51,6 @@ def test_ten_thousand_quotas_reach_the_namespace(node: Node, webhook: Release, o
     assert statuses(orders.pod(ORDERS_POD))["kquota"]["restartCount"] == 0
     webhook.helm("upgrade", values())
     orders.settled_rate(pod, RATE)
-
-
-def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Release) -> None:
-    node.apply(job("nightly", workloads.producer("orders-nightly", "--records=2000")), namespace=ORDERS)
-    node.kubectl("wait", "--namespace", ORDERS, "job/nightly", "--for=condition=complete", "--timeout=120s")
-    (pod,) = node.pods(ORDERS, "app=nightly")
-    assert {name: one["state"]["terminated"]["exitCode"] for name, one in statuses(pod).items()} == {
-        "kquota": 0,
-        "app": 0,
-    }
-    workloads.assert_records(node, "orders-nightly", 2000, name_of_pod(pod))
 
 
 def test_an_injected_pod_is_used_as_before(node: Node, webhook: Release, orders: Release) -> None:

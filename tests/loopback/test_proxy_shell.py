@@ -221,12 +221,6 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
         assert not proxy.counters.connections_closed["login_missing"]
 
 
-async def test_says_which_versions_a_broker_has_that_is_too_new() -> None:
-    async with through(answer, offered={METADATA: (14, 20)}) as (_, broker, _):
-        with pytest.raises(ClusterError, match=r"has versions 14 to 20 of Metadata, the sidecar supports 1 to 13"):
-            await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))
-
-
 async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
     """As Java's TLS clients write it. The kernel keeps the pieces (MSG_MORE)."""
     async with through(flood_reader, drain_timeout_s=0.1) as (proxy, broker, _):

@@ -319,15 +319,6 @@ async def test_a_storm_of_handshakes_leaves_others_their_turn(issuer: Authority,
         assert proxy.counters.tls_handshakes["client"] == 61
 
 
-async def test_what_a_muted_client_sent_before_it_went_is_taken(issuer: Authority, host: Issued) -> None:
-    async with through(never_answer, quota=50_000, listen_tls=ServerTls(pair(host))) as (proxy, broker, _):
-        async with secured(proxy, client_context(issuer)) as client:
-            await client.send_all(produce(1, 580_000, acks=0))  # a little over what the window has
-            await until(lambda: proxy.counters.connections_muted == 1)
-            await client.send_all(produce(2, 500, acks=0))
-        await until(lambda: len(broker.received) == 2)
-
-
 async def test_half_close_delivers_what_is_owed(issuer: Authority, host: Issued) -> None:
     """A goodbye without the end of the connection: OpenSSL has taken it from the kernel when it is seen."""
 

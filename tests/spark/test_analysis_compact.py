@@ -152,7 +152,7 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
         assert "Used: 8 records of 2 instances" in told
         results[name] = table(tmp_path / name / "capacity", "clusters")
         if name == "store":
-            scans = [plan for plan in seen.plans if str(tmp_path / "store/records") in plan]
+            scans = [plan for plan in seen if str(tmp_path / "store/records") in plan]
             assert scans
             for plan in scans:
                 (first, last) = re.findall(
@@ -160,7 +160,7 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
                 )[0]
                 assert {first, last} == {">= 2025-10-21", "<= 2025-10-21"}, plan
         else:
-            assert not any("date=2025-10-20" in plan for plan in seen.plans)
+            assert not any("date=2025-10-20" in plan for plan in seen)
     assert results["store"] == results["raw"]
     with pytest.raises(WrongUseError, match="no files there of these days"):
         make(
@@ -189,7 +189,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
             )
         tables = [path.stem for path in (tmp_path / out / name).glob("*.csv")]
         assert len(tables) > 2
-        read = re.findall(r"Location: \w+ ?\[([^\]]*)\]", "\n".join(seen.plans))
+        read = re.findall(r"Location: \w+ ?\[([^\]]*)\]", "\n".join(seen))
         places = {one.strip() for part in read for one in part.split(",") if "/store/" in one}
         found = {one: sorted(map(str, table(tmp_path / out / name, one))) for one in tables}
         return found, told.rsplit("\n", 1)[0], sorted(places)

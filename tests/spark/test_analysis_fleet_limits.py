@@ -14,7 +14,7 @@ from analysis.levels import CandidateQuotas, load_candidate
 from config.load import load_bytes
 from config.table import entries, to_table
 from proxy.app.cli.check import summary_json
-from tests.support.spark_tools import Make, record, table
+from tests.support.spark_tools import Make, floats, record, table
 
 pytestmark = pytest.mark.long
 
@@ -35,10 +35,6 @@ def share(limit: float, part: float, *, kind: str = "produce", user: str | None 
         f"{kind}_fleet_limit": limit,
         f"{kind}_fleet_share": part,
     }
-
-
-def floats(row: dict[str, str], *names: str) -> list[float]:
-    return [float(row[name]) for name in names]
 
 
 def test_usage_adds_up_all_sidecars_against_a_fleet_s_limit(report: Make) -> None:

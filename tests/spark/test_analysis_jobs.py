@@ -17,7 +17,7 @@ from config.table import entries
 from proxy.app.cli.main import app
 from tests.lab.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
-from tests.support.spark_tools import Make, record, table
+from tests.support.spark_tools import Make, floats, record, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,10 +45,6 @@ def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:
 )
 def test_the_next_divisor_of_an_hour_that_an_interval_fits_into(asked_s: int, interval_s: float, grain_s: int) -> None:
     assert grain_for(asked_s, interval_s) == grain_s
-
-
-def floats(row: dict[str, str], *names: str) -> list[float]:
-    return [float(row[name]) for name in names]
 
 
 def test_usage_report(report: Make) -> None:

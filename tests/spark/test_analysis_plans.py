@@ -1,6 +1,4 @@
-"""What the reports do to a large input, seen on a small one: queries are fit for any size, and one huge client, which
-nearly all records are of, leaves no task with most of the work. And the figures are those that DuckDB finds.
-"""
+"""Reports on a large input, seen on a small one: queries are fit for any size, and DuckDB finds the same figures."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from analysis.owners import PriceModel
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import queries
 from tests.lab.fleet import START_MS, GeneratedFleet, write
-from tests.support.plan_tools import Watched, watched
+from tests.support.plan_tools import watched
 from tests.support.spark_tools import DAY_MS, not_before_4, table
 
 pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -42,7 +40,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},
 }
-PARTITIONS = 8
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +55,23 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(spark: SparkSession, fleet: Path, out: Path) -> Iterator[Callable[[str], Watched]]:
-    """made(name): the report is there, below `out`, and this is how; each is made once, by the first test that asks."""
+def made(spark: SparkSession, fleet: Path, out: Path) -> Callable[[str], list[str]]:
+    """made(name): the report is there, below `out`, and its plans; each is made once, by the first test that asks."""
 
     @cache
-    def report(name: str) -> Watched:
+    def report(name: str) -> list[str]:
         with watched(spark) as seen:
             make(spark, name, f"{fleet}/0*", str(out), 60, OPTIONS[name], quiet=True, now_ms=START_MS + 9 * DAY_MS)
         return seen
 
-    spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
-    yield report
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return report
 
 
 @not_before_4
 @pytest.mark.parametrize("name", OPTIONS)
-def test_plans_are_fit_for_any_size(made: Callable[[str], Watched], name: str) -> None:
-    assert made(name).plans
-    for plan in made(name).plans:
+def test_plans_are_fit_for_any_size(made: Callable[[str], list[str]], name: str) -> None:
+    assert made(name)
+    for plan in made(name):
         # No row goes through Python, but for the intervals that are replayed and the days of a series; and no pair of
         # rows is looked at without a key.
         text = plan.replace("MapInArrow", "") if name in ("whatif", "forecast") else plan
@@ -95,7 +90,7 @@ def test_plans_are_fit_for_any_size(made: Callable[[str], Watched], name: str) -
             assert (limits and max(limits) <= 1000) or re.search(r"^Keys: \[\]$", plan, re.MULTILINE), plan
 
 
-def test_duckdb_finds_the_same(made: Callable[[str], Watched], fleet: Path, out: Path) -> None:
+def test_duckdb_finds_the_same(made: Callable[[str], list[str]], fleet: Path, out: Path) -> None:
     """Each record once, the same sums, counts and bursts, from SQL that knows nothing of the jobs."""
     connection = duckdb.connect()
     connection.execute(

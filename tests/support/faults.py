@@ -58,18 +58,12 @@ class Link:
         self._reset_after: tuple[int, str] | None = None
         self.resets = 0
         """How often `reset_after` has struck."""
-        self.accepted = 0
         self.carried = {TO_TARGET: 0, FROM_TARGET: 0}
         """Bytes, of all connections so far; what a reset has thrown away behind us is among them."""
         self._network = network
         self._pairs: set[_Pair] = set()
         self._listening = trio.CancelScope()
         self._refusing = False
-
-    @property
-    def open_connections(self) -> int:
-        """Connections through this link now."""
-        return len(self._pairs)
 
     def reset_after(self, count: int | None, direction: str = FROM_TARGET) -> None:
         """Reset each connection, new and old, when that many bytes (from now on) have passed; None: no more."""
@@ -123,7 +117,6 @@ class Link:
         with listener, scope:
             while True:
                 near, _ = await listener.accept()
-                self.accepted += 1
                 self._network.start(self._carry, _Pair(trio.SocketStream(near)))
 
     async def _carry(self, pair: _Pair) -> None:

@@ -82,7 +82,7 @@ def main(folder: Path) -> None:
     last = Days(date.fromisoformat(DAYS[1]), None)
     with watched(spark) as seen:
         steps["last day"] = read(spark, str(table), (), str(folder / "staging"), now_ms=NOW_MS, days=last).quality.used
-    steps["plans"] = [plan for plan in seen.plans if "BatchScan" in plan][:1]
+    steps["plans"] = [plan for plan in seen if "BatchScan" in plan][:1]
     (folder / "away").rename(files)
     run("late", keep_days=2)
     steps["kept"] = state_of(spark, table)

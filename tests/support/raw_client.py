@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import itertools
-import selectors
 import socket
 import struct
-import termios
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 TIMEOUT_S = 30.0
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-SIOCOUTQ = termios.TIOCOUTQ  # bytes sent that the peer's kernel has not acknowledged
 
 
 class ClosedByPeerError(Exception):
@@ -55,18 +50,6 @@ class Frame:
         return int(number)
 
 
-@dataclass
-class Push:
-    """How a large amount of data left: (when, bytes the kernel had taken so far)."""
-
-    points: list[tuple[float, int]] = field(default_factory=list)
-
-    def stalls(self, at_least_s: float) -> list[tuple[float, float]]:
-        """Pauses in which the kernel took nothing, as (begin, end): the peer's buffer was full and not read."""
-        times = [at for at, _ in self.points]
-        return [(a, b) for a, b in itertools.pairwise(times) if b - a >= at_least_s]
-
-
 class RawClient:
     """One connection. Requests may be pipelined with `send`; `read_frame` gives the answers in their order."""
 
@@ -75,7 +58,6 @@ class RawClient:
         address: str | tuple[str, int],
         client_id: str | None = "raw",
         *,
-        send_buffer_bytes: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         if isinstance(address, str):
@@ -84,8 +66,6 @@ class RawClient:
         self.client_id = client_id
         self.timeout_s = timeout_s
         self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        if send_buffer_bytes is not None:  # before connecting; the kernel doubles it
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self.socket.settimeout(timeout_s)
         try:
             self.socket.connect(address)
@@ -133,29 +113,6 @@ class RawClient:
         answer.asked_at = asked_at
         answer.message = decode(message, answer.payload)
         return answer
-
-    def push(self, data: bytes, limit_s: float = 60.0) -> Push:
-        """Send much data as fast as the peer takes it, and note how it went."""
-        push = Push()
-        view, sent, deadline = memoryview(data), 0, time.monotonic() + limit_s
-        self.socket.setblocking(False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.socket, selectors.EVENT_WRITE)
-            push.points.append((time.monotonic(), 0))
-            while sent < len(data):
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError(f"{sent} of {len(data)} bytes taken after {limit_s:g} s")
-                if selector.select(left_s):
-                    sent += self.socket.send(view[sent:])
-                    push.points.append((time.monotonic(), sent))
-        return push
-
-    def unsent_bytes(self) -> int:
-        """Bytes in our kernel's queue that the peer's kernel has not taken (Linux, SIOCOUTQ)."""
-        answer = fcntl.ioctl(self.socket.fileno(), SIOCOUTQ, struct.pack("i", 0))
-        (count,) = struct.unpack("i", answer)
-        return int(count)
 
     def topic(self, name: str) -> Topic:
         """A topic's name and id; the broker creates it if it is new, and this waits until its leader takes requests."""

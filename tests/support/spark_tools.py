@@ -66,6 +66,11 @@ def table(directory: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def floats(row: dict[str, str], *names: str) -> list[float]:
+    """These figures of a row."""
+    return [float(row[name]) for name in names]
+
+
 def json_lines(directory: Path) -> list[dict[str, Any]]:
     """All rows below a directory that Spark wrote as JSON."""
     return [json.loads(line) for path in sorted(directory.rglob("*.json")) for line in path.read_text().splitlines()]

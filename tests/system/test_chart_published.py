@@ -23,7 +23,6 @@ from tests.support.chart_tools import (
     helm,
     helm_executable,
     kubectl_executable,
-    kustomize,
     of_kind,
 )
 
@@ -59,13 +58,6 @@ def test_a_publisher_gives_the_addresses(tmp_path: Path) -> None:
     linted = helm("lint", "--strict", packed, "--values", CHART / "ci/webhook-values.yaml")
     assert linted.returncode == 0, linted.stdout
     assert helm("show", "readme", packed).stdout.strip() == README.read_text().strip()
-
-
-def test_kustomize_component_matches_the_chart() -> None:
-    expected = kustomize()
-    assert sorted(KUSTOMIZE.iterdir()) == sorted(expected)
-    for path, text in expected.items():
-        assert path.read_text() == text, f"{path.name}: run `make chart`"
 
 
 def blocks() -> dict[str, str]:

@@ -14,7 +14,17 @@ from quota import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = 25
-CORE = ("bytes", "ledger", "pacing", "gate", "model", "bucket", "standing", "trial")
+AGAIN = (
+    [
+        *map(str, ROOT.glob("tests/unit/test_quota_*.py")),
+        "tests/unit/test_session.py",
+        "tests/unit/test_session_fetch.py",
+    ],
+    [
+        f"tests/loopback/test_{name}.py"
+        for name in ("proxy_cost", "proxy_mutes", "proxy_shell", "event_loop", "splice_order")
+    ],
+)
 """Tests that are run again with the Python code, in a process of its own, when this one runs the compiled one."""
 
 pytestmark = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"quota is not compiled: {compiled.WHY_NOT}")
@@ -43,19 +53,8 @@ def test_random_operations_end_in_the_same_state() -> None:
 
 
 @pytest.mark.long
-def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
-    names = (*(f"quota_{name}" for name in CORE), "session", "session_fetch")
-    files = [f"tests/unit/test_{name}.py" for name in names]
-    plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib --strict-markers"]
-    assert " passed" in run("1", "-m", "pytest", "-q", *plain, *files)
-
-
-LOOPBACK = ("proxy_cost", "proxy_mutes", "proxy_shell", "event_loop", "splice_order")
-
-
-@pytest.mark.long
-def test_the_loops_tests_pass_with_the_python_code_too() -> None:
-    files = [f"tests/loopback/test_{name}.py" for name in LOOPBACK]
+@pytest.mark.parametrize("files", AGAIN, ids=["arithmetic", "loops"])
+def test_tests_pass_with_the_python_code_too(files: list[str]) -> None:
     plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib --strict-markers"]
     said = run("1", "-m", "pytest", "-q", *plain, *files)
     assert " passed" in said

@@ -226,44 +226,6 @@ async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespa
             assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"
 
 
-async def test_transparent_drain_finishes_requests_in_flight(machine: Namespace) -> None:
-    """One request is with the broker; another client has been throttled, and has its answer already."""
-    go = trio.Event()
-
-    async def slow(stream: Any, frame: bytes) -> None:
-        if b"slow" in frame:
-            await go.wait()
-        await answer(stream, frame)
-
-    held = Entry(client_id="held", producer_byte_rate=100.0)  # 100 B/s: a request of some 1 200 B is 2 s too much
-    with machine.inside():
-        async with (
-            intercepting(handler=slow, quotas=[held], drain_timeout_s=20.0) as (proxy, broker),
-            await connect(BROKERS[0]) as asking,
-            await connect(BROKERS[1]) as muted,
-            await connect(BROKERS[0]) as idle,
-        ):
-            await muted.send_all(produce(8, 1200, client_id="held"))
-            told = await read_frame(muted)
-            assert told is not None
-            assert struct.unpack(">i", told[-4:])[0] > 0, "throttle_time_ms"
-            await asking.send_all(produce(7, 100, client_id="slow"))
-            await until(lambda: len(broker.received) == 2)
-            await until(lambda: len(list(proxy.each_connection())) == 3)
-            proxy.drain()
-            assert not_ready(proxy, QUOTAS) == ["the sidecar is draining"]
-            assert await idle.receive_some() == b"", "nothing is owed there"
-            assert await muted.receive_some() == b"", "nor there, whatever is left of the throttle"
-            with pytest.raises(ConnectionRefusedError):
-                await connect(BROKERS[0])
-            assert proxy.state == "draining"
-            go.set()
-            assert await read_frame(asking) == produce_response(7)
-            assert await asking.receive_some() == b""
-            await until(lambda: proxy.state == "stopped")
-            assert proxy.counters.connections_closed == {"drained": 3}
-
-
 def test_addresses_as_the_kernel_gives_them() -> None:
     family4, family6 = struct.pack("=H", socket.AF_INET), struct.pack("=H", socket.AF_INET6)
     # 9092 = 0x2384
@@ -311,6 +273,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
         ("mode: transparent\ntransparent: {mark: 0}", "expected a socket mark"),
         ("mode: transparent\nquotas: {source: cluster}", "expected upstream.bootstrap"),
         ("mode: transparent\nexport: {kafka_topic: usage}", "expected upstream.bootstrap"),
+        ("mode: transparent\nlisten: {tls: {certificate_file: /a/b, key_file: /a/c}}", "expected upstream.tls too"),
         ("transparent: {mark: 1}", "upstream: expected a section with bootstrap"),
     ],
 )

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 
-from config.load import load_bytes
-from config.problems import ConfigError
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings, TransparentSettings
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
@@ -37,11 +35,6 @@ def machine() -> Iterator[Namespace]:
     found.run("nft", "-f", "-", given=RULES % (MARK, KAFKA, KAFKA + 1, LISTEN))
     yield found
     found.close()
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("own"))
 
 
 @asynccontextmanager
@@ -128,9 +121,3 @@ async def test_upstream_tls_alone_encrypts_plain_connections(machine: Namespace,
             assert proxy.counters.tls_handshakes == {"broker": 1}
             assert proxy.counters.passthrough_opened == 1
             assert names == ["kafka-0.test"] * 2
-
-
-def test_terminated_tls_requires_upstream_tls() -> None:
-    text = b"mode: transparent\nlisten: {tls: {certificate_file: /a/b, key_file: /a/c}}\n"
-    with pytest.raises(ConfigError, match=r"expected upstream\.tls too"):
-        load_bytes("q.yaml", text)

