@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.corpus.job import Job, item, outcome, wait_for
 from tests.corpus.records import Record, send_confluent
-from tests.corpus.tools import create_topic, create_topic_on, leave_out, wait_until_known
+from tests.corpus.tools import create_topic_on, leave_out, wait_until_known
 
 
 @contextmanager
@@ -26,89 +26,6 @@ def _confluent(job: Job) -> Any:
     from confluent_kafka.admin import AdminClient
 
     return AdminClient({"bootstrap.servers": job.bootstrap})
-
-
-def _spread(job: Job, partitions: int) -> dict[int, list[int]]:
-    """Assignments that say who leads: brokers in turn."""
-    return {number: [number % job.brokers + 1] for number in range(partitions)}
-
-
-@item()
-def topics_kafka_python(job: Job) -> Any:
-    name, other = job.name("topics-kp"), job.name("topics-kp-2")
-
-    def by_name(found: Any) -> Any:
-        return leave_out(sorted(found, key=lambda topic: topic["name"]), "topic_id")
-
-    def topics() -> Any:
-        found = admin.describe_topics([name, other])
-        for topic in found:
-            topic["partitions"].sort(key=lambda partition: partition["partition_index"])
-        return by_name(found)
-
-    def create(wanted: Any, **options: Any) -> Any:
-        return by_name(admin.create_topics(wanted, raise_errors=False, **options)["topics"])
-
-    with _kafka_python(job) as admin:
-        result: dict[str, Any] = {"only validated": create({name: {"num_partitions": 2}}, validate_only=True)}
-        result["unknown"] = topics()
-        wanted = {
-            name: {"assignments": _spread(job, 3), "configs": {"retention.ms": "100000", "cleanup.policy": "compact"}},
-            other: {"num_partitions": 1, "replication_factor": job.replicas},
-        }
-        result["created"] = create(wanted)
-        wait_until_known(job, name, _spread(job, 3))
-        result["again"] = create({name: {"num_partitions": 2}})
-        result["bad name"] = create({job.name("bad name!"): {"num_partitions": 1}})
-        result["bad config"] = create({job.name("bad-config"): {"configs": {"no.such": "1"}}})
-        result["too many replicas"] = create({job.name("replicas"): {"num_partitions": 1, "replication_factor": 9}})
-        result["allowed"] = admin.describe_topics([name])[0]["authorized_operations"]
-        grow = {name: {"count": 5, "assignments": [[1], [job.brokers]]}}
-        result["grown"] = admin.create_partitions(grow, raise_errors=False)
-        wait_until_known(job, name, {**_spread(job, 3), 3: [1], 4: [job.brokers]})
-        result["shrunk"] = admin.create_partitions({name: 2}, raise_errors=False)
-        result["partitions"] = [
-            (each["partition_index"], each["leader_id"], each["replica_nodes"])
-            for topic in topics()
-            if topic["name"] == name
-            for each in topic["partitions"]
-        ]
-        result["listed"] = sorted(each for each in _names(admin.list_topics()) if each in (name, other))
-        result["deleted"] = by_name(admin.delete_topics([name, other])["topics"])
-        wait_for("gone", lambda: not {name, other} & set(_names(admin.list_topics())))
-        result["deleted again"] = leave_out(admin.delete_topics([name], raise_errors=False), "topic_id")
-    return result
-
-
-def _names(topics: Any) -> list[str]:
-    return [each if isinstance(each, str) else each["name"] for each in topics]
-
-
-@item()
-def configs_kafka_python(job: Job) -> Any:
-    from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType
-
-    topic = create_topic(job, "configs-kp")
-
-    def resource(configs: Any = None) -> Any:
-        return ConfigResource(ConfigResourceType.TOPIC, topic, configs)
-
-    with _kafka_python(job) as admin:
-
-        def described() -> Any:
-            return admin.describe_configs([resource()], include_synonyms=True)
-
-        changes = {"retention.ms": "5000", "cleanup.policy": (AlterConfigOp.APPEND, "compact")}
-        result = {
-            "altered": admin.alter_configs([resource(changes)]),
-            "described": wait_for("the change", lambda: "'5000'" in repr(now := described()) and now),
-            "refused": outcome(lambda: admin.alter_configs([resource({"retention.ms": "soon"})])),
-            "reset": admin.reset_configs([resource({"retention.ms": None})]),
-        }
-        wait_for("the reset", lambda: "retention.ms" not in described()["topic"][topic])
-        broker = ConfigResource(ConfigResourceType.BROKER, str(job.brokers))
-        everything = admin.describe_configs([broker], config_filter=ConfigFilterType.ALL)
-        return result | {"broker": everything}
 
 
 @item()
@@ -139,82 +56,6 @@ def cluster_kafka_python(job: Job) -> Any:
 def _versions(admin: Any, node: int) -> dict[Any, Any]:
     found = admin.get_broker_version_data(node)
     return dict(found.api_versions)
-
-
-@item()
-def offsets_kafka_python(job: Job) -> Any:
-    from kafka import TopicPartition
-    from kafka.admin import OffsetSpec
-
-    topic = create_topic(job, "offsets-kp", partitions=3)
-    send_confluent(
-        job, topic, [Record(None, b"x", timestamp_ms=1_700_000_000_000 + n, partition=n % 3) for n in range(60)]
-    )
-    every = [TopicPartition(topic, number) for number in range(3)]
-    with _kafka_python(job) as admin:
-
-        def listed(spec: Any) -> Any:
-            found = admin.list_partition_offsets(dict.fromkeys(every, spec))
-            return {each.partition: found[each] for each in every}
-
-        result = {
-            str(name): listed(spec)
-            for name, spec in {
-                "earliest": OffsetSpec.EARLIEST,
-                "latest": OffsetSpec.LATEST,
-                "max timestamp": OffsetSpec.MAX_TIMESTAMP,
-                "at a time": 1_700_000_000_030,
-            }.items()
-        }
-        deleted = admin.delete_records({every[0]: 5, every[1]: 10})
-        result["deleted"] = {key.partition: value for key, value in deleted.items()}
-        result["earliest then"] = listed(OffsetSpec.EARLIEST)
-        result["deleted too far"] = outcome(lambda: admin.delete_records({every[2]: 1_000}))
-        dirs = admin.describe_log_dirs({topic: [0, 1, 2]})
-        result["logs"] = sorted(
-            (key["partition_index"], key["partition_size"] > 0, key["is_future_key"])
-            for broker in (dirs.values() if isinstance(dirs, dict) else dirs)
-            for key in _partitions_in(broker)
-        )
-        return result
-
-
-def _partitions_in(value: Any) -> Iterator[Any]:
-    """All dicts about a partition in a nested answer."""
-    if isinstance(value, dict):
-        if "partition_size" in value:
-            yield value
-        for each in value.values():
-            yield from _partitions_in(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _partitions_in(each)
-
-
-@item()
-def groups_kafka_python(job: Job) -> Any:
-    from kafka import OffsetAndMetadata, TopicPartition
-    from kafka.admin import OffsetSpec
-
-    topic, group = create_topic(job, "groups-kp", partitions=3), job.name("groups-kp")
-    send_confluent(job, topic, [Record(None, b"x", partition=number % 3) for number in range(30)])
-    every = [TopicPartition(topic, number) for number in range(3)]
-    with _kafka_python(job) as admin:
-
-        def by_partition(found: Any) -> Any:
-            return {key.partition: value for key, value in sorted(found.items())}
-
-        offsets = {each: OffsetAndMetadata(each.partition + 1, "note", -1) for each in every}
-        result: dict[str, Any] = {"altered": by_partition(admin.alter_group_offsets(group, offsets))}
-        result["offsets"] = by_partition(admin.list_group_offsets({group: None})[group])
-        specs = {every[0]: OffsetSpec.EARLIEST, every[1]: OffsetSpec.LATEST, every[2]: 1_000}
-        result["reset"] = by_partition(admin.reset_group_offsets(group, specs))
-        result["deleted offsets"] = by_partition(admin.delete_group_offsets(group, [every[1]]))
-        result["then"] = by_partition(admin.list_group_offsets({group: None})[group])
-        result["listed"] = [each for each in admin.list_groups() if job.prefix in repr(each) and group in repr(each)]
-        result["deleted"] = admin.delete_groups([group])
-        result["deleted again"] = outcome(lambda: admin.delete_groups([group]))
-        return result
 
 
 @item()

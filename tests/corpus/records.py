@@ -254,19 +254,6 @@ def idempotent_producers(job: Job) -> Any:
     return {"offsets": result, "values": digest(values)}
 
 
-@item()
-def acknowledgements(job: Job) -> Any:
-    """acks 0 (no answer at all), 1 and all, on one connection each."""
-    topic = create_topic(job, "acks", partitions=3)
-    result: dict[str, Any] = {}
-    for partition, acks in enumerate((0, 1, "all")):
-        sent = [each._replace(partition=partition) for each in records(50, seed=9, value_bytes=100)]
-        offsets = send_kafka_python(job, topic, sent, acks=acks, enable_idempotence=False)
-        result[f"acks={acks}"] = None if acks == 0 else offsets
-    seen = read_confluent(job, topic, 3, 150)
-    return result | {"seen": [(each.partition, each.offset, (each.value or b"")[:6]) for each in seen]}
-
-
 def _large(seed: int) -> bytes:
     return random.Random(seed).randbytes(LARGE_BYTES)
 

@@ -1,15 +1,12 @@
-"""Every version of the messages that carry broker addresses, and ApiVersions, asked for without a client's help."""
+"""Every version of ApiVersions, asked for without a client's help. Answers with addresses: tests/vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from tests.corpus.job import Job, item, wait_for
-from tests.corpus.tools import broker_addresses, create_topic, leave_out
-from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
-
-CHANGING = ("topic_id", "leader_epoch", "controller_id")
+from tests.corpus.job import Job, item
+from tests.corpus.tools import leave_out
+from tests.support.raw_client import RawClient
 
 
 def _offered(client: RawClient, request_class: Any) -> range:
@@ -24,30 +21,6 @@ def _offered(client: RawClient, request_class: Any) -> range:
 
 def _client(job: Job) -> RawClient:
     return RawClient(job.bootstrap.split(",")[0])
-
-
-def _addresses(value: Any) -> Iterator[tuple[str, int]]:
-    """All (host, port) in a decoded message; Kafka writes "none" as an empty host with port -1."""
-    if isinstance(value, dict):
-        if value.get("host"):
-            yield value["host"], value["port"]
-        for each in value.values():
-            yield from _addresses(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _addresses(each)
-
-
-def _answer(job: Job, client: RawClient, request: Any) -> Any:
-    """The decoded answer without what may differ; its addresses are noted."""
-    decoded = client.ask(request).message.to_dict()
-    job.learn(f"{type(request).__name__} v{request.API_VERSION}", _addresses(decoded))
-    for name, key in (("brokers", "node_id"), ("brokers", "broker_id"), ("topics", "name")):
-        if decoded.get(name) and key in decoded[name][0]:
-            decoded[name].sort(key=lambda each: each[key])
-    for topic in decoded.get("topics", ()):
-        topic.get("partitions", []).sort(key=lambda each: each["partition_index"])
-    return leave_out(decoded, "port", *CHANGING)
 
 
 @item()
@@ -86,103 +59,3 @@ def another_broker(job: Job) -> Any:
             client.send(api_versions_request(5, 1, "corpus", cluster_id=cluster.cluster_id, node_id=node_id))
             errors.append(int.from_bytes(client.read_frame().payload[4:6], "big"))
     return sorted(errors)
-
-
-@item()
-def metadata(job: Job) -> Any:
-    from kafka.protocol.metadata import MetadataRequest
-
-    topic, result = create_topic(job, "wire-metadata", partitions=3), {}
-    with _client(job) as client:
-        known = client.topic(topic)
-        for version in _offered(client, MetadataRequest):
-            wanted = MetadataRequest.MetadataRequestTopic
-            named = [wanted(version=version, topic_id=known.id if version >= 12 else None, name=topic)]
-            questions = {"named": named, "none": []}
-            if version >= 10:  # by name only, and by a name that there is not
-                questions["unknown"] = [wanted(version=version, name=job.name("wire-unknown"))]
-            for name, topics in questions.items():
-                if version == 0 and name == "none":
-                    continue  # version 0 has no way to ask for none: an empty list means all
-                request = MetadataRequest(
-                    version=version,
-                    topics=topics,
-                    allow_auto_topic_creation=False,
-                    include_cluster_authorized_operations=True,
-                    include_topic_authorized_operations=True,
-                )
-                result[f"v{version} {name}"] = _answer(job, client, request)
-    return result
-
-
-@item()
-def find_coordinator(job: Job) -> Any:
-    from kafka.protocol.metadata import FindCoordinatorRequest
-
-    result: dict[str, Any] = {}
-    with _client(job) as client:
-        for version in _offered(client, FindCoordinatorRequest):
-            for kind, key_type in (("group", 0), ("transaction", 1)):
-                if version == 0 and key_type:
-                    continue  # groups only
-                keys = [f"coordinated-{number}" for number in range(3)]  # the same ones in both processes
-                if version < 4:
-                    asked = [{"key": key, "key_type": key_type} for key in keys]
-                else:
-                    asked = [{"coordinator_keys": keys, "key_type": key_type}]
-
-                def ask(fields: dict[str, Any], version: int = version) -> Any:
-                    return _answer(job, client, FindCoordinatorRequest(version=version, **fields))
-
-                for number, fields in enumerate(asked):
-                    # Kafka's own topics are created by the first question; until then there is no coordinator.
-                    result[f"v{version} {kind} {number}"] = wait_for(
-                        "a coordinator", lambda fields=fields: (now := ask(fields)) and _found(now) and now
-                    )
-    return result
-
-
-def _found(answer: Any) -> bool:
-    errors = [each["error_code"] for each in answer["coordinators"]] if answer.get("coordinators") else []
-    return not any(errors) and not answer.get("error_code")
-
-
-@item()
-def describe_cluster(job: Job) -> Any:
-    from kafka.protocol.admin import DescribeClusterRequest
-
-    result: dict[str, Any] = {}
-    with _client(job) as client:
-        for version in _offered(client, DescribeClusterRequest):
-            # Controllers (endpoint type 2) are only told by controllers; the broker's refusal is the result.
-            for endpoint in (1, 2) if version >= 1 else (1,):
-                request = DescribeClusterRequest(
-                    version=version,
-                    include_cluster_authorized_operations=True,
-                    endpoint_type=endpoint,
-                    include_fenced_brokers=False,
-                )
-                answer = _answer(job, client, request)
-                result[f"v{version} type {endpoint}"] = answer
-    return result
-
-
-@item()
-def produce_and_fetch(job: Job) -> Any:
-    """Every version of Produce and Fetch that kafka-python can write, asked of the partition's leader."""
-    from kafka.protocol.consumer import FetchRequest
-    from kafka.protocol.producer import ProduceRequest
-
-    name, result = create_topic(job, "wire-records"), {}
-    with RawClient(broker_addresses(job)[1]) as client:
-        topic = client.topic(name)
-        for offset, version in enumerate(_offered(client, ProduceRequest)):
-            answer = client.ask(
-                produce_message(version, topic, [f"by version {version}".encode()], acks=-1)
-            ).message.to_dict()
-            result[f"produce v{version}"] = leave_out(answer, "topic_id", "log_append_time_ms")
-            assert answer["responses"][0]["partition_responses"][0]["base_offset"] == offset
-        for version in _offered(client, FetchRequest):
-            answer = client.ask(fetch_message(version, topic)).message
-            result[f"fetch v{version}"] = fetched_values(answer)
-    return result

@@ -600,6 +600,9 @@ def _overlays() -> list[bytes]:
         b"quotas:\n- {user: alice, producer_byte_rate: 1000}\n",
         b"",
         b"quotas:\n- {client-id: <default>, request_percentage: 5}\n",
+        b"quotas: [{user: {name: [a]}, producer_byte_rate: 1}]",
+        b"quotas: [{? {a: b} : c}]",
+        b"quotas: [{user: &a [*a]}]",
     ]
 
 
@@ -613,6 +616,7 @@ def overlay(data: bytes) -> None:
     else:
         return
     assert problems
+    assert all(str(problem).startswith("o.yaml") for problem in problems)
 
 
 from tests.fuzz import connection_io_targets, file_targets, identity_targets, tls_targets  # noqa: E402, F401 - they need what is above

@@ -141,28 +141,6 @@ def test_instances_agree_after_any_churn(size: int, events: list[tuple[str, set[
     assert len(machine.open) == min(len(live), size)
 
 
-def test_ids_that_go_up_for_ever_use_three_ports() -> None:
-    machine = Machine(3)
-    for newest in range(1, 200):
-        found = machine.see(newest, newest - 1, newest + 1)
-        assert None not in found.values()
-        kept = machine.see(newest, newest + 1)
-        assert all(found[one] == port for one, port in kept.items()), "no broker that stays is told with another port"
-
-
-def test_former_ports_stand_for_brokers_in_the_grace_time() -> None:
-    machine = Machine(4)
-    assert machine.see(0, 1, 5) == {0: FIRST, 1: FIRST + 1, 5: FIRST + 2}
-    assert machine.see(1, 5) == {1: FIRST + 1, 5: FIRST + 2}
-    assert machine.open[FIRST] == 0
-    assert machine.see(5) == {5: FIRST + 1}
-    assert machine.open == {FIRST: 0, FIRST + 1: 5, FIRST + 2: 5}, "both ports stand for it"
-    machine.wait(GRACE_S - 1)
-    assert len(machine.open) == 3
-    machine.wait(2)
-    assert machine.open == {FIRST + 1: 5}
-
-
 def test_the_address_of_a_broker_that_left_may_be_reused() -> None:
     machine = Machine(4)
     machine.see(1, 2)

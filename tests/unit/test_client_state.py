@@ -3,23 +3,17 @@ forgotten."""
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable
 
 import pytest
 
-from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Outcome, Wait
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Outcome, Wait
 from proxy.core.session.exchange import MAX_KEPT_BYTES
-from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.sasl_tools import PLAIN_STEPS, authenticate, authenticate_response, handshake, handshake_response
 from tests.support.session_tools import (
-    FETCH,
     MB,
-    METADATA,
     answers,
-    fetch_body,
     from_broker,
     from_client,
     ledger,
@@ -96,6 +90,10 @@ def test_asking_until_the_interceptor_decides() -> None:
     assert (one.describe(0.0), one.client_at_boundary) == ("open", True)
     assert one.taken() == produce(2, 100)
     assert len(answers(one)) > 4
+    interceptor.outcomes = [Wait(interceptor.later)]
+    from_client(one, request(CREATE_TOPICS, 4, 3, b""))
+    one.close(0.0)
+    assert not one.exchange, "nothing is kept after the end"
 
 
 def test_login_lasts_until_the_broker_answers_and_user_is_known() -> None:
@@ -111,16 +109,6 @@ def test_login_lasts_until_the_broker_answers_and_user_is_known() -> None:
     assert one.describe(0.0) == "login", "while a name is looked up"
     one.identify("owner")
     assert (one.describe(0.0), one.taken(), one.user) == ("open", produce(3, 500), "owner")
-
-
-def test_of_several_the_last_in_the_table_counts() -> None:
-    one = session(ledger(produce_rate=100, smooth=False), max_in_flight=1)
-    from_client(one, produce(1, 2000))
-    one.on_drain(0.0)
-    assert one.describe(0.0) == "muted"
-    assert one.describe(10_000.0) == "full"
-    from_broker(one, produce_response(1), 10_000.0)
-    assert one.describe(20_000.0) == "draining"
 
 
 def test_connecting_until_the_broker_is_there() -> None:
@@ -150,41 +138,6 @@ def test_a_session_keeps_the_accounts_of_its_client_ids() -> None:
     assert one.client_ids == ["c", "d"]
     one.close(0.0)
     assert (kept(of, "c"), kept(of, "d")) == (False, False)
-
-
-ENDS = {
-    "within a request": [
-        produce(1, 100) + request(FETCH, 11, 2, fetch_body(11, partitions={0: 0}), "d") + produce(3, 5000)[:600]
-    ],
-    "within a response": [
-        request(FETCH, 4, 1, fetch_body(4, partitions={0: 0}), "d"),
-        struct.pack(">iiii", 100_000, 1, 0, 0) + b"\0" * 500,
-    ],
-    "in a login": [handshake("PLAIN")],
-    "while queued": [produce(1, 100)],
-    "while asking": [request(CREATE_TOPICS, 4, 1, b"")],
-}
-"""What the client has sent, and the broker has answered."""
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_kept_after_the_end(end: str) -> None:
-    of = ledger(produce_rate=1000, fetch_rate=1000)
-
-    def never(_body: bytes, _now_ms: float) -> Outcome:
-        raise AssertionError("the connection has ended")
-
-    one = session(of, interceptors={CREATE_TOPICS: Deciding(Ask(METADATA, 1, b"\0\0\0\0", never))})
-    if end == "while queued":
-        of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 1 * MB, 0.0)
-    sent, *answered = ENDS[end]
-    from_client(one, sent)
-    for data in answered:
-        from_broker(one, data)
-    assert (one.describe(0.0) == "held") == (end == "while queued")
-    one.close(math.ulp(1.0))
-    assert {account.connections for account in of.accounts()} <= {0}
-    assert all(group.waiting == 0 for group in of.groups(Kind.PRODUCE))
 
 
 def test_a_client_id_for_each_request_keeps_eight_accounts() -> None:

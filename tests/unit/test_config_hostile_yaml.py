@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.load import load_bytes
@@ -70,23 +69,6 @@ def test_takes_as_much_as_the_bound(start: str, item: str, end: str, most: int, 
     assert parse("q.yaml", written(most)).values
     with pytest.raises(ConfigError, match=said):
         parse("q.yaml", written(most + 1))
-
-
-OPENERS = [
-    "[", "{", "- ", "? ", "{a: ", "[{a: ", "&a [", "!!seq [", "[[],", "a: [", "\n- ", "? - ", '"a": [', "[? ", "-\n",
-]  # fmt: skip
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(OPENERS), st.integers(1, 60_000)), min_size=1, max_size=5), st.text("]} a:,\n")
-)
-@settings(max_examples=examples(150))
-@example([("- ", 60_000)], "a")
-def test_no_nesting_ends_the_process(parts: list[tuple[str, int]], end: str) -> None:
-    data = ("".join(opener * times for opener, times in parts) + end).encode()
-    for read in (lambda: load_bytes("q.yaml", data), lambda: parse_overlay("o.yaml", data)):
-        with suppress(ConfigError):
-            read()
 
 
 TOO_MANY = f"expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
@@ -175,11 +157,6 @@ keys = st.sampled_from(
 shaped = st.recursive(
     values, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6), max_leaves=20
 )
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
-    TARGETS["configuration"].run(data)
 
 
 @given(shaped)

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from config.load import load_bytes
-from config.overlay import load_overlay, overlay_bytes, parse_overlay, table_in_force
+from config.overlay import load_overlay, overlay_bytes, parse_overlay
 from config.problems import ConfigError
-from quota.admin import Entity, enforced, names_of
+from quota.admin import enforced, names_of
 from quota.overlay import Overlay, altered, laid_over
 from quota.table import Entry, QuotaTable
 
-USER_A: Entity = (("user", "a"),)
 PRODUCE = "producer_byte_rate"
 
 names = st.text(min_size=1).filter(lambda name: not any("\ud800" <= char <= "\udfff" for char in name))
@@ -92,34 +89,6 @@ def test_no_file_is_no_overlay_and_neither_are_comments_alone(tmp_path: Path) ->
     assert parse_overlay("o.yaml", b"# nothing\n") == {}
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_overlay(tmp_path)
-
-
-def test_entries_in_force_are_file_with_overlay(tmp_path: Path) -> None:
-    path = tmp_path / "overlay.yaml"
-    quotas: Any = {"alter": "apply", "alter_principals": ["ANONYMOUS"], "overlay": str(path)}
-    quotas["entries"] = [{"user": "a", PRODUCE: 1, "consumer_byte_rate": 2}]
-    text = yaml.safe_dump({"upstream": {"bootstrap": ["kafka:9092"]}, "quotas": quotas, "quota.producer.default": 5})
-    config = load_bytes("q.yaml", text.encode())
-    in_file = table_in_force(config).entries
-    assert Entry("a", None, 1.0, 2.0) in in_file
-    path.write_bytes(overlay_bytes({USER_A: {PRODUCE: 7.0, "consumer_byte_rate": None}}))
-    assert table_in_force(config).entries == (Entry("a", None, 7.0), *in_file[1:])
-    path.write_text("nonsense")
-    with pytest.raises(ConfigError):
-        table_in_force(config)
-
-
-@given(st.binary(max_size=200))
-@example(b"quotas: [{user: {name: [a]}, producer_byte_rate: 1}]")
-@example(b"quotas: [{? {a: b} : c}]")
-@example(b"quotas: [{user: &a [*a]}]")
-def test_any_bytes_are_an_overlay_or_a_problem_with_a_place(data: bytes) -> None:
-    problems = []
-    try:
-        parse_overlay("o.yaml", data)
-    except ConfigError as error:
-        problems = error.problems or ["no problem is named"]
-    assert all(str(problem).startswith("o.yaml") for problem in problems)
 
 
 @given(st.dictionaries(entities, limits, max_size=3), st.lists(st.tuples(entities, limits), max_size=8))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, misunderstood, plans
+from deploy.kubernetes.distribution import Distribution, NamespacePlan, Observed, misunderstood, plans
 from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, FORMER, bundled, renewed
 from tests.support.webhook_tools import TOLD
 
@@ -113,14 +113,6 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
     assert copy(base=stricter, **refused)["data"] == {"kquota.yaml": stricter}, "they do not fit any more"
 
 
-def test_unchanged_quotas_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = seen(namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": copy(quotas=own(LOWER))})
-    known: Known = {}
-    before = list(plans(given, TOLD, known))
-    monkeypatch.setattr("deploy.kubernetes.own_quotas.combined", None)
-    assert list(plans(given, TOLD, known)) == before
-
-
 @pytest.mark.parametrize(
     ("label", "chart", "taken"),
     [
@@ -179,11 +171,3 @@ def test_new_and_former_authorities_are_trusted() -> None:
     assert trusted.count(b"-----BEGIN") == 1 + FORMER
     oldest = b"-----BEGIN" + trusted.rpartition(b"-----BEGIN")[2]
     assert (bundled(oldest, trusted, NOW) or b"").startswith(oldest), "in use again, so it is not the next to go"
-
-
-def test_remakes_unusable_certificate() -> None:
-    first, other = made({}), made({})
-    pair = {"tls.crt": other["tls.crt"], "tls.key": other["tls.key"]}
-    for change in ({"tls.crt": b"nonsense"}, {"tls.key": other["tls.key"]}, pair, {"ca.key": b""}):
-        assert renewed(made(first | change), HOST, NOW) is None
-    assert made(first, host="another.platform.svc") != first

@@ -1,4 +1,4 @@
-"""Blocks of the documentation: files load, values fit the chart, commands parse, examples print what is shown."""
+"""Blocks of the documentation: files load, values fit the chart, commands parse and succeed on their page's files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 VALUES_SCHEMA = json.loads((ROOT / "helm/kquota/values.schema.json").read_text())
 SETTINGS = {info.alias or name for name, info in Config.model_fields.items()}
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OF_OTHERS = {
     "analysis.md"  # Spark's and Prometheus' own files; its commands are those of the reports
 }
@@ -141,12 +140,6 @@ def test_commands_on_the_pages_files_succeed(
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "warning:" not in done.output
-
-
-@named([block for block in SHELL if re.search(r"^make ", block.text, re.MULTILINE)])
-def test_make_has_these_targets(block: Block) -> None:
-    for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
-        assert target in TARGETS
 
 
 SESSIONS = re.findall(

@@ -16,20 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ("tests/README.md", "examples/README.md", "helm/kquota/README.md", "docs/llms.txt")
 PAGES = sorted([*ROOT.glob("*.md"), *map(ROOT.joinpath, BESIDE), *ROOT.glob("docs/**/*.md")])
 
-QUESTIONS = [
-    ("Does it work with EKS and MSK?", "docs/providers.md#amazon-msk"),
-    ("How do I set a quota per team, by principal?", "docs/which-quota.md#by-user-or-by-client-id"),
-    ("Why is my consumer or producer slow?", "docs/runbook.md#kquotaclientthrottledforlong"),
-    ("How do 20 pods share one limit?", "docs/fleet.md#the-split"),
-    ("What if the sidecar dies?", "docs/testing.md#faults"),
-    ("How do I upgrade, roll back or uninstall?", "docs/operations.md#upgrade"),
-    ("How do I upgrade, roll back or uninstall?", "docs/operations.md#uninstall"),
-    ("Which alerts do I need?", "docs/runbook.md#kquotanotready"),
-    ("What does it cost in CPU and latency?", "docs/performance.md#what-it-costs"),
-    ("Is it secure? Which credentials does it need?", "SECURITY.md#trust"),
-]
-"""Headings of the FAQ, so that the site's search finds each, and the section that has the details."""
-ANSWER_WORDS = 150
 DOC_WORDS = 45_000
 RUN = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[\w-]+\.json)`(?:, commit\s`(\w+)`)?")
 """A published run as pages name it; the commit is left out where the run did not store it."""
@@ -62,17 +48,6 @@ def test_pages_that_the_code_names_exist(place: str) -> None:
         for page, anchor in re.findall(r"\bdocs/([\w/-]+\.md)(?:#([\w-]+))?", path.read_text(errors="replace")):
             assert (ROOT / "docs" / page).exists(), f"{path}: {page}"
             assert not anchor or anchor in anchors(ROOT / "docs" / page), f"{path}: {page}#{anchor}"
-
-
-@pytest.mark.parametrize(("question", "details"), QUESTIONS)
-def test_questions_are_answered_within_two_clicks(question: str, details: str) -> None:
-    """README, the FAQ, the section: the answer itself is short, and its links resolve (above)."""
-    faq = ROOT / "docs/faq.md"
-    assert "(docs/faq.md)" in (ROOT / "README.md").read_text()
-    (answer,) = re.findall(rf"^## {re.escape(question)}\n(.*?)(?=^## |\Z)", faq.read_text(), re.MULTILINE | re.DOTALL)
-    links = {(faq.parent / target).resolve() for target in re.findall(r"\]\(([^)]+)\)", answer)}
-    assert ROOT / details in links
-    assert len(answer.split()) <= ANSWER_WORDS
 
 
 def test_docs_stay_short() -> None:

@@ -12,7 +12,6 @@ from proxy.app.admin.explain import Moment, addresses_of, explanation_json, iden
 from proxy.app.admin.explain_text import explanation_text, throttled_text
 from proxy.app.admin.history import History
 from proxy.app.cli.top import chosen, page, rows
-from proxy.app.throttle_log import QUIET_MS, ThrottleLog
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
@@ -309,31 +308,6 @@ def test_explain_shows_waiting_requests(in_debt: Ledger) -> None:
     assert "owes 4.4 s beyond the announced delays; the next requests wait for it" in text
     assert "delayed 2 requests so far, 5.2 s in all; 1 waited 4.2 s before they were forwarded" in text
     assert "waited 4.2 s before it was forwarded: the group was in debt" in text
-
-
-def test_log_distinguishes_holds_from_mutes() -> None:
-    lines: list[tuple[str, dict[str, Any]]] = []
-
-    class Log:
-        def info(self, event: str, **values: Any) -> None:
-            lines.append((event, values))
-
-    ledger = Ledger(QuotaTable([LIMITS]))
-    log = ThrottleLog(ledger, Log())
-    account, other = ledger.account("web", "etl"), ledger.account("web", "other")
-    for one in (account, other):
-        ledger.charge(one, Kind.PRODUCE, 50_000, 0)
-    ledger.note_throttle(other, Kind.PRODUCE, 1000, at_ms=7000, api_key=0)
-    log.look(7500)
-    ledger.note_throttle(account, Kind.PRODUCE, 5000, at_ms=8000, api_key=0, queued=True)
-    log.look(8500)
-    assert [(event, values["client_id"], values["why"]) for event, values in lines] == [
-        ("throttling begins", "other", "over"),
-        ("throttling begins", "etl", "held"),
-    ]
-    log.look(8000 + QUIET_MS)
-    ended = {values["client_id"]: values["lasted_s"] for event, values in lines if event == "throttling has ended"}
-    assert ended == {"other": 1.0, "etl": 5.0}
 
 
 def test_top_and_quotas_show_waiting_connections(in_debt: Ledger) -> None:

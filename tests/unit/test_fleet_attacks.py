@@ -1,6 +1,5 @@
 """What others write to the fleet's topic, captured or made up, changes nothing; work and memory stay bounded."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,59 +7,22 @@ import pytest
 
 from proxy.app.sources.security import FleetKeys, FleetKeysError
 from quota.fleet import view
-from quota.fleet.core import Fleet, whole
+from quota.fleet.core import whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY, floor_share
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
+from tests.support import fleet_site
+from tests.support.fleet_site import GROUP, ID, SEAL, TOPIC
 from tests.support.turns import Watch
 
 OLD, NEW, STRANGE = b"old" * 12, b"new" * 12, b"strange" * 5
-TOPIC, ID, GROUP = "kquota-fleet", "shop", 12_344  # of partition 0 of 4
-SEAL, STRANGER = Seal([OLD], TOPIC, ID), Seal([STRANGE], TOPIC, ID)
+STRANGER = Seal([STRANGE], TOPIC, ID)
 SEQ = 2**64 - 1
 ALL = GroupUse(GROUP, 1e9, 1.0, 1.0, 1.0, 1.0)
 
 
-class Site:
-    """Hungry instances around one topic of four partitions, which attackers write to as well."""
-
-    def __init__(self, count: int = 2, seals: list[Seal] | None = None) -> None:
-        self.now = 0.0
-        self.log: list[tuple[int, bytes]] = []
-        self.seals = seals or [SEAL] * count
-        self.fleets: list[Fleet] = []
-        self._numbers = itertools.count(1000)
-        self.read: dict[Fleet, int] = {}
-        self.ends: list[int] = []
-        self.lag = 0
-        for seal in self.seals:
-            self.start(seal)
-
-    def start(self, seal: Seal = SEAL) -> Fleet:
-        fleet = Fleet(seal, next(self._numbers), "i", self.now)
-        fleet.connected(4)
-        fleet.join(GROUP, self.now)
-        self.fleets.append(fleet)
-        self.read[fleet] = len(self.log)
-        return fleet
-
-    def run(self, seconds: float) -> None:
-        for _ in range(int(seconds * 4)):
-            self.now += 250.0
-            self.ends.append(len(self.log))
-            for at, fleet in enumerate(self.fleets):
-                end = self.ends[-1 - self.lag] if self.lag and at == 0 else len(self.log)
-                for partition, data in self.log[self.read[fleet] : end]:
-                    fleet.read(partition, data, self.now)
-                self.read[fleet] = max(end, self.read[fleet])
-                share = fleet.share(GROUP)
-                fleet.sample(GROUP, share * 1e6, share, share, True, self.now)
-                self.log += whole(fleet.steps(self.now))
-
-    def shares(self) -> list[float]:
-        return [fleet.share(GROUP) for fleet in self.fleets]
-
+class Site(fleet_site.Site):
     def forge(self, record: Record, seal: Seal = STRANGER, partition: int = 0) -> None:
         self.log.append((partition, encode(seal, partition, record._replace(written_ms=int(self.now)))))
 
@@ -237,19 +199,3 @@ def test_keys_are_lines_and_the_first_one_signs(tmp_path: Path) -> None:
     assert keys == (NEW, OLD)
     record = Record(1, 2, 1000, False, "", ())
     assert encode(Seal(keys, TOPIC, ID), 3, record) == encode(Seal([NEW], TOPIC, ID), 3, record)
-
-
-def test_a_sweep_looks_at_a_bounded_number_of_reports() -> None:
-    seen = View(Timing())
-    for group in range(400):
-        seen.follow(group)
-        for member in range(20):
-            seen.take(0, Record(member, group, 1000, False, "", (ALL._replace(group=group),)), 0.0)
-    seen.sweep(30_000.0)
-    sizes = []
-    for tick in range(12):
-        seen.sweep(30_000.0 + tick * 250)
-        sizes.append(seen._uses)
-    # 2000 reports at a time: 8000 of 400 groups take five sweeps.
-    assert sizes[0] == 8000 - 96 * 20
-    assert sizes[5:] == [0] * 7

@@ -105,16 +105,6 @@ def test_the_fleet_gets_its_limit_and_each_an_equal_part_of_it(
     assert sum(site.limits(kind)) <= limits[RATE_FIELD[kind]]
 
 
-def test_a_shift_overshoots_for_a_moment_only() -> None:
-    site = Site(4, _table())
-    site.run(25, {0: 4 * MB})
-    assert site.limits()[0] == pytest.approx(0.99 * MB, rel=0.01)
-    for move in ({1: 4 * MB}, dict.fromkeys(range(4), 4 * MB), {2: 4 * MB}):
-        used = [sum(site.run(1, move)) / MB for _ in range(15)]
-        assert max(sum(used[at : at + 5]) / 5 for at in range(10)) <= 1.2
-        assert sum(used[5:]) / 10 == pytest.approx(1.0, rel=0.08)
-
-
 def test_new_counter_starts_from_floor_with_short_mutes() -> None:
     site = Site(4, _table())
     site.run(3)

@@ -1,9 +1,6 @@
 """The split of one limit among instances: the arithmetic, and what is held of it whatever happens to records."""
 
-import math
-import random
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -11,15 +8,15 @@ from hypothesis import strategies as st
 
 from quota.entity import CounterKey
 from quota.fleet.appetite import Appetite
-from quota.fleet.claim import Claim, exact
+from quota.fleet.claim import exact
 from quota.fleet.core import Fleet, ShareReason, whole
 from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, Seal, decode, encode, group_hash
 from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
 from tests.support.examples import examples
+from tests.support.fleet_site import GROUP, HUNGRY, SEAL, TOPIC, Site
 
-SEAL = Seal([b"key"], "topic", "f")
-GROUP = 12_345
+NEVER_MORE = CAPACITY + 1e-9
 FRACTIONS = st.floats(0.0, 1.0, allow_nan=False, width=32)
 
 
@@ -88,42 +85,23 @@ def test_any_bytes_are_a_record_or_none(data: bytes) -> None:
     ids=["empty", "cut", "short", "long", "magic", "flags", "nan", "above", "below", "infinite", "level"],
 )
 def test_malformed_records_are_ignored_and_counted(data: bytes) -> None:
-    fleet = _fleet(0)
+    fleet = _fleet()
     fleet.read(0, data, 0.0)
     assert fleet.ignored.malformed == 1
     assert not fleet.view.members
 
 
 def test_other_fleets_on_the_topic_do_not_mix() -> None:
-    fleet = _fleet(0)
+    fleet = _fleet()
     with pytest.raises(OtherFleetError):
-        decode(Seal([b"key"], "topic", "g"), 0, _data())
-    fleet.read(0, encode(Seal([b"key"], "topic", "g"), 0, Record(1, 7, 1000, False, "a", ())), 0.0)
+        decode(Seal([b"old" * 12], TOPIC, "another"), 0, _data())
+    fleet.read(0, encode(Seal([b"old" * 12], TOPIC, "another"), 0, Record(1, 7, 1000, False, "a", ())), 0.0)
     assert (fleet.ignored.other_fleet, fleet.ignored.malformed, len(fleet.view.members)) == (1, 0, 0)
 
 
 def test_tells_groups_apart_by_kind_and_names() -> None:
     keys = [CounterKey(*names) for names in (("a", None), (None, "a"), ("a", ""), ("a", "a"), ("", "a"))]
     assert len({group_hash(kind, key) for kind in ("produce", "fetch") for key in keys}) == 10
-
-
-def test_a_claim_is_held_after_it_came_back_twice() -> None:
-    claim = Claim()
-    claim.sent(0, 0.5)
-    claim.sent(1, 0.5)
-    assert (claim.came_back(0, 1.0), claim.held) == (False, 0)
-    assert (claim.came_back(1, 1.0), claim.held) == (True, 0.5)
-    claim = Claim()
-    for seq, wanted in enumerate([0.5, 0.5, 0.125]):
-        claim.sent(seq, wanted)
-    for seq in (0, 1):
-        claim.came_back(seq, 1.0)
-    assert claim.held == 0.125, "the third record is out already"
-    for seq in (3, 4):
-        claim.sent(seq, 0.5)
-    for seq in (2, 3, 4):
-        claim.came_back(seq, 0.25)
-    assert claim.held == 0.25, "no more than is free"
 
 
 @given(FRACTIONS)
@@ -144,102 +122,8 @@ def test_requests_what_it_uses_and_more_when_throttled() -> None:
         assert asked[-1] == pytest.approx(demand)
 
 
-def _fleet(number: int, **settings: object) -> Fleet:
-    fleet = Fleet(SEAL, number + 1, f"instance-{number}", 0.0, **settings)  # type: ignore[arg-type]
-    fleet.connected(1)
-    fleet.join(GROUP, 0.0)
-    return fleet
-
-
-@dataclass
-class Rig:
-    """Instances around one log, each of which has read a beginning of it."""
-
-    fleets: list[Fleet]
-    now: float = 0.0
-    log: list[bytes] = field(default_factory=list)
-    lost_before: dict[tuple[int, int], bool] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.read = [0] * len(self.fleets)
-        self.want = [0.0] * len(self.fleets)
-        self.publishing = [True] * len(self.fleets)
-
-    def deliver(self, at: int, most: int = 1_000_000, lose: float = 0.0, chance: random.Random | None = None) -> None:
-        """Let an instance read on. Of the others' records each is lost to it with this probability, but never two in
-        succession of one member about the group; some come twice."""
-        fleet = self.fleets[at]
-        for data in self.log[self.read[at] : self.read[at] + most]:
-            self.read[at] += 1
-            record = decode(SEAL, 0, data)
-            if chance is not None and record.groups and record.member != fleet.member:
-                place = (at, record.member)
-                lost = chance.random() < lose and not self.lost_before.get(place, False)
-                self.lost_before[place] = lost
-                if lost:
-                    continue
-            fleet.read(0, data, self.now)
-            if chance is not None and chance.random() < lose:
-                fleet.read(0, data, self.now)
-                fleet.read(0, self.log[max(self.read[at] - 5, 0)], self.now)
-
-    def step(self, at: int) -> None:
-        fleet = self.fleets[at]
-        share = fleet.share(GROUP)
-        usage = min(self.want[at], share)
-        fleet.sample(GROUP, usage * 100, usage, usage, self.want[at] > share, self.now)
-        self.tick(at)
-
-    def tick(self, at: int) -> None:
-        found = whole(self.fleets[at].steps(self.now))
-        if self.publishing[at]:
-            self.log += [data for _, data in found]
-
-    def held(self) -> float:
-        return sum(fleet.share(GROUP) - floor_share(fleet.known) for fleet in self.fleets)
-
-    def shares(self) -> list[float]:
-        return [fleet.share(GROUP) for fleet in self.fleets]
-
-    def run(self, seconds: float, most: float = CAPACITY + 1e-9) -> None:
-        for _ in range(int(seconds * 4)):
-            self.now += 250.0
-            for at in range(len(self.fleets)):
-                self.deliver(at)
-                self.step(at)
-                assert self.held() <= most
-
-
-def _rig(count: int) -> Rig:
-    return Rig([_fleet(number) for number in range(count)])
-
-
-@given(st.integers(2, 6), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
-@settings(max_examples=examples(150), deadline=None)
-def test_held_shares_never_exceed_the_limit(count: int, seed: int, lose: float) -> None:
-    """Whatever each has read so far, in whatever steps, with records lost, repeated and overtaken: single ones of one
-    member to one reader. None lags by more than three seconds: one that hears nothing for five no longer shares."""
-    chance, rig = random.Random(seed), _rig(count)
-    caught_up = [0.0] * count
-    for _ in range(400):
-        rig.now += chance.random() * 80
-        at = chance.randrange(count)
-        if chance.random() < 0.05:
-            rig.want[at] = chance.choice([0.0, 0.01, 0.1, 0.3, 2.0])
-        if chance.random() < 0.3:
-            caught_up[at] = rig.now
-            rig.deliver(at, lose=lose, chance=chance)
-        else:
-            rig.deliver(at, chance.randrange(3), lose=lose, chance=chance)
-        rig.step(at)
-        for other in range(count):  # no record is so late as to be lost
-            if rig.now - caught_up[other] > 2500:
-                caught_up[other] = rig.now
-                rig.deliver(other, lose=lose, chance=chance)
-                rig.tick(other)
-        assert not any(fleet.lost for fleet in rig.fleets)
-        assert rig.held() <= CAPACITY + 1e-9
-        assert all(fleet.share(GROUP) >= floor_share(fleet.known) for fleet in rig.fleets)
+def _fleet() -> Fleet:
+    return Site(1).fleets[0]
 
 
 @given(st.lists(st.sampled_from([0.0, 0.05, 0.2, 2.0]), min_size=2, max_size=8))
@@ -247,35 +131,36 @@ def test_held_shares_never_exceed_the_limit(count: int, seed: int, lose: float) 
 def test_nothing_is_lost_while_an_instance_waits(wants: list[float]) -> None:
     """Some seconds after the load has come, the fleet uses what it can: its limit but for the floors of the idle, and
     the 5 % by which those that have enough ask for more."""
-    rig = _rig(len(wants))
-    rig.run(3.0)
-    rig.want = list(wants)
-    rig.run(12.0)
-    used = sum(map(min, wants, rig.shares()))
+    site = Site(len(wants), wants=0.0)
+    site.run(3.0, NEVER_MORE)
+    site.wants(*wants)
+    site.run(12.0, NEVER_MORE)
+    used = sum(map(min, wants, site.shares()))
     assert used >= min(sum(wants), CAPACITY) - 0.05 * sum(want for want in wants if want < 1) - 1e-3
 
 
 def test_without_records_keeps_share_then_divides_limit() -> None:
-    rig = _rig(4)
-    rig.want = [2.0, 0.1, 0.1, 0.1]
-    rig.run(6.0)
-    before, silent = rig.shares()[0], rig.fleets[0]
-    rig.publishing[0] = False
-    rig.run(4.5, most=math.inf)
-    assert rig.shares()[0] == pytest.approx(before, rel=0.05)
-    assert silent.standing(GROUP, rig.now).why is ShareReason.LAST
-    rig.run(10.5, most=math.inf)
-    standing = silent.standing(GROUP, rig.now)
+    site = Site(4, wants=0.1)
+    silent = site.fleets[0]
+    site.want[silent] = HUNGRY
+    site.run(6.0, NEVER_MORE)
+    before = site.shares()[0]
+    site.silent.add(silent)
+    site.run(4.5)
+    assert site.shares()[0] == pytest.approx(before, rel=0.05)
+    assert silent.standing(GROUP, site.now).why is ShareReason.LAST
+    site.run(10.5)
+    standing = silent.standing(GROUP, site.now)
     assert (standing.share, standing.why, silent.lost) == (0.25, ShareReason.ALONE, True)
     # The others have taken over what it held, and give it back when it is heard again.
-    rig.want = [2.0] * 4
-    rig.run(5.0, most=math.inf)
-    assert rig.shares()[1] > 0.3
-    rig.publishing[0] = True
-    rig.run(10.0, most=math.inf)
+    site.wants(*[HUNGRY] * 4)
+    site.run(5.0)
+    assert site.shares()[1] > 0.3
+    site.silent.clear()
+    site.run(10.0)
     assert not silent.lost
-    assert rig.held() <= CAPACITY + 1e-9
-    assert rig.shares() == pytest.approx([0.25] * 4, rel=0.02)
+    assert site.held() <= NEVER_MORE
+    assert site.shares() == pytest.approx([0.25] * 4, rel=0.02)
 
 
 def test_instance_that_hears_no_other_divides_limit() -> None:
@@ -290,17 +175,16 @@ def test_instance_that_hears_no_other_divides_limit() -> None:
 
 @pytest.mark.parametrize("polite", [True, False])
 def test_goodbye_frees_share_at_once_kill_after_ten_intervals(polite: bool) -> None:
-    rig = _rig(3)
-    rig.want = [2.0] * 3
-    rig.run(8.0)
-    gone = rig.fleets.pop()
+    site = Site(3)
+    site.run(8.0)
+    gone = site.fleets.pop()
     if polite:
-        rig.log += [data for _, data in gone.leave(rig.now)]
+        site.log += gone.leave(site.now)
         assert gone.share(GROUP) == floor_share(3)
-    rig.run(4.0)
-    assert rig.shares()[0] == pytest.approx(0.5 if polite else 1 / 3, rel=0.02)
-    rig.run(12.0)
-    assert rig.shares()[0] == pytest.approx(0.5, rel=0.02)
+    site.run(4.0)
+    assert site.shares()[0] == pytest.approx(0.5 if polite else 1 / 3, rel=0.02)
+    site.run(12.0)
+    assert site.shares()[0] == pytest.approx(0.5, rel=0.02)
 
 
 def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
@@ -309,14 +193,13 @@ def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
 
 
 def test_an_unused_group_is_published_once_more_and_then_not() -> None:
-    rig = _rig(2)
-    rig.want = [0.2, 0.0]
-    rig.run(3.0)
-    rig.want = [0.0, 0.0]
-    rig.run(70.0)
-    last = decode(SEAL, 0, rig.log[-1])
-    assert last.groups == ()
-    assert rig.fleets[1].standing(GROUP, rig.now).instances == 1
+    site = Site(2)
+    site.wants(0.2, 0.0)
+    site.run(3.0)
+    site.wants(0.0, 0.0)
+    site.run(70.0)
+    assert decode(SEAL, *site.log[-1]).groups == ()
+    assert site.fleets[1].standing(GROUP, site.now).instances == 1
 
 
 def test_only_the_partitions_of_groups_that_are_here_are_read() -> None:
@@ -330,34 +213,24 @@ def test_only_the_partitions_of_groups_that_are_here_are_read() -> None:
 
 
 def test_usage_of_killed_instance_fades() -> None:
-    rig = _rig(2)
-    rig.want = [2.0] * 2
-    rig.run(8.0)
-    rig.fleets.pop()
-    fleet, killed_ms = rig.fleets[0], rig.now
+    site = Site(2)
+    site.run(8.0)
+    site.fleets.pop()
+    fleet, killed_ms = site.fleets[0], site.now
     levels = []
     for _ in range(22 * 4):
-        rig.run(0.25)
-        levels.append((rig.now - killed_ms, fleet.level(GROUP, rig.now), fleet.share(GROUP)))
+        site.run(0.25)
+        levels.append((site.now - killed_ms, fleet.level(GROUP, site.now), fleet.share(GROUP)))
     # Its last record was at most one interval before the kill: it is gone after 9 to 10 s. Then its level fades.
     assert min(level for after_ms, level, _ in levels if after_ms < 9_000) == pytest.approx(1.0)
     assert min(share for after_ms, _, share in levels if after_ms > 14_000) > 0.98
     assert min(level for _, level, _ in levels) > 0.9, "while the share grows, what fades is used by the other"
-    assert len(fleet.view._groups[GROUP]) == 1, "it was swept"
-    other = _rig(2)
-    other.want = [2.0] * 2
-    other.run(8.0)
-    view, left = other.fleets[0].view, other.shares()[1]
-    at_ms = {member: seen.gone_ms for member, seen in view.group(GROUP, other.now)}[2]
-    # level * (1 - 2.5 s / 10 s); by then both have been silent for as long.
-    assert view.level_of_gone(GROUP, at_ms + 2_500) == pytest.approx(2 * 0.75 * left, rel=0.1)
-    assert view.level_of_gone(GROUP, at_ms + 12_000) == 0.0
 
 
 def test_probing_instance_is_not_forgotten_sooner() -> None:
-    fleet = _fleet(0)
+    fleet = _fleet()
     fleet.read(0, encode(SEAL, 0, Record(9, 0, 1000, False, "other", ())), 0.0)
-    for now in range(0, 12_000, 250):
+    for now in range(0, 12_000, 50):
         whole(fleet.steps(float(now)))
     assert fleet.view.instances(11_750.0) == 1
     assert fleet.view.instances(31_000.0) == 0, "three of those were missed"

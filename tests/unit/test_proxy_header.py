@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from proxy.core.wire.proxy_header import V2, ProxyHeader, ProxyHeaderError
-from tests.support.examples import examples
 from tests.support.proxy_headers import v1, v2
 
 SIX = bytes.fromhex("20010db8" + 11 * "00" + "01")
@@ -79,29 +76,3 @@ def test_refuses_what_is_no_header(case: str, piece: int) -> None:
 
     with pytest.raises(ProxyHeaderError, match="PROXY header"):
         feed()
-
-
-@settings(max_examples=examples(300))
-@given(
-    st.sampled_from([v1(), v2(), v2(more=bytes(100)), V2 + b"\x21\x11", b"PROXY ", b""]),
-    st.integers(0, 140),
-    st.binary(max_size=200),
-    st.lists(st.integers(1, 200), min_size=1, max_size=20),
-)
-def test_pieces_change_nothing(start: bytes, kept: int, more: bytes, pieces: list[int]) -> None:
-    data = start[:kept] + more
-
-    def outcome(parts: list[bytes]) -> object:
-        header, place = ProxyHeader(), 0
-        try:
-            for part in parts:
-                place += header.feed(part)
-        except ProxyHeaderError:
-            return "refused"
-        return header.done, header.client, place
-
-    cut, place = [], 0
-    for piece in pieces:
-        cut.append(data[place : place + piece])
-        place += piece
-    assert outcome([*cut, data[place:]]) == outcome([data])

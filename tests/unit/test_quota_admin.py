@@ -31,8 +31,6 @@ from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 
 PRODUCE, FETCH, TIME, MUTATIONS = RATE_FIELD.values()
 
-RATE = "connection_creation_rate"
-
 
 def entity(user: str | None = "-", client_id: str | None = "-", ip: str | None = "-") -> Entity:
     """An entity; "-" leaves a type out, None is the default."""
@@ -82,22 +80,6 @@ class Table:
     @property
     def shown(self) -> dict[Entity, dict[str, float]]:
         return enforced(self.in_force)
-
-
-def test_g1_set_change_remove_and_mix() -> None:
-    table, both = Table(), entity("user", "client-id")
-    for values, shown in (
-        ({PRODUCE: 10000.0, FETCH: 20000.0}, {PRODUCE: 10000.0, FETCH: 20000.0}),
-        ({PRODUCE: 15000.0}, {PRODUCE: 15000.0, FETCH: 20000.0}),
-        ({PRODUCE: None}, {FETCH: 20000.0}),
-        ({TIME: None}, {FETCH: 20000.0}),
-        ({PRODUCE: 5000.0}, {PRODUCE: 5000.0, FETCH: 20000.0}),
-        ({PRODUCE: 20000.0, FETCH: None, TIME: 12.3}, {PRODUCE: 20000.0, TIME: 12.3}),
-        ({PRODUCE: None, TIME: None}, {}),
-    ):
-        table.alter(both, **values)
-        assert table.shown == ({both: shown} if shown else {})
-    assert table.overlay == {}
 
 
 @pytest.mark.parametrize(
@@ -157,20 +139,6 @@ def test_refuses_invalid_alterations_alone(alteration: tuple[Entity, list[Op]]) 
 )
 def test_g12_values_are_checked(key: str, value: float, good: bool) -> None:
     assert code(change(entity("u"), **{key: value})) == [0 if good else INVALID_REQUEST]
-
-
-def test_g3_addresses() -> None:
-    table, address, default = Table(), entity(ip="1.2.3.4"), entity(ip=None)
-    for which, value in ((address, 100.0), (entity(ip="::ffff:1.2.3.4"), 150.0), (default, 200.0)):
-        table.alter(which, connection_creation_rate=value)  # an address is the same however it is spelt
-    assert select(table.shown, [any_("ip")], strict=False) == [(address, {RATE: 150.0}), (default, {RATE: 200.0})]
-    assert len(select(table.shown, [named("ip", "::ffff:102:304")], strict=True)) == 1
-    limits = table.in_force.connections
-    rates = [limits.rate(EntityType.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")]
-    assert rates == [150.0, 200.0]
-    for which in (address, default):
-        table.alter(which, connection_creation_rate=None)
-    assert (table.shown, table.overlay) == ({}, {})
 
 
 def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:

@@ -100,12 +100,3 @@ def test_use_without_a_limit_fills_the_bucket(algorithm: MutationAlgorithm) -> N
     assert client.charge(1, 500) == (True, 0)
     client.ledger.swap(limited)
     assert client.tokens(500) == 100
-
-
-def test_a_refund_brings_tokens_back() -> None:
-    client = Mutations(10)
-    client.charge(90, 0)
-    client.ledger.refund(client.account, Kind.MUTATION, 30, 0)
-    assert (client.tokens(0), client.account.meters[Kind.MUTATION].amount) == (40, 60)
-    client.ledger.refund(client.account, Kind.MUTATION, 500, 0)
-    assert client.tokens(0) == 100

@@ -8,21 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quota.bucket import TokenBucket
 from quota.burst import WindowedBurst
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-
-
-def test_the_example_of_the_kip() -> None:
-    # Q = 5, S = 100, W = 1 s; 560 mutations: 99 samples of 5 and one of 65, 560 / 100 = 5.6
-    windows = WindowedBurst(100, 1000)
-    assert windows.take(560, 5, 0) == -60
-    assert windows._amounts == [5.0] * 99 + [65.0]
-    assert sum(windows._amounts) / 100 == 5.6
-    assert windows.measure(5, 11_999) == -5  # 11 samples are gone: 505 / 100 = 5.05
-    assert windows.measure(5, 12_000) == 0  # 12 are: 500 / 100 = 5, the quota
-    assert windows._amounts == [5.0] * 87 + [65.0] + [0.0] * 12
 
 
 def test_permissive_is_charged_and_delayed() -> None:
@@ -97,16 +85,3 @@ def test_burst_agrees_with_the_slow_model(
             model.give_back(Fraction(-amount), now)
         assert left == pytest.approx(float(model.left(exact, now)), abs=1e-6)
         assert left <= windows.burst(rate) + 1e-6
-
-
-@given(
-    amounts=st.lists(st.integers(1, 60), min_size=1, max_size=60),
-    pauses=st.lists(st.integers(0, 7), min_size=60, max_size=60),
-)
-def test_algorithms_agree_at_window_ends(amounts: list[int], pauses: list[int]) -> None:
-    # As long as the window that a client overdrew in is among the S latest ones, at whole windows both leave the same.
-    bucket, windows = TokenBucket(1000), WindowedBurst(1000, 1000)
-    now = 0
-    for amount, pause in zip(amounts, pauses, strict=False):
-        now += pause * 1000
-        assert bucket.take(amount, 2, now) == pytest.approx(windows.take(amount, 2, now), abs=1e-6)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.core.telemetry.observer import Counters
-from quota.decisions import MAX_COUNTERS, MAX_EACH, Decision, Why
+from quota.decisions import MAX_COUNTERS, Decision, Why
 from quota.entity import DEFAULT, CounterKey, Identity, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.session_tools import Driven, from_broker, from_client, produce, produce_response
 
 PRODUCE = Kind.PRODUCE
 
@@ -53,16 +51,6 @@ def test_decision_names_pacing_below_the_limit() -> None:
     assert newest.observed < 1000
 
 
-def test_each_counter_keeps_its_newest_decisions_in_order() -> None:
-    books = ledger()
-    for turn in range(MAX_EACH + 4):
-        throttle(books, "loud", 60_000, 10.0 * turn)
-    throttle(books, "quiet", 60_000, 55.0)
-    loud = books.decisions.of(PRODUCE, CounterKey(None, "loud"))
-    assert [one.at_ms for one in loud] == [110.0 - 10.0 * turn for turn in range(MAX_EACH)]
-    assert [one.at_ms for one in books.decisions.latest(8)] == [110.0, 100.0, 90.0, 80.0, 70.0, 60.0, 55.0, 50.0]
-
-
 def test_invented_names_push_out_only_the_oldest() -> None:
     books = ledger()
     for number in range(MAX_COUNTERS + 50):
@@ -70,17 +58,3 @@ def test_invented_names_push_out_only_the_oldest() -> None:
     assert books.decisions.of(PRODUCE, CounterKey(None, "c49")) == []
     assert len(books.decisions.of(PRODUCE, CounterKey(None, "c50"))) == 1
     assert len(books.decisions.latest(2 * MAX_COUNTERS)) == MAX_COUNTERS
-
-
-def test_remembers_api_and_amount_of_each_throttle() -> None:
-    books = ledger()
-    session = Driven(books, Counters(), user="web", translate=None)
-    from_client(session, produce(1, 6000), 100.0)
-    assert books.decisions.latest(1) == []  # counted when the response goes out
-    from_broker(session, produce_response(1), 150.0)
-    (decision,) = books.decisions.latest(9)
-    assert (decision.at_ms, decision.api_key, decision.amount, decision.delay_ms) == (100.0, 0, 6000, 2000)
-    assert decision.identity == Identity("web", "c")
-    unanswered = Driven(books, Counters(), user="web", translate=None)
-    from_client(unanswered, produce(1, 600, acks=0), 200.0)
-    assert books.decisions.latest(1)[0].amount == 600

@@ -53,37 +53,11 @@ def test_no_limit_means_no_allowance() -> None:
     assert (free.throttle_ms, free.max_bytes, free.group, free.reserved, free.paced_ms) == (0, None, None, 0.0, 0.0)
 
 
-def test_totals_are_kept_where_no_quota_exists() -> None:
-    ledger = kafka_ledger()
-    account = ledger.account("u", "c")
-    assert ledger.charge(account, PRODUCE, 7, 0) == 0
-    assert ledger.charge_mutation(account, 1e9, True, 0) == (True, 0)
-    ledger.charge_no_throttle(account, FETCH, 8, 0)
-    ledger.refund(account, FETCH, 3, 0)
-    ledger.note_throttle(account, Kind.REQUEST, 9)
-    assert snapshots(ledger, 0) == []
-    meters = account.meters
-    assert (meters[PRODUCE].amount, meters[PRODUCE].charges) == (7, 1)
-    assert (meters[FETCH].amount, meters[FETCH].charges) == (5, 1)
-    assert (meters[Kind.REQUEST].throttled, meters[Kind.REQUEST].throttle_ms) == (1, 9)
-    assert list(ledger.accounts()) == [account]
-
-
 def test_explaining_changes_nothing() -> None:
     ledger = Ledger(QuotaTable([Entry(user="u", consumer_byte_rate=500)]))
     ledger.charge_no_throttle(ledger.account("u", "c"), FETCH, 4990, 0)  # less than a grain is left
     assert ledger.explain("u", "c", 0).kinds[1].throttle_ms > 0
     assert not group_of(ledger, FETCH).paced
-
-
-def test_other_level_is_another_counter_and_old_one_stays() -> None:
-    ledger = kafka_ledger(Entry(user="u", producer_byte_rate=500))
-    account, by_user = ledger.account("u", "c"), ledger.table
-    assert ledger.charge(account, PRODUCE, 6000, 0) == 2000
-    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500)]))
-    assert ledger.charge(account, PRODUCE, 1, 0) == 0  # tags ("", c): no history
-    ledger.swap(by_user)
-    assert ledger.check(account, PRODUCE, 0) == 2000  # tags (u, "") again, with theirs
 
 
 def test_debt_scales_with_the_limit() -> None:

@@ -192,17 +192,6 @@ def test_each_entry_has_an_overflow_counter_of_its_own() -> None:
         assert (group.key, group.limit) == (key, limit)
 
 
-def test_clients_without_a_limit_take_no_counter() -> None:
-    table = QuotaTable([Entry(user="u", producer_byte_rate=500)])
-    ledger = ledger_of(100, table)
-    held = [ledger.account(f"user-{number}", "c") for number in range(150)]
-    for account in held:
-        assert ledger.charge(account, PRODUCE, 1e9, 0) == 0
-    assert ledger.counters.overflowed[PRODUCE] == 0
-    assert held[-1].meters[PRODUCE].group is None
-    assert ledger.charge(ledger.account("u", "c"), PRODUCE, 6000, 0) == 2000
-
-
 def test_clients_leave_the_overflow_counter_when_possible(crowded: tuple[Ledger, list[Account]]) -> None:
     ledger, held = crowded
     late = ledger.account("u", "late")

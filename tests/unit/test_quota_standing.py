@@ -42,13 +42,6 @@ def test_bytes_over_the_limit() -> None:
     assert (cut.wait_ms, cut.muted_ms, cut.owed_ms, cut.free_ms) == (1000, 1000, 100_000, 100_000)
 
 
-def test_request_time_is_shown_in_busy_milliseconds() -> None:
-    found = counter_status(counter(Kind.REQUEST, 2000), 0)
-    # 2000 ms busy are 200 percent-seconds: 20 % over 10 s, twice the limit
-    assert (found.amount, found.share) == (pytest.approx(2000), pytest.approx(2.0))
-    assert found.wait_ms == 1000  # at most one sample
-
-
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
 def test_mutations_show_tokens(algorithm: str) -> None:
     group = counter(Kind.MUTATION, 560, mutation_num_samples=100, mutation_algorithm=algorithm)
@@ -59,13 +52,6 @@ def test_mutations_show_tokens(algorithm: str) -> None:
     assert (found.wait_ms, found.free_ms) == (12_000, 12_000)
     huge = counter_status(counter(Kind.MUTATION, 1_000_055), 0)  # burst 55: -1 000 000 tokens at 5/s
     assert huge.free_ms == 200_000_000
-
-
-def test_a_counter_without_a_limit_waits_for_nothing() -> None:
-    ledger = Ledger(QuotaTable([Entry(client_id="other", producer_byte_rate=1)]))
-    ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1000, 0)
-    (group,) = ledger.groups()
-    assert (counter_status(group, 0).share, counter_status(group, 0).free_ms) == (None, 0)
 
 
 @settings(max_examples=examples(150))

@@ -3,10 +3,15 @@
 from itertools import product
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from config.load import load_bytes
+from config.table import entries
 from quota.entity import DEFAULT, CounterKey, Kind, Level, Name
 from quota.ledger import Ledger
-from quota.table import Entry, QuotaTable
+from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 
 PRODUCE = Kind.PRODUCE
 
@@ -162,3 +167,57 @@ def test_an_empty_client_id_is_a_name() -> None:
     unnamed = QuotaTable([rate("u", None, 300)]).resolve(PRODUCE, "u", "")
     assert named.group == unnamed.group == ("u", "")
     assert named.key != unnamed.key
+
+
+def from_file(**quota: object) -> Entry:
+    text = yaml.safe_dump({"upstream": {"bootstrap": ["kafka:9092"]}, "quotas": [quota]})
+    (entry,) = entries(load_bytes("q.yaml", text.encode()))
+    return entry
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=300)
+
+
+@given(user=NAMES.filter("<default>".__ne__), client_id=NAMES.filter("<default>".__ne__))
+def test_any_unicode_is_a_name(user: str, client_id: str) -> None:
+    entry = from_file(user=user, **{"client-id": client_id}, producer_byte_rate=500)
+    assert (entry.user, entry.client_id) == (user, client_id)
+    ledger = Ledger(QuotaTable([entry]), smooth=False)
+    assert ledger.charge(ledger.account(user, client_id), PRODUCE, 6000, 0) == 2000
+    for other in ((user + "x", client_id), (user, client_id + " ")):
+        assert ledger.charge(ledger.account(*other), PRODUCE, 6000, 0) == 0
+
+
+def test_names_are_not_normalised() -> None:
+    # one letter with its accent, and the letter followed by the accent: two names, as in Kafka
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    table = QuotaTable([rate(composed, None, 1), rate(decomposed, None, 2)])
+    limits = [table.resolve(PRODUCE, name, "").limit for name in (composed, decomposed, "CAF\u00c9")]
+    assert limits == [1, 2, None]
+
+
+def test_a_client_really_called_default_is_not_the_default() -> None:
+    table = QuotaTable([from_file(**{"client-id": "<default>"}, producer_byte_rate=5)])
+    assert table.entries[0].client_id is DEFAULT
+    named = table.with_entry(rate(None, "<default>", 7))
+    assert [named.resolve(PRODUCE, "u", name).limit for name in ("<default>", "other")] == [7, 5]
+
+
+@pytest.mark.parametrize("value", [0, -1, -(2**63), float("inf"), float("-inf"), float("nan")])
+def test_limits_are_finite_and_above_zero(value: float) -> None:
+    # ClientQuotaControlManager.validateQuotaKeyValue; its check (value <= 0) would let NaN and infinity through.
+    for name, make in product(RATE_FIELD.values(), (Entry("u", None, 1.0, 1.0, 1.0, 1.0)._replace, CandidateLimits)):
+        with pytest.raises(ValueError, match=f"{name} is .*, a quota is a finite number above 0"):
+            make(**{name: value})
+
+
+def test_entries_have_names_and_stand_once() -> None:
+    for names, said in (
+        ((None, None), "names a user, a client-id"),
+        (("", None), "never"),
+        ((None, ""), "never empty"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rate(*names, 1)
+    with pytest.raises(ValueError, match="two quota entries"):
+        QuotaTable([rate("u", None, 1), Entry("u", None, None, 1)])

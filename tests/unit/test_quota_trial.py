@@ -13,7 +13,6 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
-from quota.trial import Trial
 from tests.support.counters import TrialSnapshot, snapshots
 from tests.support.session_tools import acted
 
@@ -46,16 +45,6 @@ def trial_of(ledger: Ledger, now: float = 0) -> TrialSnapshot:
     trial = group.candidate or group.shadow
     assert trial is not None
     return trial
-
-
-def test_overlapping_delays_count_once() -> None:
-    trial = Trial()
-    trial.note(0, 50)
-    trial.note(1000, 100)  # [100, 1100)
-    trial.note(500, 200)  # [200, 700): covered already
-    trial.note(1000, 600)  # [600, 1600): 500 of it are new
-    trial.note(10, 5000)  # [5000, 5010), after a gap
-    assert (trial.throttled, trial.throttle_ms) == (4, 1000 + 500 + 10)
 
 
 @MAKES

@@ -10,7 +10,6 @@ from proxy.core.session.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
     HANDOVER_MS,
-    MIN_MS,
     MS_PER_BYTE,
     RECENT,
     RequestTime,
@@ -27,34 +26,6 @@ def test_latency_less_the_way_there_and_back() -> None:
     of.round_trip_ms = 1.5
     of.free_ms = 1005.0
     assert of.busy_ms(METADATA, 1010.0, 1015.0) == pytest.approx(5.0 - 1.5 - HANDOVER_MS)
-
-
-def test_pipelined_requests_count_once() -> None:
-    """Three requests read at 0, answered at 4, 6 and 7 ms: 4, 2 and 1 ms, however long each of them took."""
-    of = RequestTime()
-    of.round_trip_ms = 1.0
-    charged = []
-    for now_ms in (4.0, 6.0, 7.0):
-        charged.append(of.busy_ms(METADATA, 0.0, now_ms))
-        of.free_ms = now_ms
-    # Only the first one travelled while the broker was idle; the others lay there when it was their turn.
-    assert charged == [pytest.approx(x - HANDOVER_MS) for x in (4.0 - 1.0, 2.0, 1.0)]
-
-
-def test_charge_is_between_baseline_and_elapsed() -> None:
-    of = RequestTime()
-    of.round_trip_ms = 50.0
-    assert of.busy_ms(METADATA, 0.0, 40.0) == MIN_MS
-    assert of.busy_ms(METADATA, 0.0, MIN_MS / 2) == MIN_MS / 2
-    assert of.busy_ms(METADATA, 0.0, 0.0) == 0.0
-    assert of.busy_ms(METADATA, 5.0, 4.0) == 0.0  # answered before it was sent to its end
-
-
-def test_charges_late_read_from_possible_arrival() -> None:
-    of = RequestTime()
-    assert of.busy_ms(METADATA, 0.0, 10.0, arrived_ms=3.0) == pytest.approx(3.0 - HANDOVER_MS)
-    assert of.busy_ms(METADATA, 0.0, 10.0, arrived_ms=-5.0) == MIN_MS  # the loop was told of nothing since before
-    assert of.busy_ms(FETCH, 0.0, 500.0, arrived_ms=0.2) == pytest.approx(0.2 - HANDOVER_MS)
 
 
 TIMES = st.floats(0, 50)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from proxy.core.auth.sasl import Login
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.session.auth import UNAUTHENTICATED
 from proxy.core.session.throttle import renewal_ms
 from quota.entity import Kind
 from tests.support.sasl_tools import (
@@ -39,12 +37,10 @@ from tests.support.session_tools import (
     ledger,
     produce,
     produce_response,
-    request,
     response,
     session,
 )
 
-API_VERSIONS, METADATA = 18, 3
 SHOWN = {"PLAIN": PLAIN_STEPS, "SCRAM-SHA-256": SCRAM_STEPS, "SCRAM-SHA-512": SCRAM_STEPS, "OAUTHBEARER": OAUTH_STEPS}
 NO_TOKEN = Login("alice")
 
@@ -186,33 +182,6 @@ def test_what_comes_with_a_login_waits_for_its_answer() -> None:
     assert one.user == "alice"
 
 
-def test_logins_are_charged_to_no_client() -> None:
-    of = ledger(request_percentage=0.001)
-    one = identified(of, login_expected=True)
-    from_client(one, request(API_VERSIONS, 0, 1, b""))
-    from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 500.0)
-    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
-    assert identities(of) == set()
-    assert one.mute_until_ms == 0
-    from_client(one, produce(3, 500), 2000.0)
-    assert identities(of) == {("alice", "c")}
-    assert UNAUTHENTICATED.meters[Kind.REQUEST].amount == 0
-
-
-def test_who_may_stay_without_a_further_request() -> None:
-    """pre_auth_timeout_ms: a client that has logged in, and any that has asked something where no login is wanted."""
-    free, wanted = session(ledger()), identified(ledger(), login_expected=True)
-    for one in (free, wanted):
-        assert not one.under_way
-        from_client(one, request(API_VERSIONS, 0, 1, b""))
-        from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 500.0)
-    assert (free.under_way, wanted.under_way) == (True, False)
-    log_in(wanted, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
-    assert wanted.under_way
-    log_in(free, "SCRAM-SHA-256", SCRAM_STEPS[:1])
-    assert not free.under_way, "the broker has begun a login, which is not done"
-
-
 def test_whoever_asks_for_logins_where_none_are_taken_is_charged() -> None:
     """A broker answers ILLEGAL_SASL_STATE from its request layer, which charges (KafkaApis)."""
     of = ledger(request_percentage=100.0)
@@ -260,23 +229,6 @@ def test_only_so_much_passes_before_the_end_of_a_session() -> None:
             from_client(one, produce(number, 1024 * 1024), now_ms)
         assert one.mute_until_ms >= muted_until_ms, "and the second time much longer"
     assert one.mute_until_ms == 9800.0 + 30_000, "the longest mute that there is, as for any client"
-
-
-def test_a_client_that_renews_late_is_let_through_a_second_time() -> None:
-    """librdkafka sends on whatever it is told. What it had sent before its timer fired passes later, the login too."""
-    of = ledger(produce_rate=1000, smooth=False)
-    one = session(of)
-    told = listen(one)
-    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
-    for number in range(17):
-        from_client(one, produce(number, 1024 * 1024), 9600.0)
-        from_broker(one, produce_response(number), 9600.0)
-    assert one.mute_until_ms == 9800.0
-    from_client(one, produce(17, 1024 * 1024), 9800.0)
-    from_broker(one, produce_response(17), 9800.0)
-    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=60_000, now_ms=9850.0)
-    assert told == [NO_TOKEN, NO_TOKEN]
-    assert one.mute_until_ms == 9800.0 + 30_000, "the rest of the mute"
 
 
 def test_a_session_that_outlives_its_end_is_muted_like_any() -> None:

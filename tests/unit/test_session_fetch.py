@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import datetime
 import struct
-import uuid
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from kio.schema.errors import ErrorCode
 
 from proxy.core.session.request_handler import MAX_PARTIAL_REQUEST_BYTES
 from proxy.core.wire import fetch_heads, requests
@@ -22,7 +19,6 @@ from tests.support.session_tools import (
     Driven,
     answers,
     decode,
-    encode,
     fetch_body,
     from_broker,
     from_client,
@@ -78,16 +74,6 @@ def test_fetch_over_quota_gets_an_empty_response_and_no_session(version: int) ->
             assert (got.error_code.value, got.session_id) == (0, 0)
         assert one.mute_until_ms == 2000.0
         assert one.quiet
-
-
-@pytest.mark.parametrize("version", range(4))
-def test_oldest_versions_too(version: int) -> None:
-    _, one = over_quota()
-    body = struct.pack(">iii", -1, 500, 1) + (struct.pack(">i", 1000) if version >= 3 else b"") + struct.pack(">i", 0)
-    assert from_client(one, request(FETCH, version, 5, body)) == b""
-    # v0: size, correlation id, no topics. v1 on: throttle_time_ms before the topics.
-    expected = struct.pack(">ii", 5, 0) if version == 0 else struct.pack(">iii", 5, 2000, 0)
-    assert answers(one) == struct.pack(">i", len(expected)) + expected
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
@@ -175,33 +161,6 @@ def test_unlimited_fetch_passes_with_upstream_version_only(version: int) -> None
     assert from_client(transparent, frame) == frame
 
 
-@pytest.mark.parametrize("version", [4, 5, 9, 11, 12, 13, 17])
-@pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 3000), (100, 10), (1000, 1)])
-def test_the_size_of_a_response_without_records(version: int, topics: int, partitions: int) -> None:
-    asked, answered = (kio_message("fetch", version, kind) for kind in ("request", "response"))
-    named = {"topic_id": uuid.UUID(int=7)} if version >= 13 else {"topic": "topic-000007"}
-    wanted, empty = [], []
-    for index in range(partitions):
-        wanted.append(asked.FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20))
-        offsets = {"high_watermark": 0, "last_stable_offset": 0, "aborted_transactions": None, "records": b""}
-        empty.append(answered.PartitionData(partition_index=index, error_code=ErrorCode.none, **offsets))
-    to_all = (asked.FetchTopic(**named, partitions=tuple(wanted)),) * topics
-    body = encode(replace(decode(asked.FetchRequest, fetch_body(version)), topics=to_all))
-    whole = answered.FetchResponse(
-        **({"error_code": ErrorCode.none, "session_id": 0} if version >= 7 else {}),
-        throttle_time=datetime.timedelta(0),
-        responses=(answered.FetchableTopicResponse(**named, partitions=tuple(empty)),) * topics,
-    )
-    fields = requests.parse_fetch(body, 0, len(body), version)
-    assert fields is not None
-    begun = fields.rest + 32  # of a request too large to be kept, only its beginning is here
-    found = fetch_heads.of_request(body, fields, begun, len(body) - fields.rest, version)
-    answer = encode(whole)
-    assert found == pytest.approx(len(answer), abs=20)
-    assert fetch_heads.of_response(answer, 0, 64, len(answer), version) == pytest.approx(len(answer), rel=0.1, abs=20)
-    assert fetch_heads.of_response(answer, 0, 12, len(answer), version) == 0
-
-
 def test_a_fetch_of_many_partitions_gets_a_large_portion() -> None:
     """1 000 partitions take 42 000 B of a response: with records it has about eight times that, 3.4 s at 100 kB/s."""
     book = ledger(fetch_rate=100_000)
@@ -265,14 +224,3 @@ def test_what_never_came_of_a_response_is_given_back(version: int, limit: float 
         one.close(now_ms)
         assert meter.amount == charged - (len(whole) - 30_000)
         assert book.reservations == 0
-
-
-def test_reservations_are_given_back_when_the_connection_ends() -> None:
-    book = ledger(fetch_rate=1000)
-    account = book.account("ANONYMOUS", "c")
-    free = book.allowance(account, Kind.FETCH, 0)
-    one = session(book)
-    from_client(one, request(FETCH, 12, 1, fetch_body(12)))
-    assert book.reservations == 1
-    one.close(0.0)
-    assert (book.reservations, book.allowance(account, Kind.FETCH, 0)) == (0, free)

@@ -19,7 +19,6 @@ from tests.support.session_tools import (
     PRODUCE,
     Cut,
     byte_by_byte,
-    fetch_body,
     from_broker,
     from_client,
     in_sevens,
@@ -33,7 +32,7 @@ from tests.support.session_tools import (
     whole,
 )
 
-HEARTBEAT, CREATE_TOPICS, SHARE_FETCH = 12, 19, 78
+CREATE_TOPICS, SHARE_FETCH = 19, 78
 KB, MB = 1000, 1_000_000
 
 
@@ -131,58 +130,6 @@ def test_a_new_client_id_of_a_user_in_debt_waits_too() -> None:
     of = Ledger(QuotaTable([Entry(user=DEFAULT, producer_byte_rate=100 * KB)]))
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 2 * MB, 0.0)
     assert Fed(of).send(produce(1, 500, client_id="invented"), 1000.0) == b""
-
-
-@pytest.mark.parametrize(
-    ("acks", "sent", "debt", "kept"),
-    [(1, 1.0, 2 * MB, False), (0, 1.0, 2 * MB, True), (0, 0.5, 2 * MB, False), (0, 1.0, 4 * MB, False)],
-    ids=["answer", "no answer", "half of it", "turn in 29 s"],
-)
-def test_what_is_kept_for_a_client_that_has_gone(acks: int, sent: float, debt: int, kept: bool) -> None:
-    of = ledger(produce_rate=100 * KB)
-    of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, debt, 0.0)
-    new, frame = Fed(of), produce(1, 500, acks=acks)
-    assert new.send(frame[: int(len(frame) * sent)], 1000.0) == b""
-    place = new.one.state.throttle.place
-    assert place is not None
-    place.all_read = True
-    assert new.one.state.throttle.keeps(len(frame), 1000.0) is kept
-    if kept:
-        assert new.one.state.throttle.keeps(len(frame), 10_999.0)
-        assert not new.one.state.throttle.keeps(len(frame), 11_000.0)
-    assert of.kept.requests == kept
-    if kept:
-        assert new.wait(1000.0) == (9_800.0, frame)
-    new.one.close(11_000.0)
-    assert (of.kept.requests, of.kept.bytes) == (0, 0)
-
-
-@pytest.mark.parametrize(("acks", "forwarded"), [(1, False), (0, True)])
-def test_a_muted_client_that_has_gone_pays_nothing(acks: int, forwarded: bool) -> None:
-    of = ledger(produce_rate=100 * KB)
-    gone = Fed(of)
-    gone.send(produce(1, 2 * MB), 0.0)
-    from_broker(gone.one, produce_response(1), 1.0)
-    gate = next(of.groups(Kind.PRODUCE))._gate  # type: ignore[attr-defined]
-    gone.rest = produce(2, 500 * KB, acks=acks)
-    gone.one.state.throttle.client_gone()
-    assert gate is None or gate.ahead_ms(1.0) == 0.0, "others do not wait for its next request"
-    at_ms, out = gone.wait(1.0, until_ms=20_000.0)
-    assert bool(out) is forwarded
-    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == 2 * MB + forwarded * 500 * KB
-    if not forwarded:
-        assert gone.one.state.throttle.place is not None
-        assert not gone.one.state.throttle.keeps(1, at_ms)
-
-
-@pytest.mark.parametrize("api", [FETCH, METADATA])
-def test_a_client_that_has_gone_may_leave_its_group(api: int) -> None:
-    one = Fed(ledger(produce_rate=100 * KB))
-    one.send(produce(1, 2 * MB), 0.0)
-    one.one.state.throttle.client_gone()
-    one.rest = request(FETCH, 4, 3, fetch_body(4)) if api == FETCH else request(METADATA, 1, 3, struct.pack(">i", 0))
-    _, out = one.wait(0.0, until_ms=20_000.0)
-    assert bool(out) is (api == METADATA)
 
 
 def test_charges_incomplete_request_as_far_as_forwarded() -> None:

@@ -39,6 +39,17 @@ TIMED_OUT = 7
 TOPICS = {"orders": (0, 3, 7), "ß": (12,)}
 
 
+def topics_of(version: int, topics: dict[str, tuple[int, ...]], field: str, **values: Any) -> list[dict[str, Any]]:
+    """Partitions of topics, each with these values."""
+    return [
+        {
+            ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
+            field: [{"index": index, **values} for index in partitions],
+        }
+        for name, partitions in topics.items()
+    ]
+
+
 def produce(
     number: int,
     *,
@@ -51,31 +62,15 @@ def produce(
     head: bytes = b"",
 ) -> bytes:
     """A request frame, as kafka-python encodes it; `head` begins each partition's records."""
-    data = [
-        {
-            ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
-            "partition_data": [{"index": index, "records": head.ljust(size, b"r")} for index in partitions],
-        }
-        for name, partitions in topics.items()
-    ]
     fields: dict[str, Any] = {"transactional_id": transaction} if version >= 3 else {}
-    return kafka_python_frame(
-        ProduceRequest, version, number, "c", acks=acks, timeout_ms=timeout_ms, topic_data=data, **fields
-    )
+    fields["topic_data"] = topics_of(version, topics, "partition_data", records=head.ljust(size, b"r"))
+    return kafka_python_frame(ProduceRequest, version, number, "c", acks=acks, timeout_ms=timeout_ms, **fields)
 
 
 def answer(number: int, throttle_ms: int, version: int = 7, topics: dict[str, tuple[int, ...]] = TOPICS) -> bytes:
     """What refuses it, as kafka-python encodes it."""
-    responses = [
-        {
-            ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
-            "partition_responses": [
-                {"index": index, "error_code": TIMED_OUT, "base_offset": -1, "record_errors": []}
-                for index in partitions
-            ],
-        }
-        for name, partitions in topics.items()
-    ]
+    refused = {"error_code": TIMED_OUT, "base_offset": -1, "record_errors": []}
+    responses = topics_of(version, topics, "partition_responses", **refused)
     extra = {"throttle_time_ms": throttle_ms} if version else {}
     return kafka_python_frame(ProduceResponse, version, number, responses=responses, **extra)
 

@@ -31,7 +31,7 @@ from tests.support.session_tools import (
 )
 from tests.support.wire_tools import throttle_offset
 
-HEARTBEAT, JOIN_GROUP, WRITE_TXN_MARKERS = 12, 11, 27
+HEARTBEAT, WRITE_TXN_MARKERS = 12, 27
 three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
 
 

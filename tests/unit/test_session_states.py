@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.core.session.effects import Effects
-from proxy.core.session.exchange import Exchange
-from proxy.core.session.state import SessionState
 from proxy.core.session.states import (
     AUTH,
     BROKER,
@@ -26,11 +23,6 @@ from proxy.core.session.states import (
     Throttled,
     step,
 )
-from proxy.core.session.throttle import Throttle
-from proxy.core.telemetry.observer import Counters
-from quota.entity import Identity
-from quota.ledger import Account, Ledger
-from quota.table import QuotaTable
 
 TABLES = pytest.mark.parametrize(
     ("table", "states"),
@@ -62,21 +54,3 @@ def test_a_step_that_no_table_has_is_an_error(table: Mapping[Any, Mapping[Event,
             else:
                 with pytest.raises(StateError, match=f"no {event.name} in state {states.__name__}.{state.name}"):
                     step(table, state, event)
-
-
-def test_nothing_is_admitted_that_was_not_queued() -> None:
-    throttle = Throttle(Ledger(QuotaTable([])), Counters())
-    throttle.admit(Account(Identity("u", "c")), 0, 0, 0.0)  # nothing waits: nothing happens
-    assert throttle.state is Throttled.FREE
-
-
-def test_no_two_requests_wait_for_an_interceptor() -> None:
-    exchange = Exchange(1)
-    exchange.ask(b"", b"", None)  # type: ignore[arg-type]
-    with pytest.raises(StateError):
-        exchange.ask(b"", b"", None)  # type: ignore[arg-type]
-
-
-def test_no_user_is_named_who_was_not_asked_for() -> None:
-    with pytest.raises(StateError):
-        SessionState(Ledger(QuotaTable([])), Counters(), None, Effects()).auth.named("alice")

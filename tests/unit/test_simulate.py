@@ -39,14 +39,6 @@ def test_the_output_has_exactly_the_promised_keys() -> None:
     assert result == {"kind": "produce", "user": "u", "client_id": "c", "accepted": True, "group": ":c"} | numbers
 
 
-def test_simulate_refund_takes_back() -> None:
-    # A25: 8000 -> 6000 ms; taken back; 400 -> 0
-    fetch = {"t_ms": 0, "user": "u", "client_id": "c", "kind": "fetch"}
-    events = [fetch | {"amount": 8000}, fetch | {"amount": 8000, "refund": True}, fetch | {"amount": 400}]
-    results, _ = simulate(CLIENT_500, *events)
-    assert [(one["throttle_ms"], one["observed"]) for one in results] == [(6000, 800), (0, 0), (0, 40)]
-
-
 def test_the_example_of_kip_599_under_both_algorithms() -> None:
     # rate 5, 100 windows of 1 s: burst 500. 560 partitions: -60 tokens, and 560 / 100 = 5.6 on average; 12 s to go
     quotas = "controller.quota.window.num: 100\nquotas: [{client-id: c, controller_mutation_rate: 5}]"

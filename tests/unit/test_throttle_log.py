@@ -31,10 +31,12 @@ def books() -> Ledger:
     return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500)]), smooth=False)
 
 
-def throttle(of: Ledger, client_id: str, now_ms: float, delay_ms: int = 2000, user: str = "u") -> None:
+def throttle(
+    of: Ledger, client_id: str, now_ms: float, delay_ms: int = 2000, user: str = "u", queued: bool = False
+) -> None:
     account = of.account(user, client_id)
     of.charge(account, Kind.PRODUCE, 6000, now_ms)
-    of.note_throttle(account, Kind.PRODUCE, delay_ms, at_ms=now_ms, api_key=0, amount=6000)
+    of.note_throttle(account, Kind.PRODUCE, delay_ms, at_ms=now_ms, api_key=0, amount=6000, queued=queued)
 
 
 def test_logs_throttle_begin_and_end(books: Ledger) -> None:
@@ -57,8 +59,12 @@ def test_logs_throttle_begin_and_end(books: Ledger) -> None:
     log.look(1e6)
     assert lines.take() == []
     throttle(books, "etl", 2e6)
+    throttle(books, "waits", 2e6, queued=True)  # which ended then
     log.look(2e6)
-    assert [event for event, _ in lines.take()] == ["throttling begins"]
+    begun = {(event, values["client_id"], values["why"]) for event, values in lines.take()}
+    assert begun == {("throttling begins", "etl", "over"), ("throttling begins", "waits", "held")}
+    log.look(2e6 + 2000 + QUIET_MS)
+    assert {values["client_id"]: values["lasted_s"] for _, values in lines.take()} == {"etl": 2.0, "waits": 2.0}
 
 
 def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:

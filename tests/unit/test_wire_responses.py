@@ -6,11 +6,8 @@ import random
 import struct
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
 from proxy.core.wire import apis, requests, responses, schema, throttle
@@ -18,7 +15,6 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.core.wire.software import client_software
 from proxy.core.wire.walk import Short, Walker
-from tests.support.examples import examples
 from tests.support.wire_tools import (
     THROTTLE_MS,
     framed,
@@ -239,6 +235,7 @@ ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"
         (18, 3, "0000 ffffffff0f", "."),
         (18, 3, "0000 80808080808001", "."),
         (18, 3, "0000 7f 000300", "."),
+        (18, 0, "0000 000003e9" + "0000 0000 0014" * 1001, "declares 1001 APIs"),  # more than there can be
         (
             0,
             10,
@@ -252,19 +249,6 @@ def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: s
     with pytest.raises(WireError, match=text) as caught:
         responses.rewrite(key, version, frame, 0, len(frame), shorter)
     assert caught.value.reason == "response_malformed"
-
-
-@settings(max_examples=examples(600))
-@given(pair=st.sampled_from(ADDRESSES), seed=st.integers(0, 30), at=st.floats(0, 1), byte=st.integers(0, 255))
-def test_one_wrong_byte_never_breaks_the_frame(pair: tuple[int, int], seed: int, at: float, byte: int) -> None:
-    frame = bytearray(kio_frame(sample(kio_class(*pair), random.Random(seed))))
-    frame[4 + int(at * (len(frame) - 5))] = byte
-    with suppress(WireError):
-        done = responses.rewrite(*pair, frame, 0, len(frame), shorter)
-        assert not isinstance(done, NeedMore)
-        if done is not None:
-            new = done.head + frame[done.consumed :]
-            assert struct.unpack_from(">i", new)[0] == len(new) - 4
 
 
 @pytest.mark.parametrize("version", range(19))
