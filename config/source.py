@@ -61,7 +61,7 @@ NOT_ALWAYS_TEXT: Final = frozenset({"", *"nNtTfF~+-.0123456789"})
 """The first characters of all unquoted text that :func:`unquoted` has to look at."""
 
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # libyaml when the wheel has it: about ten times faster
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class Loader(_Base):  # type: ignore[misc]
@@ -101,6 +101,21 @@ def number(value: Any) -> int | float | None:
 def is_merge(key: yaml.Node) -> bool:
     """Whether a key is YAML's ``<<``, which merges the mappings that are its value."""
     return bool(key.value == MERGE_KEY and key.tag == PLAIN)
+
+
+class _Dumper(_BaseDumper):  # type: ignore[misc]
+    """PyYAML's dumper; it quotes text that :func:`unquoted` would read as something else, such as -.5."""
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    try:
+        plain = unquoted(text) == text
+    except ValueError:
+        plain = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else "'")
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def dump(values: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis.errors import WrongUseError
@@ -129,6 +129,7 @@ VALUE = TEXTS | st.booleans() | st.none() | st.integers() | st.floats(allow_nan=
 
 
 @given(st.lists(st.dictionaries(TEXTS, VALUE, max_size=4), max_size=3))
+@example([{"-.5": "-.0", ".5": "~"}])
 def test_dump_round_trips(values: list[dict[str, Any]]) -> None:
     found = parse("q.yaml", dump({"quotas": values}).encode("utf-8", "surrogatepass"))
     assert found.problems == []
