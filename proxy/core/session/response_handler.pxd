@@ -29,8 +29,9 @@ cdef class ResponseHandler:
     cdef public long long _max_response_bytes, bytes_total
 
     cpdef object begin(self, double now_ms, double arrived_ms)
-    @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
     cpdef object ended(self)
+    @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
+    cdef object _free(self)
     @cython.locals(pending=InFlightRequestType, exchange=ExchangeType)
     cpdef object send_answers(self)
     @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,

@@ -109,13 +109,17 @@ class ResponseHandler:
         self._timed = None
 
     def ended(self) -> None:
-        """The last byte of a response has come: the broker is free for the next request."""
+        """The last byte of a response has come. Send the local answers that are next."""
+        self._free()
+        if self._state.exchange.answer_due():
+            self.send_answers()
+
+    def _free(self) -> None:
+        """The broker is free for the next request."""
         state = self._state
         # Unless it has muted us: then it is free when that ends (see `SessionState.broker_throttled`).
         arrived_ms, mute_ms = self.came_ms, state.broker_mute_until_ms
         state.request_time.free_ms = arrived_ms if arrived_ms > mute_ms else mute_ms
-        if self._state.exchange.answer_due():
-            self.send_answers()
 
     def send_answers(self) -> None:
         """Send the local answers that are next in order."""
@@ -179,7 +183,7 @@ class ResponseHandler:
         if throttle_ms > max(broker_throttle_ms, 0):
             integers.put_int32(buf, throttle_at, throttle_ms)
         self.bytes_total += end
-        self.ended()
+        self._free()  # the next request has no local answer
         if pending.penalty is None:
             self._timed = None
             state.exchange.reuse(pending)

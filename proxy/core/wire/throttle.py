@@ -65,7 +65,8 @@ _FLEXIBLE: Final = apis.by_place(
 MAX_ELEMENTS: Final = 2000
 """Elements that are walked over to find a throttle field behind them, in 3 ms: partitions of a Produce. The throttle of
 one with more is not told."""
-_MOST: Final = MAX_ELEMENTS
+_MOST_BYTES: Final = MAX_ELEMENTS * _PARTITION_BYTES
+"""The longest response in which plain partitions are counted."""
 _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
 
 
@@ -161,13 +162,12 @@ def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> in
         return frame_end - 4 if version > 0 else -1
     throttle_at = frame_end - 5
     at = start + 10
-    if at > throttle_at:
+    if not at <= throttle_at <= start + _MOST_BYTES:
         return -1
     topics = integers.int16(frame, start + 8)  # behind tags=0
     if topics >= 0x80:
         topics = integers.short_uvarint(frame, start + 9) if topics <= 0xFF else -1
         at += 1
-    left = _MOST
     while topics > 1:
         if version >= _PRODUCE_FIRST_TOPIC_ID:
             at += _TOPIC_ID_BYTES
@@ -177,8 +177,7 @@ def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> in
         if at >= throttle_at:
             return -1
         partitions = integers.short_uvarint(frame, at)
-        left -= partitions
-        if partitions < 2 or left < 0:
+        if partitions < 2:
             return -1
         at += 1 if partitions < 0x80 else 2
         while partitions > 1:
