@@ -26,7 +26,10 @@ cdef class Gate:
     cdef object _promised, _claims
     cdef Queue _ordinary, _large, _abandoned
     cdef dict _kept_bytes
-    cdef double _promised_ms, _abandoned_from, _claimed_until, _large_claimed_until, _refused_until, _review_at
+    cdef double _promised_ms, _abandoned_from, _claimed_until, _large_claimed_until, _refused_until
 
-    @cython.locals(from_ms=cython.double, large=cython.bint)
+    @cython.locals(from_ms=cython.double)
     cpdef bint claim(self, object sender, double size_bytes, double cost_ms, double paid_at, long long now) except -1
+    @cython.locals(large=cython.bint)
+    cdef object _pass(self, double paid_at, double cost_ms)
+    cdef object _review_claims(self, long long now)

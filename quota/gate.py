@@ -260,7 +260,6 @@ class Gate:
         "_promised",
         "_promised_ms",
         "_refused_until",
-        "_review_at",
     )
 
     def __init__(self) -> None:
@@ -280,7 +279,6 @@ class Gate:
         self._claimed_until = -inf
         self._large_claimed_until = -inf
         self._claims: OrderedDict[object, Turn] = OrderedDict()
-        self._review_at = -inf  # not before this is a claim looked at again
         self._refused_until = -inf  # until then `MAX_REFUSED` limits are used by what was thrown away
 
     def __len__(self) -> int:
@@ -347,9 +345,7 @@ class Gate:
                 abandoned.asks_at(connection, now + wait_ms)
             return wait_ms
         queue.leave(place)
-        self._claimed_until = paid_at + min(cost_ms, LARGE_MS)
-        if large:
-            self._large_claimed_until = paid_at + cost_ms
+        self._pass(paid_at, cost_ms)
         if abandoned is not None:
             self._forget(connection)
             self._abandoned_from = max(paid_at, now) + self._ordinary.waiting_ms + self._promised_ms + cost_ms
@@ -361,23 +357,26 @@ class Gate:
         return 0
 
     def claim(self, sender: Sender, size_bytes: float, cost_ms: float, paid_at: float, now: int) -> bool:
-        """May a request that is not whole yet pass by the room in the group's window, as the group is not in debt:
-        `paid_at` is in the past? False: :meth:`ask`, as others have claimed that room, or wait."""
+        """Let a request that is still arriving pass, if the group's window has room for it and nobody waits. `paid_at`
+        is in the past, as the group is not in debt. False: use :meth:`ask`."""
         if self._promised:
             self._keep_promises(sender, now)
-        if now >= self._review_at:
-            self._review_claims(now)
+        self._review_claims(now)
         from_ms = paid_at if paid_at > self._claimed_until else self._claimed_until
-        large = cost_ms > _LARGE_MS
-        if from_ms > now + _GRACE_MS or (large and self._large_claimed_until > now + _GRACE_MS):
+        if from_ms > now + _GRACE_MS or (cost_ms > _LARGE_MS and self._large_claimed_until > now + _GRACE_MS):
             return False
         if not (self._ordinary.empty() and self._large.empty() and self._abandoned.empty()):
             return False
-        self._claimed_until = from_ms + (_LARGE_MS if large else cost_ms)
-        if large:
-            self._large_claimed_until = from_ms + cost_ms
+        self._pass(from_ms, cost_ms)
         self._claims[sender] = Turn(sender, size_bytes, cost_ms, now)
         return True
+
+    def _pass(self, paid_at: float, cost_ms: float) -> None:
+        """A request passes: until it is charged, its cost is added to a debt that lasts until `paid_at`."""
+        large = cost_ms > _LARGE_MS
+        self._claimed_until = paid_at + (_LARGE_MS if large else cost_ms)
+        if large:
+            self._large_claimed_until = paid_at + cost_ms
 
     def refuse(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int | None:
         """A held request of this cost is to be thrown away: how long until the connection's turn, which stays; None: so
@@ -457,11 +456,9 @@ class Gate:
     def _review_claims(self, now: int) -> None:
         """Release the claims of requests that hardly arrive."""
         claims = self._claims
-        self._review_at = now + REVIEW_MS
         while claims:
             connection, claim = next(iter(claims.items()))
             if now < claim.review_at:
-                self._review_at = claim.review_at
                 return
             if claim.arrives(now):
                 claim.review_at = now + REVIEW_MS

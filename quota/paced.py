@@ -148,7 +148,7 @@ class DebtCounter(WindowCounter):
         return paid_at, backlog_ms
 
     def _paid_at(self, limit: float, now: int) -> float:
-        """Outside of an episode the room in the window is a credit: a time in the past."""
+        """Until when the group has paid, outside an episode: in the past, as the room in its window is a credit."""
         total, window_ms = self.rate.peek(now)
         return now - (window_ms - total / limit * 1000.0)
 

@@ -31,7 +31,7 @@ _PRODUCE_FIRST_TOPIC_ID: Final = 13
 _TOPIC_ID_BYTES: Final = 16
 _PARTITION_BYTES: Final = 33
 _NO_ERRORS: Final = 0x01000000
-"""What comes behind a partition's numbers: no errors of records, no message, no tagged fields; and a 0."""
+"""What follows a partition's numbers: no errors of records, no message, no tagged fields; and a 0."""
 _BODY: Final[tuple[Program, Program]] = (((SKIP, 8),), ((SKIP, 8), (TAGS, ())))
 
 
@@ -152,7 +152,7 @@ def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_ke
 def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> int:
     """Position of the throttle field in a whole produce response without errors, node endpoints and tags; else -1.
 
-    Up to version 8 it is the last field, and such responses are not looked into. Version 9 to 12 (from 13 on 16 bytes
+    Up to version 8 it is the last field, and the rest is not read. Version 9 to 12 (from 13 on 16 bytes
     of topic id instead of the name):
 
         size4 corr4 tags=0 | topics+1 | name, partitions+1 | index4 error2 offset8 time8 start8 | record_errors=0+1
@@ -164,7 +164,7 @@ def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> in
     at = start + 10
     if not at <= throttle_at <= start + _MOST_BYTES:
         return -1
-    topics = integers.int16(frame, start + 8)  # behind tags=0
+    topics = integers.int16(frame, start + 8)  # after tags=0
     if topics >= 0x80:
         topics = integers.short_uvarint(frame, start + 9) if topics <= 0xFF else -1
         at += 1
