@@ -107,13 +107,13 @@ def resolved(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             names = list(zip(batch["user"].to_pylist(), batch["client_id"].to_pylist(), strict=True))
-            first = [tables[0].resolve(kind, *one) for one in names]
-            limits = [[table.resolve(kind, *one).limit for table in tables] for one in names]
+            found = [[table.resolve(kind, *one) for table in tables] for one in names]
+            first = [each[0] for each in found]
             columns = (
                 pa.array([one.key.user for one in first], pa.string()),
                 pa.array([one.key.client_id for one in first], pa.string()),
                 pa.array([tables[0].of_fleet(one.entry) for one in first], pa.bool_()),
-                pa.array(limits, pa.list_(pa.float64())),
+                pa.array([[one.limit for one in each] for each in found], pa.list_(pa.float64())),
             )
             yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *added])
 

@@ -175,10 +175,10 @@ def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Fl
     some = np.flatnonzero(_needed(rule, found, overlap, np.nanmin(limits, axis=1)))
     found, overlap = found.some(some), overlap[some]
     bounds = np.searchsorted(found.group, np.arange(count + 1)).tolist()
+    replay = _in_window if rule.tokens is None else _in_bucket
     for number in np.unique(found.group).tolist():
         mine = found.some(slice(bounds[number], bounds[number + 1]))
-        spans = _seconds(mine) if overlap[bounds[number]] else list(_spans(mine))
-        replay = _in_window if rule.tokens is None else _in_bucket
+        spans = _seconds(mine) if overlap[bounds[number]] else _spans(mine)
         for place, held in enumerate(replay(rule, spans, limits[number].tolist())):
             if held.seconds:
                 outcome.seconds_over[number, place] = held.seconds
