@@ -13,7 +13,6 @@ import multiprocessing
 import resource
 import select
 import socket
-import statistics
 import struct
 import sys
 import tempfile
@@ -94,8 +93,8 @@ def measure(
     crowd = Crowd(way.address, idle)
     try:
         assert way.pid is not None
-        alone = pool.submit(latencies, way.address, 8.0).result()
         before = settled_resident_bytes(way.pid)
+        alone = pool.submit(latencies, way.address, 8.0).result()
         values = {f"alone_{name}": value for name, value in alone.items()}
         values["come_s"] = crowd.come()
         values["memory_mb"] = settled_resident_bytes(way.pid) / 1e6
@@ -111,7 +110,7 @@ def measure(
         way.stop()
 
 
-def run(chosen: Sequence[Variant], rounds: int, idle: int) -> dict[str, Any]:
+def run(chosen: Sequence[Variant], rounds: int, idle: int) -> list[dict[str, Any]]:
     """All ways in turn; every second round begins with the last."""
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -127,14 +126,7 @@ def run(chosen: Sequence[Variant], rounds: int, idle: int) -> dict[str, Any]:
                 values = measure(one, ports[one], peer, folder, pool, idle)
                 rows.append({"round": number, "way": one.title, "values": values})
                 print(one.title, json.dumps(values), flush=True)
-    medians = {
-        one.title: {
-            name: round(statistics.median(row["values"][name] for row in rows if row["way"] == one.title), 4)
-            for name in rows[0]["values"]
-        }
-        for one in chosen
-    }
-    return {"medians": medians, "rows": rows}
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     head = {"what": "idle crowd", "started": began, "project": describe_project(), "machine": describe_machine()}
     result = head | {"idle": options.idle, "busy": BUSY, "per_s": PER_S}
-    result |= run(variants.find(options.variants.split(",")), options.rounds, options.idle)
+    result["rows"] = run(variants.find(options.variants.split(",")), options.rounds, options.idle)
     if options.store:
         options.store.write_text(stored.text(result), encoding="utf-8")
     return 0
