@@ -15,6 +15,7 @@ cdef class QuotaCounter:
     cpdef long long charge(self, double amount, long long now) except? -1
     cpdef object record(self, double amount, long long now)
     cpdef long long queue(self, object connection, double amount, long long now, bint whole=*) except? -1
+    cpdef bint claim(self, object connection, double amount, long long now) except -1
     cpdef object _impose(self, object delay, long long now)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from quota.entity import CounterKey, Kind, Level
+from quota.gate import Sender
 from quota.table import Entry, Limit
 from quota.trial import Trial
 
@@ -174,6 +175,11 @@ class QuotaCounter:
         the group's debt (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it is
         charged at once; otherwise the connection is a :class:`quota.gate.Sender`."""
         return 0
+
+    def claim(self, connection: Sender, amount: float, now: int) -> bool:
+        """Let a request pass that costs `amount` and has not arrived whole. False: the group is in debt, or others
+        wait; ask :meth:`queue`."""
+        return True
 
     def abandon(self, connection: object, size_bytes: int, now: int) -> bool:
         """The client of a queued request has gone. Whether the request, of which `size_bytes` and what follows it have

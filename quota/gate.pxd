@@ -1,6 +1,7 @@
 cimport cython
 
 cdef double _LARGE_MS, _GRACE_MS
+cdef long long _REVIEW_MS
 
 
 @cython.final
@@ -14,16 +15,17 @@ cdef class Queue:
 
 @cython.final
 cdef class Turn:
-    cdef object _sender
-    cdef double _size_bytes
-    cdef long long _since
-    cdef public double cost_ms
-    cdef public long long review_at
+    cdef readonly object sender
+    cdef public Turn after, before
+    cdef public double cost_ms, size_bytes
+    cdef public long long review_at, since
 
 
 @cython.final
 cdef class Gate:
-    cdef object _promised, _claims
+    cdef object _promised
+    cdef dict _claims
+    cdef Turn _first_claim, _last_claim
     cdef Queue _ordinary, _large, _abandoned
     cdef dict _kept_bytes
     cdef double _promised_ms, _abandoned_from, _claimed_until, _large_claimed_until, _refused_until
@@ -32,4 +34,11 @@ cdef class Gate:
     cpdef bint claim(self, object sender, double size_bytes, double cost_ms, double paid_at, long long now) except -1
     @cython.locals(large=cython.bint)
     cdef object _pass(self, double paid_at, double cost_ms)
+    @cython.locals(turn=Turn)
+    cdef object _claim(self, object sender, double size_bytes, double cost_ms, long long now)
+    @cython.locals(last=Turn)
+    cdef object _review_later(self, Turn turn, long long now)
+    @cython.locals(before=Turn, after=Turn)
+    cdef object _unlink(self, Turn turn)
+    @cython.locals(turn=Turn)
     cdef object _review_claims(self, long long now)

@@ -50,6 +50,7 @@ LONGEST_ARRIVAL_MS: Final = 30_000
 # Compared for each request: C numbers in compiled code (see the .pxd).
 _LARGE_MS: Final[float] = LARGE_MS
 _GRACE_MS: Final[float] = GRACE_MS
+_REVIEW_MS: Final = REVIEW_MS
 
 
 class Sender(Protocol):
@@ -220,23 +221,25 @@ class Queue:
 class Turn:
     """What a request that has passed will be charged once its last byte has arrived."""
 
-    __slots__ = ("_sender", "_since", "_size_bytes", "cost_ms", "review_at")
+    __slots__ = ("after", "before", "cost_ms", "review_at", "sender", "since", "size_bytes")
 
-    def __init__(self, sender: Sender, size_bytes: float, cost_ms: float, now: int) -> None:
-        self._sender = sender
-        self._size_bytes = size_bytes
-        self._since = now
-        self.cost_ms = cost_ms
-        self.review_at = now + REVIEW_MS
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+        self.size_bytes = self.cost_ms = 0.0
+        self.since = self.review_at = 0
+        self.before: Turn | None = None
+        """The claims that are reviewed just before this one,"""
+        self.after: Turn | None = None
+        """and just after it."""
 
     @property
     def arrived(self) -> float:
         """The part of the request that has arrived; 1: all of it, and it is charged."""
-        return max(1.0 - self._sender.missing_bytes / self._size_bytes, 0.0)
+        return max(1.0 - self.sender.missing_bytes / self.size_bytes, 0.0)
 
     def arrives(self, now: int) -> bool:
         """Whether the request is not whole yet, and arrives fast enough."""
-        return 1.0 > self.arrived >= (now - self._since) / LONGEST_ARRIVAL_MS
+        return 1.0 > self.arrived >= (now - self.since) / LONGEST_ARRIVAL_MS
 
 
 class Gate:
@@ -253,9 +256,11 @@ class Gate:
         "_abandoned_from",
         "_claimed_until",
         "_claims",
+        "_first_claim",
         "_kept_bytes",
         "_large",
         "_large_claimed_until",
+        "_last_claim",
         "_ordinary",
         "_promised",
         "_promised_ms",
@@ -278,7 +283,9 @@ class Gate:
         # the bytes that are missing is released.
         self._claimed_until = -inf
         self._large_claimed_until = -inf
-        self._claims: OrderedDict[object, Turn] = OrderedDict()
+        self._claims: dict[object, Turn] = {}
+        self._first_claim: Turn | None = None  # the next one that is reviewed
+        self._last_claim: Turn | None = None
         self._refused_until = -inf  # until then `MAX_REFUSED` limits are used by what was thrown away
 
     def __len__(self) -> int:
@@ -353,7 +360,8 @@ class Gate:
             self._promised_ms += cost_ms
             self._promised[connection] = (max(paid_at, now) + self.ahead_ms(cost_ms) + cost_ms, cost_ms)
         if arriving is not None:
-            self._claims[connection] = Turn(*arriving, cost_ms, now)
+            sender, size_bytes = arriving
+            self._claim(sender, size_bytes, cost_ms, now)
         return 0
 
     def claim(self, sender: Sender, size_bytes: float, cost_ms: float, paid_at: float, now: int) -> bool:
@@ -368,7 +376,7 @@ class Gate:
         if not (self._ordinary.empty() and self._large.empty() and self._abandoned.empty()):
             return False
         self._pass(from_ms, cost_ms)
-        self._claims[sender] = Turn(sender, size_bytes, cost_ms, now)
+        self._claim(sender, size_bytes, cost_ms, now)
         return True
 
     def _pass(self, paid_at: float, cost_ms: float) -> None:
@@ -377,6 +385,37 @@ class Gate:
         self._claimed_until = paid_at + (_LARGE_MS if large else cost_ms)
         if large:
             self._large_claimed_until = paid_at + cost_ms
+
+    def _claim(self, sender: Sender, size_bytes: float, cost_ms: float, now: int) -> None:
+        turn = self._claims.get(sender)
+        if turn is None:
+            turn = self._claims[sender] = Turn(sender)
+        else:
+            self._unlink(turn)
+        turn.size_bytes, turn.cost_ms, turn.since = size_bytes, cost_ms, now
+        self._review_later(turn, now)
+
+    def _review_later(self, turn: Turn, now: int) -> None:
+        """Put the claim last."""
+        turn.review_at = now + _REVIEW_MS
+        last = turn.before = self._last_claim
+        if last is None:
+            self._first_claim = turn
+        else:
+            last.after = turn
+        self._last_claim = turn
+
+    def _unlink(self, turn: Turn) -> None:
+        before, after = turn.before, turn.after
+        if before is None:
+            self._first_claim = after
+        else:
+            before.after = after
+        if after is None:
+            self._last_claim = before
+        else:
+            after.before = before
+        turn.before = turn.after = None
 
     def refuse(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int | None:
         """A held request of this cost is to be thrown away: how long until the connection's turn, which stays; None: so
@@ -448,6 +487,7 @@ class Gate:
         claim = self._claims.pop(connection, None)
         if claim is None:
             return
+        self._unlink(claim)
         arrived_ms = claim.cost_ms * claim.arrived
         self._claimed_until -= min(claim.cost_ms, LARGE_MS) - min(arrived_ms, LARGE_MS)
         if claim.cost_ms > LARGE_MS:
@@ -455,16 +495,14 @@ class Gate:
 
     def _review_claims(self, now: int) -> None:
         """Release the claims of requests that hardly arrive."""
-        claims = self._claims
-        while claims:
-            connection, claim = next(iter(claims.items()))
-            if now < claim.review_at:
-                return
-            if claim.arrives(now):
-                claim.review_at = now + REVIEW_MS
-                claims.move_to_end(connection)
+        turn = self._first_claim
+        while turn is not None and now >= turn.review_at:
+            if turn.arrives(now):
+                self._unlink(turn)
+                self._review_later(turn, now)
             else:
-                self._release(connection)
+                self._release(turn.sender)
+            turn = self._first_claim
 
     def _break_promise(self, connection: object) -> bool:
         promised = self._promised.pop(connection, None)

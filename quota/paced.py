@@ -98,26 +98,42 @@ class DebtCounter(WindowCounter):
 
     def queue(self, connection: object, amount: float, now: int, whole: bool = False) -> int:
         """See :meth:`QuotaCounter.queue`."""
-        gate = self._gate
         if now < self.last_ms:
             now = self.last_ms
         arrives = not whole and amount > 0
         if self.limit is None or self.shadow or not (self.may_queue or arrives):
             self.leave_queue(connection)
             return 0
+        if self.may_queue:
+            self.pacer.pay_backlog(now)
+        elif self.claim(cast(Sender, connection), amount, now):
+            return 0
+        gate = self._gate
+        if gate is None:
+            gate = self._gate = Gate()
+        limit = self.limit
+        cost_ms = amount * self._unit / limit * 1000.0
+        arriving = (cast(Sender, connection), amount) if arrives else None
+        wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
+        # A share may be larger in a second: no connection waits longer before it asks again.
+        return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
+
+    def claim(self, connection: Sender, amount: float, now: int) -> bool:
+        """See :meth:`QuotaCounter.claim`."""
+        if self.limit is None or self.shadow:
+            self.leave_queue(connection)
+            return True
+        if self.may_queue:
+            return False
+        gate = self._gate
         if gate is None:
             gate = self._gate = Gate()
         limit = self.limit
         # The expected cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
         cost_ms = amount * self._unit / limit * 1000.0
-        if self.may_queue:
-            self.pacer.pay_backlog(now)
-        elif gate.claim(cast(Sender, connection), amount, cost_ms, self._paid_at(limit, now), now):
-            return 0
-        arriving = (cast(Sender, connection), amount) if arrives else None
-        wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
-        # A share may be larger in a second: no connection waits longer before it asks again.
-        return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
+        if now < self.last_ms:
+            now = self.last_ms
+        return gate.claim(connection, amount, cost_ms, self._paid_at(limit, now), now)
 
     def refuse(self, connection: object, amount: float, now: int) -> int | None:
         """See :meth:`QuotaCounter.refuse`."""
