@@ -19,6 +19,11 @@ cpdef bint lets_through(SessionStateType state, AccountType account, RequestHead
 @cython.locals(throttle=ThrottleType, generation=cython.longlong)
 cpdef bint is_open(SessionStateType state, AccountType account) except -1
 
+@cython.locals(throttle=ThrottleType, group=QuotaCounterType)
+cpdef bint claims(SessionStateType state, AccountType account, long long size_bytes, long long missing, double now_ms) except -1
+
+cdef object _promise(ThrottleType throttle, QuotaCounterType group)
+
 @cython.locals(group=QuotaCounterType)
 cdef bint _asks(MeterType meter, long long generation) except -1
 

@@ -12,10 +12,12 @@ from typing import Final
 from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.request_time import EXEMPT
 from proxy.core.session.state import SessionState
+from proxy.core.session.throttle import Throttle
 from proxy.core.wire import requests
 from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.topics import STRICT_FROM
+from quota.counter import QuotaCounter
 from quota.entity import Kind
 from quota.ledger import Account, Meter
 
@@ -84,6 +86,24 @@ def is_open(state: SessionState, account: Account) -> bool:
     return not (_asks(account.produced, generation) or _asks(account.requested, generation))
 
 
+def claims(state: SessionState, account: Account, size_bytes: int, missing: int, now_ms: float) -> bool:
+    """Whether `lets_through` lets a Produce request through for which `is_open`, although `missing` of its bytes have
+    not arrived: it has a claim on its group then."""
+    throttle, group = state.throttle, account.produced.group
+    throttle.due_bytes = throttle.client_bytes + missing
+    if group is not None and not group.claim(throttle, size_bytes, int(now_ms)):
+        return False
+    _promise(throttle, group)
+    return True
+
+
+def _promise(throttle: Throttle, group: QuotaCounter | None) -> None:
+    """The group expects this connection's next Produce request; the one before it no longer does."""
+    if throttle.promised is not None and throttle.promised is not group:
+        throttle.promised.leave_queue(throttle)
+    throttle.promised = group
+
+
 def _asks(meter: Meter, generation: int) -> bool:
     """Whether a quota may queue a request: a new client, or one with new limits, may get a counter that is already in
     debt."""
@@ -120,9 +140,7 @@ def _queues(
     wait_ms: float = ledger.queue(account, kind, throttle, amount, now_ms, not missing)
     group = meter.group
     if produce:
-        if throttle.promised is not None and throttle.promised is not group:
-            throttle.promised.leave_queue(throttle)
-        throttle.promised = group
+        _promise(throttle, group)
         wait_ms = max(wait_ms, throttle.grace.owed_ms(now_ms))
     if wait_ms <= 0 or group is None:
         return False

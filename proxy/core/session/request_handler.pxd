@@ -43,9 +43,11 @@ cdef class RequestHandler:
     @cython.locals(acks=cython.int, repeated=RepeatedHeader)
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                                InFlightRequestType pending)
-    @cython.locals(state=SessionStateType, repeated=RepeatedHeader, account=AccountType, acks=cython.int,
-                   number=cython.longlong, pending=InFlightRequestType)
+    @cython.locals(state=SessionStateType, repeated=RepeatedHeader, account=AccountType, total=cython.longlong,
+                   missing=cython.longlong, acks=cython.int, pending=InFlightRequestType)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
+    @cython.locals(pending=InFlightRequestType, left=cython.longlong)
+    cdef InFlightRequestType _take_more(self, Py_ssize_t count, double now_ms)
     @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)

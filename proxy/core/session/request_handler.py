@@ -398,20 +398,41 @@ class RequestHandler:
         return _FORWARD
 
     def take_plain(self, buf: memoryview, end: int, now_ms: float) -> InFlightRequest | None:
-        """Take `buf[:end]`, if it is one whole Produce request with the header of an earlier one, expects an answer,
-        and is certainly let through. None: it is not, and nothing has been done."""
+        """Take `buf[:end]`, if it is a part of the request that is being forwarded, or one Produce request or its
+        beginning with the header of an earlier one, expects an answer, and is certainly let through. None: it is not,
+        and nothing has been done."""
+        if self.reader.left:
+            return self._take_more(end, now_ms)
         state, repeated, account = self._state, self._repeated, self.account
-        if repeated is None or account is None or self._awaited is not None or not repeated.begins(buf, end):
+        if repeated is None or account is None or self._awaited is not None:
             return None
-        if end - 4 > self._max_frame_bytes or not gate.is_open(state, account):
+        total = repeated.length(buf, end)
+        if total < end or total - 4 > self._max_frame_bytes or not gate.is_open(state, account):
             return None
         acks = requests.produce_acks(buf, repeated.body, end, repeated.api_version)
         if acks in (0, _NO_ACKS_YET):
             return None
-        number = integers.int32(buf, 8)
-        pending = state.exchange.plain(number, _PRODUCE, repeated.api_version, account, now_ms)
-        self._begin_produce(pending, end - 4, acks)
-        self.ended(now_ms)
+        state.throttle.client_bytes += end
+        missing = total - end
+        if missing and not gate.claims(state, account, total - 4, missing, now_ms):
+            state.throttle.client_bytes -= end
+            return None
+        pending = state.exchange.plain(integers.int32(buf, 8), _PRODUCE, repeated.api_version, account, now_ms)
+        self._begin_produce(pending, total - 4, acks)
+        if missing:
+            self.reader.forwarded(missing)
+        else:
+            self.ended(now_ms)
+        return pending
+
+    def _take_more(self, count: int, now_ms: float) -> InFlightRequest | None:
+        pending, left = self._current, self.reader.left
+        if pending is None or count > left or self._unanswered:
+            return None
+        self._state.throttle.client_bytes += count
+        self.reader.forwarded(left - count)
+        if count == left:
+            self.ended(now_ms)
         return pending
 
     def _begin_produce(self, pending: InFlightRequest, size_bytes: int, acks: int) -> None:

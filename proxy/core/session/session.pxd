@@ -50,7 +50,7 @@ cdef class Session:
     cdef EffectsType _settle(self, double now_ms)
     @cython.locals(throttle=ThrottleType, reader=FrameReaderType)
     cdef bint _looks(self, double now_ms) except -1
-    @cython.locals(effects=EffectsType, plain=cython.bint, up=cython.bint)
+    @cython.locals(effects=EffectsType, reader=FrameReaderType, plain=cython.bint, up=cython.bint)
     cdef object _settle_plain(self, bint waits)
     cdef object _carry_out(self, double now_ms)
     cdef object _settle_broker(self)

@@ -149,8 +149,8 @@ class Session:
         return self._settle(now_ms)
 
     def take_request(self, view: memoryview, count: int, now_ms: float) -> int:
-        """A shorter door for a whole Produce request that nothing delays. 0: it is another, and nothing has been
-        done: use `on_client_bytes`. Otherwise send it on as it is; after 2, use `settle` as well."""
+        """A shorter door for a Produce request that nothing delays, or a part of it. 0: it is another, and nothing has
+        been done: use `on_client_bytes`. Otherwise send it on as it is; after 2, use `settle` as well."""
         if not self._plain_up:
             return 0
         try:
@@ -159,10 +159,9 @@ class Session:
             return 0
         if pending is None:
             return 0
-        self.throttle.client_bytes += count
         if pending.penalty is None and self.exchange.state is _FLOWING:
             return 1
-        if self.state.blocked(now_ms):
+        if not self.requests.reader.left and self.state.blocked(now_ms):
             self.requests.reader.stop_here()
         return 2
 
@@ -412,7 +411,8 @@ class Session:
         plain = self.broker is _UP and self.client is _OPEN and effects.close is None and not self.auth.secret
         plain = plain and not self.retiring
         up = plain and effects.read_client and not waits and self.state.reserved is None
-        self._plain_up = up and self.requests.reader.is_idle()
+        reader = self.requests.reader
+        self._plain_up = up and (reader.is_idle() or reader.forwards())
         self._plain_down = plain and self.responses.reader.is_idle()
 
     def _carry_out(self, now_ms: float) -> None:

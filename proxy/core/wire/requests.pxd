@@ -1,4 +1,6 @@
 cimport cython
+# For results that tell an error: Cython 3.3 writes a `long long` one's -1 wrongly where the class is final.
+from libc.stdint cimport int64_t
 
 from proxy.core.wire cimport apis, integers
 
@@ -20,7 +22,7 @@ cdef class RepeatedHeader:
     cdef readonly Py_ssize_t body
     cdef bytes _client_id, _key_and_version
 
-    cpdef bint begins(self, object buf, Py_ssize_t end) except -1
+    cpdef int64_t length(self, object buf, Py_ssize_t end) except -1
 
 
 @cython.final

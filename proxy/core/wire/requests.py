@@ -80,14 +80,11 @@ class RepeatedHeader:
         self._key_and_version = bytes(buf[frame + 4 : frame + 8])
         self._client_id = bytes(buf[frame + 12 : header.body])
 
-    def begins(self, buf: Buffer, end: int) -> bool:
-        """Whether `buf[:end]` is one whole request with this header."""
-        return (
-            end > self.body
-            and integers.int32(buf, 0) == end - _PREFIX_BYTES
-            and integers.same(buf, 4, self._key_and_version)
-            and integers.same(buf, 12, self._client_id)
-        )
+    def length(self, buf: Buffer, end: int) -> int:
+        """Length of the request that `buf[:end]` begins, if it has this header; otherwise 0."""
+        if end <= self.body or not integers.same(buf, 4, self._key_and_version):
+            return 0
+        return _PREFIX_BYTES + integers.int32(buf, 0) if integers.same(buf, 12, self._client_id) else 0
 
 
 def _header(

@@ -56,7 +56,7 @@ cdef class ConnectionPair:
     cdef public bint _may_read, closed, more, wants_broker, yields
 
     @cython.locals(now_ms=cython.double, since_ms=cython.double, was_open=cython.bint, session=SessionType, up=Direction,
-                   taken=cython.int)
+                   taken=cython.int, left=cython.longlong)
     cpdef object on_bytes(self, bint upward, object buffer, Py_ssize_t count)
     @cython.locals(now_ms=cython.double, was_open=cython.bint)
     cpdef object on_moved(self, bint upward, long long count)
@@ -67,7 +67,8 @@ cdef class ConnectionPair:
     cpdef object has_room(self, Direction direction)
     @cython.locals(up=Direction)
     cdef object _look_after(self, bint was_open)
-    @cython.locals(up=Direction, down=Direction, least=cython.longlong)
+    cdef object _expect(self, Direction direction, long long left)
+    @cython.locals(up=Direction, down=Direction)
     cpdef object apply(self, EffectsType effects)
     @cython.locals(up=Direction, opened=cython.bint)
     cdef object _open_or_shut(self)

@@ -408,7 +408,13 @@ class ConnectionPair:
         else:
             taken = session.take_response(buffer, count, now_ms, since_ms)
         if taken:
-            (up if upward else self.down).send_range(buffer, 0, count, False)
+            if upward:
+                left = session.requests.reader.left
+                if left or up.unfinished:
+                    self._expect(up, left)
+                up.send_range(buffer, 0, count, up.unfinished)
+            else:
+                self.down.send_range(buffer, 0, count, False)
             if taken != _SETTLE or self.closed:
                 return
             self.apply(session.settle(now_ms))
@@ -527,10 +533,8 @@ class ConnectionPair:
                 self.close(error)
                 return
         up, down = self.up, self.down
-        least = self._splice_min_bytes
-        up.unfinished, down.unfinished = effects.splice_up > 0, effects.splice_down > 0
-        up.moves = effects.splice_up if effects.splice_up >= least > 0 else 0
-        down.moves = effects.splice_down if effects.splice_down >= least > 0 else 0
+        self._expect(up, effects.splice_up)
+        self._expect(down, effects.splice_down)
         self.yields, self._may_read = effects.yields, effects.read_client
         if effects.more != self.more:
             self.more = effects.more
@@ -562,6 +566,11 @@ class ConnectionPair:
             effects.ask.start(self.decided)
         elif self.session.retiring:
             self._end_between()
+
+    def _expect(self, direction: Direction, left: int) -> None:
+        """So many of the next bytes need not be looked at, as they belong to a frame that is being forwarded."""
+        direction.unfinished = left > 0
+        direction.moves = left if left >= self._splice_min_bytes > 0 else 0
 
     def _end_between(self) -> None:
         """End a connection that is to retire, unless a request is under way or has come and was not read."""
