@@ -13,8 +13,7 @@ import random
 from typing import Any
 
 from quota import compiled
-from quota.accounts import Account, Meter
-from quota.activity import RequestCounts
+from quota.accounts import Account, Meter, RequestCounts
 from quota.counter import FetchGrant, QuotaCounter, Usage
 from quota.entity import DEFAULT, Kind
 from quota.fetch_sizer import FetchSizer

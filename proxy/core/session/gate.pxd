@@ -16,16 +16,10 @@ cdef int _FETCH, _PRODUCE
 cpdef bint lets_through(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
                         long long missing, double now_ms) except -1
 
-@cython.locals(throttle=ThrottleType, generation=cython.longlong)
-cpdef bint is_open(SessionStateType state, AccountType account) except -1
-
 @cython.locals(throttle=ThrottleType, group=QuotaCounterType)
 cpdef bint claims(SessionStateType state, AccountType account, long long size_bytes, long long missing, double now_ms) except -1
 
 cdef object _promise(ThrottleType throttle, QuotaCounterType group)
-
-@cython.locals(group=QuotaCounterType)
-cdef bint _asks(MeterType meter, long long generation) except -1
 
 @cython.locals(ledger=LedgerType, throttle=ThrottleType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
                wait_ms=cython.double)

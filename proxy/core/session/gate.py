@@ -19,7 +19,7 @@ from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.topics import STRICT_FROM
 from quota.counter import QuotaCounter
 from quota.entity import Kind
-from quota.ledger import Account, Meter
+from quota.ledger import Account
 
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -78,16 +78,8 @@ def lets_through(
     return True
 
 
-def is_open(state: SessionState, account: Account) -> bool:
-    """Whether `lets_through` lets any whole Produce request with an answer through, as no quota may queue it."""
-    throttle, generation = state.throttle, state.ledger.generation
-    if throttle.gone or throttle.place is not None or throttle.grace.owed_until_ms:
-        return False
-    return not (_asks(account.produced, generation) or _asks(account.requested, generation))
-
-
 def claims(state: SessionState, account: Account, size_bytes: int, missing: int, now_ms: float) -> bool:
-    """Whether `lets_through` lets a Produce request through for which `is_open`, although `missing` of its bytes have
+    """Whether `lets_through` lets a Produce request through that no quota queues, although `missing` of its bytes have
     not arrived: it has a claim on its group then."""
     throttle, group = state.throttle, account.produced.group
     throttle.due_bytes = throttle.client_bytes + missing
@@ -102,13 +94,6 @@ def _promise(throttle: Throttle, group: QuotaCounter | None) -> None:
     if throttle.promised is not None and throttle.promised is not group:
         throttle.promised.leave_queue(throttle)
     throttle.promised = group
-
-
-def _asks(meter: Meter, generation: int) -> bool:
-    """Whether a quota may queue a request: a new client, or one with new limits, may get a counter that is already in
-    debt."""
-    group = meter.group
-    return meter.generation != generation or (group is not None and group.may_queue)
 
 
 def _queues(
@@ -126,7 +111,7 @@ def _queues(
     meter = account.meter(kind)
     group = meter.group
     produce = kind is PRODUCED
-    if not _asks(meter, ledger.generation) and not (produce and (missing or throttle.grace.owed_until_ms)):
+    if not meter.may_queue(ledger.generation) and not (produce and (missing or throttle.grace.owed_until_ms)):
         return False
     if kind is MUTATED and header.api_version >= STRICT_FROM[header.api_key]:
         return False  # its interceptor refuses it topic by topic

@@ -53,6 +53,7 @@ from proxy.core.wire.messages import framed, request_header, response_frame
 from proxy.core.wire.primitives import Buffer
 from proxy.core.wire.refusal import TOO_LARGE, ProduceRefusal
 from proxy.core.wire.sasl import SASL_APIS
+from proxy.core.wire.schema import APIS
 from proxy.core.wire.software import client_software
 from quota.counter import FetchGrant
 from quota.entity import Kind
@@ -99,6 +100,7 @@ class RequestHandler:
     __slots__ = (
         "_awaited",
         "_client_id",
+        "_counted",
         "_current",
         "_deferred_ms",
         "_joined",
@@ -121,6 +123,7 @@ class RequestHandler:
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
+        self._counted = state.counters.counted
         self._max_frame_bytes, self._max_header_bytes = state.sizes.max_frame_bytes, state.sizes.max_header_bytes
         self.out = state.effects.to_broker
         self.reader = FrameReader(self.out)
@@ -360,7 +363,7 @@ class RequestHandler:
         """All of the request has been thrown away: answer it."""
         self._refusal = None
         state, version = self._state, pending.api_version
-        state.count_request(pending.account, _PRODUCE)
+        self._count(pending.account, _PRODUCE)
         wait_ms = max(wait_ms, state.answered_here(pending, state.cpu_ms(), now_ms))
         awaited = self._awaited
         if awaited is None:
@@ -407,15 +410,20 @@ class RequestHandler:
         if repeated is None or account is None or self._awaited is not None:
             return None
         total = repeated.length(buf, end)
-        if total < end or total - 4 > self._max_frame_bytes or not gate.is_open(state, account):
+        if total < end or total - 4 > self._max_frame_bytes:
+            return None
+        throttle, generation = state.throttle, state.ledger.generation
+        if throttle.gone or throttle.place is not None or throttle.grace.owed_until_ms:
+            return None
+        if account.produced.may_queue(generation) or account.requested.may_queue(generation):
             return None
         acks = requests.produce_acks(buf, repeated.body, end, repeated.api_version)
         if acks in (0, _NO_ACKS_YET):
             return None
-        state.throttle.client_bytes += end
+        throttle.client_bytes += end
         missing = total - end
         if missing and not gate.claims(state, account, total - 4, missing, now_ms):
-            state.throttle.client_bytes -= end
+            throttle.client_bytes -= end
             return None
         pending = state.exchange.plain(integers.int32(buf, 8), _PRODUCE, repeated.api_version, account, now_ms)
         self._begin_produce(pending, total - 4, acks)
@@ -488,9 +496,17 @@ class RequestHandler:
         self._begin(pending, False)
         return _FORWARD
 
+    def _count(self, account: Account, api_key: int) -> None:
+        """Count a request of `account` that is forwarded or answered here."""
+        key = api_key if api_key in (_PRODUCE, _FETCH) or api_key in APIS else -1
+        self._counted.add(key)
+        account.counted.add(key)
+        if not account.touched:
+            self._state.ledger.wake(account)
+
     def _begin(self, pending: InFlightRequest, unanswered: bool) -> None:
         """The request is forwarded, or answered here: count it."""
-        self._state.count_request(pending.account, pending.api_key)
+        self._count(pending.account, pending.api_key)
         self._current, self._unanswered = pending, unanswered
         if not unanswered:
             self._state.exchange.append(pending)
@@ -619,7 +635,7 @@ class RequestHandler:
             raise WireError("request_too_large", text)
         if end - start < total:
             return need(total)
-        self._state.count_request(pending.account, api_key)
+        self._count(pending.account, api_key)
         body = bytes(buf[header.body : end])
         request = AdminRequest(api_key, version, self._state.auth.user, pending.account, body)
         self.reader.frames_left = 0  # one in a turn

@@ -7,10 +7,8 @@ from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightReque
 from proxy.core.session.request_time cimport RequestTime as RequestTimeType
 from proxy.core.session.throttle cimport Throttle as ThrottleType
 from quota.accounts cimport Account as AccountType
-from quota.activity cimport RequestCounts
 from quota.ledger cimport Ledger as LedgerType
 
-cdef int _FETCH, _PRODUCE
 cdef object _FLOWING
 
 
@@ -21,12 +19,9 @@ cdef class SessionState:
     cdef public ExchangeType exchange
     cdef public ThrottleType throttle
     cdef public AuthType auth
-    cdef public RequestCounts _counted
     cdef public EffectsType effects
     cdef public object counters, cpu_ms, interceptors, reserved, sizes, translate
     cdef public double broker_mute_until_ms
 
     cpdef bint blocked(self, double now_ms) except -1
-    @cython.locals(key=cython.int)
-    cpdef object count_request(self, AccountType account, int api_key)
     cpdef object broker_throttled(self, InFlightRequestType pending, long long broker_throttle_ms, double now_ms)

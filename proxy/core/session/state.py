@@ -15,9 +15,7 @@ from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
 from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle
 from proxy.core.telemetry.observer import Counters
-from proxy.core.wire.apis import FETCH, PRODUCE
 from proxy.core.wire.responses import Translate
-from proxy.core.wire.schema import APIS
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Account, Ledger
 
@@ -27,9 +25,6 @@ def no_clock() -> float:
     return 0.0
 
 
-# Compared for each request or response: C numbers in compiled code (see the .pxd).
-_PRODUCE: Final = PRODUCE
-_FETCH: Final = FETCH
 BUSY: Final = Kind.REQUEST  # an alias, as looking it up in the enum takes longer
 _FLOWING: Final = Answering.FLOWING
 
@@ -38,7 +33,6 @@ class SessionState:
     """What both directions of a session share."""
 
     __slots__ = (
-        "_counted",
         "auth",
         "broker_mute_until_ms",
         "counters",
@@ -75,7 +69,6 @@ class SessionState:
         self.cpu_ms = cpu_ms
         """The CPU time of the thread, to charge what is computed here."""
         self.counters = counters
-        self._counted = counters.counted
         self.translate = translate
         """None: nothing is rewritten."""
         self.effects = effects
@@ -104,14 +97,6 @@ class SessionState:
         if exchange.state is not _FLOWING:
             return exchange.state.name.lower()
         return "open"
-
-    def count_request(self, account: Account, api_key: int) -> None:
-        """Count a request of `account` that is forwarded or answered here."""
-        key = api_key if api_key in (_PRODUCE, _FETCH) or api_key in APIS else -1
-        self._counted.add(key)
-        account.counted.add(key)
-        if not account.touched:
-            self.ledger.wake(account)
 
     def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
         """The broker itself throttles: it has told the client so, and does not read this connection meanwhile."""

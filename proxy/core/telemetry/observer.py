@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from proxy.core.telemetry.libraries import Libraries
 from proxy.core.telemetry.long_turns import LongTurns
-from quota.activity import RequestCounts
+from quota.accounts import RequestCounts
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
