@@ -318,38 +318,46 @@ class RequestHandler:
         """The same for a Produce request that the client sent before one that was refused. None: it does not follow
         one, as far as can be seen."""
         throttle, awaited = self._state.throttle, self._awaited
-        skips = False
+        skips, seen = False, None
         if awaited is not None:
             refusal = self._refusal_of(header.api_version)
             with suppress(WireError):  # what cannot be refused is not looked at further
                 refusal.see(buf[header.body : end])
+                seen = refusal
             skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
             if not awaited:
                 self._awaited = None
         if skips or (throttle.refuse_to > 0 and throttle.follows(self.bytes_before, now_ms)):
-            return self._refuse(buf, end, header, account, now_ms)
+            return self._refuse(buf, end, header, account, now_ms, seen)
         return None
 
     def _refusal_of(self, version: int) -> ProduceRefusal:
         return ProduceRefusal(version, timed=self.software is not None and self.software.startswith(IN_ORDER))
 
     def _refuse(
-        self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
+        self,
+        buf: Buffer,
+        end: int,
+        header: requests.RequestHeader,
+        account: Account,
+        now_ms: float,
+        seen: ProduceRefusal | None = None,
     ) -> Verdict | None:
-        """Begin to throw away a Produce request, uncharged. None: it goes on waiting, as it expects no answer, has too
-        many partitions, or too much has been thrown away."""
+        """Begin to throw away a Produce request, uncharged; `seen` is its refusal, if that has read it so far. None: it
+        goes on waiting, as it expects no answer, has too many partitions, or too much has been thrown away."""
         version = header.api_version
         throttle, group = self._state.throttle, account.meter(PRODUCED).group
         throttle.due_ms = inf
         if group is None or requests.produce_acks(buf, header.body, end, version) in (0, _NO_ACKS_YET):
             return None
-        refusal = self._refusal_of(version)
-        try:
-            refusal.see(buf[header.body : end])
-        except WireError as error:
-            if error.reason == TOO_LARGE:
-                return None
-            raise
+        refusal = self._refusal_of(version) if seen is None else seen
+        if seen is None:
+            try:
+                refusal.see(buf[header.body : end])
+            except WireError as error:
+                if error.reason == TOO_LARGE:
+                    return None
+                raise
         wait_ms = group.refuse(throttle, header.size, int(now_ms))
         if wait_ms is None:
             return None
