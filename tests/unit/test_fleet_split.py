@@ -13,6 +13,7 @@ from quota.fleet.core import Fleet, ShareReason, whole
 from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, Seal, decode, encode, group_hash
 from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
+from quota.fleet.view import View
 from tests.support.examples import examples
 from tests.support.fleet_site import GROUP, HUNGRY, SEAL, TOPIC, Site
 
@@ -225,6 +226,16 @@ def test_usage_of_killed_instance_fades() -> None:
     assert min(level for after_ms, level, _ in levels if after_ms < 9_000) == pytest.approx(1.0)
     assert min(share for after_ms, _, share in levels if after_ms > 14_000) > 0.98
     assert min(level for _, level, _ in levels) > 0.9, "while the share grows, what fades is used by the other"
+
+
+@pytest.mark.parametrize(
+    ("now", "level"), [(10_000.0, 0.0), (10_001.0, 0.8), (15_000.0, 0.4), (19_999.0, 0.0), (20_000.0, 0.0)]
+)
+def test_level_of_gone_instance_fades_over_a_window(now: float, level: float) -> None:
+    view = View(Timing())
+    view.follow(GROUP)
+    view.take(0, Record(9, 0, 1000, False, "other", (GroupUse(GROUP, 0.0, 1.0, 0.8, 1.0, 1.0),)), 0.0)
+    assert view.level_of_gone(GROUP, now) == pytest.approx(level, abs=1e-4)
 
 
 def test_probing_instance_is_not_forgotten_sooner() -> None:
