@@ -1,11 +1,12 @@
-"""JSON schemas of the kinds that operators bring, made of the CustomResourceDefinitions that they publish."""
+"""JSON schemas, in YAML, of the kinds that operators bring, made of the CustomResourceDefinitions that they publish."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.support.apiserver_tools import crds
 from tests.support.chart_tools import ci_values, documents, render_text
@@ -28,8 +29,8 @@ def schemas() -> dict[Path, str]:
                 continue
             schema = _used(schema, uses)
             schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own
-            name = f"{one['spec']['names']['kind'].lower()}_{version['name']}.json"
-            found[FOLDER / one["spec"]["group"] / name] = json.dumps(schema, indent=1, sort_keys=True) + "\n"
+            name = f"{one['spec']['names']['kind'].lower()}_{version['name']}.yaml"
+            found[FOLDER / one["spec"]["group"] / name] = yaml.safe_dump(schema, default_flow_style=None, width=120)
     return found
 
 

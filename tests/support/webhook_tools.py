@@ -17,7 +17,8 @@ from deploy.kubernetes.distribution import Distribution
 from tests.lab.chart import CHART
 from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
 
-REVIEWS = ROOT / "tests/golden/admission"
+REVIEWS = ROOT / "tests/golden/admission.yaml"
+"""What API servers asked, without the managed fields: of a pod by itself, of a Deployment and of a Job."""
 VALUES = CHART / "ci/webhook-values.yaml"
 GENERATED = CHART / "ci/webhook-generated-values.yaml"
 MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
@@ -43,7 +44,8 @@ def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes:
 
 
 def admission_review(name: str, **spec: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = json.loads((REVIEWS / f"{name}.json").read_text())
+    recorded = zip(("bare", "deployment", "job"), documents(REVIEWS.read_text()), strict=True)
+    asked: dict[str, Any] = dict(recorded)[name]
     asked["request"]["object"]["spec"] |= spec
     return asked
 
