@@ -18,13 +18,7 @@ from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
 from tests.lab.releases import NEW, OLD
-from tests.support.mutation_tools import (
-    THROTTLED,
-    create,
-    delete,
-    metadata,
-    partitions,
-)
+from tests.support.mutation_tools import THROTTLED, create, delete, metadata, partitions
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until

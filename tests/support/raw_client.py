@@ -54,11 +54,7 @@ class RawClient:
     """One connection. Requests may be pipelined with `send`; `read_frame` gives the answers in their order."""
 
     def __init__(
-        self,
-        address: str | tuple[str, int],
-        client_id: str | None = "raw",
-        *,
-        timeout_s: float = TIMEOUT_S,
+        self, address: str | tuple[str, int], client_id: str | None = "raw", *, timeout_s: float = TIMEOUT_S
     ) -> None:
         if isinstance(address, str):
             host, _, port = address.rpartition(":")

@@ -12,13 +12,14 @@ from typing import Any
 
 import httpx
 import trustme
+import yaml
 
 from deploy.kubernetes.distribution import Distribution
 from tests.lab.chart import CHART
 from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
 
 REVIEWS = ROOT / "tests/golden/admission.yaml"
-"""What API servers asked, without the managed fields: of a pod by itself, of a Deployment and of a Job."""
+"""What an API server asked, without the managed fields: of a pod by itself, of a Deployment and of a Job."""
 VALUES = CHART / "ci/webhook-values.yaml"
 GENERATED = CHART / "ci/webhook-generated-values.yaml"
 MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
@@ -44,8 +45,7 @@ def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes:
 
 
 def admission_review(name: str, **spec: Any) -> dict[str, Any]:
-    recorded = zip(("bare", "deployment", "job"), documents(REVIEWS.read_text()), strict=True)
-    asked: dict[str, Any] = dict(recorded)[name]
+    asked: dict[str, Any] = yaml.safe_load(REVIEWS.read_text())[name]
     asked["request"]["object"]["spec"] |= spec
     return asked
 
