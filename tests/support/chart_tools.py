@@ -176,7 +176,6 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Those of one kind."""
     return [one for one in manifests if one["kind"] == kind]
 
 
@@ -234,6 +233,7 @@ def _shown(name: str, templates: Sequence[str]) -> str:
     manifests = documents(_without_helm(without_secrets(render_text(CHART / f"ci/{name}-values.yaml", *only))))
     for one in of_kind(manifests, "ConfigMap"):
         one["data"] = {name: yaml.safe_load(text) for name, text in one["data"].items()}  # JSON is YAML
+        one["data"].get("sidecar.json", {}).pop("container", None)  # the one of deploy/kubernetes/sidecar.yaml
     return yaml.safe_dump_all(
         manifests, default_flow_style=None, sort_keys=False, width=120, explicit_start=True, allow_unicode=True
     )
