@@ -689,7 +689,7 @@ def test_network_policy_admits_only_known_peers() -> None:
     metrics, clients = policy["spec"]["ingress"]
     assert metrics["ports"] == [{"port": "kquota-metrics", "protocol": "TCP"}]
     assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert clients["ports"][1] == {"port": 20000, "endPort": 20099, "protocol": "TCP"}
+    assert clients["ports"][1] == {"port": 20000, "endPort": 20004, "protocol": "TCP"}
     assert clients["from"][0]["namespaceSelector"]["matchLabels"] == {"example.com/kafka-client": "true"}
     (policy,) = of_kind(render("plain-sidecar"), "NetworkPolicy")
     assert policy["spec"]["ingress"][1] == {"ports": [{"port": 8080, "protocol": "TCP"}]}
