@@ -23,11 +23,11 @@ from tests.support.waiting import until
 LISTENER = "SASL_PLAINTEXT"
 
 
-def upstream(kafka: KafkaCluster, secret: Path, mechanism: str, user: str = "kquota") -> dict[str, Any]:
+def upstream(kafka: KafkaCluster, secret: Path, mechanism: str) -> dict[str, Any]:
     where = {"bootstrap": kafka.bootstrap_of(LISTENER)}
     if mechanism == "OAUTHBEARER":
         return {**where, "sasl": {"mechanism": mechanism, "token_file": str(secret)}}
-    return {**where, "sasl": {"mechanism": mechanism, "username": user, "password_file": str(secret)}}
+    return {**where, "sasl": {"mechanism": mechanism, "username": "kquota", "password_file": str(secret)}}
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -142,7 +142,6 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
 
 
 def seen_users(running: Sidecar) -> set[str]:
-    """Users that have been charged anything."""
     return {sample.labels["user"] for sample in running.samples() if "user" in sample.labels}
 
 
