@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.lab.kafka import DEFAULT_LISTENERS, DEFAULT_VERSION, BrokerSecurity, KafkaCluster, SecureListener
+from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import jwt
 
@@ -37,9 +37,9 @@ def security(authority: Authority) -> BrokerSecurity:
 
 
 @contextmanager
-def secure_cluster(authority: Authority, version: str = DEFAULT_VERSION, **settings: Any) -> Iterator[KafkaCluster]:
+def secure_cluster(authority: Authority, **settings: Any) -> Iterator[KafkaCluster]:
     """One broker with everything; ACLs are in force when it is handed over."""
-    with KafkaCluster.start(1, version, progress=print, security=security(authority), **settings) as cluster:
+    with KafkaCluster.start(1, progress=print, security=security(authority), **settings) as cluster:
         allow_all_but_closed(cluster)
         yield cluster
 

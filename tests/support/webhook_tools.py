@@ -38,7 +38,6 @@ TOLD = Distribution(
 
 
 def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
-    """What the chart gives the webhook."""
     maps = of_kind(documents(render_text(values, kubernetes=kubernetes)), "ConfigMap")
     (text,) = [one["data"]["sidecar.json"] for one in maps if "sidecar.json" in one["data"]]
     return json.dumps(json.loads(text) | changes).encode()
