@@ -51,15 +51,6 @@ def real_addresses(cluster: KafkaCluster) -> dict[int, tuple[str, int]]:
     return {node.node_id: (node.host, node.port) for node in cluster.nodes}
 
 
-def test_metadata_names_a_listener_for_each_broker(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
-    told = addresses(proxy3)
-    assert sorted(told) == [1, 2, 3]
-    assert set(told.values()) <= proxy3.broker_addresses() - {("127.0.0.1", proxy3.port)}
-    for node, address in told.items():  # each stands for its own broker: it tells its own id as such
-        assert len(set(told.values())) == 3
-        assert {each.node_id: (each.host, each.port) for each in brokers_seen_by(*address)} == told, node
-
-
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 def test_produce_to_wrong_broker_names_leader_at_sidecar(
     version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic

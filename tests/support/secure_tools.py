@@ -74,6 +74,15 @@ def token(user: str, **claims: object) -> str:
     return jwt({"sub": user, "iat": now_s, "exp": now_s + 1800, **claims})
 
 
+def own_login(folder: Path, mechanism: str, user: str = "kquota") -> dict[str, str]:
+    """`upstream.sasl` of a sidecar with a login of its own, whose secret is a file in this folder."""
+    secret = folder / "secret"
+    by_token = mechanism == "OAUTHBEARER"
+    secret.write_text((token(user) if by_token else PASSWORDS[user]) + "\n")
+    known = {"token_file": str(secret)} if by_token else {"username": user, "password_file": str(secret)}
+    return {"mechanism": mechanism, **known}
+
+
 def login(
     client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT", authority: Path | None = None
 ) -> dict[str, Any]:
