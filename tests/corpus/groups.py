@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpus.job import Job, item, wait_for
 from tests.corpus.records import Record, send_confluent
-from tests.corpus.tools import create_topic, leave_out
+from tests.corpus.tools import committed, create_topic, leave_out
 from tests.support.records import subscribed
 
 PARTITIONS = 4
@@ -64,7 +64,7 @@ class Member:
 def rebalances(
     join: Callable[[str], Member],
     describe: Callable[[], Any],
-    committed: Callable[[], Mapping[int, int]],
+    offsets: Callable[[], Mapping[int, int]],
     more: Callable[[], set[tuple[int, int]]] = set,
 ) -> Any:
     """One member has all partitions, then two have half each, then the second one is left alone; all is committed.
@@ -97,7 +97,7 @@ def rebalances(
         for each in (first, second):
             if each is not None:
                 each.leave()
-    steps.append(("committed", dict(committed())))
+    steps.append(("committed", dict(offsets())))
     steps.append(("nobody", describe()))
     return steps
 
@@ -113,16 +113,6 @@ def _description(job: Job, group: str) -> Any:
         admin.close()
     found["members"].sort(key=lambda member: repr(member["member_assignment"]))
     return leave_out(found, "member_id", "client_id")
-
-
-def committed_by(job: Job, group: str, topic: str) -> dict[int, int]:
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    asked = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-    admin = AdminClient({"bootstrap.servers": job.bootstrap})
-    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, asked)])[group].result(60)
-    return {each.partition: each.offset for each in answer.topic_partitions}
 
 
 @item()
@@ -141,7 +131,7 @@ def classic_kafka_python(job: Job) -> Any:
 
         return Member(poll, consumer.close)
 
-    return rebalances(join, lambda: _description(job, group), lambda: committed_by(job, group, topic))
+    return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
 
 
 @item()
@@ -213,7 +203,7 @@ def classic_aiokafka(job: Job) -> Any:
 
         return Member(poll, close)
 
-    return rebalances(join, lambda: _description(job, group), lambda: committed_by(job, group, topic))
+    return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
 
 
 def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
@@ -262,7 +252,7 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
         wait_for("a settled group", lambda: _settled(describe()))
         return describe()
 
-    return rebalances(join, settled, lambda: committed_by(job, group, topic))
+    return rebalances(join, settled, lambda: committed(job, group, topic, PARTITIONS))
 
 
 def _settled(description: Mapping[str, Any]) -> bool:

@@ -9,10 +9,10 @@ import threading
 import time
 from typing import Any
 
-from tests.corpus.groups import PARTITIONS, PER_PARTITION, Member, committed_by, filled_topic, rebalances
+from tests.corpus.groups import PARTITIONS, PER_PARTITION, Member, filled_topic, rebalances
 from tests.corpus.job import POLL_S, Job, item
 from tests.corpus.records import Record, read_kafka_python, send_confluent
-from tests.corpus.tools import create_topic, read_from_the_start
+from tests.corpus.tools import committed, create_topic, read_from_the_start
 from tests.lab.kafka import GuardedProcess, run_tool, start_tool
 
 TOOLS = "org.apache.kafka.tools."
@@ -105,7 +105,7 @@ def _rebalance(job: Job, suffix: str, protocol: str) -> Any:
         send_confluent(job, topic, [Record(None, b"more", partition=partition) for partition in range(PARTITIONS)])
         return {(partition, PER_PARTITION) for partition in range(PARTITIONS)}
 
-    steps = rebalances(join, lambda: None, lambda: committed_by(job, group, topic), more)
+    steps = rebalances(join, lambda: None, lambda: committed(job, group, topic, PARTITIONS), more)
     described = "" if protocol == "classic" else _describe_group(job, group)
     return {
         "steps": steps,

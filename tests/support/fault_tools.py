@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -140,7 +140,8 @@ class Transacting(Working):
             except KafkaException as error:
                 self.refused[f"transaction {number}"] = error.args[0].name()
                 producer.purge()
-                producer.flush(1.0)  # what becomes of the rest is told
+                with suppress(KafkaException):  # a fatal error is raised once more
+                    producer.flush(1.0)  # what becomes of the rest is told
             else:
                 break
         self._log.close()
