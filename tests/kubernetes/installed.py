@@ -133,7 +133,6 @@ def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> d
         **IMAGES,
         "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": DRAIN_S},
         "quotas": [{"client-id": "<default>", "producer_byte_rate": rate}],
-        "prometheusAnnotations": True,
     }
     return {"kquota": kquota | more, "arguments": [f"--topic={topic}"]}
 

@@ -58,6 +58,12 @@ def coredns() -> Path:
     return go_tools.program("coredns", "kquota/tests/go/coredns")
 
 
+def prometheus() -> Path:
+    """Prometheus with discovery by Kubernetes, which Debian's is built without; built if need be."""
+    tags = ("remove_all_sd", "enable_kubernetes_sd")
+    return go_tools.program("prometheus", "github.com/prometheus/prometheus/cmd/prometheus", tags=tags)
+
+
 def node_programs() -> NodePrograms:
     """All of them, built if need be."""
     insist_on_machine()
@@ -77,7 +83,7 @@ def main() -> None:
         insist_on_machine()
     except NoNodeError as error:
         sys.exit(f"error: {error}")
-    others = {"etcd": etcd_program, "coredns": coredns}
+    others = {"etcd": etcd_program, "coredns": coredns, "prometheus": prometheus}
     for name in sys.argv[1:] or (*others, *KUBERNETES):
         began = time.monotonic()
         path = others[name]() if name in others else kubernetes_program(name)

@@ -72,16 +72,6 @@ def test_sidecar_has_no_privileges(node: Node, pod: dict[str, Any]) -> None:
     assert "Read-only file system: '/etc/x'" in done.stderr, done.stderr
 
 
-def test_prometheus_is_told_where_the_metrics_are(node: Node, pod: dict[str, Any]) -> None:
-    """By the pod's annotations, and by the port that the PodMonitor names."""
-    told = pod["metadata"]["annotations"]
-    assert told["prometheus.io/scrape"] == "true"
-    ports = {one["name"]: one["containerPort"] for one in pod["spec"]["initContainers"][0]["ports"]}
-    assert str(ports["kquota-metrics"]) == told["prometheus.io/port"]
-    address = f"{pod['status']['podIP']}:{told['prometheus.io/port']}"
-    assert "kquota_ready 1" in node.http(f"http://{address}{told['prometheus.io/path']}").text
-
-
 def test_top_and_explain_find_the_sidecar_by_its_pod(node: Node, release: Release, pod: dict[str, Any]) -> None:
     release.settled_rate(pod, RATE, 0.3)
     name = f"{NAMESPACE}/{name_of_pod(pod)}"
