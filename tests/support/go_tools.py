@@ -1,8 +1,4 @@
-"""Programs written in Go that the tests use, built from pinned modules (tests/go) and kept in the cache.
-
-A go.sum has what these builds need: `go list -mod=mod -deps PACKAGE` fills an empty one, and `go mod tidy` adds the
-tests of all dependencies.
-"""
+"""Programs written in Go that the tests use, built from pinned modules (tests/go) and kept in the cache."""
 
 from __future__ import annotations
 
