@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -129,7 +129,7 @@ def judge(soaked: Soaked) -> list[str]:
     before, after = soaked.at_rest_before, soaked.at_rest_after
     assert before is not None
     assert after is not None
-    if any(getattr(after, name) > getattr(before, name) for name in Held.__dataclass_fields__):
+    if not after.within(before):
         found.append(f"left behind: before {before}, after {after}")
     for (message, reason), count in soaked.complaints.items():
         if (message, reason) not in EXPLAINED:
@@ -227,7 +227,7 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         for topic in (STEADY, BESIDE):
             create_topic(direct, topic, partitions=2)
         # The file of usage records is open from the first record on, except between two files.
-        soaked.at_rest_before = replace(stage.at_rest, descriptors=stage.at_rest.descriptors + 1)
+        soaked.at_rest_before = stage.at_rest._replace(descriptors=stage.at_rest.descriptors + 1)
         with (
             at_work(stage.direct, BESIDE, direct, transactions=True, clean=False) as beside,
             at_work(stage.bootstrap, STEADY, direct, transactions=True, client_id=STEADY) as steady,

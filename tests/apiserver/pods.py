@@ -44,7 +44,6 @@ def deployment_pod(api: ApiServer) -> dict[str, Any]:
 
 
 def job_pod(api: ApiServer) -> dict[str, Any]:
-    """What the Job controller makes."""
     spec = {"containers": [APP], "restartPolicy": "Never", "terminationGracePeriodSeconds": 120}
     made = _workload(api, "Job", "nightly-29381", {"template": {"spec": spec}})
     metadata = {
@@ -57,7 +56,6 @@ def job_pod(api: ApiServer) -> dict[str, Any]:
 
 
 def bare_pod() -> dict[str, Any]:
-    """What a person makes by hand."""
     spec = {"containers": [container("app")], "automountServiceAccountToken": False}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bare"}, "spec": spec}
 

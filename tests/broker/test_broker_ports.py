@@ -38,7 +38,6 @@ def shown(proxy: Sidecar) -> dict[int, int | None]:
 
 @pytest.fixture(scope="module")
 def from_1001() -> Iterator[KafkaCluster]:
-    """Brokers 1001 to 1003."""
     with KafkaCluster.start(3, first_id=FIRST_ID, progress=print) as cluster:
         yield cluster
 

@@ -10,14 +10,7 @@ import pytest
 
 from tests.lab.kafka.ports import free_ports
 from tests.support.fault_rig import Rig, between_links, cut, gone_for, reset_within_frames, with_setting
-from tests.support.fault_tools import (
-    VALUE_BYTES,
-    Charged,
-    at_work,
-    charged,
-    create_topic,
-    nothing_left_behind,
-)
+from tests.support.fault_tools import VALUE_BYTES, Charged, at_work, charged, create_topic, nothing_left_behind
 from tests.support.faults import FROM_TARGET, TO_TARGET, FaultyNetwork
 from tests.support.history import assert_clean, in_words
 from tests.support.sidecars import sidecar

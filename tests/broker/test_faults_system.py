@@ -13,9 +13,7 @@ import pytest
 import yaml
 
 from tests.corpus.job import wait_for
-from tests.support.fault_tools import (
-    create_topic,
-)
+from tests.support.fault_tools import create_topic
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar

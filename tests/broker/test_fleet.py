@@ -18,7 +18,7 @@ from proxy.app.fleet.member import TOPIC_CONFIG
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.precedence import precedence
-from tests.support.secure_tools import PASSWORDS, token
+from tests.support.secure_tools import own_login
 from tests.support.sidecars import FLEET_KEY, Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -269,13 +269,9 @@ def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -
 def test_the_topic_is_reached_by_tls_with_the_own_login(
     mechanism: str, kafka_secure: KafkaCluster, authority: Authority, tmp_path: Path
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text((token("kquota") if mechanism == "OAUTHBEARER" else PASSWORDS["kquota"]) + "\n")
-    by_token = mechanism == "OAUTHBEARER"
-    own = {"token_file": str(secret)} if by_token else {"username": "kquota", "password_file": str(secret)}
     upstream = {
         "bootstrap": kafka_secure.bootstrap_of("SASL_SSL"),
-        "sasl": {"mechanism": mechanism, **own},
+        "sasl": own_login(tmp_path, mechanism),
         "tls": {"ca_file": str(authority.certificate)},
     }
     fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
@@ -285,12 +281,8 @@ def test_the_topic_is_reached_by_tls_with_the_own_login(
 
 
 def test_forbidden_topic_creation_names_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text(PASSWORDS["alice"])
-    upstream = {
-        "bootstrap": kafka_secure.bootstrap_of("SASL_PLAINTEXT"),
-        "sasl": {"mechanism": "SCRAM-SHA-512", "username": "alice", "password_file": str(secret)},
-    }
+    sasl = own_login(tmp_path, "SCRAM-SHA-512", "alice")
+    upstream = {"bootstrap": kafka_secure.bootstrap_of("SASL_PLAINTEXT"), "sasl": sasl}
     with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
         until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
         text = one.log.read_text()

@@ -7,7 +7,6 @@ import io
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -18,14 +17,8 @@ from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
 from tests.lab.releases import NEW, OLD
-from tests.support.mutation_tools import (
-    THROTTLED,
-    create,
-    delete,
-    metadata,
-    partitions,
-)
-from tests.support.raw_client import RawClient
+from tests.support.mutation_tools import THROTTLED, create, delete, metadata, partitions
+from tests.support.raw_client import RawClient, set_brokers_quota
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -74,45 +67,19 @@ def every_version() -> list[Any]:
     ]  # fmt: skip
 
 
-@contextmanager
-def limited_sidecar(cluster: KafkaCluster, **settings: Any) -> Iterator[Sidecar]:
+@pytest.fixture(scope="module")
+def proxy(request: pytest.FixtureRequest) -> Iterator[Sidecar]:
+    """Before the broker that the test names."""
     quotas = [{"client-id": LIMITED, "controller_mutation_rate": RATE}]
-    with sidecar(cluster.bootstrap, quotas, **{"controller.quota.window.num": WINDOWS, **settings}) as running:
+    cluster: KafkaCluster = request.getfixturevalue(request.param)
+    with sidecar(cluster.bootstrap, quotas, **{"controller.quota.window.num": WINDOWS}) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def proxies(request: pytest.FixtureRequest) -> Iterator[dict[str, Sidecar]]:
-    """A sidecar per broker, started when the first test asks for it."""
-    running: dict[str, Any] = {}
-
-    class Lazy(dict[str, Sidecar]):
-        def __missing__(self, broker: str) -> Sidecar:
-            context = limited_sidecar(request.getfixturevalue(broker))
-            self[broker] = found = context.__enter__()
-            running[broker] = context
-            return found
-
-    lazy = Lazy()
-    yield lazy
-    for context in running.values():
-        context.__exit__(None, None, None)
-
-
-class Raw:
-    """One client of a sidecar; its tokens are full again whenever a test begins."""
-
-    def __init__(self, proxy: Sidecar, client_id: str = LIMITED) -> None:
-        self.proxy, self.client_id = proxy, client_id
-
-    def ask(self, message: Any, client_id: str | None = None) -> Any:
-        """The decoded answer; each request has a connection of its own, so that no mute is in the way."""
-        with RawClient(self.proxy.bootstrap, client_id or self.client_id) as client:
-            return client.ask(message).message
-
-    def counts(self, *names: str) -> dict[str, int]:
-        """Partitions of these topics, asked until the broker has caught up with its controller."""
-        return counts_of(self.proxy.bootstrap, names)
+def asked(proxy: Sidecar, message: Any, client_id: str = LIMITED) -> Any:
+    """The decoded answer; each request has a connection of its own, so that no mute is in the way."""
+    with RawClient(proxy.bootstrap, client_id) as client:
+        return client.ask(message).message
 
 
 def counts_of(bootstrap: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -137,7 +104,6 @@ def settled(bootstrap: str, expected: dict[str, int], names: tuple[str, ...]) ->
 
 
 def errors(message: Any) -> dict[str, int]:
-    """Error by topic."""
     (results,) = (getattr(message, name) for name in ("topics", "responses", "results") if hasattr(message, name))
     return {one.name: one.error_code for one in results}
 
@@ -164,23 +130,21 @@ def refill(proxy: Sidecar) -> None:
     until(full)
 
 
-@pytest.mark.parametrize(("broker", "kind", "version"), every_version())
-def test_mutations_are_charged_per_partition(
-    proxies: dict[str, Sidecar], broker: str, kind: Kind, version: int
-) -> None:
-    raw, (first, second) = Raw(proxies[broker]), pair()
+@pytest.mark.parametrize(("proxy", "kind", "version"), every_version(), indirect=["proxy"])
+def test_mutations_are_charged_per_partition(proxy: Sidecar, kind: Kind, version: int) -> None:
+    first, second = pair()
 
     def there(partitions_of_first: int, partitions_of_second: int) -> None:
         counts = {first: partitions_of_first, second: partitions_of_second}
-        settled(raw.proxy.bootstrap, {name: count for name, count in counts.items() if count}, (first, second))
+        settled(proxy.bootstrap, {name: count for name, count in counts.items() if count}, (first, second))
 
     if kind.before:  # E10: without a quota
-        unlimited = raw.ask(create(7, {first: kind.before, second: kind.before}), FREE)
+        unlimited = asked(proxy, create(7, {first: kind.before, second: kind.before}), FREE)
         assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
         there(kind.before, kind.before)
-    refill(raw.proxy)
+    refill(proxy)
     began = time.monotonic()
-    answer = raw.ask(kind.ask(version, [first, second]))
+    answer = asked(proxy, kind.ask(version, [first, second]))
     took_s = time.monotonic() - began
     if version >= STRICT_FROM[kind.api_key]:  # E8, E11, E14
         # 25 + 25 partitions with 20 tokens: the first is accepted, the second refused until 5 have come: 250 ms.
@@ -191,7 +155,7 @@ def test_mutations_are_charged_per_partition(
             assert refused.error_message == wire.REFUSAL_TEXT
         there(kind.after, kind.before)
         time.sleep(answer.throttle_time_ms / 1000)
-        again = raw.ask(kind.ask(version, [second]))
+        again = asked(proxy, kind.ask(version, [second]))
         assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
     else:  # E9, E12, E15: all is done; 20 - 50 = -30 tokens are 1500 ms, of which passes what the broker takes
         assert errors(answer) == {first: 0, second: 0}
@@ -200,7 +164,7 @@ def test_mutations_are_charged_per_partition(
             assert answer.throttle_time_ms > 0 or took_s > 1.4 or version < TELLS_FROM[kind.api_key]
     there(kind.after, kind.after)
     if kind.after:  # E13, E16
-        unlimited = raw.ask(delete(6, [first, second]), FREE)
+        unlimited = asked(proxy, delete(6, [first, second]), FREE)
         assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
 
 
@@ -267,18 +231,9 @@ def test_topics_created_for_metadata_are_counted(
 
 def use_up(cluster: KafkaCluster) -> str:
     """A client-id that the broker itself refuses everything, for minutes."""
-    from kafka.protocol.admin import AlterClientQuotasRequest as Alter
-
     client_id = f"own-{uuid.uuid4().hex[:8]}"
-    entry = Alter.EntryData
-    quota = entry(
-        version=1,
-        entity=[entry.EntityData(version=1, entity_type="client-id", entity_name=client_id)],
-        ops=[entry.OpData(version=1, key="controller_mutation_rate", value=0.01, remove=False)],
-    )
     deadline = time.monotonic() + 30
-    with RawClient(cluster.bootstrap[0], client_id) as client:
-        assert client.ask(Alter(version=1, entries=[quota], validate_only=False)).message.entries[0].error_code == 0
+    set_brokers_quota(cluster.bootstrap[0], client_id, "controller_mutation_rate", 0.01)
     while True:  # until the controller knows it, and has been overdrawn
         name = f"used-{uuid.uuid4().hex[:8]}"
         with RawClient(cluster.bootstrap[0], client_id) as client:

@@ -21,7 +21,7 @@ from tests.lab.kafka.properties import ExtraListener
 from tests.support.faults import FaultyNetwork, Link
 from tests.support.raw_client import RawClient
 from tests.support.records import consume
-from tests.support.secure_tools import PASSWORDS
+from tests.support.secure_tools import own_login
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -88,14 +88,12 @@ def test_records_never_reach_another_cluster(
 @pytest.mark.parametrize("listener", ["PLAINTEXT", "SASL_PLAINTEXT"])
 def test_a_broker_says_which_one_it_is(listener: str, kafka_secure: KafkaCluster, tmp_path: Path) -> None:
     """With SASL after a login only; so the sidecar, which has one, logs in."""
-    secret = tmp_path / "secret"
-    secret.write_text(PASSWORDS["kquota"])
     login, sasl = None, {}
     (address,) = kafka_secure.bootstrap
     if listener != "PLAINTEXT":
         (address,) = kafka_secure.bootstrap_of(listener)
-        login = Credentials("PLAIN", "kquota", secret)
-        sasl = {"sasl": {"mechanism": "PLAIN", "username": "kquota", "password_file": str(secret)}}
+        sasl = {"sasl": own_login(tmp_path, "PLAIN")}
+        login = Credentials("PLAIN", "kquota", tmp_path / "secret")
     host, _, port = address.rpartition(":")
     cluster_id = trio.run(ask_brokers, host, int(port), Access(LIMIT_S, None, login)).cluster_id
     assert cluster_id is not None

@@ -16,40 +16,32 @@ from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.security import MECHANISMS
 from tests.support.certificates import Authority
 from tests.support.records import subscribed
-from tests.support.secure_tools import PASSWORDS, token
+from tests.support.secure_tools import PASSWORDS, own_login
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
 LISTENER = "SASL_PLAINTEXT"
-
-
-def upstream(kafka: KafkaCluster, secret: Path, mechanism: str, user: str = "kquota") -> dict[str, Any]:
-    where = {"bootstrap": kafka.bootstrap_of(LISTENER)}
-    if mechanism == "OAUTHBEARER":
-        return {**where, "sasl": {"mechanism": mechanism, "token_file": str(secret)}}
-    return {**where, "sasl": {"mechanism": mechanism, "username": user, "password_file": str(secret)}}
+TOOLS = "org.apache.kafka.tools"
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_brokers_and_quotas_are_known_before_any_client_comes(
     mechanism: str, kafka_secure: KafkaCluster, tmp_path: Path
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text((token("kquota") if mechanism == "OAUTHBEARER" else PASSWORDS["kquota"]) + "\n")
-    settings = upstream(kafka_secure, secret, mechanism)
-    with sidecar([], {"source": "cluster", "poll_interval_s": 1}, upstream=settings) as running:
+    upstream = {"bootstrap": kafka_secure.bootstrap_of(LISTENER), "sasl": own_login(tmp_path, mechanism)}
+    with sidecar([], {"source": "cluster", "poll_interval_s": 1}, upstream=upstream) as running:
         text = running.log.read_text()
         assert '"message": "cluster reached", "brokers": [1]' in text
         assert '"message": "quotas read from the cluster"' in text
         assert running.metric("kquota_connections_opened_total") == 0
-        assert secret.read_text().strip() not in text
+        assert (tmp_path / "secret").read_text().strip() not in text
 
 
 def test_reports_wrong_password_and_takes_the_right_one(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
+    secret, login = tmp_path / "secret", own_login(tmp_path, "SCRAM-SHA-512")
     secret.write_text("not-the-password")
-    settings = upstream(kafka_secure, secret, "SCRAM-SHA-512")
-    with sidecar([], upstream=settings, not_ready="refuses the login (error 58)") as running:
+    upstream = {"bootstrap": kafka_secure.bootstrap_of(LISTENER), "sasl": login}
+    with sidecar([], upstream=upstream, not_ready="refuses the login (error 58)") as running:
         secret.write_text(PASSWORDS["kquota"])
         until(lambda: '"cluster reached"' in running.log.read_text(), lambda: running.log.read_text()[-3000:])
         secret.write_text("not-the-password")
@@ -83,14 +75,13 @@ def test_check_connects(
     authority: Authority,
     tmp_path: Path,
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text(PASSWORDS["kquota"])
     asked = [f"127.0.0.1:{free_ports(1)[0]}"]
     if listener is not None:
         asked = kafka_secure.bootstrap if listener == "PLAINTEXT" else kafka_secure.bootstrap_of(listener)
     made: dict[str, Any] = {"bootstrap": asked}
     if "sasl" in settings:
-        made["sasl"] = {"mechanism": "SCRAM-SHA-512", "username": settings["sasl"], "password_file": str(secret)}
+        login = own_login(tmp_path, "SCRAM-SHA-512")
+        made["sasl"] = login | {"username": settings["sasl"]}
     if "tls" in settings:
         made["tls"] = {"ca_file": str(authority.certificate)}
     path = tmp_path / "kquota.yaml"
@@ -114,11 +105,9 @@ def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
 def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster, topic: str, tmp_path: Path) -> None:
     """KIP-48: the client logs in by the token's id and secret; its owner is asked of the cluster, or configured."""
     token_id, hmac = new_delegation_token(kafka_secure, tmp_path)
-    secret = tmp_path / "secret"
-    secret.write_text(PASSWORDS["kquota"])
     where = {"bootstrap": kafka_secure.bootstrap_of(LISTENER)}
     ways: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        (upstream(kafka_secure, secret, "SCRAM-SHA-256"), {}, "alice"),
+        (where | {"sasl": own_login(tmp_path, "SCRAM-SHA-256")}, {}, "alice"),
         (where, {"sasl": {"token_owners": {token_id: "configured"}}}, "configured"),
         (where, {"sasl": {"unknown_user": "tokens"}}, "tokens"),
     ]
@@ -126,14 +115,8 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
         own = "sasl" in settings
         export = {"export": {"kafka_topic": "usage-of-tokens", "interval_s": 1}} if own else {}
         with sidecar([], upstream=settings, identity=identity, **export) as running:
-            properties = tmp_path / "client.properties"
-            jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required "
-            jaas += f'username="{token_id}" password="{hmac}" tokenauth="true";'
-            properties.write_text(
-                f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n"
-            )
-            arguments = ["--bootstrap-server", running.bootstrap, "--command-config", str(properties), "--list"]
-            done = run_tool("org.apache.kafka.tools.TopicCommand", arguments)
+            login = java_login(tmp_path, token_id, hmac, ' tokenauth="true"')
+            done = run_tool(f"{TOOLS}.TopicCommand", ["--bootstrap-server", running.bootstrap, *login, "--list"])
             assert done.returncode == 0
             assert seen_users(running) >= {user}
             if own:  # usage records go to the topic with the sidecar's own login
@@ -141,20 +124,24 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
             assert hmac not in running.log.read_text() + running.metrics()
 
 
+def java_login(folder: Path, username: str, password: str, more: str = "") -> list[str]:
+    """Options of a Java tool that logs in by SCRAM."""
+    properties = folder / f"{username}.properties"
+    jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{username}" '
+    jaas += f'password="{password}"{more};'
+    properties.write_text(f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n")
+    return ["--command-config", str(properties)]
+
+
 def seen_users(running: Sidecar) -> set[str]:
-    """Users that have been charged anything."""
     return {sample.labels["user"] for sample in running.samples() if "user" in sample.labels}
 
 
 def new_delegation_token(kafka: KafkaCluster, folder: Path) -> tuple[str, str]:
     """(id, secret) of a new token of alice's."""
-    properties = folder / "alice.properties"
-    jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required "
-    jaas += f'username="alice" password="{PASSWORDS["alice"]}";'
-    properties.write_text(f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n")
     (bootstrap,) = kafka.bootstrap_of(LISTENER)
-    arguments = ["--bootstrap-server", bootstrap, "--command-config", str(properties), "--create"]
-    done = run_tool("org.apache.kafka.tools.DelegationTokenCommand", [*arguments, "--max-life-time-period", "-1"])
+    arguments = ["--bootstrap-server", bootstrap, *java_login(folder, "alice", PASSWORDS["alice"]), "--create"]
+    done = run_tool(f"{TOOLS}.DelegationTokenCommand", [*arguments, "--max-life-time-period", "-1"])
     rows = [line.split() for line in done.stdout.splitlines() if "User:alice" in line]
     assert rows, done.stdout + done.stderr
     return rows[0][0], rows[0][1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -25,26 +26,30 @@ LATE_S = 0.3
 tests (`timely`)."""
 
 
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest) -> KafkaCluster:
+    """One of the new release, or of the one that the test names."""
+    cluster: KafkaCluster = request.getfixturevalue(getattr(request, "param", "kafka"))
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def limited(broker: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(broker.bootstrap, QUOTAS) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
-def timely(request: pytest.FixtureRequest) -> Iterator[None]:
+def timely(broker: KafkaCluster, limited: Sidecar) -> Iterator[None]:
     """The test, its sidecar and its brokers have a core whatever else runs: it looks at the time."""
-    old = "limited_391" in request.fixturenames
-    cluster: KafkaCluster = request.getfixturevalue("kafka_391" if old else "kafka")
-    running: Sidecar = request.getfixturevalue("limited_391" if old else "limited")
-    with precedence(running.pid, *(node.pid for node in cluster.nodes)):
+    with precedence(limited.pid, *(node.pid for node in broker.nodes)):
         yield
 
 
-@pytest.fixture(scope="module")
-def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
-    with sidecar(kafka.bootstrap, QUOTAS) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def limited_391(kafka_391: KafkaCluster) -> Iterator[Sidecar]:
-    with sidecar(kafka_391.bootstrap, QUOTAS) as running:
-        yield running
+def on_both(names: str, new: Sequence[Any], old: Sequence[Any]) -> pytest.MarkDecorator:
+    """Cases at a broker of the new release, and of the old one."""
+    cases = [(broker, *case) for broker, some in (("kafka", new), ("kafka_391", old)) for case in some]
+    return pytest.mark.parametrize(f"broker,{names}", cases, indirect=["broker"])
 
 
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
@@ -63,24 +68,15 @@ def watch_mute(client: RawClient, throttled: Frame, throttle_ms: int) -> None:
     assert answer.first_byte_at <= latest + LATE_S
 
 
-def produce_and_watch(running: Sidecar, version: int, topic: str) -> None:
-    with RawClient(running.bootstrap, f"produce-{version}-{topic}") as client:
+@on_both("version", [(3,), (8,), (9,), (12,), (13,)], [(3,), (11,)])
+def test_produce_over_quota_is_answered_at_once_and_then_muted(limited: Sidecar, topic: str, version: int) -> None:
+    with RawClient(limited.bootstrap, f"produce-{version}-{topic}") as client:
         answer = client.ask(produce_message(version, client.topic(topic), [b"r" * 220_000]))
         throttle_ms = answer.message.throttle_time_ms
         # 1 000 ms and what headers add (about 100 B: 5 ms), less the time the broker took to answer.
         assert 500 < throttle_ms < 1100
         assert answer.message.responses[0].partition_responses[0].error_code == 0
         watch_mute(client, answer, throttle_ms)
-
-
-@pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
-def test_produce_over_quota_is_answered_at_once_and_then_muted(limited: Sidecar, topic: str, version: int) -> None:
-    produce_and_watch(limited, version, topic)
-
-
-@pytest.mark.parametrize("version", [3, 11])
-def test_produce_over_quota_on_an_older_broker(limited_391: Sidecar, topic: str, version: int) -> None:
-    produce_and_watch(limited_391, version, topic)
 
 
 def test_acks_0_is_muted_only(limited: Sidecar, topic: str) -> None:
@@ -103,11 +99,16 @@ def fill(running: Sidecar, topic: str, values: int, size: int) -> Topic:
     return where
 
 
-def throttle_fetch(running: Sidecar, version: int, topic: str, kind: str) -> None:
+@on_both(
+    "version,kind",
+    [(4, "sessionless"), (18, "sessionless"), (7, "full"), (18, "full"), (7, "incremental"), (18, "incremental")],
+    [(4, "sessionless"), (17, "incremental")],
+)
+def test_fetch_over_quota(limited: Sidecar, topic: str, version: int, kind: str) -> None:
     """Use up the window with one fetch, then be refused, then be served again."""
-    where = fill(running, topic, 2, 230_000)
+    where = fill(limited, topic, 2, 230_000)
 
-    with RawClient(running.bootstrap, f"fetch-{version}-{kind}-{topic}") as client:
+    with RawClient(limited.bootstrap, f"fetch-{version}-{kind}-{topic}") as client:
         session = {"sessionless": (0, -1), "full": (0, 0), "incremental": (0, 0)}[kind]
         # The request goes on with max_bytes 200 000, but at least one batch always comes (KIP-74): 230 000 B, which
         # is (23 000 - 20 000) / 20 000 * 10 s = 1.5 s over.
@@ -148,19 +149,6 @@ def throttle_fetch(running: Sidecar, version: int, topic: str, kind: str) -> Non
         assert [value[:6] for value in values] == [b"000001"]
 
 
-@pytest.mark.parametrize(
-    ("version", "kind"),
-    [(4, "sessionless"), (18, "sessionless"), (7, "full"), (18, "full"), (7, "incremental"), (18, "incremental")],
-)
-def test_fetch_over_quota(limited: Sidecar, topic: str, version: int, kind: str) -> None:
-    throttle_fetch(limited, version, topic, kind)
-
-
-@pytest.mark.parametrize(("version", "kind"), [(4, "sessionless"), (17, "incremental")])
-def test_fetch_over_quota_on_an_older_broker(limited_391: Sidecar, topic: str, version: int, kind: str) -> None:
-    throttle_fetch(limited_391, version, topic, kind)
-
-
 @pytest.mark.parametrize(("first", "second"), [(12, 13), (17, 11)])
 def test_fetch_session_changes_names_for_ids(
     kafka: KafkaCluster, limited: Sidecar, topic: str, first: int, second: int
@@ -184,9 +172,10 @@ def test_fetch_session_changes_names_for_ids(
     assert errors == [(FETCH_SESSION_TOPIC_ID_ERROR, 0)] * 2
 
 
-def test_oldest_fetch_on_an_older_broker(limited_391: Sidecar, topic: str) -> None:
+@pytest.mark.parametrize("broker", ["kafka_391"], indirect=True)
+def test_oldest_fetch_on_an_older_broker(limited: Sidecar, topic: str) -> None:
     """Fetch v0, which only brokers before 4.0 offer: no throttle field, an empty answer, and the mute."""
-    where = fill(limited_391, topic, 2, 150_000)
+    where = fill(limited, topic, 2, 150_000)
 
     def frame(correlation_id: int, offset: int) -> bytes:
         name = where.name.encode()
@@ -194,7 +183,7 @@ def test_oldest_fetch_on_an_older_broker(limited_391: Sidecar, topic: str) -> No
         payload = request_header(1, 0, correlation_id, f"v0-{topic}") + body
         return struct.pack(">i", len(payload)) + payload
 
-    with RawClient(limited_391.bootstrap) as client:
+    with RawClient(limited.bootstrap) as client:
         client.send(frame(1, 0))
         assert len(client.read_frame().payload) > 300_000  # v0 has no max_bytes to lower: both batches, over the quota
         asked_at = client.send(frame(2, 2))

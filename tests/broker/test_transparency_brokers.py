@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import os
 import struct
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +19,9 @@ from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.probe import ProbeError, brokers_seen_by
 from tests.support.fault_tools import at_work, least_held, nothing_left_behind
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
+from tests.support.session_tools import kio_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.wire_tools import kio_frame
 
 MARK = "KQUOTA_TEST_TRAFFIC"
 NOT_LEADER_OR_FOLLOWER = 6
@@ -39,9 +37,9 @@ def proxy3(kafka3: KafkaCluster) -> Iterator[Sidecar]:
         yield running
 
 
-def job_for(cluster: KafkaCluster, bootstrap: str | None = None) -> Job:
+def job_for(cluster: KafkaCluster) -> Job:
     prefix = f"brokers-{uuid.uuid4().hex[:6]}"
-    return Job(bootstrap or ",".join(cluster.bootstrap), prefix, cluster.version, len(cluster.nodes))
+    return Job(",".join(cluster.bootstrap), prefix, cluster.version, len(cluster.nodes))
 
 
 def addresses(proxy: Sidecar) -> dict[int, tuple[str, int]]:
@@ -51,15 +49,6 @@ def addresses(proxy: Sidecar) -> dict[int, tuple[str, int]]:
 
 def real_addresses(cluster: KafkaCluster) -> dict[int, tuple[str, int]]:
     return {node.node_id: (node.host, node.port) for node in cluster.nodes}
-
-
-def test_metadata_names_a_listener_for_each_broker(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
-    told = addresses(proxy3)
-    assert sorted(told) == [1, 2, 3]
-    assert set(told.values()) <= proxy3.broker_addresses() - {("127.0.0.1", proxy3.port)}
-    for node, address in told.items():  # each stands for its own broker: it tells its own id as such
-        assert len(set(told.values())) == 3
-        assert {each.node_id: (each.host, each.port) for each in brokers_seen_by(*address)} == told, node
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
@@ -147,42 +136,30 @@ def led_by_1(kafka3: KafkaCluster) -> Topic:
 
 def share_fetch(version: int, topic: Topic) -> bytes:
     """The frame of a ShareFetch by a member that no group knows; kio has this message, kafka-python has not."""
-    from importlib import import_module
-
-    from kio.serial import entity_writer
-    from kio.static.primitive import i8, i32, i32Timedelta
-
-    fetch = import_module(f"kio.schema.share_fetch.v{version}.request")
-    only_new = {"share_acquire_mode": i8(0), "is_renew_ack": False} if version >= 2 else {}
-    partition = fetch.FetchPartition(partition_index=i32(0), acknowledgement_batches=())
+    fetch = kio_message("share_fetch", version, "request")
+    only_new = {"share_acquire_mode": 0, "is_renew_ack": False} if version >= 2 else {}
+    partition = fetch.FetchPartition(partition_index=0, acknowledgement_batches=())
     request = fetch.ShareFetchRequest(
         group_id="nobody",
         member_id=str(uuid.uuid4()),
-        share_session_epoch=i32(0),
-        max_wait=i32Timedelta.parse(timedelta()),
-        min_bytes=i32(0),
-        max_bytes=i32(1_000_000),
-        max_records=i32(10),
-        batch_size=i32(10),
+        share_session_epoch=0,
+        max_wait=timedelta(),
+        min_bytes=0,
+        max_bytes=1_000_000,
+        max_records=10,
+        batch_size=10,
         topics=(fetch.FetchTopic(topic_id=topic.id, partitions=(partition,)),),
         forgotten_topics_data=(),
         **only_new,
     )
-    body = io.BytesIO()
-    entity_writer(type(request))(body, request)
-    payload = struct.pack(">hhih", SHARE_FETCH, version, 1, 3) + b"raw" + b"\0" + body.getvalue()
-    return struct.pack(">i", len(payload)) + payload
+    return kio_frame(request, client_id="raw")
 
 
 @contextmanager
 def traffic(job: Job, topics: list[str]) -> Iterator[tuple[Traffic, ConnectionWatch, str]]:
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "tests.corpus.traffic", "--bootstrap", job.bootstrap, "--prefix", job.prefix]
-    command += ["--version", job.version, "--brokers", str(job.brokers)]
-    for topic in topics:
-        command += ["--topic", topic]
     with ConnectionWatch(MARK) as watch:
-        running = Traffic(command, env={**os.environ, MARK: mark}, cwd=Path(__file__).parents[2])
+        running = Traffic(job, topics, **{MARK: mark})
         try:
             yield running, watch, mark
         finally:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,12 +183,8 @@ def traffic(cluster: KafkaCluster, net: Network) -> Iterator[tuple[Traffic, list
     with net.brokers.inside():
         admin = Job(bootstrap_text(FIRST), f"t-{uuid.uuid4().hex[:6]}", cluster.version, 3)
         topics = [create_topic(admin, f"work-{number}") for number in range(3)]
-    command = [sys.executable, "-m", "tests.corpus.traffic", "--bootstrap", bootstrap_text(FIRST, SECOND)]
-    command += ["--prefix", admin.prefix, "--version", cluster.version, "--brokers", "3"]
-    for topic in topics:
-        command += ["--topic", topic]
     with net.application.inside():
-        running = Traffic(command, env={**os.environ}, cwd=Path(__file__).parents[2])
+        running = Traffic(Job(bootstrap_text(FIRST, SECOND), admin.prefix, cluster.version, 3), topics)
     try:
         yield running, topics, admin
     finally:

@@ -14,7 +14,7 @@ from tests.corpus.job import wait_for
 from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.clients import Load, consume_confluent, in_background, produce_confluent, produce_kafka_python
-from tests.support.namespaces import Namespace
+from tests.support.namespaces import Namespace, machine_with
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -27,13 +27,8 @@ LIMIT_S = 60.0
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Namespace]:
     """A machine on which the broker's address is, too, and whose connections to there are redirected."""
-    found = Namespace()
-    try:
-        for address in (HERE, BROKER):
-            found.add_address(f"{address}/32", "lo")
+    with machine_with(HERE, BROKER) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpus.job import Job, item, wait_for
 from tests.corpus.records import Record, send_confluent
-from tests.corpus.tools import create_topic, leave_out
+from tests.corpus.tools import committed, create_topic, leave_out
 from tests.support.records import subscribed
 
 PARTITIONS = 4
@@ -17,7 +17,7 @@ PER_PARTITION = 25
 EVERYTHING = {(partition, offset) for partition in range(PARTITIONS) for offset in range(PER_PARTITION)}
 
 
-def _filled_topic(job: Job, suffix: str) -> str:
+def filled_topic(job: Job, suffix: str) -> str:
     topic = create_topic(job, suffix, partitions=PARTITIONS)
     send_confluent(
         job,
@@ -54,7 +54,6 @@ class Member:
             self.error = error
 
     def leave(self) -> None:
-        """Close the consumer in peace."""
         self._leave.set()
         self._thread.join(60)
         assert not self._thread.is_alive(), "the consumer does not close"
@@ -62,10 +61,14 @@ class Member:
             raise self.error
 
 
-def _rebalances(
-    join: Callable[[str], Member], describe: Callable[[], Any], committed: Callable[[], Mapping[int, int]]
+def rebalances(
+    join: Callable[[str], Member],
+    describe: Callable[[], Any],
+    offsets: Callable[[], Mapping[int, int]],
+    more: Callable[[], set[tuple[int, int]]] = set,
 ) -> Any:
-    """One member has all partitions, then two have half each, then the second one is left alone; all is committed."""
+    """One member has all partitions, then two have half each, then the second one is left alone; all is committed.
+    `more` produces records while there are two, and tells which the members have to read."""
     steps: list[Any] = []
     first = join("first")
     second: Member | None = None
@@ -82,7 +85,8 @@ def _rebalances(
                 or sorted(len(each.assigned) for each in two) == [PARTITIONS // 2, PARTITIONS // 2]
             ),
         )
-        both = first.assigned | second.assigned
+        both, wanted = first.assigned | second.assigned, more()
+        wait_for("they read on", lambda: any(each.error for each in two) or first.read | second.read >= wanted)
         steps.append(("two members", sorted(both), describe()))
         first.leave()
         wait_for("the second gets everything", lambda: second.error or second.assigned == set(range(PARTITIONS)))
@@ -93,7 +97,7 @@ def _rebalances(
         for each in (first, second):
             if each is not None:
                 each.leave()
-    steps.append(("committed", dict(committed())))
+    steps.append(("committed", dict(offsets())))
     steps.append(("nobody", describe()))
     return steps
 
@@ -111,20 +115,10 @@ def _description(job: Job, group: str) -> Any:
     return leave_out(found, "member_id", "client_id")
 
 
-def _committed(job: Job, group: str, topic: str) -> dict[int, int]:
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    asked = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-    admin = AdminClient({"bootstrap.servers": job.bootstrap})
-    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, asked)])[group].result(60)
-    return {each.partition: each.offset for each in answer.topic_partitions}
-
-
 @item()
 def classic_kafka_python(job: Job) -> Any:
 
-    topic, group = _filled_topic(job, "classic-kp"), job.name("classic-kp")
+    topic, group = filled_topic(job, "classic-kp"), job.name("classic-kp")
 
     def join(name: str) -> Member:
         consumer = subscribed(
@@ -137,7 +131,7 @@ def classic_kafka_python(job: Job) -> Any:
 
         return Member(poll, consumer.close)
 
-    return _rebalances(join, lambda: _description(job, group), lambda: _committed(job, group, topic))
+    return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
 
 
 @item()
@@ -145,7 +139,7 @@ def static_membership(job: Job) -> Any:
     """A member with a group.instance.id stays a member while it is away (KIP-345)."""
     from confluent_kafka import Consumer
 
-    topic, group = _filled_topic(job, "static"), job.name("static")
+    topic, group = filled_topic(job, "static"), job.name("static")
 
     def session(instance: str) -> list[int]:
         consumer = Consumer(
@@ -171,7 +165,7 @@ def static_membership(job: Job) -> Any:
 def classic_aiokafka(job: Job) -> Any:
     from aiokafka import AIOKafkaConsumer
 
-    topic, group = _filled_topic(job, "classic-aio"), job.name("classic-aio")
+    topic, group = filled_topic(job, "classic-aio"), job.name("classic-aio")
 
     def join(name: str) -> Member:
         loop = asyncio.new_event_loop()
@@ -209,14 +203,14 @@ def classic_aiokafka(job: Job) -> Any:
 
         return Member(poll, close)
 
-    return _rebalances(join, lambda: _description(job, group), lambda: _committed(job, group, topic))
+    return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
 
 
 def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
-    topic, group = _filled_topic(job, suffix), job.name(suffix)
+    topic, group = filled_topic(job, suffix), job.name(suffix)
     admin = AdminClient({"bootstrap.servers": job.bootstrap})
 
     def join(name: str) -> Member:
@@ -258,7 +252,7 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
         wait_for("a settled group", lambda: _settled(describe()))
         return describe()
 
-    return _rebalances(join, settled, lambda: _committed(job, group, topic))
+    return rebalances(join, settled, lambda: committed(job, group, topic, PARTITIONS))
 
 
 def _settled(description: Mapping[str, Any]) -> bool:

@@ -6,16 +6,16 @@ import json
 import re
 import subprocess
 import threading
+import time
 from typing import Any
 
-from tests.corpus.job import Job, item, wait_for
+from tests.corpus.groups import PARTITIONS, PER_PARTITION, Member, filled_topic, rebalances
+from tests.corpus.job import POLL_S, Job, item
 from tests.corpus.records import Record, read_kafka_python, send_confluent
-from tests.corpus.tools import create_topic, read_from_the_start
+from tests.corpus.tools import committed, create_topic, read_from_the_start
 from tests.lab.kafka import GuardedProcess, run_tool, start_tool
 
 TOOLS = "org.apache.kafka.tools."
-PARTITIONS = 4
-PER_PARTITION = 25
 
 
 def _is_3(job: Job) -> bool:
@@ -70,24 +70,9 @@ class _VerifiableConsumer:
         return now
 
     def read(self) -> set[tuple[int, int]]:
-        """(partition, offset) of all records."""
         return {(event["partition"], event["offset"]) for event in list(self.events) if event["name"] == "record_data"}
 
-    def committed(self) -> dict[int, int]:
-        """What it committed last, by partition."""
-        found: dict[int, int] = {}
-        for event in list(self.events):
-            if event["name"] == "offsets_committed":
-                assert event["success"], event
-                found |= {each["partition"]: each["offset"] for each in event["offsets"]}
-        return found
-
-    def alive(self) -> bool:
-        """False once it has ended by itself, which it should not."""
-        return self.process.poll() is None
-
     def stop(self) -> None:
-        """Let it leave the group in peace."""
         self.process.terminate()
         try:
             self.process.wait(30)
@@ -103,44 +88,31 @@ class _VerifiableConsumer:
 
 
 def _rebalance(job: Job, suffix: str, protocol: str) -> Any:
-    topic, group = create_topic(job, suffix, partitions=PARTITIONS), job.name(suffix)
-    send_confluent(
-        job,
-        topic,
-        [
-            Record(None, f"{partition}/{number}".encode(), partition=partition)
-            for partition in range(PARTITIONS)
-            for number in range(PER_PARTITION)
-        ],
-    )
-    every, half = set(range(PARTITIONS)), PARTITIONS // 2
-    members = [_VerifiableConsumer(job, topic, group, protocol)]
-    try:
-        first = members[0]
-        wait_for("the first has everything", lambda: not first.alive() or first.assigned() == every)
-        wait_for("all is read", lambda: not first.alive() or len(first.read()) == PARTITIONS * PER_PARTITION)
-        wait_for("all is committed", lambda: set(first.committed().values()) == {PER_PARTITION} or not first.alive())
-        members.append(second := _VerifiableConsumer(job, topic, group, protocol))
-        wait_for("half each", lambda: [len(each.assigned()) for each in members] == [half, half])
-        both = first.assigned() | second.assigned()
+    topic, group = filled_topic(job, suffix), job.name(suffix)
+    started: list[_VerifiableConsumer] = []
+
+    def join(_name: str) -> Member:
+        started.append(consumer := _VerifiableConsumer(job, topic, group, protocol))
+
+        def poll() -> tuple[set[int], set[tuple[int, int]]]:
+            assert consumer.process.poll() is None, consumer.errors
+            time.sleep(POLL_S)
+            return consumer.assigned(), consumer.read()
+
+        return Member(poll, consumer.stop)
+
+    def more() -> set[tuple[int, int]]:
         send_confluent(job, topic, [Record(None, b"more", partition=partition) for partition in range(PARTITIONS)])
-        wait_for("more is read", lambda: len(first.read() | second.read()) == PARTITIONS * (PER_PARTITION + 1))
-        wait_for("and committed", lambda: set((first.committed() | second.committed()).values()) == {PER_PARTITION + 1})
-        first.stop()
-        wait_for("the second has everything", lambda: not second.alive() or second.assigned() == every)
-        described = "" if protocol == "classic" else _describe_group(job, group)
-        result = {
-            "both": both,
-            "first read": len(first.read()) - half,
-            "second read": sorted(offset for _, offset in second.read()),
-            "described": _offsets_table(described, topic),
-        }
-    finally:
-        for each in members:
-            if each.process.returncode is None:
-                each.stop()
-    errors = [line for each in members for line in each.errors if " WARN " in line or " ERROR " in line]
-    return result | {"exit codes": [each.process.returncode for each in members], "errors": errors}
+        return {(partition, PER_PARTITION) for partition in range(PARTITIONS)}
+
+    steps = rebalances(join, lambda: None, lambda: committed(job, group, topic, PARTITIONS), more)
+    described = "" if protocol == "classic" else _describe_group(job, group)
+    return {
+        "steps": steps,
+        "described": _offsets_table(described, topic),
+        "exit codes": [each.process.returncode for each in started],
+        "errors": [line for each in started for line in each.errors if " WARN " in line or " ERROR " in line],
+    }
 
 
 def _describe_group(job: Job, group: str) -> str:

@@ -40,7 +40,6 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Replication factor of topics."""
         return self.brokers
 
 
@@ -113,7 +112,6 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A short fingerprint of much data."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(len(part).to_bytes(8, "big"))

@@ -77,6 +77,23 @@ def _partitions(client: RawClient, topic: str) -> dict[int, tuple[int, list[int]
     }
 
 
+def committed(job: Job, group: str, topic: str, partitions: int = 1) -> dict[int, int]:
+    """A group's offsets by partition."""
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, number) for number in range(partitions)])
+
+    def stable() -> dict[int, int] | None:
+        # A transaction is committed before its markers are everywhere. Until then its offsets are pending, and asking
+        # for stable ones gives the error UNSTABLE_OFFSET_COMMIT beside an offset that means nothing.
+        found = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60).topic_partitions
+        return None if any(each.error for each in found) else {each.partition: each.offset for each in found}
+
+    return dict(wait_for("stable offsets", stable))
+
+
 def leave_out(value: Any, *names: str) -> Any:
     """A nested result without some of its keys."""
     if isinstance(value, Mapping):

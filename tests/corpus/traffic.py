@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -25,6 +27,7 @@ from tests.support.fault_tools import read_log
 from tests.support.history import Event, History, assert_clean
 
 PAUSE_S = 0.02
+ROOT = Path(__file__).parents[2]
 Acknowledged = Callable[[], None]
 
 
@@ -158,10 +161,12 @@ def main() -> None:
 
 
 class Traffic:
-    """The process, as a test sees it."""
-
-    def __init__(self, command: list[str], **popen: Any) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen)
+    def __init__(self, job: Job, topics: Sequence[str], **environment: str) -> None:
+        command = [sys.executable, "-m", __name__, "--bootstrap", job.bootstrap, "--prefix", job.prefix]
+        command += ["--version", job.version, "--brokers", str(job.brokers), *(f"--topic={topic}" for topic in topics)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment, cwd=ROOT
+        )
 
     def _ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None

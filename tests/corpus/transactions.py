@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tests.corpus.job import Job, item, outcome, wait_for
+from tests.corpus.job import Job, item, outcome
 from tests.corpus.records import Record, read_aiokafka, read_confluent, read_kafka_python, send_confluent
-from tests.corpus.tools import create_topic
+from tests.corpus.tools import committed, create_topic
 
 
-def _seen(job: Job, topic: str, committed: int, written: int) -> Any:
+def _seen(job: Job, topic: str, done: int, written: int) -> Any:
     """The records of a topic for readers of both isolation levels, in all three clients."""
     only_committed, everything = "read_committed", "read_uncommitted"
     reads: dict[str, Callable[[str, int], list[Any]]] = {
@@ -22,25 +22,8 @@ def _seen(job: Job, topic: str, committed: int, written: int) -> Any:
     return {
         f"{name} {level}": [(each.offset, each.value) for each in read(level, count)]
         for name, read in reads.items()
-        for level, count in ((only_committed, committed), (everything, written))
+        for level, count in ((only_committed, done), (everything, written))
     }
-
-
-def _committed_offset(job: Job, group: str, topic: str) -> int:
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": job.bootstrap})
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-
-    def stable() -> TopicPartition | None:
-        # A transaction is committed before its markers are everywhere. Until then its offsets are pending, and asking
-        # for stable ones gives the error UNSTABLE_OFFSET_COMMIT beside an offset that means nothing.
-        answer = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60)
-        (found,) = answer.topic_partitions
-        return found if found.error is None else None
-
-    return int(wait_for("a stable offset", stable).offset)
 
 
 @item(InitProducerId=1)
@@ -75,7 +58,7 @@ def confluent(job: Job) -> Any:
         offsets = [TopicPartition(source, 0, taken[-1].offset() + 1)]
         producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 60)
         (producer.commit_transaction if commit else producer.abort_transaction)(60)
-        steps.append((commit, _committed_offset(job, group, source)))
+        steps.append((commit, committed(job, group, source)[0]))
     consumer.close()
     # A second producer with the same id takes over; the first one is fenced off.
     successor = Producer(settings)
@@ -86,7 +69,7 @@ def confluent(job: Job) -> Any:
     producer.produce(target, b"fenced", partition=0)
     steps.append(outcome(lambda: producer.commit_transaction(60)))
     successor.commit_transaction(60)
-    return {"steps": steps, "seen": _seen(job, target, committed=12, written=20)}
+    return {"steps": steps, "seen": _seen(job, target, done=12, written=20)}
 
 
 @item(InitProducerId=1)
@@ -108,8 +91,8 @@ def aiokafka(job: Job) -> Any:
                 await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, group)
 
     asyncio.run(run())
-    seen = _seen(job, topic, committed=7, written=10)
-    return {"seen": seen, "committed offset": _committed_offset(job, group, topic)}
+    seen = _seen(job, topic, done=7, written=10)
+    return {"seen": seen, "committed offset": committed(job, group, topic)[0]}
 
 
 @item(InitProducerId=1)
@@ -133,4 +116,4 @@ def kafka_python(job: Job) -> Any:
             else:
                 producer.abort_transaction()
     admin.close()
-    return {"states": states, "seen": _seen(job, topic, committed=6, written=9)}
+    return {"states": states, "seen": _seen(job, topic, done=6, written=9)}

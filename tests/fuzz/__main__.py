@@ -79,7 +79,6 @@ def main() -> None:
 
 
 def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
-    """Fuzz one target in a process of its own."""
     from tests.fuzz.targets import TARGETS
 
     wanted = TARGETS[name]

@@ -145,12 +145,12 @@ def _held(session: Driven) -> int:
     return sum(side.reader.kept_bytes() for side in (session.requests, session.responses))
 
 
-def _feed(session: Driven, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_BYTES) -> tuple[bytes, str | None]:
+def _feed(session: Driven, data: bytes, cut: int) -> tuple[bytes, str | None]:
     """What goes to the broker, and the reason of the end if there is one."""
     try:
         for piece in _pieces(data, cut):
             session.client_sends(piece, 0.0)
-            assert _held(session) <= limit_bytes + len(piece)
+            assert _held(session) <= SMALL_HELD_BYTES + len(piece)
             if session.must_wait:
                 break
     except SessionError as error:
@@ -477,8 +477,6 @@ def own_questions(data: bytes) -> None:
 
 
 class _Authority:
-    """Quotas that are stored nowhere."""
-
     rule: AlterRule = "apply"
     managed = "elsewhere"
 

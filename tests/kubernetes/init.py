@@ -111,7 +111,6 @@ class Supervisor:
         return {"error": f"{name} does not run"}
 
     def do_state(self, _connection: socket.socket, name: str) -> dict[str, object]:
-        """Its exit status once it has ended."""
         return {"running": name in self._running.values(), "status": self._ended.get(name)}
 
     def do_run(self, connection: socket.socket, argv: list[str]) -> dict[str, object] | None:

@@ -37,13 +37,11 @@ class Release:
         self._chart = chart
 
     def write(self, values: dict[str, Any]) -> Path:
-        """A file of values for Helm."""
         path = self.node.folder / f"{self.namespace}-values.yaml"
         path.write_text(yaml.safe_dump(values))
         return path
 
     def helm(self, verb: str, values: dict[str, Any], *more: str) -> str:
-        """helm install or upgrade with these values."""
         arguments: list[str | Path] = [
             verb,
             self.name,
@@ -56,12 +54,10 @@ class Release:
         return self.node.helm(*arguments, *more)
 
     def try_upgrade(self, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """helm upgrade where a refusal is looked for."""
         given: list[str | Path] = ["--namespace", self.namespace, "--values", self.write(values)]
         return self.node.try_helm("upgrade", self.name, self._chart, *given)
 
     def pod(self, selector: str = "app=shop") -> dict[str, Any]:
-        """The application's pod, ready."""
         return ready_pod(self.node, self.namespace, selector)
 
     def said(self, pod: dict[str, Any], *more: str) -> list[dict[str, Any]]:
@@ -69,18 +65,17 @@ class Release:
         return log_lines(self.node, self.namespace, name_of_pod(pod), pod["spec"]["containers"][0]["name"], *more)
 
     def sidecar_log(self, pod: dict[str, Any], *more: str) -> str:
-        """What the sidecar has said."""
         arguments = ["--namespace", self.namespace, name_of_pod(pod), "--container=kquota", *more]
         return self.node.kubectl("logs", *arguments)
 
-    def settled_rate(self, pod: dict[str, Any], expected: float, tolerance: float = 0.15, seconds: float = 10) -> float:
-        """Bytes per second that were acknowledged, once they are what is expected over that time."""
+    def settled_rate(self, pod: dict[str, Any], expected: float, tolerance: float = 0.15) -> float:
+        """Bytes per second that were acknowledged, once they are what is expected over ten seconds."""
 
         def look() -> float | None:
             lines = self.said(pod, "--tail=60")
-            if not lines or lines[-1]["at"] - lines[0]["at"] < seconds:
+            if not lines or lines[-1]["at"] - lines[0]["at"] < 10:
                 return None
-            rate = workloads.rate_per_s(lines, seconds) * RECORD_BYTES
+            rate = workloads.rate_per_s(lines, 10) * RECORD_BYTES
             return rate if abs(rate / expected - 1) <= tolerance else None
 
         def explain() -> str:
@@ -89,8 +84,8 @@ class Release:
         rate: float = until(look, explain, 90)
         return rate
 
-    def await_progress(self, pod: dict[str, Any], records: int = 1000, limit_s: float = 90) -> None:
-        """Until the application has so many more records acknowledged."""
+    def await_progress(self, pod: dict[str, Any]) -> None:
+        """Until the application has a thousand more records acknowledged."""
 
         def acknowledged() -> int:
             """Among its lines are librdkafka's own."""
@@ -100,9 +95,9 @@ class Release:
         before = acknowledged()
 
         def explain() -> str:
-            return f"no {records} records more than {before}:\n{describe(self.node, self.namespace)}"
+            return f"no 1000 records more than {before}:\n{describe(self.node, self.namespace)}"
 
-        until(lambda: acknowledged() >= before + records, explain, limit_s)
+        until(lambda: acknowledged() >= before + 1000, explain, 90)
 
     @contextmanager
     def following(self, pod: dict[str, Any], *containers: str) -> Iterator[dict[str, list[str]]]:
@@ -129,7 +124,6 @@ class Release:
                 process.wait()
 
     def uninstall(self) -> None:
-        """Away with it."""
         self.node.helm("uninstall", self.name, "--namespace", self.namespace)
 
 

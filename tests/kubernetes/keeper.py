@@ -59,7 +59,6 @@ def remove_cgroups(name: str) -> bool:
 
 
 def groups() -> set[str]:
-    """The names of all groups of nodes."""
     return {path.name for root in hierarchies() for path in root.glob(f"{PREFIX}*")}
 
 

@@ -91,14 +91,12 @@ class Node:
         return int(self.order("start", name=name, argv=json.loads(kept.read_text()))["pid"])
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
-        """End a program of the node, and wait for its end."""
         self.order("signal", name=name, number=number)
         until(lambda: not self.order("state", name=name)["running"], f"{name} does not end")
 
-    def log(self, name: str, characters: int = 4000) -> str:
-        """The end of what a program has said."""
+    def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
-        return path.read_text(errors="replace")[-characters:] if path.is_file() else ""
+        return path.read_text(errors="replace")[-4000:] if path.is_file() else ""
 
     def _await(self, name: str, condition: Any, started: float) -> None:
         deadline = time.monotonic() + START_LIMIT_S
@@ -114,7 +112,6 @@ class Node:
         return self._identities / "ca.crt"
 
     def close(self) -> None:
-        """Let go of the connection to the API server."""
         if self._client is not None:
             self._client.close()
 
@@ -161,7 +158,6 @@ class Node:
         return done.stdout
 
     def try_helm(self, *arguments: str | Path, limit_s: float = RUN_LIMIT_S) -> subprocess.CompletedProcess[str]:
-        """The same where a refusal is what is looked for."""
         return self._client_program([self.programs.helm, *arguments], None, limit_s)
 
     def environment(self) -> dict[str, str]:
@@ -187,12 +183,10 @@ class Node:
             )
 
     def apply(self, *manifests: dict[str, Any], namespace: str | None = None) -> None:
-        """Have these objects, as `kubectl apply` does."""
         where = [] if namespace is None else ["--namespace", namespace]
         self.kubectl("apply", *where, "--filename", "-", given=yaml.safe_dump_all(manifests))
 
     def object(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        """An object that is there."""
         where = [] if namespace is None else ["--namespace", namespace]
         found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, *where, "--output", "json"))
         return found

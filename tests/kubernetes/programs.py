@@ -55,7 +55,6 @@ def insist_on_machine() -> None:
 
 
 def coredns() -> Path:
-    """CoreDNS, built if need be."""
     return go_tools.program("coredns", "kquota/tests/go/coredns")
 
 

@@ -34,9 +34,7 @@ def volume(node: Node) -> Path:
         "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [selector]}]}},
     }
     claim = {"volumeName": CLAIM, "resources": {"requests": {"storage": "1Gi"}}}
-    node.apply(
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": common | place},
-    )
+    node.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": common | place})
     node.apply(
         {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}, "spec": common | claim},
         namespace=NAMESPACE,

@@ -44,7 +44,7 @@ def pod(release: Release) -> dict[str, Any]:
     return found
 
 
-def restarted(node: Node, before: dict[str, Any], limit_s: float = 120) -> dict[str, Any]:
+def restarted(node: Node, before: dict[str, Any]) -> dict[str, Any]:
     """The pod, once its sidecar has been restarted and it is ready again; the application was not touched."""
     count = statuses(before)["kquota"]["restartCount"]
 
@@ -52,7 +52,7 @@ def restarted(node: Node, before: dict[str, Any], limit_s: float = 120) -> dict[
         (now,) = node.pods(NAMESPACE, "app=shop")
         return now if statuses(now)["kquota"]["restartCount"] > count and is_ready(now) else None
 
-    after: dict[str, Any] = until(look, lambda: workloads.describe(node, NAMESPACE), limit_s)
+    after: dict[str, Any] = until(look, lambda: workloads.describe(node, NAMESPACE), 120)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert container_id(after, "app") == container_id(before, "app")
     return after

@@ -24,10 +24,7 @@ def values(version: str = "1") -> dict[str, Any]:
     return {
         **IMAGES,
         "mode": "gateway",
-        "config": {
-            "upstream": {"bootstrap": [BROKER]},
-            "drain_timeout_s": 20,
-        },
+        "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": 20},
         "gateway": {"podAnnotations": {"example.com/version": version}},
         "quotas": [{"client-id": "<default>", "producer_byte_rate": RATE}],
     }
@@ -85,11 +82,7 @@ def test_disruption_budget_lets_one_replica_go_at_a_time(node: Node, gateway: Re
 
 def evict(node: Node, pod: str) -> str:
     """Ask for the eviction of a pod, as `kubectl drain` does; what the API server has against it."""
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": pod, "namespace": NAMESPACE},
-    }
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     done = node.try_kubectl("create", "--raw", path, "--filename", "-", given=json.dumps(body))
     return done.stderr if done.returncode else ""

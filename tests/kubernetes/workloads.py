@@ -65,7 +65,6 @@ def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, 
 
 
 def job(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
-    """A Job of one pod."""
     spec = {"containers": list(containers), "restartPolicy": "Never"}
     template = {"metadata": {"labels": {"app": name}}, "spec": spec}
     return {
@@ -210,13 +209,10 @@ def container_id(pod: dict[str, Any], name: str) -> str:
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    """Its condition Ready."""
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
 
 
 def ready_pod(node: Node, namespace: str, selector: str = "", limit_s: float = POD_LIMIT_S) -> dict[str, Any]:
-    """The one pod, once it is ready."""
-
     def look() -> dict[str, Any] | None:
         found = [one for one in node.pods(namespace, selector) if "deletionTimestamp" not in one["metadata"]]
         return found[0] if len(found) == 1 and is_ready(found[0]) else None

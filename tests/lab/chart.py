@@ -314,7 +314,6 @@ def generated() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write them."""
     for path, text in generated().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

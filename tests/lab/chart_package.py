@@ -77,7 +77,6 @@ def package(home: str, sources: list[str], image: str, out: Path, helm: str = "h
 
 
 def main() -> int:
-    """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--home", required=True, help="the project's page")
     options.add_argument("--source", action="append", default=[], help="where its source is; repeatable")

@@ -29,6 +29,7 @@ RESTART_SHARE = 0.1
 BURST_SHARE = 0.004
 """Fraction of a client's intervals in which it wants 3 to 13 times as much as usual."""
 MAX_CLIENTS = 40
+TASKS = 4
 LIBRARIES = (
     (0.50, "apache-kafka-java", "4.2.0"),
     (0.70, "librdkafka", "2.16.0"),
@@ -83,20 +84,20 @@ class _Dice:
         return radius * F.cos(2 * math.pi * self.uniform(*keys))
 
 
-def records(spark: SparkSession, fleet: GeneratedFleet, part: int, tasks: int = 4) -> DataFrame:
+def records(spark: SparkSession, fleet: GeneratedFleet, part: int) -> DataFrame:
     """The records of one part, with every field, in the order in which sidecars would have written them."""
     dice = _Dice(fleet.seed)
-    rows = _demand(_clients(_intervals(spark, fleet, part, tasks, dice), dice), fleet, dice)
+    rows = _demand(_clients(_intervals(spark, fleet, part, dice), dice), fleet, dice)
     used = _used(rows, fleet, dice)
     values = _values(fleet)
     return used.select(*(_typed(field, values) for field in FIELDS))
 
 
-def _intervals(spark: SparkSession, fleet: GeneratedFleet, part: int, tasks: int, dice: _Dice) -> DataFrame:
+def _intervals(spark: SparkSession, fleet: GeneratedFleet, part: int, dice: _Dice) -> DataFrame:
     """A row per sidecar and interval that was not lost, or two where it was delivered twice."""
     mine = len(range(part, fleet.sidecars, fleet.parts))
     per_day = DAY_S // fleet.interval_s
-    rows = spark.range(0, mine * fleet.intervals, 1, tasks).select(
+    rows = spark.range(0, mine * fleet.intervals, 1, TASKS).select(
         (F.floor(F.col("id") / fleet.intervals) * fleet.parts + part).alias("sidecar"),
         (F.col("id") % fleet.intervals).alias("t"),
     )

@@ -125,7 +125,6 @@ SPREAD: Final = {"p50": 1.0, "p95": 1.1, "p99": 1.15, "max": 1.2}
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """The week."""
     dice, sequences = random.Random(48), Counter[str]()
     for number in range(DAYS * 24 * 3600 // STEP_S):
         for client in CLIENTS:
@@ -141,7 +140,6 @@ def table() -> pa.Table:
 
 
 def main() -> None:
-    """Write the file."""
     FILE.parent.mkdir(exist_ok=True)
     pq.write_table(table(), FILE, compression="zstd", compression_level=19)
     print(f"{FILE}: {FILE.stat().st_size:,} B")

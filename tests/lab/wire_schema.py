@@ -305,7 +305,6 @@ class Layouts:
         return union
 
     def name(self, key: int) -> str:
-        """The API's newest name, such as `Produce`."""
         return next(
             release[key, "request"].name for release in self.releases if (key, "request") in release
         ).removesuffix("Request")

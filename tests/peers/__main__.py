@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
-from tests.lab.kafka import KafkaCluster, run_tool
+from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import NEW, RUN
 from tests.peers.outcomes import NEVER_BEGUN, Row, count, side_by_side, table
 from tests.peers.suites import BROKERS, PARTITIONS, RECORDS, SUITES, NoSuiteError, Suite
+from tests.support.raw_client import set_brokers_quota
 from tests.support.sidecars import sidecar
 
 START_LIMIT_S = 180.0
@@ -34,16 +35,9 @@ def brokers(version: str, rate: int | None) -> Iterator[KafkaCluster]:
     with KafkaCluster.start(
         BROKERS, version=version, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
     ) as cluster:
-        if rate is not None:
-            limit_every_client(cluster, rate)
+        for key in () if rate is None else ("producer_byte_rate", "consumer_byte_rate"):
+            set_brokers_quota(cluster.bootstrap[0], "<default>", key, rate)
         yield cluster
-
-
-def limit_every_client(cluster: KafkaCluster, rate: int) -> None:
-    """Kafka's own quota for each client-id, in bytes/s produced and fetched."""
-    server = ["--bootstrap-server", cluster.bootstrap[0], "--alter", "--entity-type", "clients", "--entity-default"]
-    limits = f"producer_byte_rate={rate},consumer_byte_rate={rate}"
-    run_tool("kafka.admin.ConfigCommand", [*server, "--add-config", limits], cluster.version)
 
 
 @contextmanager

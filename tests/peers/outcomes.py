@@ -11,8 +11,6 @@ from typing import Final
 
 
 class Outcome(StrEnum):
-    """What became of one test."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 MB = 1_000_000
 
 
-def share(limit: float, part: float, *, kind: str = "produce", user: str | None = "shop") -> dict[str, Any]:
+def share(limit: float, part: float, *, kind: str = "produce") -> dict[str, Any]:
     """A sidecar's part of the fleet's limit, as its records tell it."""
     return {
         f"{kind}_limit": limit * part,
         f"{kind}_limit_mode": "enforce",
-        f"{kind}_group_user": user,
+        f"{kind}_group_user": "shop",
         f"{kind}_fleet_limit": limit,
         f"{kind}_fleet_share": part,
     }

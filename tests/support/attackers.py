@@ -191,7 +191,6 @@ KINDS = (*ONCE, *DRIPPED, *FLOODS)
 
 
 def main() -> None:
-    """The command."""
     for line in sys.stdin:
         kind, address, seconds = line.split()
         host, port = address.rsplit(":", 1)
@@ -212,22 +211,18 @@ class Attackers:
         self._orders, self._answers = process.stdin, process.stdout
 
     def begin(self, kind: str, address: str, seconds: float) -> None:
-        """Attack the address."""
         self._orders.write(f"{kind} {address} {seconds}\n")
         self._orders.flush()
 
     def is_over(self, within_s: float) -> bool:
-        """Whether the attack has ended; waits for that."""
         return bool(select.select([self._answers], [], [], within_s)[0])
 
     def done(self) -> Counter[str]:
-        """What the attack that has ended did."""
         return Counter(json.loads(self._answers.readline()))
 
 
 @contextmanager
 def attackers() -> Iterator[Attackers]:
-    """A process of them."""
     command = [sys.executable, "-m", "tests.support.attackers"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -15,15 +15,13 @@ SOURCES = ("Chart.yaml", "values.yaml", "README.md.gotmpl")
 
 
 def helm_docs() -> Path:
-    """The program, built by Go the first time."""
     return go_tools.program("helmdocs", "github.com/norwoodj/helm-docs/cmd/helm-docs")
 
 
-def readme(chart: Path = CHART) -> str:
-    """What it writes for this chart."""
+def readme() -> str:
     with tempfile.TemporaryDirectory() as folder:
         for name in SOURCES:
-            shutil.copy(chart / name, folder)
+            shutil.copy(CHART / name, folder)
         done = subprocess.run(
             [helm_docs(), "--chart-search-root=.", "--sort-values-order=file", "--log-level=warning"],
             cwd=folder,

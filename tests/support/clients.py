@@ -48,7 +48,6 @@ class Load:
 
     @property
     def total_bytes(self) -> int:
-        """Payload of the whole load."""
         return self.records * self.record_bytes
 
 
@@ -69,16 +68,13 @@ class Timeline:
 
     @property
     def total_bytes(self) -> int:
-        """Payload acknowledged or received."""
         return self.points[-1][1] if self.points else 0
 
     @property
     def duration_s(self) -> float:
-        """From the start of the client to its end."""
         return self.ended - self.began
 
     def bytes_until(self, when: float) -> int:
-        """Payload acknowledged or received until then."""
         behind = bisect_right(self.points, when, key=lambda point: point[0])
         return self.points[behind - 1][1] if behind else 0
 
@@ -87,7 +83,6 @@ class Timeline:
         return (self.bytes_until(end) - self.bytes_until(start)) / (end - start)
 
     def add(self, count: int) -> None:
-        """Count bytes acknowledged or received now."""
         self.points.append((time.monotonic(), self.total_bytes + count))
 
     def receive(self, value: bytes) -> None:
@@ -124,7 +119,6 @@ def check_record(value: bytes) -> int:
 
 
 def in_background(client: Client, load: Load) -> Future[Timeline]:
-    """Run a client in a thread of its own."""
     future: Future[Timeline] = Future()
 
     def run() -> None:
@@ -292,7 +286,6 @@ def _librdkafka_settings(load: Load, timeline: Timeline) -> dict[str, Any]:
 
 
 def produce_confluent(load: Load) -> Timeline:
-    """librdkafka's producer."""
     from confluent_kafka import Producer
 
     def delivered(error: Any, _message: Any) -> None:

@@ -24,7 +24,6 @@ class TrialSnapshot(NamedTuple):
 
 
 def snapshots(ledger: Ledger, now_ms: float) -> list[Any]:
-    """Every counter's state now."""
     return [_snapshot(group, int(now_ms)) for group in ledger.groups()]
 
 

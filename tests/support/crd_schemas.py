@@ -1,4 +1,4 @@
-"""JSON schemas of the kinds that operators bring, made of the CustomResourceDefinitions that they publish."""
+"""JSON schemas, in YAML, of the kinds that operators bring, made of the CustomResourceDefinitions that they publish."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.support.apiserver_tools import crds
 from tests.support.chart_tools import ci_values, documents, render_text
 
 FOLDER = Path(__file__).parents[1] / "schemas"
+SHORT = 100
 COPIED = ("type", "format", "enum", "pattern", "required", "minItems", "maxItems", "minLength", "maxLength", "minimum",
           "maximum", "minProperties", "maxProperties")  # fmt: skip
 
 
 def schemas() -> dict[Path, str]:
-    """Each file and what it should be."""
-    found = {}
+    """Each file and what it should be: one of each group, with a schema of each kind and version."""
+    found: dict[Path, dict[str, Any]] = {}
+    known: dict[str, Any] = {}
     rendered = [one for values in ci_values() for one in documents(render_text(values))]
     for one in crds():
         for version in one["spec"]["versions"]:
@@ -28,9 +32,18 @@ def schemas() -> dict[Path, str]:
                 continue
             schema = _used(schema, uses)
             schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own
-            name = f"{one['spec']['names']['kind'].lower()}_{version['name']}.json"
-            found[FOLDER / one["spec"]["group"] / name] = json.dumps(schema, indent=1, sort_keys=True) + "\n"
-    return found
+            file = FOLDER / f"{one['spec']['group']}.yaml"
+            found.setdefault(file, {})[f"{version['name']} {one['spec']['names']['kind']}"] = _once(schema, known)
+    return {file: yaml.safe_dump(kinds, default_flow_style=None, width=120) for file, kinds in found.items()}
+
+
+def _once(schema: Any, known: dict[str, Any]) -> Any:
+    """The same with one object for what is equal and long: YAML writes it once."""
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: _once(value, known) for key, value in schema.items()}
+    text = json.dumps(schema, sort_keys=True)
+    return known.setdefault(text, schema) if len(text) > SHORT else schema
 
 
 def _closed(given: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +79,6 @@ def _used(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write them."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     for path, text in schemas().items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,6 @@ class Rig:
         return self.to_sidecar if where == "clients" else [self.to_broker, self.beside]
 
     def each(self, where: str, do: Callable[[Link], None]) -> None:
-        """Do something to all links of one side."""
         for link in self.links(where):
             do(link)
 

@@ -6,10 +6,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tests.corpus.job import wait_for
 from tests.support.history import Event, History, assert_clean
@@ -50,7 +50,6 @@ class Working:
         raise NotImplementedError
 
     def wait_for_progress(self, count: int = 100) -> None:
-        """Until so many more are done."""
         wanted = self.done + count
         wait_for(f"{count} more of {type(self).__name__}", lambda: self.done >= wanted, PROGRESS_S)
 
@@ -141,7 +140,8 @@ class Transacting(Working):
             except KafkaException as error:
                 self.refused[f"transaction {number}"] = error.args[0].name()
                 producer.purge()
-                producer.flush(1.0)  # what becomes of the rest is told
+                with suppress(KafkaException):  # a fatal error is raised once more
+                    producer.flush(1.0)  # what becomes of the rest is told
             else:
                 break
         self._log.close()
@@ -204,7 +204,6 @@ def reader(bootstrap: str, topic: str, partitions: int, history: History, who: s
 
 
 def polled(who: str, message: Any) -> Event:
-    """A record has come."""
     return Event("polled", who, message.value().decode().rstrip("."), message.partition(), message.offset())
 
 
@@ -267,12 +266,10 @@ class Work:
 
     @property
     def acknowledged(self) -> int:
-        """Records so far."""
         return sum(event.what == "acknowledged" for event in self.history)
 
     @property
     def refused(self) -> dict[str, str]:
-        """What producers were told instead."""
         return {value: error for each in self.producers for value, error in each.refused.items()}
 
     def wait_for_progress(self, count: int = 100) -> None:
@@ -310,8 +307,7 @@ def at_work(
         assert_clean(history)
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """What a sidecar holds, apart from what it keeps in store."""
 
     descriptors: int
@@ -322,7 +318,7 @@ class Held:
 
     def within(self, other: Held) -> bool:
         """No more of anything than there."""
-        return all(getattr(self, name) <= getattr(other, name) for name in Held.__dataclass_fields__)
+        return all(here <= there for here, there in zip(self, other, strict=True))
 
 
 def held(proxy: Sidecar) -> Held:
@@ -337,23 +333,20 @@ def held(proxy: Sidecar) -> Held:
     )
 
 
-def least_held(proxy: Sidecar, looks: int = 5) -> Held:
-    """What it holds at rest: the least of some looks, as its own questions to the cluster come and go."""
-    seen = []
-    for _ in range(looks):
-        seen.append(held(proxy))
+def least_held(proxy: Sidecar, looks: int = 5, enough: Held | None = None) -> Held:
+    """The least of some looks, as its own questions to the cluster come and go; no more of them than it takes."""
+    least = held(proxy)
+    for _ in range(looks - 1):
+        if enough is not None and least.within(enough):
+            break
         time.sleep(LOOK_EVERY_S)
-    return Held(*(min(getattr(one, name) for one in seen) for name in Held.__dataclass_fields__))
-
-
-def held_again(proxy: Sidecar, before: Held, limit_s: float = 90.0) -> Held:
-    """The least that is held, once it is no more than before; or after the limit."""
-    deadline, least = time.monotonic() + limit_s, held(proxy)
-    while not least.within(before) and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
-        now = held(proxy)
-        least = Held(*(min(getattr(least, name), getattr(now, name)) for name in Held.__dataclass_fields__))
+        least = Held(*map(min, least, held(proxy)))
     return least
+
+
+def held_again(proxy: Sidecar, before: Held) -> Held:
+    """The least that is held, once it is no more than before; or after a minute and a half."""
+    return least_held(proxy, 70, before)
 
 
 @contextmanager
@@ -374,5 +367,4 @@ class Charged:
 
 
 def charged(proxy: Sidecar) -> Charged:
-    """By kind, of all clients."""
     return Charged(proxy.metric("kquota_bytes_total", kind="produce"), proxy.metric("kquota_bytes_total", kind="fetch"))

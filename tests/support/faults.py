@@ -25,8 +25,6 @@ BACKLOG: Final = 1024
 
 
 class _Pair:
-    """One connection through a link."""
-
     def __init__(self, near: trio.SocketStream) -> None:
         self.near = near
         self.far: trio.SocketStream | None = None
@@ -91,13 +89,11 @@ class Link:
         self._network.do(end)
 
     def refuse(self) -> None:
-        """Refuse new connections from now on."""
         if not self._refusing:
             self._refusing = True
             self._network.do(self._listening.cancel)
 
     def accept(self) -> None:
-        """Accept again."""
         if self._refusing:
             self._refusing = False
             self._network.do(self.open)

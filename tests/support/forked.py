@@ -46,7 +46,6 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """As Popen.wait."""
         try:
             return self._wait(timeout)
         except TimeoutError:
@@ -59,7 +58,6 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._handle, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _wait(self, limit_s: float | None) -> int:

@@ -68,7 +68,6 @@ def create_assigned(version: int, name: str, partitions: int) -> Any:
 
 
 def delete(version: int, names: list[str], topic_ids: list[uuid.UUID] | None = None) -> Any:
-    """A DeleteTopics request; ids from version 6 on."""
     if version < 6:
         return DeleteTopicsRequest(version=version, topic_names=names, timeout_ms=30_000)
     cls = DeleteTopicsRequest.DeleteTopicState
@@ -77,15 +76,14 @@ def delete(version: int, names: list[str], topic_ids: list[uuid.UUID] | None = N
     return DeleteTopicsRequest(version=version, topics=topics, timeout_ms=30_000)
 
 
-def partitions(version: int, topics: dict[str, int] | list[tuple[str, int]], *, validate_only: bool = False) -> Any:
-    """A CreatePartitions request."""
+def partitions(version: int, topics: dict[str, int] | list[tuple[str, int]]) -> Any:
     cls = CreatePartitionsRequest.CreatePartitionsTopic
     pairs = topics.items() if isinstance(topics, dict) else topics
     return CreatePartitionsRequest(
         version=version,
         topics=[cls(version=version, name=name, count=count, assignments=None) for name, count in pairs],
         timeout_ms=30_000,
-        validate_only=validate_only,
+        validate_only=False,
     )
 
 
@@ -121,17 +119,14 @@ class Cluster:
     _ids: Any = field(default_factory=lambda: itertools.count(1))
 
     def add(self, **topics: int) -> None:
-        """Another client creates topics."""
         for name, count in topics.items():
             self.topics[name] = (uuid.UUID(int=next(self._ids)), count)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Partitions by topic."""
         return {name: count for name, (_, count) in self.topics.items()}
 
     def handle(self, api_key: int, version: int, body: bytes) -> bytes:
-        """What the broker answers."""
         self.seen.append((api_key, version))
         request_class, response_class = MESSAGES[api_key]
         message = request_class.decode(body, version=version)
@@ -266,7 +261,6 @@ class Client:
 
     @property
     def tokens(self) -> float:
-        """Tokens left now."""
         from quota.entity import Kind
 
         return self.ledger.observed(self.account, Kind.MUTATION, self.now_ms)

@@ -51,7 +51,6 @@ class Namespace:
 
     @classmethod
     def of_process(cls, pid: int) -> Namespace:
-        """That of a running process."""
         joined = cls.__new__(cls)
         joined._fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         return joined
@@ -89,12 +88,22 @@ class Namespace:
         self.run("ip", "address", "add", address, "dev", device, *later)
 
     def remove_address(self, address: str, device: str) -> None:
-        """Take an address away again."""
         self.run("ip", "address", "delete", address, "dev", device)
 
     def close(self) -> None:
-        """Let go of it."""
         os.close(self._fd)
+
+
+@contextmanager
+def machine_with(*addresses: str) -> Iterator[Namespace]:
+    """A machine with these addresses of its own."""
+    found = Namespace()
+    try:
+        for address in addresses:
+            found.add_address(f"{address}/{128 if ':' in address else 32}", "lo")
+        yield found
+    finally:
+        found.close()
 
 
 @dataclass(frozen=True)

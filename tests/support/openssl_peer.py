@@ -24,7 +24,6 @@ class PeerError(Exception):
 
 @cache
 def _libraries() -> tuple[Any, Any]:
-    """libssl and libcrypto."""
     ssl, crypto = ctypes.CDLL("libssl.so.3"), ctypes.CDLL("libcrypto.so.3")
     for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
         getattr(ssl, name).restype = c_void_p
@@ -62,7 +61,6 @@ class Peer:
         self._lib.SSL_set_connect_state(self._ssl)
 
     def close(self) -> None:
-        """Free everything, and close the socket."""
         self._lib.SSL_free(self._ssl)
         self._lib.SSL_CTX_free(self._context)
         self.sock.close()

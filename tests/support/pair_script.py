@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def step(kind: int, data: bytes, cut: int = 0) -> bytes:
-    """One step with bytes."""
     return STEP.pack(kind, cut, len(data)) + data
 
 
@@ -140,7 +139,6 @@ class Pure:
         return same(play(data), self.play(data))
 
     def close(self) -> None:
-        """The end of it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -149,7 +147,6 @@ class Pure:
 
 
 def main() -> None:
-    """Play what comes in, and write what can be seen."""
     assert compiled.WHY_NOT == "KQUOTA_PURE is set"
     while head := sys.stdin.buffer.read(4):
         print(json.dumps(play(sys.stdin.buffer.read(int.from_bytes(head, "big")))), flush=True)

@@ -21,7 +21,6 @@ RULES = FOLDER / "kquota.rules.yaml"
 
 
 def rules() -> list[dict[str, Any]]:
-    """Each rule of the file, of all groups."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 TIMEOUT_S = 30.0
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_FETCH_BYTES = 50 * 1024 * 1024
 
 
 class ClosedByPeerError(Exception):
@@ -54,11 +55,7 @@ class RawClient:
     """One connection. Requests may be pipelined with `send`; `read_frame` gives the answers in their order."""
 
     def __init__(
-        self,
-        address: str | tuple[str, int],
-        client_id: str | None = "raw",
-        *,
-        timeout_s: float = TIMEOUT_S,
+        self, address: str | tuple[str, int], client_id: str | None = "raw", *, timeout_s: float = TIMEOUT_S
     ) -> None:
         if isinstance(address, str):
             host, _, port = address.rpartition(":")
@@ -88,7 +85,6 @@ class RawClient:
         return time.monotonic()
 
     def read_frame(self, timeout_s: float | None = None) -> Frame:
-        """The next frame."""
         self.socket.settimeout(self.timeout_s if timeout_s is None else timeout_s)
         head = self._receive(1)
         first_byte_at = time.monotonic()
@@ -152,7 +148,6 @@ class RawClient:
         return bool(self.ask(request).message.topics[0].partitions[0].error_code == 0)
 
     def close(self) -> None:
-        """End the connection."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -190,8 +185,8 @@ def batch(values: Sequence[bytes]) -> bytes:
     return bytes(builder.buffer())
 
 
-def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks: int = 1, partition: int = 0) -> Any:
-    """A Produce request of kafka-python with one batch."""
+def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks: int = 1) -> Any:
+    """A Produce request of kafka-python with one batch, for partition 0."""
     from kafka.protocol.producer import ProduceRequest
 
     data = ProduceRequest.TopicProduceData
@@ -205,39 +200,29 @@ def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks
                 version=version,
                 name=topic.name,
                 topic_id=topic.id,
-                partition_data=[data.PartitionProduceData(version=version, index=partition, records=batch(values))],
+                partition_data=[data.PartitionProduceData(version=version, index=0, records=batch(values))],
             )
         ],
     )
 
 
-def fetch_message(
-    version: int,
-    topic: Topic | None,
-    *,
-    offset: int = 0,
-    max_bytes: int = 50 * 1024 * 1024,
-    min_bytes: int = 1,
-    max_wait_ms: int = 500,
-    session: tuple[int, int] = (0, -1),
-    partition: int = 0,
-) -> Any:
-    """A Fetch request of kafka-python. `session` is (id, epoch): (0, -1) none, (0, 0) a new one, (id, 1) and so on."""
+def fetch_message(version: int, topic: Topic | None, *, offset: int = 0, session: tuple[int, int] = (0, -1)) -> Any:
+    """Of partition 0, by kafka-python. `session` is (id, epoch): (0, -1) none, (0, 0) a new one, (id, 1) and so on."""
     from kafka.protocol.consumer import FetchRequest
 
     item = FetchRequest.FetchTopic
     topics = []
     if topic is not None:
         wanted = item.FetchPartition(
-            version=version, partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
+            version=version, partition=0, fetch_offset=offset, partition_max_bytes=MAX_FETCH_BYTES
         )
         topics = [item(version=version, topic=topic.name, topic_id=topic.id, partitions=[wanted])]
     return FetchRequest(
         version=version,
         replica_id=-1,
-        max_wait_ms=max_wait_ms,
-        min_bytes=min_bytes,
-        max_bytes=max_bytes,
+        max_wait_ms=500,
+        min_bytes=1,
+        max_bytes=MAX_FETCH_BYTES,
         isolation_level=0,
         session_id=session[0],
         session_epoch=session[1],

@@ -45,15 +45,13 @@ def subscribed(bootstrap: str | Sequence[str], topic: str, **settings: Any) -> A
     return KafkaConsumer(topic, **{"bootstrap_servers": bootstrap, **usual, **settings})
 
 
-def consume(
-    bootstrap: str | Sequence[str], topic: str, count: int, *, client_id: str = "reader", group: str | None = None
-) -> list[Any]:
+def consume(bootstrap: str | Sequence[str], topic: str, count: int) -> list[Any]:
     """The first `count` records of a topic, or as many as came until none had come for a minute."""
     with subscribed(
         bootstrap,
         topic,
-        client_id=client_id,
-        group_id=group,
+        client_id="reader",
+        group_id=None,
         max_partition_fetch_bytes=LARGEST_BYTES,
         consumer_timeout_ms=int(LIMIT_S * 1000),
     ) as consumer:

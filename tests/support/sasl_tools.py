@@ -18,7 +18,6 @@ HEAD = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
 
 
 def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> bytes:
-    """A SaslHandshake request frame."""
     name = mechanism.encode()
     return framed(request_header(SASL_HANDSHAKE, version, correlation_id, "c") + struct.pack(">h", len(name)) + name)
 
@@ -29,21 +28,17 @@ def handshake_response(error: int = 0, version: int = 1, correlation_id: int = 1
 
 
 def authenticate(token: bytes, version: int = 2, correlation_id: int = 2) -> bytes:
-    """A SaslAuthenticate request frame."""
     body = _varint(len(token) + 1) + token + b"\0" if version >= 2 else struct.pack(">i", len(token)) + token
     return framed(request_header(SASL_AUTHENTICATE, version, correlation_id, "c") + body)
 
 
-def authenticate_response(
-    error: int = 0, token: bytes = b"", version: int = 2, correlation_id: int = 2, lifetime_ms: int = 0
-) -> bytes:
-    """Its answer."""
+def authenticate_response(error: int = 0, token: bytes = b"", version: int = 2, lifetime_ms: int = 0) -> bytes:
     body = struct.pack(">h", error)
     if version >= 2:
         body += b"\0" + _varint(len(token) + 1) + token + struct.pack(">q", lifetime_ms) + b"\0"
     else:
         body += struct.pack(">hi", -1, len(token)) + token + (struct.pack(">q", lifetime_ms) if version else b"")
-    return response(SASL_AUTHENTICATE, version, correlation_id, body)
+    return response(SASL_AUTHENTICATE, version, 2, body)
 
 
 def raw(token: bytes) -> bytes:
@@ -57,12 +52,12 @@ def jws(claims: bytes, *, standard: bool = False, padding: str = "") -> str:
     return f"{HEAD}.{encode(claims).decode().rstrip('=')}{padding}."
 
 
-def jwt(claims: dict[str, Any], signature: str = "") -> str:
-    """A JSON web token; without a signature an unsecured one, as Kafka's own test validator takes."""
+def jwt(claims: dict[str, Any]) -> str:
+    """An unsecured JSON web token, as Kafka's own test validator takes."""
     head, body = (
         base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in ({"alg": "none"}, claims)
     )
-    return f"{head}.{body}.{signature}"
+    return f"{head}.{body}."
 
 
 def bearer(token: str) -> bytes:

@@ -12,7 +12,6 @@ NO_SESSION: Final = ("test_analysis_cli", "test_analysis_cluster")
 
 
 def group_of(nodeid: str) -> str:
-    """The group of one test."""
     file = Path(nodeid.partition("::")[0])
     return "tests/spark" if file.parent.name == "spark" and file.stem not in NO_SESSION else str(file)
 

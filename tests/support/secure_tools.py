@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.lab.kafka import DEFAULT_LISTENERS, DEFAULT_VERSION, BrokerSecurity, KafkaCluster, SecureListener
+from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import jwt
 
@@ -37,9 +37,9 @@ def security(authority: Authority) -> BrokerSecurity:
 
 
 @contextmanager
-def secure_cluster(authority: Authority, version: str = DEFAULT_VERSION, **settings: Any) -> Iterator[KafkaCluster]:
+def secure_cluster(authority: Authority, **settings: Any) -> Iterator[KafkaCluster]:
     """One broker with everything; ACLs are in force when it is handed over."""
-    with KafkaCluster.start(1, version, progress=print, security=security(authority), **settings) as cluster:
+    with KafkaCluster.start(1, progress=print, security=security(authority), **settings) as cluster:
         allow_all_but_closed(cluster)
         yield cluster
 
@@ -72,6 +72,15 @@ def token(user: str, **claims: object) -> str:
     """An unsecured JSON web token that the cluster takes for half an hour."""
     now_s = int(time.time())
     return jwt({"sub": user, "iat": now_s, "exp": now_s + 1800, **claims})
+
+
+def own_login(folder: Path, mechanism: str, user: str = "kquota") -> dict[str, str]:
+    """`upstream.sasl` of a sidecar with a login of its own, whose secret is a file in this folder."""
+    secret = folder / "secret"
+    by_token = mechanism == "OAUTHBEARER"
+    secret.write_text((token(user) if by_token else PASSWORDS[user]) + "\n")
+    known = {"token_file": str(secret)} if by_token else {"username": user, "password_file": str(secret)}
+    return {"mechanism": mechanism, **known}
 
 
 def login(

@@ -34,12 +34,10 @@ TOPIC_ID = uuid.UUID(int=7)
 
 
 def request(api_key: int, version: int, correlation_id: int, body: bytes, client_id: str = "c") -> bytes:
-    """A whole request frame."""
     return framed(request_header(api_key, version, correlation_id, client_id) + body)
 
 
 def response(api_key: int, version: int, correlation_id: int, body: bytes) -> bytes:
-    """A whole response frame."""
     flexible = is_flexible(api_key, version) and api_key != API_VERSIONS
     return framed(struct.pack(">i", correlation_id) + (b"\0" if flexible else b"") + body)
 
@@ -173,9 +171,9 @@ def identities(of: Ledger) -> set[tuple[str, str]]:
     return {account.identity for account in of.accounts()}
 
 
-def throttles(of: Ledger, user: str, client_id: str = "c") -> dict[Kind, tuple[int, int]]:
+def throttles(of: Ledger, user: str) -> dict[Kind, tuple[int, int]]:
     """Throttled requests and their delays in ms, by the quota that is named as the cause."""
-    meters = of.account(user, client_id).meters
+    meters = of.account(user, "c").meters
     return {kind: (meter.throttled, meter.throttle_ms) for kind, meter in meters.items() if meter.throttled}
 
 
@@ -251,7 +249,6 @@ class Driven(Session):
         self.carry_out(self.on_broker_moved(count, now_ms), now_ms)
 
     def identify(self, user: str, now_ms: float = 0.0) -> None:
-        """The client's user is known."""
         self.carry_out(self.on_identity(user, now_ms), now_ms)
 
     def taken(self) -> bytes:
@@ -289,7 +286,6 @@ def identified(of: Ledger, **settings: Any) -> Driven:
 
 
 def frames(data: bytes) -> Iterator[bytes]:
-    """Whole frames, one by one."""
     while data:
         size = 4 + int.from_bytes(data[:4], "big")
         yield data[:size]
@@ -300,12 +296,10 @@ Cut = Callable[[bytes], Iterator[bytes]]
 
 
 def whole(data: bytes) -> Iterator[bytes]:
-    """All at once."""
     yield data
 
 
 def byte_by_byte(data: bytes) -> Iterator[bytes]:
-    """One byte a time."""
     for value in data:
         yield bytes((value,))
 
@@ -348,7 +342,6 @@ def finished(result: Any, now_ms: float = 0.0) -> Any:
 
 
 def answers(of: Driven) -> bytes:
-    """What was sent to the client since the last look."""
     return of.seen()
 
 

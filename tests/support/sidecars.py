@@ -32,8 +32,6 @@ PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 @dataclass
 class Sidecar:
-    """A running sidecar."""
-
     bootstrap: str
     admin: str
     config: Path
@@ -81,19 +79,15 @@ class Sidecar:
 
     @property
     def port(self) -> int:
-        """Bootstrap port on 127.0.0.1."""
         return int(self.bootstrap.rsplit(":", 1)[1])
 
     def get(self, path: str) -> Any:
-        """The JSON that the admin port answers."""
         return get(self.admin + path).raise_for_status().json()
 
     def metrics(self) -> str:
-        """The text of /metrics."""
         return get(self.admin + "/metrics").raise_for_status().text
 
     def samples(self) -> Iterator[Sample]:
-        """All samples of /metrics."""
         return samples_of(self.metrics())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -101,7 +95,6 @@ class Sidecar:
         return sample_sum(self.metrics(), name, **labels)
 
     def logged(self, message: str) -> list[dict[str, Any]]:
-        """Log lines of one event."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
         return [line for line in lines if line["message"] == message]
 
@@ -118,7 +111,6 @@ def get(url: str, timeout_s: float = 10, params: Mapping[str, str] | None = None
 
 
 def samples_of(exposition: str) -> Iterator[Sample]:
-    """All samples of a text of /metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(exposition):

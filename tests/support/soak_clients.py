@@ -124,7 +124,6 @@ def _come_and_go(churn: Churn, visit: Visit, number: int) -> None:
 
 @contextmanager
 def churning(bootstrap: str, seed: int) -> Iterator[Churn]:
-    """Clients at work until the end of the block."""
     for name in ("kafka", "aiokafka", "confluent_kafka.admin"):
         import_module(name)  # by one thread: kafka-python deadlocks when several import it at once
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # each visit that a fault strikes would be in the log

@@ -33,7 +33,6 @@ def jars() -> list[Path]:
 
 
 def quick_jvm() -> str:
-    """Options of a driver's JVM."""
     path = spark_archive()
     return QUICK_JVM if path is None or not path.is_file() else f"{QUICK_JVM} -XX:SharedArchiveFile={path}"
 

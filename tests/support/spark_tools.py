@@ -61,13 +61,11 @@ def write(directory: Path, rows: Iterable[Row | bytes], name: str = "date=2025-1
 
 
 def table(directory: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV result."""
     with (directory / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def floats(row: dict[str, str], *names: str) -> list[float]:
-    """These figures of a row."""
     return [float(row[name]) for name in names]
 
 

@@ -77,7 +77,6 @@ class Contexts(NamedTuple):
 
 
 def contexts(authority: Authority, host: Issued) -> Contexts:
-    """A server's and its clients'."""
     ours = {}
     for name in IMPLEMENTATIONS:
         with done_by(name):

@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx
 import trustme
+import yaml
 
 from deploy.kubernetes.distribution import Distribution
 from tests.lab.chart import CHART
 from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
 
-REVIEWS = ROOT / "tests/golden/admission"
+REVIEWS = ROOT / "tests/golden/admission.yaml"
+"""What an API server asked, without the managed fields: of a pod by itself, of a Deployment and of a Job."""
 VALUES = CHART / "ci/webhook-values.yaml"
 GENERATED = CHART / "ci/webhook-generated-values.yaml"
 MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
@@ -36,14 +38,13 @@ TOLD = Distribution(
 
 
 def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
-    """What the chart gives the webhook."""
     maps = of_kind(documents(render_text(values, kubernetes=kubernetes)), "ConfigMap")
     (text,) = [one["data"]["sidecar.json"] for one in maps if "sidecar.json" in one["data"]]
     return json.dumps(json.loads(text) | changes).encode()
 
 
 def admission_review(name: str, **spec: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = json.loads((REVIEWS / f"{name}.json").read_text())
+    asked: dict[str, Any] = yaml.safe_load(REVIEWS.read_text())[name]
     asked["request"]["object"]["spec"] |= spec
     return asked
 

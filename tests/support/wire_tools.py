@@ -167,7 +167,6 @@ def kafka_python_messages() -> list[Any]:
 
 
 def kafka_python_class(api_key: int, kind: str) -> Any:
-    """The class of a "request" or a "response"."""
     return next(cls for cls in kafka_python_messages() if (api_key, kind) == (cls.API_KEY, cls.type))
 
 

@@ -111,9 +111,8 @@ def test_manifests_are_valid_kubernetes(kubernetes: str) -> None:
     manifests += [one for name in EXAMPLES for one in documents(render_example(name, kubernetes))]
     for one in manifests:
         group, _, version = one["apiVersion"].rpartition("/")
-        of_operator = ROOT / f"tests/schemas/{group}/{one['kind'].lower()}_{version}.json"
-        if of_operator.exists():
-            jsonschema.validate(one, json.loads(of_operator.read_text()))
+        if (of_operator := ROOT / f"tests/schemas/{group}.yaml").exists():
+            jsonschema.validate(one, documents(of_operator.read_text())[0][f"{version} {one['kind']}"])
         else:
             kubernetes_validate.validate(one, kubernetes, strict=True)
 
@@ -572,6 +571,11 @@ def test_probes_use_the_admin_port_and_liveness_no_broker(name: str) -> None:
     manifests = _example(CHART / f"ci/{name}-values.yaml") if name == "plain-sidecar" else render(name)
     config = load_bytes("kquota.yaml", configuration(manifests).encode())
     assert config.admin is not None
+    pods = [one["spec"]["template"] for one in manifests if one["kind"] in ("Deployment", "Job")]
+    for monitor in of_kind(manifests, "PodMonitor"):
+        chosen = monitor["spec"]["selector"]["matchLabels"].items()
+        assert [one for one in pods if not chosen <= one["metadata"]["labels"].items()] == []
+        assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["kquota-metrics"]
     for pod in pod_specs(manifests).values():
         if not any(one["name"] == "kquota" for one in [*pod.get("initContainers", []), *pod["containers"]]):
             continue
@@ -685,13 +689,19 @@ def test_network_policy_admits_only_known_peers() -> None:
     metrics, clients = policy["spec"]["ingress"]
     assert metrics["ports"] == [{"port": "kquota-metrics", "protocol": "TCP"}]
     assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert clients["ports"][1] == {"port": 20000, "endPort": 20099, "protocol": "TCP"}
+    assert clients["ports"][1] == {"port": 20000, "endPort": 20004, "protocol": "TCP"}
     assert clients["from"][0]["namespaceSelector"]["matchLabels"] == {"example.com/kafka-client": "true"}
     (policy,) = of_kind(render("plain-sidecar"), "NetworkPolicy")
     assert policy["spec"]["ingress"][1] == {"ports": [{"port": 8080, "protocol": "TCP"}]}
 
 
 CLUSTER_KINDS = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
+
+LABELS = {
+    "helm.sh/chart": "kquota-{version}".format(**yaml.safe_load((CHART / "Chart.yaml").read_text())),
+    "app.kubernetes.io/managed-by": "Helm",
+    "app.kubernetes.io/instance": RELEASE,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -705,6 +715,7 @@ def test_every_object_has_what_is_common(name: str, values: Callable[..., Path])
     assert len(manifests) == len(documents(before))
     for one in manifests:
         metadata = one["metadata"]
+        assert metadata["labels"].items() >= LABELS.items(), (one["kind"], metadata["name"])
         assert metadata["annotations"]["example.com/owner"] == "platform", (one["kind"], metadata["name"])
         expected = None if one["kind"] in CLUSTER_KINDS else "elsewhere"
         assert metadata.get("namespace") == expected, (one["kind"], metadata["name"])

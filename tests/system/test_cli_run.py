@@ -43,7 +43,6 @@ def limit(running: Sidecar) -> float:
 
 
 def command(path: Path, text: str) -> list[str]:
-    """`kquota run` with this file."""
     path.write_text(text)
     return [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(path)]
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def actionlint() -> Path:
-    """Built by Go the first time."""
     return go_tools.program("actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from deploy.redirect.cli import app
 from deploy.redirect.run import Rules, iptables_install
-from tests.support.namespaces import Namespace
+from tests.support.namespaces import Namespace, machine_with
 
 TO, KAFKA = 15001, 9092
 SIDECAR_UID, SIDECAR_GID, MARK = 65532, 65533, 1337
@@ -29,11 +29,8 @@ HERE6, ELSEWHERE6 = "fd77::2", "fd77::11"
 
 @pytest.fixture
 def machine() -> Iterator[Namespace]:
-    found = Namespace()
-    for address in (HERE, ELSEWHERE, LEFT_OUT, HERE6, ELSEWHERE6):
-        found.add_address(f"{address}/{128 if ':' in address else 32}", "lo")
-    yield found
-    found.close()
+    with machine_with(HERE, ELSEWHERE, LEFT_OUT, HERE6, ELSEWHERE6) as found:
+        yield found
 
 
 def redirect(machine: Namespace, arguments: str, code: int = 0) -> str:

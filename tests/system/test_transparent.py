@@ -24,7 +24,7 @@ from proxy.net.listen.transparent import Destination, read_sockaddr_in, read_soc
 from proxy.net.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.namespaces import Namespace
+from tests.support.namespaces import Namespace, machine_with
 from tests.support.scripted_broker import Handler, ScriptedBroker, answer, read_frame, until
 from tests.support.session_tools import produce, produce_response
 
@@ -50,12 +50,9 @@ QUOTAS: Any = SimpleNamespace(not_ready=None)
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Namespace]:
     """A machine with addresses of its own, on which the brokers' addresses are, too, and rules that redirect."""
-    found = Namespace()
-    for address in (*HERE, *BROKERS):
-        found.add_address(f"{address}/{128 if ':' in address else 32}", "lo")
-    found.run("nft", "-f", "-", given=RULES % (MARK, KAFKA, KAFKA + 1, LISTEN))
-    yield found
-    found.close()
+    with machine_with(*HERE, *BROKERS) as found:
+        found.run("nft", "-f", "-", given=RULES % (MARK, KAFKA, KAFKA + 1, LISTEN))
+        yield found
 
 
 @asynccontextmanager

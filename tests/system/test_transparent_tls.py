@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -18,23 +18,15 @@ from tests.support.certificates import Authority
 from tests.support.namespaces import Namespace
 from tests.support.scripted_broker import read_frame, until
 from tests.support.session_tools import produce, produce_response
-from tests.system.test_transparent import KAFKA, LISTEN, MARK, RULES, ask, connect
+from tests.system.test_transparent import KAFKA, LISTEN, MARK, ask, connect, machine
+
+__all__ = ["machine"]
 
 pytestmark = pytest.mark.long
 
 LIMIT_S = 60
 BROKER = "10.77.0.11"
 Stream = trio.SSLStream[trio.SocketStream]
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Namespace]:
-    found = Namespace()
-    for address in ("10.77.0.2", BROKER):
-        found.add_address(f"{address}/32", "lo")
-    found.run("nft", "-f", "-", given=RULES % (MARK, KAFKA, KAFKA + 1, LISTEN))
-    yield found
-    found.close()
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from tests.support.chart_tools import (
     documents,
     of_kind,
     render_text,
+    sidecar_of,
 )
 from tests.support.namespaces import Namespace
 from tests.support.waiting import until_serving
@@ -121,6 +122,11 @@ def test_webhook_puts_the_sidecar_first(name: str, template: Template) -> None:
     pod["metadata"] = {"name": "one"} | {key: pod["metadata"][key] for key in ("labels", "annotations")}
     kubernetes_validate.validate(pod, NEWEST, strict=True)
     kubernetes_validate.validate(pod, FIRST_NATIVE, strict=True)
+
+
+def test_the_injected_sidecar_is_the_one_of_charts(template: Template) -> None:
+    (job,) = of_kind(documents(render_text(VALUES, "--set", "demo.enabled=true")), "Job")
+    assert template.container == sidecar_of(job["spec"]["template"]["spec"])
 
 
 @pytest.mark.parametrize("kubernetes", [NEWEST, "1.28.0"])

@@ -73,7 +73,6 @@ class Track:
 
     @property
     def reported_until(self) -> float:
-        """The second of the last report."""
         return self._at[-1]
 
     def rate(self, begin: float, end: float) -> float:
@@ -86,7 +85,6 @@ class Track:
         return self.rate(self._at[-1] - NOW_S, self._at[-1])
 
     def average(self) -> float:
-        """The rate since the start."""
         return self.rate(0.0, self._at[-1])
 
     def history(self, columns: int, until: float) -> list[float]:

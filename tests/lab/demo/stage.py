@@ -129,7 +129,6 @@ class Client:
         self._unfinished = b""
 
     def fileno(self) -> int:
-        """For selectors."""
         return self._output
 
     def go(self) -> None:
@@ -210,7 +209,6 @@ class DemoSidecar:
         self.process = _start("proxy.app.cli.main", *arguments, log=self._log, talk=False, orphan_dir=folder)
 
     def wait_until_ready(self) -> None:
-        """Wait until it serves."""
         end = time.monotonic() + READY_LIMIT_S
         while self._ask("/readyz") is None:
             if time.monotonic() > end:
@@ -263,7 +261,6 @@ class Stage:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until every client is connected."""
         deadline = time.monotonic() + CLIENTS_LIMIT_S
         while missing := [c.plan.name for c in self._clients if c.plan.name not in self.versions]:
             if time.monotonic() > deadline:
@@ -310,9 +307,7 @@ class Stage:
 
 
 @contextmanager
-def staged(
-    say: Say, interrupts: Interrupts, plans: Sequence[DemoClient] = PLANS, usage: Path | None = None
-) -> Iterator[Stage]:
+def staged(say: Say, interrupts: Interrupts, usage: Path | None = None) -> Iterator[Stage]:
     """Start everything in the order of dependency; stop it in the opposite order."""
     if missing := [package for module, package in LIBRARIES.items() if importlib.util.find_spec(module) is None]:
         raise DemoError(
@@ -327,7 +322,7 @@ def staged(
         )
     with ExitStack() as stack:
         try:
-            stage = _bring_up(stack, say, plans, usage)
+            stage = _bring_up(stack, say, PLANS, usage)
         finally:
             interrupts.raising = False  # from now on recorded only: nothing interrupts the cleaning up
             stack.callback(say, "stopping clients, sidecars and broker")

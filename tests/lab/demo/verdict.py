@@ -98,7 +98,6 @@ def _failure_at_limit(track: Track, tracks: Sequence[Track], begin: float | None
 
 
 def sentence(outcomes: Sequence[ClientResult], seconds: float) -> str:
-    """The result in words."""
     failures = [outcome.failure for outcome in outcomes if outcome.failure]
     if failures:
         return f"Not as expected: {'; '.join(failures)}."

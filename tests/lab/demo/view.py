@@ -94,7 +94,6 @@ def limit(track: Track) -> Text:
 
 
 def who(plan: DemoClient) -> Text:
-    """Two lines that describe a client."""
     return Text.assemble((plan.name, "bold"), f" {plan.role}\n", (f"{plan.library}, {plan.manner}", "dim"))
 
 
@@ -114,7 +113,6 @@ def graph(rates: Sequence[float]) -> str:
 
 
 def plain_lines(tracks: Sequence[Track], second: float) -> list[str]:
-    """One readable line for each client."""
     return [_plain_line(track, second) for track in tracks]
 
 

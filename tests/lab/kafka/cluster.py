@@ -164,7 +164,6 @@ class KafkaCluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """The running brokers, by id."""
         return [
             Node(slot.node_id, slot.host, slot.port, slot.process.child_pid, slot.log)
             for slot in sorted(self._slots.values(), key=lambda slot: slot.node_id)
@@ -181,7 +180,6 @@ class KafkaCluster:
         return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
 
     def node(self, node_id: int) -> Node:
-        """One running broker."""
         for node in self.nodes:
             if node.node_id == node_id:
                 return node
@@ -195,16 +193,15 @@ class KafkaCluster:
             if slot.process is not None and slot.process.poll() is not None
         )
 
-    def stop_broker(self, node_id: int, *, limit_s: float = STOP_LIMIT_S, kill: bool = False) -> None:
-        """Stop one broker, gracefully (SIGKILL only after `limit_s`) or as in a crash (`kill`); data and port are
-        kept."""
+    def stop_broker(self, node_id: int, *, kill: bool = False) -> None:
+        """Stop one broker, gracefully (SIGKILL only after STOP_LIMIT_S) or as in a crash; data and port are kept."""
         with self._lock:
             process = self._slot(node_id).process
             if process is None:
                 return
             if kill:
                 process.kill()
-            process.stop(limit_s)
+            process.stop(STOP_LIMIT_S)
             self._slots[node_id].process = None
             self._progress(f"broker {node_id} stopped")
 
@@ -214,7 +211,6 @@ class KafkaCluster:
         *,
         move: bool = False,
         address: tuple[str, int] | None = None,
-        start_limit_s: float = START_LIMIT_S,
     ) -> Node:
         """Start a stopped broker again with its data; waits until every running broker sees it.
 
@@ -230,12 +226,10 @@ class KafkaCluster:
                     slot.host, slot.port = address
                 if move or address is not None:
                     self._write_properties(slot)
-                self._launch([slot], start_limit_s)
+                self._launch([slot], START_LIMIT_S)
             return self.node(node_id)
 
-    def add_broker(
-        self, node_id: int, *, address: tuple[str, int] | None = None, start_limit_s: float = START_LIMIT_S
-    ) -> Node:
+    def add_broker(self, node_id: int, *, address: tuple[str, int] | None = None) -> Node:
         """Add a new node (broker only, no voter) to the running cluster; waits until every running broker sees it."""
         with self._lock:
             if node_id in self._slots:
@@ -245,7 +239,7 @@ class KafkaCluster:
             self._slots[node_id] = slot
             self._write_properties(slot)
             self._copy_storage(source, slot)
-            self._launch([slot], start_limit_s)
+            self._launch([slot], START_LIMIT_S)
             return self.node(node_id)
 
     def stop(self) -> None:

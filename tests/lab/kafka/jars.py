@@ -81,7 +81,6 @@ class KafkaJars:
 
 
 def known_versions() -> list[str]:
-    """Versions this checkout has checksums for."""
     return list(RUN)
 
 

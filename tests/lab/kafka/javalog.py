@@ -40,11 +40,11 @@ _TOOL_4 = f"""\
 """
 
 
-def broker_arguments(version: str, log_file: Path, level: str = "WARN") -> list[str]:
-    """JVM arguments that make a broker log into `log_file` from `level` on."""
+def broker_arguments(version: str, log_file: Path) -> list[str]:
+    """JVM arguments that make a broker log warnings into `log_file`."""
     return [
         f"-Dkquota.log.file={log_file}",
-        f"-Dkquota.log.level={level}",
+        "-Dkquota.log.level=WARN",
         _selection(version, "broker", _BROKER_4 if version.startswith("4.") else _BROKER_3),
     ]
 
