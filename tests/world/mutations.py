@@ -27,8 +27,6 @@ class Mutation(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of one."""
-
     name: str
     seconds: float
     """Of CPU time: the machine's other work changes no comparison with an earlier run."""
@@ -126,7 +124,6 @@ def _children_s() -> float:
 
 
 def play() -> Iterator[Outcome]:
-    """Plant each, and look for it."""
     for mutation in MUTATIONS:
         with tempfile.TemporaryDirectory() as folder:
             for name in FOLDERS:

@@ -39,8 +39,6 @@ class Seen(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One instance."""
-
     member: int
     demand: float
     held: float
