@@ -217,23 +217,6 @@ async def test_idle_connections_end_by_their_age() -> None:
         assert trio.current_time() - began_s <= 2 * AGE_S
 
 
-async def test_busy_connections_end_after_a_response() -> None:
-    async with through(answer, connections_max_age_s=AGE_S) as (proxy, broker, _):
-        client = await connect(proxy)
-        answered = 0
-        try:
-            while True:
-                await client.send_all(produce(answered + 1, 100))
-                if await read_frame(client) is None:
-                    break
-                answered += 1
-        except trio.BrokenResourceError:
-            pass  # it had closed before the request came
-        await closed_reason(proxy, "max_age")
-        assert answered > 100
-        assert len(broker.received) == answered
-
-
 async def test_requests_in_flight_do_not_keep_a_connection() -> None:
     """A client that never waits: when the drain's time has passed as well, no further request is read, and each that
     reached the broker is answered."""

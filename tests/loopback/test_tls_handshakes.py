@@ -107,9 +107,7 @@ def test_brokers_certificate_has_its_name(issuer: Authority, version: ssl.TLSVer
 
 
 @versions
-def test_brokers_certificate_is_of_an_authority(
-    issuer: Authority, stranger: Authority, version: ssl.TLSVersion
-) -> None:
+def test_broker_certificate_has_authority(issuer: Authority, stranger: Authority, version: ssl.TLSVersion) -> None:
     expired = issuer.issue("expired", "localhost", expired=True)
     cases = ((stranger.issue("other", "localhost"), "unable to get local issuer"), (expired, "certificate has expired"))
     for issued, said in cases:

@@ -76,9 +76,7 @@ ids = st.sets(st.integers(0, 40) | st.integers(0, 2**31 - 1), max_size=9)
 
 
 @given(live=ids, size=st.integers(1, 8), seed=st.randoms(), fixed=st.dictionaries(st.integers(0, 9), st.integers(0, 7)))
-def test_own_ports_follow_from_the_ids_alone(
-    live: set[int], size: int, seed: random.Random, fixed: dict[int, int]
-) -> None:
+def test_own_ports_follow_from_ids_alone(live: set[int], size: int, seed: random.Random, fixed: dict[int, int]) -> None:
     ports = range(FIRST, FIRST + size)
     mapped = {one: FIRST + index for index, one in {at: one for one, at in fixed.items() if at < size}.items()}
     mixed = list(live)

@@ -34,7 +34,6 @@ from tests.support.session_tools import (
     produce_response,
     request,
     response,
-    session,
 )
 
 BROKERS = {
@@ -119,18 +118,6 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     # Once is enough.
     again = request(METADATA, 1, 8, struct.pack(">i", 0))
     assert from_client(one, again, one.mute_until_ms) == again
-
-
-def test_a_limit_of_connections_may_end_it_then() -> None:
-    def refuse(_login: object) -> str:
-        raise SessionError(CloseReason.USER_MAX_CONNECTIONS, "no further connection")
-
-    one = session(ledger(), login_expected=True)
-    one.user_of = refuse
-    from_client(one, produce(1, 100))
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, takes_requests(1))
-    assert caught.value.reason is CloseReason.USER_MAX_CONNECTIONS
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ class Deciding:
         self.decide = decide
 
 
-def test_muted_until_its_deadline() -> None:
-    """2 000 B in 10 s are 200 B/s, twice the limit: (200 - 100) / 100 * 10 s."""
-    one = session(ledger(produce_rate=100, smooth=False))
-    assert one.describe(0.0) == "open"
-    from_client(one, produce(1, 2000))
-    assert [one.describe(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == ["muted", "muted", "open"]
-
-
 def test_queued_while_the_group_is_in_debt() -> None:
     of = ledger(produce_rate=100_000)
     from_client(session(of), produce(1, 2 * MB))  # 10 s are owed beyond the window

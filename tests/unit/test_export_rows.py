@@ -88,7 +88,7 @@ def test_a_client_s_use_of_an_interval() -> None:
         ((3,), 1, (3, 3, 3, 3)),
     ],
 )
-def test_percentiles_are_by_nearest_rank(
+def test_percentiles_are_nearest_ranks(
     rates: Iterator[int], samples: int, percentiles: tuple[int, int, int, int]
 ) -> None:
     watched = Watched()

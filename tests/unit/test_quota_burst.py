@@ -68,9 +68,7 @@ class SlowModel:
         st.tuples(st.integers(0, 5000), st.integers(-30, 200), st.sampled_from([1, 2, 5, 0.5, 7.25])), max_size=40
     ),
 )
-def test_burst_agrees_with_the_slow_model(
-    num_samples: int, window_ms: int, events: list[tuple[int, int, float]]
-) -> None:
+def test_burst_agrees_with_slow_model(num_samples: int, window_ms: int, events: list[tuple[int, int, float]]) -> None:
     windows, model = WindowedBurst(num_samples, window_ms), SlowModel(num_samples, window_ms)
     now = 0
     for pause_ms, amount, rate in events:

@@ -114,15 +114,6 @@ def test_usage_without_a_limit_counts_once_a_limit_comes() -> None:
     assert charge(0, 0) == 1_090_000  # same tags (userA, ""), same history
 
 
-def test_a_refund_undoes_a_charge() -> None:
-    # A25: 8000 / 10 s = 800; 300 / 500 * 10 000 = 6000
-    ledger = kafka_ledger(Entry(client_id=DEFAULT, consumer_byte_rate=500))
-    account = ledger.account("", "c")
-    assert ledger.charge(account, Kind.FETCH, 8000, 0) == 6000
-    ledger.refund(account, Kind.FETCH, 8000, 0)
-    assert ledger.charge(account, Kind.FETCH, 400, 0) == 0
-
-
 def test_request_delay_is_capped_by_the_configured_window() -> None:
     # D12's bound: 10 samples of 500 ms, cap 500; 100 % observed against 50 % would be 4.5 s
     ledger = kafka_ledger(Entry(client_id=DEFAULT, request_percentage=50), num_samples=10, window_ms=500)

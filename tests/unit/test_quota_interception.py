@@ -179,17 +179,6 @@ def test_apply_answers_when_it_is_done(version: int, cut: Cut, failed: str | Non
 
 
 @versions
-@pytest.mark.parametrize("value", [1.0, -1.0])
-def test_g2_validate_only_changes_nothing(version: int, value: float) -> None:
-    authority = Authority("apply")
-    one, admin = under(authority)
-    from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: value}), validate_only=True)))
-    ((code, _, _),) = altered(version, answers(one))
-    assert code == (0 if value > 0 else 42)
-    assert (authority.applied, admin.requests) == ([], {"validated": 1})
-
-
-@versions
 @pytest.mark.parametrize("api", [DESCRIBE, ALTER])
 def test_unreadable_request_ends_the_connection(version: int, api: int) -> None:
     good = describing(version, ("user", 0, "a")) if api == DESCRIBE else altering(version, (ALICE, {PRODUCE: 1.0}))

@@ -156,9 +156,7 @@ CONSUMERS = [
 
 @pytest.mark.parametrize("connections", [1, 8, 64])
 @pytest.mark.parametrize(("limit", "batch", "rtt_ms", "waste"), CONSUMERS)
-def test_consumers_run_at_their_limit_and_evenly(
-    limit: float, batch: int, rtt_ms: float, waste: float, connections: int
-) -> None:
+def test_consumers_run_evenly_at_limit(limit: float, batch: int, rtt_ms: float, waste: float, connections: int) -> None:
     run = fetch(limit, batch, connections, rtt_ms=rtt_ms)
     # Admitted one by one, they never overdraw the first window, so they run evenly as soon as it is over.
     assert run.achieved(12_000, 72_000) == pytest.approx(1, abs=0.02)

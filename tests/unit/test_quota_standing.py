@@ -61,9 +61,7 @@ def test_mutations_show_tokens(algorithm: str) -> None:
     smooth=st.booleans(),
     cap=st.sampled_from([None, 1000, 30_000]),
 )
-def test_free_means_free_and_looking_changes_nothing(
-    kind: Kind, charges: list[tuple[int, int]], smooth: bool, cap: int | None
-) -> None:
+def test_free_is_free_after_looking(kind: Kind, charges: list[tuple[int, int]], smooth: bool, cap: int | None) -> None:
     ledger = Ledger(QuotaTable([LIMITS]), smooth=smooth, max_throttle_ms=cap)
     account = ledger.account("u", "c")
     now = 0

@@ -242,9 +242,7 @@ def plain(first_ms: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("version", [3, 13])
-def test_what_is_sent_ahead_of_a_refused_batch_is_refused(
-    version: int, software: str, first: bytes, later: bytes, refused: bool
-) -> None:
+def test_batches_ahead_are_refused(version: int, software: str, first: bytes, later: bytes, refused: bool) -> None:
     of = indebted(60)
     one, before = Client(of), charged(of)
     one.send(kafka_python_frame(ApiVersionsRequest, 3, 0, "c", client_software_name=software), 0.0)

@@ -73,9 +73,7 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
         ("{service_account}", _write("token", token("alice").encode()), "expected the token of a service account"),
     ],
 )
-def test_files_without_a_user_are_refused(
-    volume: Path, template: str, change: Callable[[Path], object], expected: str
-) -> None:
+def test_refuses_files_of_no_user(volume: Path, template: str, change: Callable[[Path], object], expected: str) -> None:
     change(volume)
     with pytest.raises(StaticUserError) as refused:
         reading(template, volume)
