@@ -9,11 +9,9 @@ from tests.support.certificates import Authority
 
 @pytest.fixture(scope="module")
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The authority that both sides believe."""
     return Authority(tmp_path_factory.mktemp("issuer"))
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Another one."""
     return Authority(tmp_path_factory.mktemp("stranger"))

@@ -55,8 +55,6 @@ def answer_plain(version: int, correlation_id: int, throttle_ms: int = 0, name: 
 
 @dataclass
 class Script:
-    """Requests and, for those that a broker answers, the responses."""
-
     requests: list[bytes] = field(default_factory=list)
     responses: list[bytes] = field(default_factory=list)
     number: int = 0

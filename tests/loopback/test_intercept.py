@@ -27,6 +27,7 @@ from tests.support.session_tools import (
     THREE_WAYS,
     Cut,
     Driven,
+    Scripted,
     answers,
     from_broker,
     from_client,
@@ -43,19 +44,6 @@ VERSION = 7
 """Flexible: headers have tagged fields; throttle_time_ms comes first in the response's body."""
 
 three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
-
-
-class Scripted:
-    def __init__(self, decide: Callable[[AdminRequest, float], Outcome]) -> None:
-        self.decide = decide
-        self.given: list[AdminRequest] = []
-
-    def wants(self, _api_key: int, _account: object) -> bool:
-        return True
-
-    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
-        self.given.append(request)
-        return self.decide(request, now_ms)
 
 
 def judged_by(handler: Scripted, of: Ledger | None = None) -> Driven:

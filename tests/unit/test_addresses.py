@@ -28,8 +28,6 @@ def node(node_id: int, host: str | None = None) -> NodeAddress:
 
 
 class Machine:
-    """The ports of a machine, and what clients know of them."""
-
     def __init__(self, size: int, fixed: Mapping[int, int] | None = None) -> None:
         self.ports = range(FIRST, FIRST + size)
         self.open: dict[int, int] = {}

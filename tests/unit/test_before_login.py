@@ -51,12 +51,10 @@ NO_BROKERS = {
 
 
 def question(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
-    """What the broker is asked in place of the client's request."""
     return metadata_request(version, correlation_id, "kquota")
 
 
 def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
-    """The answer of a broker that needs no login."""
     return response(METADATA, version, correlation_id, BROKERS[version])
 
 

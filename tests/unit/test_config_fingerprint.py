@@ -27,11 +27,6 @@ def publish(volume: Path, generation: str, files: dict[str, str]) -> None:
     os.replace(fresh, volume / "..data")
 
 
-def test_a_missing_file_is_a_state_not_an_exception(tmp_path: Path) -> None:
-    found = fingerprint(tmp_path / "none.yaml")
-    assert (found.digest, found.data, found.error) == (None, None, "No such file or directory")
-
-
 WHOLE = b"a: 1\nb: 2\n"
 PARTS = {
     "kquota.yaml": f"# kquota.io/parts: 2 sha256:{hashlib.sha256(WHOLE).hexdigest()}\na: 1\n",

@@ -34,7 +34,6 @@ def only(found: Observed, told: Distribution = TOLD) -> NamespacePlan:
 
 
 def copy(**given: Any) -> dict[str, Any]:
-    """What is written into a namespace that takes part."""
     body = only(seen(**({"namespaces": {"orders": ENABLED}} | given))).body
     assert body is not None
     return body

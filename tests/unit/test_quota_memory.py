@@ -134,7 +134,6 @@ def test_an_admitted_fetch_keeps_its_counter() -> None:
 
 @pytest.fixture
 def crowded() -> tuple[Ledger, list[Account]]:
-    """100 counters, all used by connected clients."""
     ledger = ledger_of(100)
     held = [ledger.account("u", f"first-{number}") for number in range(100)]
     for account in held:

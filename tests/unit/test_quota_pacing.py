@@ -32,7 +32,6 @@ class Run:
         return [one for one in self.passed if start_ms <= one[0] < end_ms]
 
     def achieved(self, start_ms: float, end_ms: float) -> float:
-        """Rate over limit."""
         return sum(size for _, size, _, _ in self.between(start_ms, end_ms)) / ((end_ms - start_ms) / 1000) / self.limit
 
     def payload(self, start_ms: float, end_ms: float) -> float:
@@ -41,7 +40,6 @@ class Run:
         return found / ((end_ms - start_ms) / 1000) / self.limit
 
     def longest_gap_ms(self, start_ms: float, end_ms: float) -> float:
-        """The longest time in which no response came at all."""
         times = [start_ms, *(one[0] for one in self.between(start_ms, end_ms)), end_ms]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 

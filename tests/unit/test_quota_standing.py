@@ -21,7 +21,6 @@ LIMITS = Entry(
 
 
 def counter(kind: Kind, amount: float, now_ms: float = 0, *, smooth: bool = False, **options: object) -> QuotaCounter:
-    """A counter that was charged once."""
     ledger = Ledger(QuotaTable([LIMITS]), smooth=smooth, **options)  # type: ignore[arg-type]
     ledger.charge(ledger.account("u", "c"), kind, amount, now_ms)
     (group,) = ledger.groups()

@@ -53,7 +53,6 @@ def heartbeat(number: int = 1) -> bytes:
 
 
 def leave() -> bytes:
-    """LeaveGroup."""
     return request(LEAVE_GROUP, 1, 1, struct.pack(">h1sh1s", 1, b"g", 1, b"m"))
 
 

@@ -18,7 +18,6 @@ BULK = memoryview(bytearray(b"x" * 65_536))
 
 
 def opened(**limits: float) -> OpaqueSession:
-    """Connected, its handshake done."""
     ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, **limits)]), num_samples=2, window_ms=1000)
     session = OpaqueSession(ledger, Counters(), user="u")
     assert session.on_client_bytes(BULK, HANDSHAKE_BYTES, 0.0).connect
