@@ -1,7 +1,5 @@
 """The loopback room: the proxy's own loop on real sockets of this machine, with scripted peers; no other process."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.certificates import Authority

@@ -1,7 +1,5 @@
 """The admin port answers requests for hosts of its own, and no pages of other origins: headers, and a real browser."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import AbstractAsyncContextManager

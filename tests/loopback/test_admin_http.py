@@ -1,7 +1,5 @@
 """The admin port over real sockets: every endpoint, and scrapers that hang, dribble, flood or talk nonsense."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

@@ -1,7 +1,5 @@
 """Connections from balancers: PROXY headers on real sockets, and what is no client."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import AsyncIterator

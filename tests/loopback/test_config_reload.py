@@ -1,8 +1,6 @@
 """Hot reload with real files: changes are applied, bad files refused, the last good one stays in force."""
 
 # ruff: noqa: ASYNC240 - small local files
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

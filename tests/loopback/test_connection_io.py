@@ -1,8 +1,6 @@
 """Both turns of a connection pair, compiled and as Python: the same bytes at the same times, the same state after each
 step. What runs here is compiled; a process beside it plays the same script with the Python code."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator

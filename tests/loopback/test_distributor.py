@@ -1,7 +1,5 @@
 """What the webhook asks the API server for, and what it does when that refuses: a scripted one, over HTTPS."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Administrators' requests, judged whole: forwarded, replaced, answered here, or put off until the broker was asked."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 

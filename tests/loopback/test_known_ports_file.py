@@ -1,7 +1,5 @@
 """The ports of brokers are kept in a file, and listened on from the start after a restart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

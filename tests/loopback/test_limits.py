@@ -1,7 +1,5 @@
 """Limits of what peers may use, on real sockets before a scripted broker; and of the age of connections."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Another broker at a broker's address, as after a pod's address is used again; scripted: just as it is dialled."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Limits of connections at the listeners: real sockets, and a clock that stands until the test moves it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

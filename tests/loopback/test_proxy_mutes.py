@@ -1,7 +1,5 @@
 """Each mute has its own deadline (ThrottledChannelExpirationTest, case F1), on a clock that stands until told to go."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes of an established TLS connection, by OpenSSL itself and by Python's `ssl`: the same contract for both."""
 
-from __future__ import annotations
-
 import random
 import select
 import socket

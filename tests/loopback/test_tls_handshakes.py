@@ -1,7 +1,5 @@
 """Handshakes against Python's `ssl`, by both implementations of TLS: what is accepted, and what is said of the rest."""
 
-from __future__ import annotations
-
 import random
 import socket
 import ssl

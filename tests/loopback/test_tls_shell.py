@@ -1,7 +1,5 @@
 """TLS on real sockets, towards clients and towards a scripted broker, in this process."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Requests and libraries of a client are counted, and whether it waits when told to."""
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which port stands for which broker, under any churn."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 

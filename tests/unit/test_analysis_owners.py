@@ -1,7 +1,5 @@
 """The file of owners: what it means, and what is wrong with one."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

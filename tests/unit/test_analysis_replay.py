@@ -1,7 +1,5 @@
 """The replay of `whatif`: to the millisecond what `kquota simulate` says of the same seconds."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

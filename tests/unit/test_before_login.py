@@ -1,7 +1,5 @@
 """Before the login, where a listener wants one: no client is charged, nothing passes unless the broker takes it."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

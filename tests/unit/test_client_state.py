@@ -1,8 +1,6 @@
 """What a session's client may do next (`Session.describe`), reached as in traffic; and what keeps accounts from being
 forgotten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

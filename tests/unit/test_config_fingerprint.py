@@ -1,7 +1,5 @@
 """A change is seen by content, also through the symlinks of a ConfigMap volume."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """YAML that is too deep, too full or too slow: refused with its place before anything recurses, in little time."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 

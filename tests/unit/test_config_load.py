@@ -1,7 +1,5 @@
 """Loading: what a good file means, and that a bad one is described so that its author can mend it at once."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

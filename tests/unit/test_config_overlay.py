@@ -1,7 +1,5 @@
 """The overlay file: what is written is read back, whatever the names; what is wrong is named with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which namespace gets which configuration, from what there is; and the webhook's own certificate, by a clock."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import ssl

@@ -1,7 +1,5 @@
 """Blocks of the documentation: files load, values fit the chart, commands parse and succeed on their page's files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Usage records from the ledger's totals, on a clock that the test sets; expected numbers worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

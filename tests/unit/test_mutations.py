@@ -1,7 +1,5 @@
 """The partition-mutation quota without sockets: all versions of the three requests, encoded by kafka-python."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Users: which source names them, what is read of certificates, and Kafka's mapping rules."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -3,8 +3,6 @@
 Their expectations come from Kafka's own tests; tests/broker/test_quota_admin_kafka.py asks a real broker the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The token bucket and the mutation quota against Kafka's numbers (TokenBucketTest, ControllerMutationQuotaTest: E)."""
 
-from __future__ import annotations
-
 import pytest
 
 from quota.bucket import Mutation, TokenBucket

@@ -1,7 +1,5 @@
 """Windows with spread bursts: KIP-599's earlier plan, its example, and a slow model of it."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -5,8 +5,6 @@ Default configuration unless said: 11 samples of 1 s. Kafka has no pacing and no
 ledgers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

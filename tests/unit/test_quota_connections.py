@@ -1,7 +1,5 @@
 """Connection limits: KIP-612's arithmetic as Kafka's own tests have it (2 samples of 1 s), caps, memory."""
 
-from __future__ import annotations
-
 from collections import Counter as CountOf
 from ipaddress import ip_address, ip_network
 from typing import Literal

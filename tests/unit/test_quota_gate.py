@@ -4,8 +4,6 @@ The loops do what real attackers do: many connections, a new one for each reques
 forwarded in a time is compared with the limit for that time.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """DescribeClientQuotas and AlterClientQuotas at the session, in both versions: what broker and client get to see."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a counter stands: the numbers that `kquota explain` shows, and that looking changes nothing."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

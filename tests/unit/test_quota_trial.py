@@ -1,7 +1,5 @@
 """Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The estimate of a broker's busy time, on paper: what counts once, what is not counted, and what is capped."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The fleet's topic can be neither changed nor used through the sidecar: all versions of the requests that name it."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import random

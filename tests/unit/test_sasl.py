@@ -1,7 +1,5 @@
 """SASL as a session sees it, without sockets: whose name is believed, when, and that nothing secret stays behind."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ others. A name is taken from what all of them read alike. What only some of them
 broker has accepted it: otherwise a client could leave its own limit by a byte order mark.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Fetch under a quota, at every version: answered here when over it, made smaller near it, sessions kept in step."""
 
-from __future__ import annotations
-
 import datetime
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Connections with the heartbeats of a group's member: throttles are cut to slices, so that heartbeats get through."""
 
-from __future__ import annotations
-
 import datetime
 import struct
 from typing import Any

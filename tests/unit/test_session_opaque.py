@@ -1,7 +1,5 @@
 """Bytes that cannot be read: forwarded as they are, charged by direction, delayed while the group is over its limit."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

@@ -1,7 +1,5 @@
 """A held Produce request is answered REQUEST_TIMED_OUT shortly before its own `timeout_ms` is over (ADR 0026)."""
 
-from __future__ import annotations
-
 import struct
 import uuid
 from typing import Any

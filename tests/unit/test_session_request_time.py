@@ -1,7 +1,5 @@
 """The request quota as transcripts: what responses tell, until when the client is muted, and which quota is named."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """The static user from files: what Kubernetes' volumes look like, what is refused, what happens when files change."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`kquota top`: rows from what the admin port answers, and tables that keep their figures."""
 
-from __future__ import annotations
-
 import io
 import re
 from typing import Any

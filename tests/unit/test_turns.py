@@ -3,8 +3,6 @@
 Bounds are CPU time of this thread, so that what else the machine does changes nothing.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 import uuid

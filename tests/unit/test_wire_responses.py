@@ -1,7 +1,5 @@
 """Addresses and versions in responses: replaced where they must be, all else byte for byte as the broker sent it."""
 
-from __future__ import annotations
-
 import random
 import struct
 import uuid

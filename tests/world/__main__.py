@@ -1,7 +1,5 @@
 """`python -m tests.world`: worlds of many seeds, until one of them shows a property that does not hold."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

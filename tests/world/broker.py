@@ -1,7 +1,5 @@
 """Brokers: logs, leaders, producers' sequences, transactions, groups, fetch sessions, and what goes wrong with them."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random

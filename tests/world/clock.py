@@ -1,7 +1,5 @@
 """Simulated time: calls in the order of their times. Nothing happens in between, so idle time costs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any

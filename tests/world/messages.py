@@ -4,8 +4,6 @@ A batch of records is an identity, where a real batch has it, and filling, so th
 do not look into it further.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 

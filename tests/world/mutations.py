@@ -1,7 +1,5 @@
 """Bugs planted one at a time into a copy of the sources: each has to be found, and how soon it is."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """One world: its parts, what happens to them, and how long."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
