@@ -2,26 +2,11 @@
 
 import pytest
 
-from quota.bucket import Mutation, TokenBucket
+from quota.bucket import Mutation
 from quota.counter import MutationAlgorithm
 from quota.entity import Kind
 from quota.ledger import Account, Ledger
 from quota.table import Entry, QuotaTable
-
-
-@pytest.mark.parametrize(
-    "takes",
-    [
-        [(60, 0, 40), (5, 2000, 45), (60, 4000, -5)],  # E1
-        [(-60, 0, 100), (60, 2000, 40), (-60, 4000, 100)],  # E2: never above the burst
-    ],
-    ids=["E1", "E2"],
-)
-def test_taking_and_giving_back_tokens(takes: list[tuple[int, int, int]]) -> None:
-    bucket = TokenBucket(burst_s=20)  # rate 5, burst 10 samples x 2 s x 5 = 100
-    assert bucket.measure(5, 0) == 100
-    for amount, now, left in takes:
-        assert bucket.take(amount, 5, now) == left
 
 
 class Mutations:
@@ -63,15 +48,6 @@ OK: Mutation = Mutation(True, 0)
 def test_bucket_delays_are_kafkas(rate: float, strict: bool, charges: list[tuple[float, int, Mutation]]) -> None:
     client = Mutations(rate)  # burst 10 times that
     assert [client.charge(amount, now, strict=strict) for amount, now, _ in charges] == [told for *_, told in charges]
-
-
-def test_a_changed_rate_keeps_the_tokens_and_caps_them() -> None:
-    client = Mutations(10)  # burst 100
-    client.charge(50, 0)
-    client.ledger.swap(client.ledger.table.with_entry(Entry(user="u", controller_mutation_rate=2)))
-    assert client.tokens(0) == 20  # 50 tokens, burst now 20
-    client.ledger.swap(client.ledger.table.with_entry(Entry(user="u", controller_mutation_rate=100)))
-    assert client.tokens(0) == 50  # nothing touched the bucket in between
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])

@@ -79,14 +79,6 @@ def test_delays_are_kafkas(kind: Kind, limit: float, told: list[Told]) -> None:
         assert [ledger.charge(account, kind, amount, now) for now in times] == delays
 
 
-@pytest.mark.parametrize(("num_samples", "limit", "expected"), [(4, 10, 30), (11, 500, 5000)], ids=["A11", "A12"])
-def test_most_that_fits_into_the_window(num_samples: int, limit: float, expected: int) -> None:
-    unlimited = kafka_ledger(num_samples=num_samples)
-    ledger = kafka_ledger(Entry(user=DEFAULT, consumer_byte_rate=limit), num_samples=num_samples)
-    assert unlimited.allowance(unlimited.account("userA", "client1"), Kind.FETCH, 0) is None
-    assert ledger.allowance(ledger.account("userA", "client1"), Kind.FETCH, 0) == expected
-
-
 def test_set_and_remove_a_quota() -> None:
     # A13
     ledger = kafka_ledger()
