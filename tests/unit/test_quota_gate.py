@@ -273,6 +273,19 @@ def test_renewal_allowance_is_the_groups_and_returns() -> None:
     assert sum(group.renews(1 * MB, 11_000) for _ in range(1000)) == 10  # 10 s at 1 MB/s
 
 
+def test_large_and_ordinary_requests_take_turns() -> None:
+    gate = Gate()
+    paid_at = 1000.0
+    assert gate.ask("before", 100, paid_at, 0, 0) > 0
+    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 1) > 0
+    assert gate.ask("after", 100, paid_at, 0, 2) > 0
+    assert gate.ask("after", 100, paid_at, 0, 790) > 0
+    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 790) > 0
+    assert gate.ask("before", 0, paid_at, 0, 800) == 0
+    assert gate.ask("after", 0, paid_at, 0, 810) > 0, "it is the large one's turn"
+    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 810) == 0
+
+
 def test_a_raised_limit_lets_pass_what_waited_for_the_lower_one() -> None:
     """1 MB passed and 1 MB waits at 10 kB/s, so it would pass after 100 s; at 1 MB/s it does after one."""
     ledger = ledger_of(10 * KB)

@@ -15,6 +15,16 @@ from proxy.core.session.request_time import (
 from proxy.core.wire.schema import APIS
 
 KEYS = {known[0]: key for key, known in APIS.items()}
+
+
+def test_latency_less_the_way_there_and_back() -> None:
+    of = RequestTime()
+    assert of.busy_ms(METADATA, 1000.0, 1005.0) == pytest.approx(5.0 - HANDOVER_MS)
+    of.round_trip_ms = 1.5
+    of.free_ms = 1005.0
+    assert of.busy_ms(METADATA, 1010.0, 1015.0) == pytest.approx(5.0 - 1.5 - HANDOVER_MS)
+
+
 PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]
 
 

@@ -24,6 +24,7 @@ from tests.support.session_tools import (
     ledger,
     request,
     response,
+    resumed,
     session,
 )
 
@@ -113,6 +114,26 @@ def test_a_session_may_change_its_version(first: int, second: int) -> None:
     assert carried.forgotten_topics_data[0].partitions == (2,)
 
 
+@pytest.mark.parametrize(("first", "second"), [(7, 13), (12, 13), (12, 17), (13, 12), (17, 7)])
+def test_a_session_that_changes_names_for_ids_is_refused(first: int, second: int) -> None:
+    """A broker answers FETCH_SESSION_TOPIC_ID_ERROR and keeps its epoch; over the quota, that no session exists."""
+    _, one = over_quota()
+    before = request(FETCH, first, 1, fetch_body(first, session_id=77, epoch=3, partitions={0: 10}))
+    changed = request(FETCH, second, 2, fetch_body(second, session_id=77, epoch=4, partitions={1: 20}))
+    assert from_client(one, before) == b""
+    assert answer(answers(one), first).session_id == 77
+    assert from_client(one, changed, 2000) == b""
+    refused = answer(answers(one), second)
+    assert (refused.error_code.value, refused.session_id) == (0, 0)
+    to_broker = sent_request(from_client(one, changed, 12_000), second)
+    assert (to_broker.session_epoch, [p.partition for p in to_broker.topics[0].partitions]) == (3, [1])
+    # The broker has counted no epoch for it. A client that goes on as before is understood.
+    again = request(FETCH, first, 3, fetch_body(first, session_id=77, epoch=4, partitions={3: 30}))
+    carried = sent_request(from_client(one, again, 12_001), first)
+    assert carried.session_epoch == 3
+    assert {p.partition: p.fetch_offset for p in carried.topics[0].partitions} == {0: 10, 3: 30}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_shrinks_fetch_near_the_quota_only(version: int) -> None:
     book = ledger(fetch_rate=1000, smooth=False)
@@ -166,11 +187,18 @@ def test_topics_that_are_none_have_no_impossible_size(version: int, rest: bytes)
     assert 0 <= fetch_heads.of_response(bytes(10) + rest, 0, 10 + len(rest), 50, version) <= 50
 
 
-def test_a_large_fetch_keeps_its_epoch() -> None:
+def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
+    """It could not be answered in place of the broker without losing what it says."""
+    book, one = over_quota()
     huge = fetch_body(12, session_id=77, epoch=4, partitions=dict.fromkeys(range(3000), 0))
     assert len(huge) > MAX_PARTIAL_REQUEST_BYTES
     frame = request(FETCH, 12, 2, huge)
-    # News cannot be added to it: the broker expects epoch 3, says so, and the client begins anew.
+    assert from_client(one, frame) == b""
+    assert not one.exchange
+    assert one.mute_until_ms == 2000.0
+    assert len(resumed(one, 20_000.0)) == len(frame)
+    assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].queued == 1
+    # Nor can news be added to it: the broker expects epoch 3, says so, and the client begins anew.
     _, one = over_quota()
     small = fetch_body(12, session_id=77, epoch=3, partitions={0: 10})
     assert from_client(one, request(FETCH, 12, 1, small)) == b""

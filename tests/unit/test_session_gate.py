@@ -225,3 +225,14 @@ def test_reaches_login_behind_queued_request_before_session_end() -> None:
     assert out
     assert 9_200.0 <= at_ms < 10_000.0
     assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == 301 * MB
+
+
+def test_renewals_of_many_connections_share_one_allowance() -> None:
+    of = ledger(produce_rate=1 * MB)
+    of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
+    passed = 0
+    for _ in range(200):
+        new = Fed(of)
+        new.one.state.throttle.renewed(1050, 0.0)  # logs in, and is to do so again at once
+        passed += bool(new.send(produce(1, 1 * MB), 1000.0))
+    assert passed == 10  # ten seconds' worth

@@ -16,6 +16,7 @@ from proxy.core.wire.walk import Short, Walker
 from tests.support.wire_tools import (
     THROTTLE_MS,
     framed,
+    growing,
     kafka_python_class,
     kafka_python_frame,
     kio_class,
@@ -273,6 +274,17 @@ def test_own_requests_parse_with_kio() -> None:
         responses.metadata_request(99, 1, "c")
 
 
+def test_reads_brokers() -> None:
+    cls = kafka_python_class(apis.METADATA, "response")
+    for version in range(cls.max_version + 1):
+        brokers = [{"node_id": n, "host": f"kafka-{n}", "port": 9092 + n, "rack": None} for n in range(3)]
+        frame = kafka_python_frame(cls, version, brokers=brokers, topics=[])
+        expected = [NodeAddress(n, f"kafka-{n}", 9092 + n) for n in range(3)]
+        assert responses.read_brokers(version, frame, 0, len(frame)) == expected
+        with pytest.raises(WireError, match="truncated"):
+            responses.read_brokers(version, frame, 0, frame.rindex(b"kafka") + 3)
+
+
 def api_versions_frame(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:
     cls = kafka_python_class(apis.API_VERSIONS, "response")
     keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
@@ -293,6 +305,20 @@ def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> 
     as_known = {key: (low, high) for key, (_, low, high, _) in schema.APIS.items()}
     frame = api_versions_frame(version, as_known)
     assert rewritten(18, version, frame, never) == frame
+
+
+@pytest.mark.parametrize("version", [0, 3, 6, 99])
+def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
+    frame = responses.unsupported_api_versions_response(6)
+    assert frame == kafka_python_frame(
+        kafka_python_class(apis.API_VERSIONS, "response"),
+        0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 5}],
+    )  # fmt: skip
+    assert rewritten(18, version, frame, never) == frame
+    assert read_api_versions(version, frame) == {18: (0, 5)}
+    for buf, end in growing(frame):
+        assert not responses.patch_throttle(buf, 0, end, 18, version, 5)
+        assert buf == frame[:end]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,20 @@ def test_padding_fills_exactly(length: int) -> None:
     assert primitives.uvarint(size) == field[after:content]
 
 
+def test_wrong_use_is_an_error() -> None:
+    for version in (-1, 3):
+        with pytest.raises(WireError) as caught:
+            ShareFetchScrubber(version)
+        assert caught.value.reason == "unsupported_version"
+    scrubber = ShareFetchScrubber(1)
+    assert scrubber.skippable == 0
+    with pytest.raises(ValueError, match="cannot be skipped"):
+        scrubber.skip(1)
+    frame = kio_frame(sample(kio_class(apis.SHARE_FETCH, 1), random.Random(3), repeat=1))
+    with pytest.raises(ValueError, match="more bytes"):
+        scrubber.feed(frame + b"x")
+
+
 HEAD = struct.pack(">i", 1) + b"\0" + struct.pack(">ih", 0, 0)
 
 
