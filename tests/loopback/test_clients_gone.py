@@ -110,6 +110,24 @@ async def test_a_gone_muted_client_is_not_waited_for() -> None:
     assert told["unread"] == pytest.approx(told["clean"], rel=0.05)
 
 
+async def test_requests_that_need_no_answer_are_still_forwarded() -> None:
+    ledger = ledger_per_client()
+    async with through(answer, ledger=ledger) as (proxy, broker, _):
+
+        def talk() -> None:
+            with connection(proxy) as gone:
+                gone.sendall(produce(1, UNREAD_BYTES, acks=0))
+
+        ledger.charge(ledger.account("ANONYMOUS", "c"), Kind.PRODUCE, 11 * RATE, trio.current_time() * 1000)
+        await trio.to_thread.run_sync(talk)
+        await until(lambda: ledger.kept.requests == 1)
+        assert UNREAD_BYTES <= ledger.kept.bytes <= UNREAD_BYTES + 2000
+        await until(lambda: frames(broker, "c") == [1])
+        await until(lambda: not list(proxy.each_connection()))
+        assert (ledger.kept.requests, ledger.kept.bytes) == (0, 0)
+        assert amount(ledger, "c") == 11 * RATE + UNREAD_BYTES
+
+
 @pytest.mark.parametrize("debt_s", [9, 300])
 async def test_acks_0_and_close_leaves_room_for_others(debt_s: int) -> None:
     """600 connections where 100 are allowed: those whose turn comes within 10 s are kept, up to a number."""
