@@ -1,7 +1,5 @@
 """The loopback room: the proxy's own loop on real sockets of this machine, with scripted peers; no other process."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.certificates import Authority
@@ -9,11 +7,9 @@ from tests.support.certificates import Authority
 
 @pytest.fixture(scope="module")
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The authority that both sides believe."""
     return Authority(tmp_path_factory.mktemp("issuer"))
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Another one."""
     return Authority(tmp_path_factory.mktemp("stranger"))

@@ -1,12 +1,10 @@
 """The admin port over real sockets: every endpoint, and scrapers that hang, dribble, flood or talk nonsense."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -208,64 +206,41 @@ async def test_explain_shows_state_and_last_throttles() -> None:
         assert (asked["scope"], asked["name"], asked["open"]) == ("ip", "10.0.0.8", 0)
 
 
-async def test_throttled_shows_only_clients_that_wait_longest_first() -> None:
-    async with admin() as running:
-        ledger = running.ledger
-        assert (await running.json("/throttled"))["throttled"] == []
-        for client_id, amount in (("free", 5000), ("short", 11_000), ("long", 30_000)):
-            client = ledger.account("u", client_id)
-            at_ms = now_ms()
-            if delay_ms := ledger.charge(client, Kind.PRODUCE, amount, at_ms):
-                ledger.note_throttle(client, Kind.PRODUCE, delay_ms, at_ms=at_ms, api_key=0, amount=amount)
-        ledger.charge(ledger.account("alice", "shadow"), Kind.FETCH, 1_000_000, now_ms())
-        answer = await running.json("/throttled")
-        assert answer["total"] == 2
-        for name in ("throttled", "decisions"):
-            assert [one["client_id"] for one in answer[name]] == ["long", "short"]
-        first = answer["throttled"][0]
-        assert (first["setting"], first["entity"]) == ("producer_byte_rate", {"client-id": "<default>"})
-
-
 async def test_snapshot_has_all_lists_of_one_moment() -> None:
     async with admin() as running:
         running.proxy.found = [
             ConnectionInfo("1.2.3.4:5", "broker 1", "u", ("c",), None, 0, muted_ms, 10, 20, 0.5)
             for muted_ms in (0.0, 1.0, 2.0)
         ]
-        for client_id in ("a", "b"):
+        running.ledger.charge(running.ledger.account("alice", "shadow"), Kind.FETCH, 1_000_000, now_ms())
+        for client_id, amount in (("free", 5000), ("short", 11_000), ("long", 30_000)):
             client = running.ledger.account("u", client_id)
-            delay_ms = running.ledger.charge(client, Kind.PRODUCE, 30_000, now_ms())
-            running.ledger.note_throttle(client, Kind.PRODUCE, delay_ms)
+            if delay_ms := running.ledger.charge(client, Kind.PRODUCE, amount, now_ms()):
+                running.ledger.note_throttle(client, Kind.PRODUCE, delay_ms)
         found = await running.json("/snapshot?limit=1")
         assert (found["not_ready"], found["sidecar"]) == ([], {})
         assert found["at"] == found["throttled"]["at"]
         for name, row, shown, total in (
-            ("quotas", "groups", 1, 2), ("throttled", "throttled", 1, 2), ("connections", "connections", 1, 3),
+            ("quotas", "groups", 1, 4), ("throttled", "throttled", 1, 2), ("connections", "connections", 1, 3),
             ("libraries", "libraries", 0, 0),
         ):  # fmt: skip
             assert (len(found[name][row]), found[name]["total"]) == (shown, total)
             assert (await running.json(f"/{name}?limit=1")).keys() == found[name].keys()
         assert found["connections"]["states"] == {"open": 1, "muted": 2}
         assert found["connections"]["connections"][0]["muted_for_ms"] == 2.0, "the longest muted first"
+        (first,) = found["throttled"]["throttled"]
+        assert (first["client_id"], first["setting"]) == ("long", "producer_byte_rate")
+        assert first["entity"] == {"client-id": "<default>"}
 
 
-async def hang(running: Admin) -> trio.SocketStream:
+async def scraper(running: Admin, sent: bytes = b"") -> trio.SocketStream:
+    """Its receive window is the smallest there is."""
     raw = trio.socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     await raw.connect(("127.0.0.1", running.port))
     stream = trio.SocketStream(raw)
-    await stream.send_all(b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+    await stream.send_all(sent)
     return stream
-
-
-async def dribble(running: Admin) -> trio.SocketStream:
-    stream = await trio.open_tcp_stream("127.0.0.1", running.port)
-    await stream.send_all(b"GET /metr")
-    return stream
-
-
-async def silent(running: Admin) -> trio.SocketStream:
-    return await trio.open_tcp_stream("127.0.0.1", running.port)
 
 
 async def closed_by_the_server(stream: trio.SocketStream) -> bool:
@@ -279,12 +254,15 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
     return False
 
 
-@pytest.mark.parametrize("behave", [hang, dribble, silent])
-async def test_disconnects_only_misbehaving_scrapers(behave: Callable[[Admin], Awaitable[trio.SocketStream]]) -> None:
+HANGS = b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20
+
+
+@pytest.mark.parametrize("sent", [HANGS, b"GET /metr", b""], ids=["hangs", "dribbles", "says nothing"])
+async def test_disconnects_only_misbehaving_scrapers(sent: bytes) -> None:
     async with admin(lifetime_s=5.0) as running:  # long enough for honest requests on a busy machine
         for index in range(3000):  # an answer of about 1 MB, more than socket buffers take
             running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1, now_ms())
-        streams = [await behave(running) for _ in range(5)]
+        streams = [await scraper(running, sent) for _ in range(5)]
         assert (await running.get("/healthz"))[0] == 200
         assert (await running.get("/metrics"))[0] == 200
         for stream in streams:
@@ -315,7 +293,7 @@ async def test_metrics_are_compressed_where_asked(accepted: str, zipped: bool, m
 async def test_oldest_connection_is_evicted() -> None:
     evicted = []
     async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
-        streams = [await silent(running) for _ in range(10)]
+        streams = [await scraper(running) for _ in range(10)]
         assert (await running.get("/healthz"))[0] == 200
         assert len(evicted) == 8  # eleven came, three may stay
         assert await closed_by_the_server(streams[0])

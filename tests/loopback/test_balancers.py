@@ -1,7 +1,5 @@
 """Connections from balancers: PROXY headers on real sockets, and what is no client."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -131,22 +129,3 @@ async def test_silent_balancers_take_room_for_a_time() -> None:
         await until(lambda: proxy._connections.count() == 2)
         proxy.drain()
         assert await last.receive_some() == b"", "a drain ends those without a header"
-
-
-async def test_limits_of_ip_are_the_clients() -> None:
-    entries = [
-        ConnectionEntry(EntityType.IP, "203.0.113.0/24", None, 1),
-        ConnectionEntry(EntityType.IP, "203.0.113.9", None, 2),
-        ConnectionEntry(EntityType.IP, "127.0.0.1", None, 0),
-    ]
-    async with behind(ledger=Ledger(QuotaTable(connections=ConnectionLimits(entries)))) as proxy:
-
-        async def served(host: str) -> bool:
-            client = await connect(proxy)
-            await client.send_all(v2(host) + produce(1, 100))
-            return await read_frame(client) == produce_response(1)
-
-        hosts = ["203.0.113.7", "203.0.113.8", "203.0.113.9"]
-        assert [await served(host) for host in hosts] == [True, True, True]
-        assert [await served(host) for host in hosts] == [False, False, True]
-        assert proxy.counters.connections_closed["ip_max_connections"] == 2

@@ -1,7 +1,5 @@
 """Clients that close while their requests wait: not forwarded, not charged, and nobody waits for them (ADR 0026)."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is no regular file, in the place of files that are read or followed; and file systems that do not answer."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import threading

@@ -1,8 +1,6 @@
 """Hot reload with real files: changes are applied, bad files refused, the last good one stays in force."""
 
 # ruff: noqa: ASYNC240 - small local files
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,28 +75,6 @@ async def test_bad_file_changes_nothing_and_counts_once(path: Path) -> None:
         ],
         [f"{path}: cannot be read: No such file or directory"],
     ]
-
-
-async def test_a_forced_reload_loads_an_unchanged_file(path: Path) -> None:
-    async with watching(path) as running:
-        await trio.sleep(0.15)  # long enough for a change to be seen
-        assert running.limits == []
-        running.watcher.force()
-        await until(lambda: running.limits == [1_000_000])
-
-
-async def test_reload_names_restart_settings_and_applies_quotas(path: Path) -> None:
-    with structlog.testing.capture_logs() as logs:
-        async with watching(path) as running:
-            path.write_text(quota("2M") + "listen: {port: 1}\nquota.window.num: 5\n")
-            await until(lambda: running.limits == [2_000_000])
-            assert running.state.restart_settings == ("listen.port", "quota.window.num")
-            path.write_text(quota("3M"))
-            await until(lambda: running.limits[-1] == 3_000_000)
-            assert running.state.restart_settings == ()
-            assert (running.state.reloads, running.state.failures) == (2, 0)
-    named = [entry["settings"] for entry in logs if "settings" in entry]
-    assert named == [["listen.port", "quota.window.num"]]
 
 
 async def test_does_not_load_half_written_file(path: Path) -> None:

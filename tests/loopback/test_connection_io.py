@@ -1,8 +1,6 @@
 """Both turns of a connection pair, compiled and as Python: the same bytes at the same times, the same state after each
 step. What runs here is compiled; a process beside it plays the same script with the Python code."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator
@@ -55,8 +53,6 @@ def answer_plain(version: int, correlation_id: int, throttle_ms: int = 0, name: 
 
 @dataclass
 class Script:
-    """Requests and, for those that a broker answers, the responses."""
-
     requests: list[bytes] = field(default_factory=list)
     responses: list[bytes] = field(default_factory=list)
     number: int = 0

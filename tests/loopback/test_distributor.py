@@ -1,7 +1,5 @@
 """What the webhook asks the API server for, and what it does when that refuses: a scripted one, over HTTPS."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib
@@ -97,9 +95,7 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
         (None, "lower", "no key quotas.yaml"),
     ],
 )
-async def test_judges_quotas_before_they_are_stored(
-    api: ScriptedApi, text: str | None, allowed: str, said: str | None
-) -> None:
+async def test_judges_quotas_before_storing(api: ScriptedApi, text: str | None, allowed: str, said: str | None) -> None:
     labelled(api, "orders", **{"kquota.io/namespace-quotas": allowed})
     async with Cluster(api.url, api.account) as cluster:
         distributor = Distributor(cluster, TOLD)

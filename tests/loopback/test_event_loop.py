@@ -1,7 +1,5 @@
 """The event loop, as the host of trio and as a task of it: sockets are served at once, and trio goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A broker that means no good, scripted: its connection ends with a reason, no other one does, memory stays bounded."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple

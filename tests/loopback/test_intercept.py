@@ -1,7 +1,5 @@
 """Administrators' requests, judged whole: forwarded, replaced, answered here, or put off until the broker was asked."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 
@@ -19,7 +17,6 @@ from proxy.core.interceptors.intercept import (
     Reply,
     Wait,
 )
-from proxy.core.wire.frames import WireError
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.scripted_broker import connect, exchange, read_frame, through
@@ -28,6 +25,7 @@ from tests.support.session_tools import (
     THREE_WAYS,
     Cut,
     Driven,
+    Scripted,
     answers,
     from_broker,
     from_client,
@@ -44,19 +42,6 @@ VERSION = 7
 """Flexible: headers have tagged fields; throttle_time_ms comes first in the response's body."""
 
 three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
-
-
-class Scripted:
-    def __init__(self, decide: Callable[[AdminRequest, float], Outcome]) -> None:
-        self.decide = decide
-        self.given: list[AdminRequest] = []
-
-    def wants(self, _api_key: int, _account: object) -> bool:
-        return True
-
-    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
-        self.given.append(request)
-        return self.decide(request, now_ms)
 
 
 def judged_by(handler: Scripted, of: Ledger | None = None) -> Driven:
@@ -125,24 +110,6 @@ def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
     assert one.mute_until_ms == 67.0
     assert from_broker(one, created(2), 8.0, cut) == created(2, 59)
     assert one.quiet
-
-
-def test_unreadable_message_ends_connection_and_names_culprit() -> None:
-    def malformed(request: AdminRequest, now_ms: float) -> Outcome:
-        raise WireError("request_malformed", "no topics here")
-
-    with pytest.raises(SessionError, match="no topics here") as caught:
-        from_client(judged_by(Scripted(malformed)), create(1))
-    assert caught.value.reason is CloseReason.CLIENT_MALFORMED
-
-    def broken(body: bytes, now_ms: float) -> Reply:
-        raise WireError("broker_malformed", "half an answer")
-
-    one = judged_by(Scripted(lambda request, now_ms: Forward(None, broken)))
-    from_client(one, create(1))
-    with pytest.raises(SessionError, match="half an answer") as caught:
-        from_broker(one, created(1))
-    assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
 def test_oversized_request_ends_connection_before_it_is_kept() -> None:

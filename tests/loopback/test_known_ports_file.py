@@ -1,7 +1,5 @@
 """The ports of brokers are kept in a file, and listened on from the start after a restart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,29 +8,7 @@ import trio
 
 from proxy.app.sources import known_ports
 from proxy.app.sources.known_ports import keep_ports, ports_before
-from proxy.core.wire.responses import NodeAddress
-from proxy.net.listen.addresses import KnownPort
-from proxy.net.listen.server import Proxy
-from proxy.net.settings import ProxySettings
-from quota.ledger import Ledger
-from quota.table import QuotaTable
-from tests.lab.kafka.ports import free_ports
-from tests.support.scripted_broker import answer, exchange, through, until
-from tests.support.session_tools import produce, produce_response
-
-
-async def test_former_ports_are_open_before_the_cluster_answers() -> None:
-    async with through(answer) as (_, broker, nursery):
-        port, first, nobody = free_ports(3)
-        settings = ProxySettings("127.0.0.1", port, range(first, first + 1), (("127.0.0.1", nobody),))
-        known = [KnownPort(first, NodeAddress(7, "127.0.0.1", broker.node_port), None)]
-        proxy = Proxy(settings, Ledger(QuotaTable()), known_ports=known)
-        await nursery.start(proxy.serve)
-        async with await trio.open_tcp_stream("127.0.0.1", first) as client:
-            assert await exchange(client, produce(1, 100)) == produce_response(1)
-        assert proxy.known_ports() == known
-        proxy.drain()
-        await until(lambda: proxy.state == "stopped")
+from tests.support.scripted_broker import answer, through, until
 
 
 async def test_the_file_follows_the_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Limits of what peers may use, on real sockets before a scripted broker; and of the age of connections."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket
@@ -15,7 +13,6 @@ import trio
 
 from proxy.core.session.sizes import SizeLimits
 from proxy.net.listen.server import Proxy
-from proxy.net.listen.spare_fd import KEPT_FREE, most_connections
 from proxy.net.settings import StallLimits
 from tests.support.scripted_broker import (
     answer,
@@ -134,12 +131,6 @@ def no_descriptors_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_no_more_connections_than_descriptors_allow() -> None:
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most_connections(2**31 - 1, listeners=100) == (descriptors - KEPT_FREE - 100) // 2
-    assert most_connections(2**31 - 1, listeners=descriptors) == 0
-
-
 async def test_turns_clients_away_without_descriptors(capsys: pytest.CaptureFixture[str]) -> None:
     async with through(answer) as (proxy, _, _):
         await until(lambda: proxy.cluster_reached)  # its own question has given its descriptor back
@@ -215,23 +206,6 @@ async def test_idle_connections_end_by_their_age() -> None:
             assert trio.current_time() - began_s >= 0.8 * AGE_S
         await until(lambda: proxy.counters.connections_closed == {"max_age": 20})
         assert trio.current_time() - began_s <= 2 * AGE_S
-
-
-async def test_busy_connections_end_after_a_response() -> None:
-    async with through(answer, connections_max_age_s=AGE_S) as (proxy, broker, _):
-        client = await connect(proxy)
-        answered = 0
-        try:
-            while True:
-                await client.send_all(produce(answered + 1, 100))
-                if await read_frame(client) is None:
-                    break
-                answered += 1
-        except trio.BrokenResourceError:
-            pass  # it had closed before the request came
-        await closed_reason(proxy, "max_age")
-        assert answered > 100
-        assert len(broker.received) == answered
 
 
 async def test_requests_in_flight_do_not_keep_a_connection() -> None:

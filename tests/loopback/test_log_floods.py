@@ -1,7 +1,5 @@
 """Clients cannot fill the log: every way to end a connection that is logged, a hundred times, with long names."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -4,8 +4,6 @@ kafka-python signs (SigV4) a request to the host that it connects to. OAUTHBEARE
 is a signed address of the region, without any broker in it.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Another broker at a broker's address, as after a pod's address is used again; scripted: just as it is dialled."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,7 +15,6 @@ from tests.support.scripted_broker import (
     LIMIT_S,
     ScriptedBroker,
     answer,
-    closed_reason,
     proxy_before,
     read_frame,
     until,
@@ -105,24 +102,6 @@ async def test_a_broker_that_moved_is_reached_at_its_new_address() -> None:
         (line,) = [entry for entry in logs if entry["event"].startswith("a broker's address leads to another broker")]
         assert (line["broker"], line["found"], line["cluster_id"]) == (1, 2, "scripted")
         assert line["address"] == f"127.0.0.1:{one.node_port}"
-
-
-async def test_a_broker_of_another_cluster_gets_no_request() -> None:
-    async with cluster(NEW) as (proxy, (one, _)):
-        one.cluster_id = "other"
-        with structlog.testing.capture_logs() as logs:
-            assert await ask(proxy, 1) is None
-            assert await ask(proxy, 1) is None
-        await closed_reason(proxy, "upstream_unreachable")
-        assert one.received == []
-        assert proxy.counters.node_checks["other"] == 4
-        lines = [entry for entry in logs if entry["event"].startswith("a broker's address leads to another broker")]
-        assert [line["found"] for line in lines] == ["unknown, or of another cluster"], "once"
-        # Its word about the brokers is not taken, and the connections of others go on.
-        assert await ask(proxy, 2) == produce_response(1)
-        assert [number for number, *_ in proxy.brokers()] == [1, 2]
-        one.cluster_id = "scripted"
-        assert await ask(proxy, 1) == produce_response(1)
 
 
 async def test_a_cluster_that_was_made_again_is_taken() -> None:

@@ -1,7 +1,5 @@
 """Limits of connections at the listeners: real sockets, and a clock that stands until the test moves it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -13,7 +11,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.listen.server import Proxy
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT
@@ -101,26 +98,6 @@ async def test_closes_connections_beyond_the_most_muted(mock_clock: MockClock) -
         assert await ended(late[1]), "a drain does not wait for muted connections"
 
 
-async def test_over_the_cap_of_a_user_connections_are_closed_at_once(
-    mock_clock: MockClock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with sidecar(
-        mock_clock, ConnectionEntry(USER, "web", None, 2), identity=IdentityPolicy(("static",), "web")
-    ) as (proxy, ledger):
-        first, second, third = [await connect(proxy) for _ in range(3)]
-        await settled(proxy, 3)
-        assert await ended(third)
-        assert proxy.counters.connections_closed == {"user_max_connections": 1}
-        assert await served(first)
-        await second.aclose()
-        await really(lambda: ledger.connections.open(USER)["web"] == 1)
-        assert await served(await connect(proxy))
-    assert not ledger.connections.open(USER)
-    assert not ledger.connections.open(IP)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "connection refused" in line]
-    assert all(said in line for said in ("user_max_connections", "web", "limit", "observed"))
-
-
 async def test_a_reload_changes_limits_and_closes_no_connection(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1, 1, "shadow")) as (proxy, ledger):
         clients = [await connect(proxy) for _ in range(3)]
@@ -158,9 +135,7 @@ async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockCl
         await really(lambda: not ledger.connections.open(IP) and len(os.listdir("/proc/self/fd")) <= before)
 
 
-async def test_takes_missing_descriptors_from_muted_connections(
-    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_muted_connections_give_descriptors(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     real_accept = socket.socket.accept
     full: list[bool] = []
 

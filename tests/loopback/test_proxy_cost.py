@@ -1,7 +1,5 @@
 """Memory that stays after requests: none."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.support.scripted_broker import answer, connect, exchange, through

@@ -1,7 +1,5 @@
 """The trio shell when brokers are silent, gone or elsewhere: nothing stays behind, and the cluster is found again."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from typing import Any

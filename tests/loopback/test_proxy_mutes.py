@@ -1,7 +1,5 @@
 """Each mute has its own deadline (ThrottledChannelExpirationTest, case F1), on a clock that stands until told to go."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -9,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from proxy.core.wire import requests
-from tests.support.scripted_broker import answer, connect, read_frame, really, through
+from tests.support.scripted_broker import answer, connect, never_answer, read_frame, really, through
 from tests.support.session_tools import produce, produce_response, request
 
 RATE = 1000
@@ -51,15 +49,11 @@ async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: M
         mock_clock.rate = 1.0
 
 
-async def silence(_stream: trio.SocketStream, _frame: bytes) -> None:
-    """The broker answers nothing."""
-
-
 @pytest.mark.parametrize(("acks", "watched"), [(1, 1), (0, 0)])
 async def test_mute_is_ignored_only_after_its_announcement(acks: int, watched: int) -> None:
     """A mute of 1 s, in whose second half more comes. Without an answer (acks=0) the client cannot know of it."""
     for _attempt in range(5):  # a look that comes late on a busy machine does not count
-        async with through(answer if acks else silence, quota=RATE) as (proxy, _broker, _):
+        async with through(answer if acks else never_answer, quota=RATE) as (proxy, _broker, _):
             client = await connect(proxy, produce(1, 11_000, acks=acks))
             await trio.sleep(0.7)
             await client.send_all(request(UNKNOWN_API, 0, 2, b""))

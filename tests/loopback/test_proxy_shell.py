@@ -1,7 +1,5 @@
 """The trio shell on real sockets: a scripted broker for what a real one will not do on request: stall, die, flood."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,8 +1,6 @@
 """The two sources of limits: the file with its overlay, and the cluster; what stays in force when something fails."""
 
 # ruff: noqa: ASYNC240 - small local files, read and written between two steps of the code under test
-from __future__ import annotations
-
 import resource
 import threading
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Names of brokers: looked up in a thread, once for all that wait; a silent resolver delays only those."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Bytes in a pipe come before whatever is read next, however few they are when the sink takes no more."""
 
-from __future__ import annotations
-
 import random
 import socket
 import threading

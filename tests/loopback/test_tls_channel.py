@@ -1,7 +1,5 @@
 """Bytes of an established TLS connection, by OpenSSL itself and by Python's `ssl`: the same contract for both."""
 
-from __future__ import annotations
-
 import random
 import select
 import socket
@@ -40,9 +38,7 @@ def send(ours: TlsSocket, data: bytes) -> int:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
-def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
-    both: Contexts, by: str, version: ssl.TLSVersion
-) -> None:
+def test_full_sockets_and_cut_records_change_no_byte(both: Contexts, by: str, version: ssl.TLSVersion) -> None:
     """Both directions at once, sockets of a few kilobytes, records cut anywhere, reads and writes of any size."""
     chance = random.Random(1)
     there, back = chance.randbytes(1_400_000), chance.randbytes(1_400_000)

@@ -1,7 +1,5 @@
 """Handshakes against Python's `ssl`, by both implementations of TLS: what is accepted, and what is said of the rest."""
 
-from __future__ import annotations
-
 import random
 import socket
 import ssl
@@ -22,6 +20,7 @@ from proxy.net.tls.handshakes import Handshakes
 from proxy.net.tls.python_ssl import Context
 from tests.support.certificates import Authority, Issued
 from tests.support.tls_pairs import shake_hands
+from tests.support.tls_proxies import broker_context, client_context
 
 pytestmark = pytest.mark.usefixtures("tls_by")
 versions = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
@@ -30,22 +29,6 @@ versions = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVe
 @pytest.fixture(scope="module")
 def host(issuer: Authority) -> Issued:
     return issuer.issue("host", "localhost", common_name="host")
-
-
-def server_context(issued: Issued, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(issued.both)
-    context.maximum_version = version
-    return context
-
-
-def client_context(authority: Authority, shown: Issued | None, version: ssl.TLSVersion) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(authority.certificate)
-    context.maximum_version = version
-    if shown is not None:
-        context.load_cert_chain(shown.both)
-    return context
 
 
 @contextmanager
@@ -98,7 +81,7 @@ def test_brokers_certificate_has_its_name(issuer: Authority, version: ssl.TLSVer
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     odd = "b*" in of  # more than trustme issues
     issued = issuer.issue_subject("odd", name, of) if odd else issuer.issue("server", of, common_name="localhost")
-    with ends(ClientTls(authorities=issuer.certificate).context, server_context(issued, version), asked) as both:
+    with ends(ClientTls(authorities=issuer.certificate).context, broker_context(issued, version), asked) as both:
         error = outcome(*both)
     assert (error is None) == (said is None)
     if error is not None:
@@ -107,14 +90,12 @@ def test_brokers_certificate_has_its_name(issuer: Authority, version: ssl.TLSVer
 
 
 @versions
-def test_brokers_certificate_is_of_an_authority(
-    issuer: Authority, stranger: Authority, version: ssl.TLSVersion
-) -> None:
+def test_broker_certificate_has_authority(issuer: Authority, stranger: Authority, version: ssl.TLSVersion) -> None:
     expired = issuer.issue("expired", "localhost", expired=True)
     cases = ((stranger.issue("other", "localhost"), "unable to get local issuer"), (expired, "certificate has expired"))
     for issued, said in cases:
         context = ClientTls(authorities=issuer.certificate, verify_hostname=False).context
-        with ends(context, server_context(issued, version), "elsewhere.test") as both:
+        with ends(context, broker_context(issued, version), "elsewhere.test") as both:
             error = outcome(*both)
         assert isinstance(error, ssl.SSLCertVerificationError)
         assert said in error.verify_message
@@ -167,7 +148,7 @@ def test_same_ciphers_are_offered(issuer: Authority, host: Issued) -> None:
     """To brokers as by Python's `ssl`; and clients with none of them are refused."""
     offered = []
     for kind in (ClientTls(authorities=issuer.certificate).context, Context(False, ssl.CERT_NONE)):
-        context = server_context(host)
+        context = broker_context(host)
         context.set_ciphers("ALL:@SECLEVEL=0")
         with ends(kind, context, "localhost") as (ours, theirs):
             shake_hands(ours, theirs)

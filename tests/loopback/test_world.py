@@ -1,7 +1,5 @@
 """A minute of `make world`: whole worlds of clients, instances and brokers, each drawn from a seed."""
 
-from __future__ import annotations
-
 import pytest
 
 from quota.entity import Kind

@@ -14,7 +14,7 @@ from typing import Any
 from kio.serial import entity_reader, entity_writer
 
 from proxy.core.auth.sasl import NO_LOGIN, Login
-from proxy.core.interceptors.intercept import Work
+from proxy.core.interceptors.intercept import AdminRequest, Outcome, Work
 from proxy.core.interceptors.quota_admin import AlterRule
 from proxy.core.session.effects import Effects
 from proxy.core.session.session import Session
@@ -343,6 +343,21 @@ def finished(result: Any, now_ms: float = 0.0) -> Any:
 
 def answers(of: Driven) -> bytes:
     return of.seen()
+
+
+class Scripted:
+    """An interceptor that wants every request and decides as it is told."""
+
+    def __init__(self, decide: Callable[[AdminRequest, float], Outcome]) -> None:
+        self.decide = decide
+        self.given: list[AdminRequest] = []
+
+    def wants(self, _api_key: int, _account: object) -> bool:
+        return True
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        self.given.append(request)
+        return self.decide(request, now_ms)
 
 
 @dataclass

@@ -13,17 +13,21 @@ from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
 from tests.support.certificates import Authority, Issued
 
 
-def client_context(issuer: Authority, issued: Issued | None = None) -> ssl.SSLContext:
-    """Of a client that trusts `issuer`, with a certificate of its own if there is one."""
+def client_context(
+    issuer: Authority, issued: Issued | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> ssl.SSLContext:
+    """Of a client that trusts `issuer`, with a certificate of its own if there is one, up to this version."""
     context = ssl.create_default_context(cafile=issuer.certificate)
+    context.maximum_version = version
     if issued is not None:
         context.load_cert_chain(issued.chain, issued.key)
     return context
 
 
-def broker_context(issued: Issued) -> ssl.SSLContext:
-    """Of a broker with this certificate."""
+def broker_context(issued: Issued, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    """Of a broker with this certificate, up to this version."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.maximum_version = version
     context.load_cert_chain(issued.chain, issued.key)
     return context
 

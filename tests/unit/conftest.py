@@ -1,7 +1,5 @@
 """The unit room: no processes, no network, no waiting. A test that does any of it fails (`tests.support.room`)."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from pathlib import Path
 

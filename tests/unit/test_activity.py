@@ -1,7 +1,5 @@
 """Requests and libraries of a client are counted, and whether it waits when told to."""
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Iterator
@@ -41,9 +39,7 @@ def look(probe: ThrottleComplianceProbe, now_s: float, took_s: float = 0.0) -> b
 
 
 @pytest.mark.parametrize(("before", "after", "ignored"), [(b"", b"", False), (b"x", b"", False), (b"x", b"y", True)])
-def test_requests_late_in_a_mute_ignore_it(
-    pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool
-) -> None:
+def test_mute_is_ignored(pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool) -> None:
     ours, client = pair
     probe = ThrottleComplianceProbe(ours, 100.0, 102.0)
     assert probe.next_poll_s == 101.0

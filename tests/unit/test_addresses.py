@@ -1,7 +1,5 @@
 """Which port stands for which broker, under any churn."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 
@@ -28,8 +26,6 @@ def node(node_id: int, host: str | None = None) -> NodeAddress:
 
 
 class Machine:
-    """The ports of a machine, and what clients know of them."""
-
     def __init__(self, size: int, fixed: Mapping[int, int] | None = None) -> None:
         self.ports = range(FIRST, FIRST + size)
         self.open: dict[int, int] = {}
@@ -76,9 +72,7 @@ ids = st.sets(st.integers(0, 40) | st.integers(0, 2**31 - 1), max_size=9)
 
 
 @given(live=ids, size=st.integers(1, 8), seed=st.randoms(), fixed=st.dictionaries(st.integers(0, 9), st.integers(0, 7)))
-def test_own_ports_follow_from_the_ids_alone(
-    live: set[int], size: int, seed: random.Random, fixed: dict[int, int]
-) -> None:
+def test_own_ports_follow_from_ids_alone(live: set[int], size: int, seed: random.Random, fixed: dict[int, int]) -> None:
     ports = range(FIRST, FIRST + size)
     mapped = {one: FIRST + index for index, one in {at: one for one, at in fixed.items() if at < size}.items()}
     mixed = list(live)

@@ -1,13 +1,11 @@
 """The file of owners: what it means, and what is wrong with one."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 import pytest
 
-from analysis.owners import Owner, Owners, expression
+from analysis.owners import Owners, expression
 from config.load import validate
 from config.problems import ConfigError
 from config.source import Source
@@ -24,16 +22,6 @@ def test_owner_patterns_match_whole_names() -> None:
         found = re.compile(expression(pattern))
         assert all(found.fullmatch(name) for name in fits), pattern
         assert not any(found.fullmatch(name) for name in not_these), pattern
-
-
-def test_owner_entries() -> None:
-    owners = Owners.model_validate(
-        {"owners": [{"team": "shop", "user": "app-*"}, {"team": "data", "client-id": "etl"}]}
-    )
-    assert owners.entries == [
-        Owner(team="shop", user="app-*"),
-        Owner.model_validate({"team": "data", "client-id": "etl"}),
-    ]
 
 
 @pytest.mark.parametrize(

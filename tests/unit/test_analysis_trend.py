@@ -1,7 +1,5 @@
 """Forecasts against weeks whose truth is known: generated, and held out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

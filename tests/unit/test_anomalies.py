@@ -1,7 +1,5 @@
 """The checker of histories: it finds each anomaly where one was planted, and none in a history without."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.history import KINDS, Event, History, assert_clean, check

@@ -1,7 +1,5 @@
 """Before the login, where a listener wants one: no client is charged, nothing passes unless the broker takes it."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest
@@ -34,7 +32,6 @@ from tests.support.session_tools import (
     produce_response,
     request,
     response,
-    session,
 )
 
 BROKERS = {
@@ -52,12 +49,10 @@ NO_BROKERS = {
 
 
 def question(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
-    """What the broker is asked in place of the client's request."""
     return metadata_request(version, correlation_id, "kquota")
 
 
 def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
-    """The answer of a broker that needs no login."""
     return response(METADATA, version, correlation_id, BROKERS[version])
 
 
@@ -119,18 +114,6 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     # Once is enough.
     again = request(METADATA, 1, 8, struct.pack(">i", 0))
     assert from_client(one, again, one.mute_until_ms) == again
-
-
-def test_a_limit_of_connections_may_end_it_then() -> None:
-    def refuse(_login: object) -> str:
-        raise SessionError(CloseReason.USER_MAX_CONNECTIONS, "no further connection")
-
-    one = session(ledger(), login_expected=True)
-    one.user_of = refuse
-    from_client(one, produce(1, 100))
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, takes_requests(1))
-    assert caught.value.reason is CloseReason.USER_MAX_CONNECTIONS
 
 
 @pytest.mark.parametrize(

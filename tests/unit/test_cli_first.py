@@ -1,7 +1,5 @@
 """What a newcomer meets: a first file, quotas from elsewhere, warnings before anything runs, help in plain words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

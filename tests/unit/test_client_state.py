@@ -1,18 +1,17 @@
 """What a session's client may do next (`Session.describe`), reached as in traffic; and what keeps accounts from being
 forgotten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 
-from proxy.core.interceptors.intercept import AdminRequest, Answer, Outcome, Wait
+from proxy.core.interceptors.intercept import Answer, Outcome, Wait
 from proxy.core.session.exchange import MAX_KEPT_BYTES
 from quota.ledger import Ledger
 from tests.support.sasl_tools import PLAIN_STEPS, authenticate, authenticate_response, handshake, handshake_response
 from tests.support.session_tools import (
     MB,
+    Scripted,
     answers,
     from_broker,
     from_client,
@@ -26,31 +25,6 @@ from tests.support.session_tools import (
 
 CREATE_TOPICS = 19
 HOUR_MS = 3_600_000
-
-
-class Deciding:
-    """An interceptor that hands out what it is told to, and keeps the function that takes a later decision."""
-
-    def __init__(self, *outcomes: Outcome) -> None:
-        self.outcomes = list(outcomes)
-        self.decide: Callable[[Outcome], None] | None = None
-
-    def wants(self, _api_key: int, _account: object) -> bool:
-        return True
-
-    def request(self, _request: AdminRequest, _now_ms: float) -> Outcome:
-        return self.outcomes.pop(0)
-
-    def later(self, decide: Callable[[Outcome], None]) -> None:
-        self.decide = decide
-
-
-def test_muted_until_its_deadline() -> None:
-    """2 000 B in 10 s are 200 B/s, twice the limit: (200 - 100) / 100 * 10 s."""
-    one = session(ledger(produce_rate=100, smooth=False))
-    assert one.describe(0.0) == "open"
-    from_client(one, produce(1, 2000))
-    assert [one.describe(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == ["muted", "muted", "open"]
 
 
 def test_queued_while_the_group_is_in_debt() -> None:
@@ -69,7 +43,9 @@ def test_queued_while_the_group_is_in_debt() -> None:
 @pytest.mark.parametrize("kept", [0, MAX_KEPT_BYTES + 1])
 def test_full_until_a_response_arrives(kept: int) -> None:
     """With as many requests in flight as may be, or with too large an answer that waits for its turn."""
-    one = session(ledger(), max_in_flight=3 if kept else 1, interceptors={CREATE_TOPICS: Deciding(Answer(bytes(kept)))})
+    one = session(
+        ledger(), max_in_flight=3 if kept else 1, interceptors={CREATE_TOPICS: Scripted(lambda *_: Answer(bytes(kept)))}
+    )
     from_client(one, produce(1, 100) + (request(CREATE_TOPICS, 4, 2, b"") if kept else b"") + produce(3, 100))
     assert one.describe(0.0) == "full"
     assert len(one.taken()) == 0
@@ -80,17 +56,14 @@ def test_full_until_a_response_arrives(kept: int) -> None:
 
 
 def test_asking_until_the_interceptor_decides() -> None:
-    interceptor = Deciding()
-    interceptor.outcomes = [Wait(interceptor.later)]
-    one = session(ledger(), interceptors={CREATE_TOPICS: interceptor})
+    decide: list[Callable[[Outcome], None]] = []
+    one = session(ledger(), interceptors={CREATE_TOPICS: Scripted(lambda *_: Wait(decide.append))})
     from_client(one, request(CREATE_TOPICS, 4, 1, b"") + produce(2, 100))
     assert (one.describe(0.0), one.client_at_boundary) == ("asking", False)
-    assert interceptor.decide is not None
-    interceptor.decide(Answer(b"\0\0\0\0"))
+    decide[0](Answer(b"\0\0\0\0"))
     assert (one.describe(0.0), one.client_at_boundary) == ("open", True)
     assert one.taken() == produce(2, 100)
     assert len(answers(one)) > 4
-    interceptor.outcomes = [Wait(interceptor.later)]
     from_client(one, request(CREATE_TOPICS, 4, 3, b""))
     one.close(0.0)
     assert not one.exchange, "nothing is kept after the end"
@@ -121,7 +94,6 @@ def test_connecting_until_the_broker_is_there() -> None:
 
 
 def kept(of: Ledger, client_id: str) -> bool:
-    """Whether an account outlives a sweep of those that were not used for an hour."""
     account = of.account("ANONYMOUS", client_id)
     account.last_ms = 0
     for _ in of.sweep(2 * HOUR_MS):

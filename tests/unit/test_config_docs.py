@@ -1,7 +1,5 @@
 """docs/configuration.md is true: its examples load, its defaults are the defaults, no setting is missing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The overlay file: what is written is read back, whatever the names; what is wrong is named with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +62,7 @@ def test_overlay_file_is_readable_and_names_its_author() -> None:
         ("quotas: [{user: a, producer_byte_rate: 0}]", "expected producer_byte_rate to be a finite number above 0"),
         ("quotas: [{user: a, producer_byte_rate: 1.5}]", "expected producer_byte_rate to be a whole number, got 1.5"),
         ("quotas: [{user: a, producer_rate: 1}]", "quotas[0].producer_rate: unknown key, did you mean"),
-        (
-            "quotas:\n- &a {user: a, producer_byte_rate: 1}\n- *a",
-            "quotas[1]: expected each entity once, user=a already",
-        ),
+        ("quotas:\n- &a {user: a, producer_byte_rate: 1}\n- *a", "quotas[1]: expected each entity once, user=a alr"),
         ("quotas: [{user: a, ip: 1.1.1.1, producer_byte_rate: 1}]", "quotas[0]: an ip cannot be combined with a user"),
         ("quotas: [{ip: host, connection_creation_rate: 1}]", "quotas[0]: expected an IPv4 or IPv6 address"),
         ("quotas: [{ip: 1.1.1.1, producer_byte_rate: 1}]", "expected connection_creation_rate, got"),

@@ -1,7 +1,5 @@
 """Unquoted text in YAML, sizes and durations: what is a number and what is not, the same in every file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path

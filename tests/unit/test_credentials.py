@@ -1,7 +1,5 @@
 """The sidecar's own login, and whose a delegation token is: conversations without a network."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import struct

@@ -1,7 +1,5 @@
 """Which namespace gets which configuration, from what there is; and the webhook's own certificate, by a clock."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import ssl
@@ -34,7 +32,6 @@ def only(found: Observed, told: Distribution = TOLD) -> NamespacePlan:
 
 
 def copy(**given: Any) -> dict[str, Any]:
-    """What is written into a namespace that takes part."""
     body = only(seen(**({"namespaces": {"orders": ENABLED}} | given))).body
     assert body is not None
     return body

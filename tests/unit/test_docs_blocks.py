@@ -1,7 +1,5 @@
 """Blocks of the documentation: files load, values fit the chart, commands parse and succeed on their page's files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -131,9 +129,7 @@ RUNNABLE = [
 
 
 @pytest.mark.parametrize(("page", "words"), RUNNABLE)
-def test_commands_on_the_pages_files_succeed(
-    page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_pages_work(page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -150,9 +146,7 @@ SESSIONS = re.findall(
 
 
 @pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
-def test_simulate_examples_match_the_output(
-    tmp_path: Path, quotas: str, events: str, command: str, results: str
-) -> None:
+def test_simulate_examples_match_output(tmp_path: Path, quotas: str, events: str, command: str, results: str) -> None:
     path = tmp_path / "quotas.yaml"
     path.write_text(quotas)
     done = CliRunner().invoke(app, [*command.split(), "--config", str(path)], input=events)

@@ -1,7 +1,5 @@
 """Links of the pages lead somewhere, there is one version, workflows call targets that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime

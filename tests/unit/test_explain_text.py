@@ -1,7 +1,5 @@
 """What an engineer on call reads: which client waits, why, until when, what to change. The whole page, word by word."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Usage records from the ledger's totals, on a clock that the test sets; expected numbers worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +86,7 @@ def test_a_client_s_use_of_an_interval() -> None:
         ((3,), 1, (3, 3, 3, 3)),
     ],
 )
-def test_percentiles_are_by_nearest_rank(
+def test_percentiles_are_nearest_ranks(
     rates: Iterator[int], samples: int, percentiles: tuple[int, int, int, int]
 ) -> None:
     watched = Watched()

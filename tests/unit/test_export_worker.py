@@ -1,7 +1,5 @@
 """The thread that delivers usage records: what happens when its sink is slow, dead, or dies half-way."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

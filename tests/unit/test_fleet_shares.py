@@ -92,9 +92,7 @@ def _table(**limits: float) -> QuotaTable:
     ],
     ids=["bytes", "time", "mutations"],
 )
-def test_the_fleet_gets_its_limit_and_each_an_equal_part_of_it(
-    kind: Kind, limits: dict[str, float], limit: float, warm_s: float, within: float
-) -> None:
+def test_fleet_splits_equally(kind: Kind, limits: dict[str, float], limit: float, warm_s: float, within: float) -> None:
     site = Site(4, _table(**limits))
     hungry = dict.fromkeys(range(4), 4 * limit)
     site.run(warm_s, hungry, kind)

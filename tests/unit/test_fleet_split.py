@@ -174,20 +174,6 @@ def test_instance_that_hears_no_other_divides_limit() -> None:
     assert (fleet.share(GROUP), fleet.lost) == (0.25, True)
 
 
-@pytest.mark.parametrize("polite", [True, False])
-def test_goodbye_frees_share_at_once_kill_after_ten_intervals(polite: bool) -> None:
-    site = Site(3)
-    site.run(8.0)
-    gone = site.fleets.pop()
-    if polite:
-        site.log += gone.leave(site.now)
-        assert gone.share(GROUP) == floor_share(3)
-    site.run(4.0)
-    assert site.shares()[0] == pytest.approx(0.5 if polite else 1 / 3, rel=0.02)
-    site.run(12.0)
-    assert site.shares()[0] == pytest.approx(0.5, rel=0.02)
-
-
 def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
     timing = Timing()
     assert [timing.interval_of(count) for count in (1, 250, 1000, 10_000)] == [1000, 1000, 4000, 40_000]

@@ -1,7 +1,5 @@
 """The last 15 minutes: what the page on the admin port draws."""
 
-from __future__ import annotations
-
 from proxy.app.admin.history import INTERVAL_S, MAX_COUNTERS, SAMPLES, USED_WITHIN_MS, History
 from proxy.core.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind

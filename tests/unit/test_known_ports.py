@@ -1,7 +1,5 @@
 """The file that keeps which port stands for which broker: what is written is read, and nothing else harms."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

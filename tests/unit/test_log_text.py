@@ -1,7 +1,5 @@
 """Names that steer terminals or pass for others: escaped in logs, in tables and in JSON for people."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

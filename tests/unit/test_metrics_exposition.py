@@ -1,7 +1,5 @@
 """/metrics as Prometheus' own library reads it: true to the ledger, and to docs/metrics.md."""
 
-from __future__ import annotations
-
 import random
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The partition-mutation quota without sockets: all versions of the three requests, encoded by kafka-python."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 
@@ -76,19 +74,6 @@ def test_strict_versions_refuse_and_permissive_delay(make: Any, version: int) ->
         client.now_ms = 5000
         again = client.send(create(version, {"b": 30}))
         assert (again.errors, again.delay_ms) == ({"b": 0}, 0)
-
-
-def test_nothing_left_is_answered_without_the_broker() -> None:
-    client = Client(2)
-    client.cluster.add(a=30, x=1)
-    client.send(delete(6, ["a"]))
-    assert client.tokens == -10
-    for message in (create(6, {"b": 1, "c": 1}), partitions(3, {"x": 2}), delete(5, ["x"])):
-        done = client.send(message)
-        assert (set(done.errors.values()), done.delay_ms, done.forwarded) == ({THROTTLED}, 5000, None)
-        assert done.message.throttle_time_ms == 0  # the session sets it
-    assert client.cluster.counts == {"x": 1}
-    assert client.charged == 30
 
 
 def test_topics_are_judged_in_order_and_the_rest_keeps_its_bytes() -> None:

@@ -1,7 +1,5 @@
 """A namespace's own quotas over those of the chart: what comes out, and what a namespace may not do."""
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import product

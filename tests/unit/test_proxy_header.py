@@ -1,7 +1,5 @@
 """PROXY headers, versions 1 and 2, in whatever pieces they come."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.core.wire.proxy_header import V2, ProxyHeader, ProxyHeaderError

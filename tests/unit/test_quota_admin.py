@@ -3,8 +3,6 @@
 Their expectations come from Kafka's own tests; tests/broker/test_quota_admin_kafka.py asks a real broker the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -56,11 +54,6 @@ def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validat
     return list(verdicts.values())
 
 
-def code(*alterations: tuple[Entity, list[Op]]) -> list[int]:
-    """The error codes of a request, 0 for none."""
-    return [0 if verdict.error is None else verdict.error.code for verdict in validate(alterations)]
-
-
 class Table:
     """What an administrator sees: alterations over a file, applied one after the other."""
 
@@ -109,36 +102,23 @@ def test_refuses_invalid_alterations_alone(alteration: tuple[Entity, list[Op]]) 
     assert (good.error, good.changes[PRODUCE]) == (None, 7.0)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "good"),
-    [
-        (PRODUCE, 0.0, False),
-        (PRODUCE, -1.0, False),
-        (PRODUCE, -math.inf, False),
-        (TIME, 250.5, True),
-        (TIME, 1e308, True),
-        (TIME, 1e-300, True),
-        (TIME, 0.0, False),
-        (MUTATIONS, 0.5, True),
-        ("connection_creation_rate", 1.0, False),  # not of a user
-        (PRODUCE, 1e-9, True),  # a fraction of at most 1e-6 passes for whole
-        (PRODUCE, 5e-7, True),
-        (PRODUCE, 2e-6, False),
-        (PRODUCE, 1000.0000005, True),
-        (PRODUCE, 999.9999999, False),  # but not from below
-        (FETCH, float(2**31), True),
-        (FETCH, float(2**63 - 1024), True),
-        (FETCH, float(2**63), True),
-        (FETCH, float(2**63 + 2048), False),
-        (FETCH, 1e300, False),
-        (FETCH, math.inf, False),
-        (FETCH, math.nan, False),  # a broker takes this one, and infinity for the two that may have a fraction
-        (TIME, math.nan, False),
-        (TIME, math.inf, False),
-    ],
-)
-def test_g12_values_are_checked(key: str, value: float, good: bool) -> None:
-    assert code(change(entity("u"), **{key: value})) == [0 if good else INVALID_REQUEST]
+TAKEN = [
+    (TIME, 250.5), (TIME, 1e308), (TIME, 1e-300), (MUTATIONS, 0.5), (FETCH, 2.0**31), (FETCH, 2.0**63 - 1024),
+    (FETCH, 2.0**63), (PRODUCE, 1e-9), (PRODUCE, 5e-7), (PRODUCE, 1000.0000005),
+]  # fmt: skip
+"""A fraction of at most 1e-6 passes for whole."""
+REFUSED = [
+    (PRODUCE, 0.0), (PRODUCE, -1.0), (PRODUCE, -math.inf), (TIME, 0.0), (PRODUCE, 2e-6), (PRODUCE, 999.9999999),
+    (FETCH, 2.0**63 + 2048), (FETCH, 1e300), (FETCH, math.inf), (FETCH, math.nan), (TIME, math.nan), (TIME, math.inf),
+    ("connection_creation_rate", 1.0),
+]  # fmt: skip
+"""Brokers take NaN, and infinity where a fraction is allowed."""
+
+
+@pytest.mark.parametrize(("key", "value"), [*TAKEN, *REFUSED])
+def test_g12_values_are_checked(key: str, value: float) -> None:
+    (verdict,) = validate([change(entity("u"), **{key: value})])
+    assert (verdict.error is None) == ((key, value) in TAKEN)
 
 
 def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
@@ -153,16 +133,6 @@ def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
     assert shadow.in_force.connections.entries == shadow.in_file.connections.entries
     shadow.alter(entity(ip=None), connection_creation_rate=9.0)
     assert shadow.in_force.connections.entries == (ConnectionEntry(EntityType.IP, DEFAULT, 9.0),)
-
-
-def test_entity_twice_is_answered_once_with_the_first() -> None:
-    first, again = change(entity("a", "b"), producer_byte_rate=1.0), change(entity("a", "b"), consumer_byte_rate=2.0)
-    (verdict,) = validate([first, again, again])
-    assert verdict.error is not None
-    assert (verdict.error.code, verdict.changes) == (INVALID_REQUEST, {PRODUCE: 1.0})
-    bad = change(entity("a", "b"), bad=1.0)
-    (verdict,) = validate([bad, again])
-    assert (verdict.error and verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
 
 
 # The eleven entities of ClientQuotasRequestTest and two addresses.
@@ -193,32 +163,6 @@ def default(kind: str) -> Component:
 
 def any_(kind: str) -> Component:
     return Component(kind, 2, None)
-
-
-@pytest.mark.parametrize(
-    ("components", "strict", "count"),
-    [
-        ([named("user", "user-1")], False, 3),
-        ([named("user", "unknown")], False, 0),
-        ([named("client-id", "client-id-2")], False, 2),
-        ([default("user")], False, 2),
-        ([named("user", "user-2")], True, 1),
-        ([named("client-id", "client-id-1")], True, 0),
-        ([any_("user")], True, 4),
-        ([any_("user")], False, 10),
-        ([any_("client-id")], True, 1),
-        ([any_("client-id")], False, 7),
-        ([any_("ip")], False, 2),
-        ([], False, 13),
-        ([], True, 0),
-        ([any_("user"), any_("client-id")], True, 6),
-        ([any_("user"), default("client-id")], False, 2),
-        ([named("user", "user-1"), any_("client-id")], False, 2),
-        ([named("user", "")], False, 0),
-    ],
-)
-def test_g8_filters_match(components: list[Component], strict: bool, count: int) -> None:
-    assert len(select(G8, components, strict=strict)) == count
 
 
 @pytest.mark.parametrize(
@@ -253,19 +197,6 @@ def test_overlay_enforces_limits_of_shadow_entity() -> None:
     assert table.in_force.entries == (Entry("a", None, 9.0),)
     table.alter(entity("a"), producer_byte_rate=None)
     assert table.in_force.entries == table.in_file.entries
-
-
-def test_the_overlay_wins_and_a_removal_persists_until_set_again() -> None:
-    a = entity("a")
-    table = Table(Entry("a", None, 1.0, 2.0), Entry(None, DEFAULT, 3.0))
-    table.alter(a, producer_byte_rate=10.0, request_percentage=5.0)
-    assert table.shown == {a: {PRODUCE: 10.0, FETCH: 2.0, TIME: 5.0}, entity(client_id=None): {PRODUCE: 3.0}}
-    table.alter(a, producer_byte_rate=None, request_percentage=None, consumer_byte_rate=None)
-    assert table.overlay == {a: {PRODUCE: None, FETCH: None}}
-    table.in_file = QuotaTable([Entry("a", None, 100.0)])  # the file is edited: what was removed is still removed
-    assert table.shown == {}
-    table.alter(a, producer_byte_rate=7.0)
-    assert table.shown == {a: {PRODUCE: 7.0}}
 
 
 def test_candidates_follow_altered_and_removed_limits() -> None:

@@ -5,8 +5,6 @@ Default configuration unless said: 11 samples of 1 s. Kafka has no pacing and no
 ledgers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -81,14 +79,6 @@ def test_delays_are_kafkas(kind: Kind, limit: float, told: list[Told]) -> None:
         assert [ledger.charge(account, kind, amount, now) for now in times] == delays
 
 
-@pytest.mark.parametrize(("num_samples", "limit", "expected"), [(4, 10, 30), (11, 500, 5000)], ids=["A11", "A12"])
-def test_most_that_fits_into_the_window(num_samples: int, limit: float, expected: int) -> None:
-    unlimited = kafka_ledger(num_samples=num_samples)
-    ledger = kafka_ledger(Entry(user=DEFAULT, consumer_byte_rate=limit), num_samples=num_samples)
-    assert unlimited.allowance(unlimited.account("userA", "client1"), Kind.FETCH, 0) is None
-    assert ledger.allowance(ledger.account("userA", "client1"), Kind.FETCH, 0) == expected
-
-
 def test_set_and_remove_a_quota() -> None:
     # A13
     ledger = kafka_ledger()
@@ -112,15 +102,6 @@ def test_usage_without_a_limit_counts_once_a_limit_comes() -> None:
     )  # no quota of this kind
     ledger.swap(ledger.table.with_entry(Entry(user="userA", producer_byte_rate=10)))
     assert charge(0, 0) == 1_090_000  # same tags (userA, ""), same history
-
-
-def test_a_refund_undoes_a_charge() -> None:
-    # A25: 8000 / 10 s = 800; 300 / 500 * 10 000 = 6000
-    ledger = kafka_ledger(Entry(client_id=DEFAULT, consumer_byte_rate=500))
-    account = ledger.account("", "c")
-    assert ledger.charge(account, Kind.FETCH, 8000, 0) == 6000
-    ledger.refund(account, Kind.FETCH, 8000, 0)
-    assert ledger.charge(account, Kind.FETCH, 400, 0) == 0
 
 
 def test_request_delay_is_capped_by_the_configured_window() -> None:

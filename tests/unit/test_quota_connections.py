@@ -1,7 +1,5 @@
 """Connection limits: KIP-612's arithmetic as Kafka's own tests have it (2 samples of 1 s), caps, memory."""
 
-from __future__ import annotations
-
 from collections import Counter as CountOf
 from ipaddress import ip_address, ip_network
 from typing import Literal
@@ -90,29 +88,6 @@ def test_charges_late_user_once() -> None:
     assert (dict(gate.gate.open(USER)), dict(gate.gate.open(IP))) == ({}, {})
 
 
-def test_shadow_limits_count_but_refuse_nothing() -> None:
-    gate = Gate(ConnectionEntry(IP, A, 20, 25, mode="shadow"), ConnectionEntry(USER, "alice", 1000))
-    assert admitted(gate.attempts(40, 0, user="alice")) == 40
-    assert gate.gate.shadow_refused == {Cause.IP_RATE: 20, Cause.IP_CAP: 15}
-    assert not gate.gate.refused
-    assert gate.observed(IP, A, 0) == 20.0
-    assert gate.observed(USER, "alice", 0) == 40.0
-
-
-def test_status_has_rate_and_next_delay() -> None:
-    gate = Gate(ConnectionEntry(IP, A, 20, 30))
-    assert gate.gate.standing(IP, A, 0).delay_ms == 0
-    gate.attempts(19, 0)
-    assert gate.gate.standing(IP, A, 0).delay_ms == 0
-    gate.attempts(1, 0)
-    before = gate.gate.standing(IP, A, 0)
-    assert (before.observed, before.delay_ms, before.open) == (20.0, 50, 20)
-    assert gate.gate.standing(IP, A, 0) == before  # looking changes nothing
-    assert gate.gate.standing(IP, A, 2000).observed == 0.0
-    assert gate.gate.standing(IP, B, 0).rate is None
-    assert Gate(ConnectionEntry(IP, A, 0)).gate.standing(IP, A, 0).delay_ms == 1000
-
-
 def test_refusals_are_remembered_by_name_and_bounded() -> None:
     gate = Gate(ConnectionEntry(IP, DEFAULT, None, 0), ConnectionEntry(IP, A, 1, 100))
     gate.attempts(3, 5)  # one admitted, two refused by the rate
@@ -159,17 +134,6 @@ def test_addresses_and_networks_have_one_spelling(text: str) -> None:
     else:
         assert ConnectionEntry(IP, text, 1).name == said
         assert "/" in text or canonical_address(text) == said
-
-
-def test_a_network_limits_each_of_its_addresses() -> None:
-    gate = Gate(ConnectionEntry(IP, "10.0.0.0/8", 2), ConnectionEntry(IP, DEFAULT, None, 1))
-    for address in (A, B):
-        assert admitted(gate.attempts(5, 0, address)) == 1, "the cap is the default's: the network has none"
-        assert gate.gate.standing(IP, address, 0).rate.label == "ip 10.0.0.0/8"  # type: ignore[union-attr]
-    gate.limits = ConnectionLimits([ConnectionEntry(IP, "10.0.0.0/8", 2)])
-    assert admitted(gate.attempts(5, 5000, A)) == 2
-    assert admitted(gate.attempts(5, 5000, B)) == 2
-    assert admitted(gate.attempts(5, 5000, "11.0.0.1")) == 5
 
 
 FEW_ADDRESSES = [f"{first}.0.0.{last}" for first in (10, 11) for last in range(4)] + ["::1", "::2", "::a00:1"]

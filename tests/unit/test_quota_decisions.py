@@ -1,7 +1,5 @@
 """What is remembered of throttles: a few per counter, why, and bounded whatever names clients invent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from quota.decisions import MAX_COUNTERS, Decision, Why

@@ -83,15 +83,6 @@ def test_delay_beyond_the_cap_is_carried() -> None:
     assert group_of(ledger, now=90_000).capped == 2
 
 
-def test_enforcing_a_shadow_limit_keeps_its_history() -> None:
-    ledger = kafka_ledger(Entry(user="u", producer_byte_rate=500, mode="shadow"))
-    account = ledger.account("u", "c")
-    assert (ledger.charge(account, PRODUCE, 6000, 0), ledger.allowance(account, PRODUCE, 0)) == (0, None)
-    assert (group_of(ledger).mode, group_of(ledger).owed_ms) == ("shadow", 0)
-    ledger.swap(QuotaTable([Entry(user="u", producer_byte_rate=500)]))
-    assert ledger.check(account, PRODUCE, 0) == 2000
-
-
 def test_forgets_idle_groups_and_accounts_after_an_hour() -> None:
     ledger = Ledger(QuotaTable([Entry(user=DEFAULT, producer_byte_rate=500)]), smooth=False)
     held = ledger.account("held", "c")

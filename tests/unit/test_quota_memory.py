@@ -103,9 +103,7 @@ steps = st.lists(
 @pytest.mark.parametrize("smooth", [True, False])
 @given(story=steps, limit=st.integers(1, 60), cap=st.sampled_from([None, 5000]))
 @settings(max_examples=examples(150))
-def test_forgetting_as_early_as_possible_changes_no_decision(
-    smooth: bool, story: list[tuple[int, str, int]], limit: int, cap: int | None
-) -> None:
+def test_forgetting_is_unseen(smooth: bool, story: list[tuple[int, str, int]], limit: int, cap: int | None) -> None:
     table = QuotaTable([Entry("u", None, limit, limit, limit, limit)])
     told: list[list[object]] = []
     for forgetful in (True, False):
@@ -136,7 +134,6 @@ def test_an_admitted_fetch_keeps_its_counter() -> None:
 
 @pytest.fixture
 def crowded() -> tuple[Ledger, list[Account]]:
-    """100 counters, all used by connected clients."""
     ledger = ledger_of(100)
     held = [ledger.account("u", f"first-{number}") for number in range(100)]
     for account in held:

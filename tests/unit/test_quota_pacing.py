@@ -32,7 +32,6 @@ class Run:
         return [one for one in self.passed if start_ms <= one[0] < end_ms]
 
     def achieved(self, start_ms: float, end_ms: float) -> float:
-        """Rate over limit."""
         return sum(size for _, size, _, _ in self.between(start_ms, end_ms)) / ((end_ms - start_ms) / 1000) / self.limit
 
     def payload(self, start_ms: float, end_ms: float) -> float:
@@ -41,7 +40,6 @@ class Run:
         return found / ((end_ms - start_ms) / 1000) / self.limit
 
     def longest_gap_ms(self, start_ms: float, end_ms: float) -> float:
-        """The longest time in which no response came at all."""
         times = [start_ms, *(one[0] for one in self.between(start_ms, end_ms)), end_ms]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
@@ -156,9 +154,7 @@ CONSUMERS = [
 
 @pytest.mark.parametrize("connections", [1, 8, 64])
 @pytest.mark.parametrize(("limit", "batch", "rtt_ms", "waste"), CONSUMERS)
-def test_consumers_run_at_their_limit_and_evenly(
-    limit: float, batch: int, rtt_ms: float, waste: float, connections: int
-) -> None:
+def test_consumers_run_evenly_at_limit(limit: float, batch: int, rtt_ms: float, waste: float, connections: int) -> None:
     run = fetch(limit, batch, connections, rtt_ms=rtt_ms)
     # Admitted one by one, they never overdraw the first window, so they run evenly as soon as it is over.
     assert run.achieved(12_000, 72_000) == pytest.approx(1, abs=0.02)

@@ -1,7 +1,5 @@
 """Promises that hold for any traffic, and under limits as absurd as an administrator may set them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

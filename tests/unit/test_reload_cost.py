@@ -1,7 +1,5 @@
 """A reload of many quota entries beside traffic: the values that nodes give, and a loop that goes on."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The estimate of a broker's busy time, on paper: what counts once, what is not counted, and what is capped."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from proxy.core.session.request_time import (
 from proxy.core.wire.schema import APIS
 
 KEYS = {known[0]: key for key, known in APIS.items()}
-PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]
 
 
 def test_latency_less_the_way_there_and_back() -> None:
@@ -26,6 +23,9 @@ def test_latency_less_the_way_there_and_back() -> None:
     of.round_trip_ms = 1.5
     of.free_ms = 1005.0
     assert of.busy_ms(METADATA, 1010.0, 1015.0) == pytest.approx(5.0 - 1.5 - HANDOVER_MS)
+
+
+PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]
 
 
 TIMES = st.floats(0, 50)

@@ -1,7 +1,5 @@
 """The fleet's topic can be neither changed nor used through the sidecar: all versions of the requests that name it."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import random
@@ -168,7 +166,6 @@ USING = [each for each in kio_versions(EntityType.request) if each[0] in TOPIC_W
 
 
 def _named(message: Any) -> Iterator[bytes]:
-    """The names and ids of topics in a message, in their order."""
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if field.name in ("topic", "name", "topic_id") and isinstance(value, str | uuid.UUID):
@@ -230,7 +227,6 @@ def _produce(*topics: bytes) -> bytes:
 
 
 def _records(topic: bytes, records: bytes) -> bytes:
-    """One topic of a Produce request, its name as it is written."""
     return topic + b"\2" + bytes(4) + uvarint(len(records) + 1) + records + b"\0\0"
 
 

@@ -1,14 +1,10 @@
 """SASL as a session sees it, without sockets: whose name is believed, when, and that nothing secret stays behind."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.core.auth.sasl import Login
 from proxy.core.errors import CloseReason, SessionError
@@ -124,9 +120,7 @@ ONE_WAY_STEPS = (GSSAPI_STEPS[0][:1] + GSSAPI_STEPS[1][1:], GSSAPI_STEPS[2])
         ("SCRAM-SHA-256", [SCRAM_STEPS[0], (SCRAM_STEPS[1][0], b"r=abc,s=c2FsdA==,i=4096")], False),
     ],
 )
-def test_no_login_is_believed_before_its_last_answer(
-    mechanism: str, steps: Sequence[tuple[bytes, bytes]], done: bool
-) -> None:
+def test_believes_login_after_last_answer(mechanism: str, steps: Sequence[tuple[bytes, bytes]], done: bool) -> None:
     one = session(ledger())
     told = listen(one)
     log_in(one, mechanism, steps)
@@ -254,15 +248,6 @@ def test_messages_beyond_what_a_broker_takes_end_the_connection(version: int) ->
     with pytest.raises(SessionError) as caught:
         from_client(one, asks(b"\0" * 600_000, version)[:20])
     assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "sasl_too_large")
-
-
-@given(data=st.binary(max_size=300), mechanism=st.sampled_from([*SHOWN, "GSSAPI", ""]), version=st.integers(-1, 2))
-def test_no_message_of_a_client_crashes(data: bytes, mechanism: str, version: int) -> None:
-    one = session(ledger())
-    told = listen(one)
-    log_in(one, mechanism, (), version=version)
-    assert from_client(one, asks(data, version)) == asks(data, version)
-    assert told in ([], [Login(None)])
 
 
 SECRETS = (b"pw-secret", b"cHJvb2Y=", b"c2ln")

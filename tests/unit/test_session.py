@@ -1,7 +1,5 @@
 """The session as transcripts: bytes in on one side, out on the other, and until when the client is muted."""
 
-from __future__ import annotations
-
 import random
 import struct
 from dataclasses import replace

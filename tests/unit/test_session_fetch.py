@@ -1,7 +1,5 @@
 """Fetch under a quota, at every version: answered here when over it, made smaller near it, sessions kept in step."""
 
-from __future__ import annotations
-
 import datetime
 import struct
 from typing import Any
@@ -44,7 +42,6 @@ def sent_request(frame: bytes, client_version: int) -> Any:
 
 
 def answer(frame: bytes, version: int) -> Any:
-    """The FetchResponse in a frame that the sidecar made, decoded in the version that the client asked with."""
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     return decode(
         kio_message("fetch", version, "response").FetchResponse, frame[8 + response_header_version(FETCH, version) :]

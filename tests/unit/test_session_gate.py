@@ -1,7 +1,5 @@
 """Requests that wait at the gate (ADR 0026), in the session: nothing is forwarded or charged before their turn."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Connections with the heartbeats of a group's member: throttles are cut to slices, so that heartbeats get through."""
 
-from __future__ import annotations
-
 import datetime
 import struct
 from typing import Any
@@ -53,7 +51,6 @@ def heartbeat(number: int = 1) -> bytes:
 
 
 def leave() -> bytes:
-    """LeaveGroup."""
     return request(LEAVE_GROUP, 1, 1, struct.pack(">h1sh1s", 1, b"g", 1, b"m"))
 
 

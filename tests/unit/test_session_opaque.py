@@ -1,7 +1,5 @@
 """Bytes that cannot be read: forwarded as they are, charged by direction, delayed while the group is over its limit."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest
@@ -18,7 +16,6 @@ BULK = memoryview(bytearray(b"x" * 65_536))
 
 
 def opened(**limits: float) -> OpaqueSession:
-    """Connected, its handshake done."""
     ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, **limits)]), num_samples=2, window_ms=1000)
     session = OpaqueSession(ledger, Counters(), user="u")
     assert session.on_client_bytes(BULK, HANDSHAKE_BYTES, 0.0).connect

@@ -1,7 +1,5 @@
 """A held Produce request is answered REQUEST_TIMED_OUT shortly before its own `timeout_ms` is over (ADR 0026)."""
 
-from __future__ import annotations
-
 import struct
 import uuid
 from typing import Any
@@ -40,7 +38,6 @@ TOPICS = {"orders": (0, 3, 7), "ß": (12,)}
 
 
 def topics_of(version: int, topics: dict[str, tuple[int, ...]], field: str, **values: Any) -> list[dict[str, Any]]:
-    """Partitions of topics, each with these values."""
     return [
         {
             ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
@@ -68,7 +65,6 @@ def produce(
 
 
 def answer(number: int, throttle_ms: int, version: int = 7, topics: dict[str, tuple[int, ...]] = TOPICS) -> bytes:
-    """What refuses it, as kafka-python encodes it."""
     refused = {"error_code": TIMED_OUT, "base_offset": -1, "record_errors": []}
     responses = topics_of(version, topics, "partition_responses", **refused)
     extra = {"throttle_time_ms": throttle_ms} if version else {}
@@ -83,7 +79,6 @@ def indebted(seconds: int) -> Ledger:
 
 
 def owe(of: Ledger, seconds: int, now_ms: float) -> None:
-    """Another client of the group uses so many seconds' worth."""
     for _ in range(seconds):
         of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, LIMIT, now_ms)
 
@@ -99,14 +94,12 @@ class Client:
         self.forwarded: list[tuple[float, bytes]] = []
 
     def send(self, data: bytes, at_ms: float, cut: Cut = whole) -> None:
-        """The client sends this at that time."""
         self.wait(at_ms)
         for part in cut(data):
             self.one.unread += part
             self._go(at_ms)
 
     def wait(self, until_ms: float) -> None:
-        """Time passes."""
         while (at_ms := self.one._effects.wake_at_ms) <= until_ms:
             self._go(max(at_ms, self.now_ms))
         self.now_ms = until_ms
@@ -218,12 +211,10 @@ def test_pipelined_requests_are_refused_together() -> None:
 
 
 def batch(sequence: int, *, producer: int = 7, first_ms: int = 0) -> bytes:
-    """The head of a batch."""
     return struct.pack(">16xb10xq8xqhii", 2, first_ms, producer, 1, sequence, 1)
 
 
 def plain(first_ms: int) -> bytes:
-    """That of one which is not idempotent."""
     return batch(-1, producer=-1, first_ms=first_ms)
 
 
@@ -242,9 +233,7 @@ def plain(first_ms: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("version", [3, 13])
-def test_what_is_sent_ahead_of_a_refused_batch_is_refused(
-    version: int, software: str, first: bytes, later: bytes, refused: bool
-) -> None:
+def test_batches_ahead_are_refused(version: int, software: str, first: bytes, later: bytes, refused: bool) -> None:
     of = indebted(60)
     one, before = Client(of), charged(of)
     one.send(kafka_python_frame(ApiVersionsRequest, 3, 0, "c", client_software_name=software), 0.0)
@@ -262,7 +251,6 @@ def test_what_is_sent_ahead_of_a_refused_batch_is_refused(
 
 
 def heard(one: Client) -> list[int]:
-    """The numbers of the answers."""
     return [number_of(frame) for frame in frames(b"".join(data for _, data in one.heard))]
 
 

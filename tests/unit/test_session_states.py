@@ -1,7 +1,5 @@
 """The tables of a session's states: each state is reached and left, and a step that no table has is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """`kquota simulate`: Kafka's own numbers come out (cases A, B, C, E of Kafka's tests), wrong events are refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Deadlines for slow peers: the arithmetic, on a clock that the test sets."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

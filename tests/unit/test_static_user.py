@@ -1,7 +1,5 @@
 """The static user from files: what Kubernetes' volumes look like, what is refused, what happens when files change."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable
@@ -73,9 +71,7 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
         ("{service_account}", _write("token", token("alice").encode()), "expected the token of a service account"),
     ],
 )
-def test_files_without_a_user_are_refused(
-    volume: Path, template: str, change: Callable[[Path], object], expected: str
-) -> None:
+def test_refuses_files_of_no_user(volume: Path, template: str, change: Callable[[Path], object], expected: str) -> None:
     change(volume)
     with pytest.raises(StaticUserError) as refused:
         reading(template, volume)

@@ -1,7 +1,5 @@
 """The log's lines about throttling: one when it begins, one when it has ended, and never a flood."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

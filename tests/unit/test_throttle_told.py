@@ -47,7 +47,6 @@ class Loop:
         self.told: list[tuple[float, int]] = []
 
     def note(self, throttle_ms: int) -> None:
-        """A response came; the next request is read when the mute is over."""
         self.throttled += self.session.mute_until_ms > self.now_ms
         if throttle_ms:
             self.told.append((self.now_ms, throttle_ms))

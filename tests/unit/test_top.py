@@ -1,7 +1,5 @@
 """`kquota top`: rows from what the admin port answers, and tables that keep their figures."""
 
-from __future__ import annotations
-
 import io
 import re
 from typing import Any
@@ -12,7 +10,6 @@ from proxy.app.cli import top
 
 
 def group(client_id: str | None, use: float, *, kind: str = "produce", user: str | None = "u", **more: Any) -> Any:
-    """A row of /quotas."""
     limit = more.pop("limit", 1_000_000.0)
     totals = {"throttle_ms": more.pop("throttle_ms", 0)}
     return {

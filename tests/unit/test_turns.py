@@ -3,8 +3,6 @@
 Bounds are CPU time of this thread, so that what else the machine does changes nothing.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 import uuid
@@ -79,7 +77,6 @@ def session(of: Ledger, **settings: Any) -> Timed:
 
 
 def client_sends(one: Timed, data: bytes, watch: Watch, now_ms: float = 0.0) -> bytes:
-    """As the shell does; what goes to the broker."""
     one.watch = watch
     for part in in_reads(data):
         one.client_sends(bytes(part), now_ms)
@@ -87,7 +84,6 @@ def client_sends(one: Timed, data: bytes, watch: Watch, now_ms: float = 0.0) -> 
 
 
 def broker_sends(one: Timed, data: bytes, watch: Watch, now_ms: float = 1.0) -> bytes:
-    """As the shell does; what goes to the client."""
     one.watch = watch
     for part in in_reads(data):
         one.broker_sends(bytes(part), now_ms)
@@ -267,7 +263,6 @@ def of_entries(entries: list[bytes]) -> bytes:
 
 
 def of_topics(name: str, partitions: int, configs: int = 0) -> bytes:
-    """A topic of a CreateTopics request."""
     config = compact_string("k") + compact_string("v") + b"\0"
     return compact_string(name) + struct.pack(">ih", partitions, 1) + b"\1" + array([config] * configs) + b"\0"
 

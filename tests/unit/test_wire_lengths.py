@@ -1,7 +1,5 @@
 """Nothing reaches kio's decoder whose arrays claim more than the message can hold: it would end the process."""
 
-from __future__ import annotations
-
 import io
 import random
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Request headers of every API and version, and the body fields that quotas need."""
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Any

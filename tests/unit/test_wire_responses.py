@@ -1,7 +1,5 @@
 """Addresses and versions in responses: replaced where they must be, all else byte for byte as the broker sent it."""
 
-from __future__ import annotations
-
 import random
 import struct
 import uuid
@@ -236,12 +234,7 @@ ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"
         (18, 3, "0000 80808080808001", "."),
         (18, 3, "0000 7f 000300", "."),
         (18, 0, "0000 000003e9" + "0000 0000 0014" * 1001, "declares 1001 APIs"),  # more than there can be
-        (
-            0,
-            10,
-            "00 01 00000000 01 00 01" + ENDPOINT.hex(),
-            "than its declared size",
-        ),  # one byte, says its tagged field
+        (0, 10, "00 01 00000000 01 00 01" + ENDPOINT.hex(), "than its declared size"),  # one byte, says its tag
     ],
 )
 def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: str) -> None:

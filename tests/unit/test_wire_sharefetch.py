@@ -1,7 +1,5 @@
 """ShareFetch responses lose their node endpoints while they stream, and keep their length."""
 
-from __future__ import annotations
-
 import random
 import struct
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What real brokers of all supported releases said (tests/vectors), read and rewritten in all three ways."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence

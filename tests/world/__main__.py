@@ -1,7 +1,5 @@
 """`python -m tests.world`: worlds of many seeds, until one of them shows a property that does not hold."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os
@@ -35,7 +33,6 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def add(self, world: World) -> None:
-        """One more world has ended."""
         self.seeds += 1
         self.hours += world.script.seconds / 3600
         self.calls += world.clock.calls
@@ -49,7 +46,6 @@ class Tally:
         return asdict(self) | {"hours": round(self.hours, 1), "faults": dict(sorted(self.faults.items()))} | speed
 
     def text(self, took_s: float) -> str:
-        """For people."""
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         return (
             f"{self.seeds} seeds held, {self.hours:.1f} simulated hours, {self.hours / took_s:.2f} hours per second, "
@@ -72,7 +68,6 @@ def play(script: Script, *, direct: bool = False, tally: Tally | None = None) ->
 
 
 def shrunk(script: Script, name: str) -> Script:
-    """The smallest script found that shows the same."""
 
     def fails(smaller: Script) -> bool:
         found = play(smaller)
@@ -82,7 +77,6 @@ def shrunk(script: Script, name: str) -> Script:
 
 
 def command(script: Script, minutes: float) -> str:
-    """Plays the script again."""
     parts = [f"--seed {script.seed} --seeds 1 --minutes {minutes:g} --end {script.seconds:g}"]
     for name in ("clients", "faults"):
         kept: dict[int, Any] = getattr(script, name)
@@ -95,7 +89,6 @@ def _numbers(text: str) -> set[int]:
 
 
 def main() -> int:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=100)

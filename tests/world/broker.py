@@ -1,7 +1,5 @@
 """Brokers: logs, leaders, producers' sequences, transactions, groups, fetch sessions, and what goes wrong with them."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
@@ -18,8 +16,6 @@ KNOWN_BATCHES = 5
 
 @dataclass
 class Log:
-    """One partition."""
-
     leader: int
     batches: list[Batch] = field(default_factory=list)
     last: tuple[int, int] = (-1, -1)
@@ -52,8 +48,6 @@ class Log:
 
 
 class Cluster:
-    """All brokers, and what they have in common."""
-
     def __init__(self, clock: Clock, count: int) -> None:
         self.clock = clock
         self.logs: dict[int, Log] = {}
@@ -62,7 +56,6 @@ class Cluster:
         """Of groups, and when they were heard last."""
 
     def move(self, partition: int) -> None:
-        """Another broker leads it."""
         log = self.logs[partition]
         log.leader = (log.leader + 1) % len(self.brokers)
 
@@ -90,7 +83,6 @@ class Broker:
         self.connections: dict[Serving, None] = {}
 
     def accept(self, socket: Socket, chance: Random) -> None:
-        """Serve a connection."""
         serving = Serving(self, socket, chance)
         self.connections[serving] = None
         socket.notify = serving.heard
@@ -105,8 +97,6 @@ class Broker:
 
 
 class Serving:
-    """One connection at its broker."""
-
     def __init__(self, broker: Broker, socket: Socket, chance: Random) -> None:
         self.broker = broker
         self.socket = socket
@@ -121,11 +111,9 @@ class Serving:
         """Epoch, partition and offset of each fetch session."""
 
     def over(self) -> None:
-        """The connection is no more."""
         self.broker.connections.pop(self, None)
 
     def heard(self, _flags: int) -> None:
-        """Something has come, or there is room again."""
         try:
             while (data := self.socket.read()) is not None:
                 if not data:

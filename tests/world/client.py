@@ -24,8 +24,6 @@ HEARTBEAT_S = 3.0
 
 @dataclass(frozen=True)
 class Habits:
-    """One client."""
-
     kind: Literal["producer", "fetcher", "member", "transactional"]
     group: str
     size_bytes: int = 1000
@@ -70,7 +68,6 @@ class Channel:
 
     @property
     def owed(self) -> int:
-        """Responses that have not come."""
         return len(self._waiting)
 
     def send(self, frame: bytes, answered: Callable[[bytes], object] | None) -> None:
@@ -97,7 +94,6 @@ class Channel:
                 self.client.written()
 
     def heard(self, _flags: int) -> None:
-        """Something has come, or there is room again."""
         if self.unsent:
             self._flush()
         if self.alive and not self.client.habits.slow_bytes_per_s:
@@ -150,7 +146,6 @@ class Channel:
         self.end("close")
 
     def end(self, how: Leave) -> None:
-        """Leave."""
         if how == "half":
             self.socket.shutdown()
             return
@@ -164,7 +159,6 @@ class Channel:
         self.client.disconnected(self)
 
     def lost(self) -> None:
-        """The other side has ended it."""
         if self.alive:
             self.alive = False
             self.socket.close()
@@ -172,8 +166,6 @@ class Channel:
 
 
 class Client:
-    """What all clients have in common."""
-
     def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
         self.world = world
         self.number = number
@@ -201,7 +193,6 @@ class Client:
         return f"client {self.number} ({self.habits.kind} of {self.habits.group})"
 
     def stop(self) -> None:
-        """Send nothing more."""
         self.stopped = True
         self.step()
 
@@ -211,18 +202,15 @@ class Client:
         return self.channel is not None or self.has_more()
 
     def dismiss(self) -> None:
-        """Close, whatever is owed."""
         self.dismissed = True
         if self.channel is not None:
             self.channel.end("close")
 
     def next_number(self) -> int:
-        """A new correlation id."""
         self._correlation += 1
         return self._correlation
 
     def told(self, throttle_ms: int) -> None:
-        """A response told it to wait."""
         if throttle_ms > 0 and self.habits.obeys:
             now_s = self.world.clock.now_s
             self.wait_until_s = max(self.wait_until_s, now_s + throttle_ms / 1000)
@@ -230,7 +218,6 @@ class Client:
 
     @property
     def owed(self) -> int:
-        """Responses that have not come."""
         return 0 if self.channel is None else self.channel.owed
 
     def step(self) -> None:
@@ -256,14 +243,11 @@ class Client:
         return False
 
     def go_on(self, channel: Channel) -> None:
-        """Send what is to be sent."""
         raise NotImplementedError
 
-    def written(self) -> None:
-        """The socket has taken everything."""
+    def written(self) -> None: ...
 
-    def gave_up(self) -> None:
-        """The connection is no more: what was under way has no answer."""
+    def gave_up(self) -> None: ...
 
     def moved(self) -> None:
         """The leader is another one: ask, on a connection to any broker."""
@@ -271,7 +255,6 @@ class Client:
         self.step_later()
 
     def step_later(self) -> None:
-        """Go on after a short while."""
         wait_s = self._backoff()
         if self.channel is None:
             self._connects_s = self.world.clock.now_s + wait_s
@@ -293,7 +276,6 @@ class Client:
         return True
 
     def half_a_request(self) -> bytes:
-        """A request that is cut anywhere."""
         batch = Batch(-1, 0, 0, 0, max(self.habits.size_bytes, 100))
         frame = kafka.produce(self.next_number(), self.client_id, -1, self.partition, batch)
         return frame[: self.chance.randint(1, len(frame) - 1)]
@@ -322,7 +304,6 @@ class Client:
             self.step()
 
     def disconnected(self, channel: Channel) -> None:
-        """A connection has ended."""
         if self.channel is channel:
             self.channel = None
             self.gave_up()
@@ -334,7 +315,6 @@ class Client:
         return wait_s
 
     def succeeded(self) -> None:
-        """The next reconnect is soon."""
         self._backoff_s = BACKOFF_S[0]
 
 
@@ -352,7 +332,6 @@ class Producer(Client):
 
     @property
     def wire_timeout_ms(self) -> int:
-        """In its requests."""
         own = self.habits.sends_timeout or self.number % 3 < 2
         return int(self.habits.timeout_s * 1000) if own else kafka.TIMEOUT_MS
 
@@ -414,7 +393,6 @@ class Producer(Client):
             self.world.clock.after(self.habits.pause_s, self.step)
 
     def refused(self, batch: Batch, error: int) -> None:
-        """Send it again, in order."""
         self._put_back(batch)
         if error == kafka.NOT_LEADER and self.node >= 0:
             self.moved()
@@ -512,7 +490,6 @@ class Pulse:
         self._client.step()
 
     def gave_up(self) -> None:
-        """The connection is no more."""
         self._waits, self._next_s = False, 0.0
 
 

@@ -1,7 +1,5 @@
 """Simulated time: calls in the order of their times. Nothing happens in between, so idle time costs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
@@ -25,11 +23,9 @@ class Clock:
         heappush(self._heap, (max(at_s, self.now_s), self._number, call, arguments))
 
     def after(self, delay_s: float, call: Call, *arguments: object) -> None:
-        """The same, so much later."""
         self.at(self.now_s + delay_s, call, *arguments)
 
     def run(self, until_s: float) -> None:
-        """Make all calls up to then."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.now_s, _, call, arguments = heappop(heap)

@@ -32,7 +32,6 @@ class Topic:
         self.partitions: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
 
     def publish(self, partition: int, data: bytes) -> None:
-        """Write a record, soon."""
         now_s, chance = self.clock.now_s, self.chance
         lossy = now_s < self.lossy_until_s
         if now_s < self.away_until_s or (lossy and chance.random() < 0.3):
@@ -42,8 +41,6 @@ class Topic:
 
 
 class Member:
-    """One instance in its fleet."""
-
     def __init__(self, instance: Instance, topic: Topic, at_least: int, number: int) -> None:
         self.instance = instance
         self.topic = topic
@@ -72,7 +69,6 @@ class Member:
         topic.clock.after(STEP_S, self._step)
 
     def leave(self) -> None:
-        """The instance ends."""
         self.working = False
         for partition, data in self.shares.leave(self.topic.clock.now_s * 1000.0):
             self.topic.publish(partition, data)

@@ -170,7 +170,6 @@ class Link:
         self.pair.retire(late)
 
     def crash(self) -> None:
-        """The process is gone: the kernel closes its sockets."""
         for side in self._sides:
             side.socket.abort()
 
@@ -243,7 +242,6 @@ class Instance:
     # ---- what links need --------------------------------------------------------------------------------------------
 
     def adopt(self, socket: Socket) -> int:
-        """A descriptor of a socket."""
         if self._free:
             fd = heappop(self._free)
         else:
@@ -270,7 +268,6 @@ class Instance:
         self.wake()
 
     def wake(self) -> None:
-        """Serve as soon as the clock comes to it."""
         if not self._serving:
             self._serving = True
             self.clock.at(self.clock.now_s, self._serve)
@@ -278,7 +275,6 @@ class Instance:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def accept(self, client: Socket, broker: int, user: str, released: Tap, returned: Tap) -> None:
-        """Serve a client that has connected to the local port of a broker."""
         session = Session(self.ledger, self.counters, user=user, translate=self._translate, effects=self.shared.effects)
         link = Link(self, client, session, released, returned)
         link.broker = broker
@@ -287,11 +283,9 @@ class Instance:
         self.wake()
 
     def reload(self, table: QuotaTable) -> None:
-        """Other limits are in force."""
         self.ledger.swap(table)
 
     def crash(self) -> None:
-        """The process is killed."""
         if self.dead:
             return
         self.dead = True

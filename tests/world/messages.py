@@ -4,8 +4,6 @@ A batch of records is an identity, where a real batch has it, and filling, so th
 do not look into it further.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final, NamedTuple
 
@@ -34,8 +32,6 @@ _SIMPLE_ANSWER: Final = struct.Struct(">ihqh")
 
 
 class Batch(NamedTuple):
-    """The identity of a batch."""
-
     producer: int
     epoch: int
     number: int
@@ -56,20 +52,17 @@ class Head(NamedTuple):
 
 
 def head_of(frame: bytes) -> Head:
-    """The head of a whole request."""
     _, api, version, correlation, length = _HEAD.unpack_from(frame)
     body = _HEAD.size + length
     return Head(api, version, correlation, frame[_HEAD.size : body].decode(), body)
 
 
 def request(api: int, correlation: int, client_id: bytes, body: bytes) -> bytes:
-    """A whole request."""
     size = _HEAD.size - 4 + len(client_id) + len(body)
     return _HEAD.pack(size, api, VERSIONS[api], correlation, len(client_id)) + client_id + body
 
 
 def answer(correlation: int, body: bytes) -> bytes:
-    """A whole response."""
     return _ANSWER.pack(4 + len(body), correlation) + body
 
 
@@ -79,7 +72,6 @@ def answer(correlation: int, body: bytes) -> bytes:
 def produce(
     correlation: int, client_id: bytes, acks: int, partition: int, batch: Batch, timeout_ms: int = TIMEOUT_MS
 ) -> bytes:
-    """A request with this batch."""
     body = _PRODUCE.pack(-1, acks, timeout_ms, 1, 1, TOPIC, 1, partition, batch.size_bytes)
     return request(PRODUCE, correlation, client_id, body + batch_bytes(batch))
 
@@ -94,7 +86,6 @@ def produced(frame: bytes, body: int) -> tuple[int, int, Batch]:
 
 
 def produce_answer(correlation: int, partition: int, error: int, offset: int, throttle_ms: int) -> bytes:
-    """Its response."""
     return answer(correlation, _PRODUCED.pack(1, 1, TOPIC, 1, partition, error, offset, -1, 0, throttle_ms))
 
 
@@ -128,7 +119,6 @@ def fetch(correlation: int, client_id: bytes, wanted: Wanted) -> bytes:
 
 
 def wanted_of(frame: bytes, body: int) -> Wanted:
-    """What a request asks for."""
     _, max_wait_ms, _, max_bytes, _, session, epoch, topics = _FETCH.unpack_from(frame, body)
     partition, offset = -1, 0
     if topics:
@@ -177,7 +167,6 @@ def batch_bytes(batch: Batch) -> bytes:
 
 
 def metadata(correlation: int, client_id: bytes) -> bytes:
-    """A request for the topic."""
     return request(METADATA, correlation, client_id, struct.pack(">ih1s?", 1, len(TOPIC), TOPIC, False))
 
 
@@ -225,7 +214,6 @@ def join(correlation: int, client_id: bytes, who: int, session_ms: int) -> bytes
 
 
 def simple_of(frame: bytes, body: int) -> tuple[int, int, int]:
-    """Its content."""
     if head_of(frame).api == JOIN:
         _, who, session_ms = _JOIN.unpack_from(frame, body)
         return who, session_ms, 0
@@ -234,7 +222,6 @@ def simple_of(frame: bytes, body: int) -> tuple[int, int, int]:
 
 
 def simple_answer(correlation: int, error: int, who: int = 0, epoch: int = 0, throttle_ms: int = 0) -> bytes:
-    """Its response."""
     return answer(correlation, _SIMPLE_ANSWER.pack(throttle_ms, error, who, epoch))
 
 

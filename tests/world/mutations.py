@@ -1,7 +1,5 @@
 """Bugs planted one at a time into a copy of the sources: each has to be found, and how soon it is."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -27,8 +25,6 @@ class Mutation(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of one."""
-
     name: str
     seconds: float
     """Of CPU time: the machine's other work changes no comparison with an earlier run."""
@@ -126,7 +122,6 @@ def _children_s() -> float:
 
 
 def play() -> Iterator[Outcome]:
-    """Plant each, and look for it."""
     for mutation in MUTATIONS:
         with tempfile.TemporaryDirectory() as folder:
             for name in FOLDERS:

@@ -34,7 +34,6 @@ class Path:
         """One side of each connection."""
 
     def connect(self, chance: Random) -> tuple[Socket, Socket]:
-        """Both sides of a new connection."""
         near, far = Socket(self, chance), Socket(self, chance)
         near.peer, far.peer = far, near
         self.sockets[near] = None
@@ -99,7 +98,6 @@ class Socket:
         return b"" if self.ended else None
 
     def shutdown(self) -> None:
-        """Send no more."""
         self.shut = True
         self._pump()
 
@@ -115,7 +113,6 @@ class Socket:
             self.shutdown()
 
     def abort(self) -> None:
-        """Close, with a reset."""
         self.notify = _unheard
         if not self.broken:
             self._abort()
@@ -128,7 +125,6 @@ class Socket:
         self.outbox.clear()
 
     def broke(self) -> None:
-        """A reset arrives."""
         if not self.broken:
             self.broken = True
             self.inbox.clear()
@@ -192,5 +188,4 @@ class Socket:
         self._pump()
 
 
-def _unheard(_flags: int) -> None:
-    """Of a socket that nobody listens to."""
+def _unheard(_flags: int) -> None: ...

@@ -105,7 +105,6 @@ class Meter:
             self.limit = self._next
 
     def add(self, now_s: float, count: int) -> None:
-        """So many bytes were sent."""
         if now_s - self._busy_s >= 2 * FIRST_S:
             self.fresh(now_s)
         self.total_bytes += count
@@ -164,35 +163,29 @@ class Judge:
         raise Violation(name, f"{text} (at {self.world.clock.now_s:.3f} s)")
 
     def disturbed(self, until_s: float) -> None:
-        """Something is wrong until then."""
         self.wrong_until_s = max(self.wrong_until_s, until_s)
 
     # ---- while it runs ----------------------------------------------------------------------------------------------
 
     def used(self, meter: Meter | None, count: int) -> None:
-        """An instance sent bytes that a limit is for."""
         if meter is not None:
             meter.add(self.world.clock.now_s, count)
 
     def minute(self) -> None:
-        """Called each minute."""
         now_s = self.world.clock.now_s
         calm = now_s - MINUTE_S >= max(self.wrong_until_s, 0.0) + SETTLES_S
         for meter in self.meters.values():
             meter.minute(now_s, calm)
 
     def addresses(self, client: Client, nodes: dict[int, tuple[str, int]]) -> None:
-        """A client has learned where brokers are."""
         if self.world.instances and any(host.startswith("b") for host, _ in nodes.values()):
             self.fail("addresses", f"{client} was shown {nodes}")
 
     def told(self, client: Client, throttle_ms: int) -> None:
-        """A client was told to wait."""
         if client.habits.group == FREE and throttle_ms and not self.world.brokers_throttle:
             self.fail("others", f"{client} was told to wait for {throttle_ms} ms")
 
     def answered(self, client: Client, sent_s: float) -> None:
-        """An answer has come to what was sent then."""
         took_s = self.world.clock.now_s - sent_s
         if client.habits.group == FREE and took_s > FREE_ANSWER_S and sent_s > self.wrong_until_s + FREE_ANSWER_S:
             self.fail("others", f"{client} waited {took_s:.3f} s for an answer")
@@ -223,16 +216,13 @@ class Judge:
                 self.fail("shares", f"{held:.3f} of the {group.kind} limit of {group.key} may be used")
 
     def sends(self, client: Producer, batch: Batch) -> None:
-        """A batch is sent for the first time."""
         self._histories[client.partition].append(Event("sent", client.number, batch))
 
     def acknowledged(self, client: Producer, batch: Batch, offset: int) -> None:
-        """A broker's answer has come: the batch is in its log."""
         self.acknowledged_batches += 1
         self._histories[client.partition].append(Event("acknowledged", client.number, batch, offset=offset))
 
     def read(self, client: Client, batch: Batch, offset: int) -> None:
-        """A batch was fetched."""
         if batch.number != offset or batch.producer != client.partition:
             self.fail("read", f"{client}: {batch} came where {offset} was expected")
 

@@ -41,8 +41,6 @@ class Fault:
 
 @dataclass(frozen=True)
 class Script:
-    """One world."""
-
     seed: int
     seconds: float
     instances: int = 1
@@ -59,7 +57,6 @@ class Script:
     faults: dict[int, Fault] = field(default_factory=dict)
 
     def only(self, clients: set[int], faults: set[int]) -> Script:
-        """The same with these parts alone."""
         return replace(
             self,
             clients={number: one for number, one in self.clients.items() if number in clients},
@@ -171,7 +168,6 @@ def members(seed: int) -> Script:
 
 
 def draw(seed: int, seconds: float) -> Script:
-    """The world of a seed."""
     chance = Random(f"world {seed}")
     groups = []
     for number in range(chance.choice((1, 1, 2, 3))):

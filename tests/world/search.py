@@ -6,8 +6,6 @@ lost, overtaken, or repeated; a reader may miss one; instances are stopped, kill
 Time is not modelled: whoever was killed is never forgotten, and a newcomer claims once it has heard all that publish.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -39,8 +37,6 @@ class Seen(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One instance."""
-
     member: int
     demand: float
     held: float

@@ -1,7 +1,5 @@
 """Cuts a script down to what it takes for a property to fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

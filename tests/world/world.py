@@ -1,7 +1,5 @@
 """One world: its parts, what happens to them, and how long."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -112,7 +110,6 @@ class World:
     # ---- for clients ------------------------------------------------------------------------------------------------
 
     def open(self, client: Client, node: int, done: Callable[[Socket | None], None]) -> None:
-        """Connect a client to a broker's address."""
         client.here = node
         where = node
         if self.instances:
@@ -264,7 +261,6 @@ class World:
     # ---- faults -----------------------------------------------------------------------------------------------------
 
     def _befall(self, fault: Fault) -> None:
-        """Let it happen, and end."""
         clock, brokers, instances = self.clock, self.cluster.brokers, self.instances
         kind, target, now_s = fault.kind, fault.target, clock.now_s
         self.faults[kind] += 1
