@@ -261,10 +261,9 @@ def test_a_length_that_java_reads_is_read_likewise(length: bytes) -> None:
 def test_topics_without_end_are_not_walked_over() -> None:
     body = b"\0" + bytes(6) + uvarint(1 << 20) + b"\2t\1\0" * 200_000
     frame = request(PRODUCE, 9, 1, body)
-    one, watch = session(LEDGER, rewrite=False, reserved=_guard()), Watch()
+    one = session(LEDGER, rewrite=False, reserved=_guard())
     with pytest.raises(SessionError, match=f"more than {MAX_ELEMENTS}"):
-        watch(lambda: from_client(one, frame[:65_536]))
-    watch.check(10.0, but=0)  # without a bound 60 ms for each 64 KB
+        from_client(one, frame[:65_536])
 
 
 @pytest.mark.parametrize("rewrite", [True, False], ids=["rewrite", "transparent"])
