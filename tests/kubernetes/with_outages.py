@@ -87,9 +87,10 @@ def test_one_replica_of_the_webhook_ends(node: Node, webhook: Release, orders: R
     with undisturbed(node, orders):
         node.kill(container_id(first, "webhook"), signal.SIGKILL)
         for number in range(ROUNDS):
-            node.kubectl(
-                "create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server", given=pod_of(f"p{number}")
-            )
+            create = ("create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server")
+            given = pod_of(f"p{number}")
+            # Until its endpoint is gone a call may be refused by the killed replica: a controller asks again, as here.
+            until(lambda given=given: node.try_kubectl(*create, given=given).returncode == 0, limit_s=15.0)
             time.sleep(0.3)
 
 
