@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import yaml
@@ -82,15 +83,18 @@ def test_webhook_is_down(node: Node, webhook: Release, orders: Release, lenient:
         assert new_pod(node, ORDERS, "afterwards") == "kquota, app"
 
 
+def _is_created(node: Node, name: str) -> bool:
+    create = ("create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server")
+    return node.try_kubectl(*create, given=pod_of(name)).returncode == 0
+
+
 def test_one_replica_of_the_webhook_ends(node: Node, webhook: Release, orders: Release) -> None:
     (first, _) = node.pods(SYSTEM, WEBHOOK_POD)
     with undisturbed(node, orders):
         node.kill(container_id(first, "webhook"), signal.SIGKILL)
         for number in range(ROUNDS):
-            create = ("create", f"--namespace={ORDERS}", "--filename=-", "--dry-run=server")
-            given = pod_of(f"p{number}")
             # Until its endpoint is gone a call may be refused by the killed replica: a controller asks again, as here.
-            until(lambda given=given: node.try_kubectl(*create, given=given).returncode == 0, limit_s=15.0)
+            until(partial(_is_created, node, f"p{number}"), limit_s=15.0)
             time.sleep(0.3)
 
 
