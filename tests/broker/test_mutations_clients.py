@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 SOURCE = Path(__file__).parents[1] / "java" / "AdminOverQuota.java"
 
 
-@pytest.fixture(params=["kafka", "kafka_391"])
+@pytest.fixture(params=["kafka", pytest.param("kafka_391", marks=pytest.mark.long)])
 def proxy(request: pytest.FixtureRequest) -> Iterator[Sidecar]:
     """A sidecar of the test's own, whose tokens are full and whose totals are 0."""
     cluster: KafkaCluster = request.getfixturevalue(request.param)

@@ -220,7 +220,9 @@ MANY = [
 FORMS: dict[str, Any] = {"list": MANY, "mapping": {"alter": "forward", "entries": MANY}, "entries": {"entries": MANY}}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["entries", *(pytest.param(one, marks=pytest.mark.long) for one in ("list", "mapping"))]
+)
 def test_ten_thousand_quotas_are_in_parts(form: str, tmp_path: Path, values: Callable[..., Path]) -> None:
     """Each fits a ConfigMap; the volume has all of them, in one directory, and together they are one file."""
     manifests = documents(render_text(values(mode="gateway", quotas=FORMS[form])))
