@@ -228,7 +228,7 @@ class Turn:
         self.size_bytes = self.cost_ms = 0.0
         self.since = self.review_at = 0
         self.before: Turn | None = None
-        """The claims that are reviewed just before this one,"""
+        """The claim that is reviewed just before this one,"""
         self.after: Turn | None = None
         """and just after it."""
 

@@ -24,8 +24,11 @@ cdef class DebtCounter(WindowCounter):
     cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
     @cython.locals(gate=Gate, arrives=cython.bint, limit=cython.double, cost_ms=cython.double)
     cpdef long long queue(self, object connection, double amount, long long now, bint whole=*) except? -1
-    @cython.locals(gate=Gate, limit=cython.double, cost_ms=cython.double)
+    @cython.locals(gate=Gate, limit=cython.double)
     cpdef bint claim(self, object connection, double amount, long long now) except -1
+    @cython.locals(gate=Gate)
+    cdef Gate _open_gate(self)
+    cdef double _cost_ms(self, double amount, double limit) except? -1.0
     @cython.locals(total=cython.double, window_ms=cython.longlong)
     cdef double _paid_at(self, double limit, long long now) except? -1.0
 

@@ -108,11 +108,8 @@ class DebtCounter(WindowCounter):
             self.pacer.pay_backlog(now)
         elif self.claim(cast(Sender, connection), amount, now):
             return 0
-        gate = self._gate
-        if gate is None:
-            gate = self._gate = Gate()
-        limit = self.limit
-        cost_ms = amount * self._unit / limit * 1000.0
+        gate, limit = self._open_gate(), self.limit
+        cost_ms = self._cost_ms(amount, limit)
         arriving = (cast(Sender, connection), amount) if arrives else None
         wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
         # A share may be larger in a second: no connection waits longer before it asks again.
@@ -125,24 +122,18 @@ class DebtCounter(WindowCounter):
             return True
         if self.may_queue:
             return False
-        gate = self._gate
-        if gate is None:
-            gate = self._gate = Gate()
-        limit = self.limit
-        # The expected cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
-        cost_ms = amount * self._unit / limit * 1000.0
+        gate, limit = self._open_gate(), self.limit
         if now < self.last_ms:
             now = self.last_ms
-        return gate.claim(connection, amount, cost_ms, self._paid_at(limit, now), now)
+        return gate.claim(connection, amount, self._cost_ms(amount, limit), self._paid_at(limit, now), now)
 
     def refuse(self, connection: object, amount: float, now: int) -> int | None:
         """See :meth:`QuotaCounter.refuse`."""
         limit, now = self.limit, max(now, self.last_ms)
         if limit is None or self.shadow or not self.may_queue:
             return None
-        if self._gate is None:
-            self._gate = Gate()
-        wait_ms = self._gate.refuse(connection, amount * self._unit / limit * 1000.0, *self._debts(limit, now), now)
+        gate, cost_ms = self._open_gate(), self._cost_ms(amount, limit)
+        wait_ms = gate.refuse(connection, cost_ms, *self._debts(limit, now), now)
         return None if wait_ms is None else self._capped(wait_ms)
 
     def abandon(self, connection: object, size_bytes: int, now: int) -> bool:
@@ -152,6 +143,17 @@ class DebtCounter(WindowCounter):
             return False
         now = max(now, self.last_ms)
         return gate.abandon(connection, size_bytes, *self._debts(limit, now), now)
+
+    def _open_gate(self) -> Gate:
+        """The gate, made when it is first needed."""
+        gate = self._gate
+        if gate is None:
+            gate = self._gate = Gate()
+        return gate
+
+    def _cost_ms(self, amount: float, limit: float) -> float:
+        """The expected cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent."""
+        return amount * self._unit / limit * 1000.0
 
     def _debts(self, limit: float, now: int) -> tuple[float, float]:
         """Until when the group is in debt, and its debt beyond that for large requests."""
