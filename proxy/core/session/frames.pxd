@@ -28,7 +28,6 @@ cdef class FrameReader:
 
     cpdef bint at_boundary(self) except -1
     cpdef bint is_idle(self) except -1
-    cpdef bint forwards(self) except -1
     cpdef object forwarded(self, long long left)
     cpdef bint keeps(self) except -1
     cpdef Py_ssize_t kept_bytes(self) except -1

@@ -141,12 +141,8 @@ class FrameReader:
         """Whether the next byte begins a frame, and the frame may be taken."""
         return not (self._in_frame or self.stopped) and self._partial is None and self._at == self._end
 
-    def forwards(self) -> bool:
-        """Whether the next `left` bytes, at least one, are forwarded unseen, and nothing comes before them."""
-        return self.left > 0 and self._at == self._end and self.movable() == self.left
-
     def forwarded(self, left: int) -> None:
-        """Its owner has forwarded a part of a frame, of which so many bytes are `left`; 0: the frame has ended."""
+        """Its owner has forwarded a part of a frame, and `left` bytes of it are to come; 0: the frame has ended."""
         self.left = left
         self._in_frame = left > 0
 

@@ -17,7 +17,7 @@ cpdef bint lets_through(SessionStateType state, AccountType account, RequestHead
                         long long missing, double now_ms) except -1
 
 @cython.locals(throttle=ThrottleType, group=QuotaCounterType)
-cpdef bint claims(SessionStateType state, AccountType account, long long size_bytes, long long missing, double now_ms) except -1
+cpdef bint claim(SessionStateType state, AccountType account, long long size_bytes, long long missing, double now_ms) except -1
 
 cdef object _promise(ThrottleType throttle, QuotaCounterType group)
 

@@ -78,9 +78,9 @@ def lets_through(
     return True
 
 
-def claims(state: SessionState, account: Account, size_bytes: int, missing: int, now_ms: float) -> bool:
-    """Whether `lets_through` lets a Produce request through that no quota queues, although `missing` of its bytes have
-    not arrived: it has a claim on its group then."""
+def claim(state: SessionState, account: Account, size_bytes: int, missing: int, now_ms: float) -> bool:
+    """Let a Produce request pass that no quota queues, and of which `missing` bytes have not arrived: its group counts
+    it from now on. False: ask `lets_through`."""
     throttle, group = state.throttle, account.produced.group
     throttle.due_bytes = throttle.client_bytes + missing
     if group is not None and not group.claim(throttle, size_bytes, int(now_ms)):
@@ -90,7 +90,7 @@ def claims(state: SessionState, account: Account, size_bytes: int, missing: int,
 
 
 def _promise(throttle: Throttle, group: QuotaCounter | None) -> None:
-    """The group expects this connection's next Produce request; the one before it no longer does."""
+    """This group expects the connection's next Produce request, and the earlier group no longer does."""
     if throttle.promised is not None and throttle.promised is not group:
         throttle.promised.leave_queue(throttle)
     throttle.promised = group

@@ -9,7 +9,7 @@ from proxy.core.session.state cimport SessionState as SessionStateType
 from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.wire cimport fetch_heads, integers, requests, responses
 from proxy.core.wire.requests cimport FetchFields, RepeatedHeader, RequestHeader
-from quota.accounts cimport Account as AccountType, RequestCounts
+from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchGrant as FetchGrantType
 
 cdef int _ACKS_ALL, _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
@@ -27,7 +27,6 @@ cdef class RequestHandler:
     cdef public InFlightRequestType _current
     cdef public object _awaited, _client_id, _refusal, _shaper, software
     cdef public dict _joined, _missed
-    cdef public RequestCounts _counted
     cdef public RepeatedHeader _repeated
     cdef public bint _unanswered, established, saw_request
     cdef public long long _deferred_ms, _max_frame_bytes, _max_header_bytes, _produced_bytes
@@ -45,8 +44,7 @@ cdef class RequestHandler:
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                                InFlightRequestType pending)
     @cython.locals(state=SessionStateType, repeated=RepeatedHeader, account=AccountType, total=cython.longlong,
-                   throttle=ThrottleType, generation=cython.longlong,
-                   missing=cython.longlong, acks=cython.int, pending=InFlightRequestType)
+                   throttle=ThrottleType, generation=cython.longlong, missing=cython.longlong, acks=cython.int, pending=InFlightRequestType)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
     @cython.locals(pending=InFlightRequestType, left=cython.longlong)
     cdef InFlightRequestType _take_more(self, Py_ssize_t count, double now_ms)
@@ -54,7 +52,7 @@ cdef class RequestHandler:
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)
     cdef object _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks)
-    @cython.locals(key=cython.int)
+    @cython.locals(state=SessionStateType, key=cython.int)
     cdef object _count(self, AccountType account, int api_key)
     cpdef object _begin(self, InFlightRequestType pending, bint unanswered)
     @cython.locals(state=SessionStateType, version=cython.int, wanted=cython.Py_ssize_t, asked=cython.longlong,

@@ -100,7 +100,6 @@ class RequestHandler:
     __slots__ = (
         "_awaited",
         "_client_id",
-        "_counted",
         "_current",
         "_deferred_ms",
         "_joined",
@@ -123,7 +122,6 @@ class RequestHandler:
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._counted = state.counters.counted
         self._max_frame_bytes, self._max_header_bytes = state.sizes.max_frame_bytes, state.sizes.max_header_bytes
         self.out = state.effects.to_broker
         self.reader = FrameReader(self.out)
@@ -430,7 +428,7 @@ class RequestHandler:
             return None
         throttle.client_bytes += end
         missing = total - end
-        if missing and not gate.claims(state, account, total - 4, missing, now_ms):
+        if missing and not gate.claim(state, account, total - 4, missing, now_ms):
             throttle.client_bytes -= end
             return None
         pending = state.exchange.plain(integers.int32(buf, 8), _PRODUCE, repeated.api_version, account, now_ms)
@@ -507,10 +505,11 @@ class RequestHandler:
     def _count(self, account: Account, api_key: int) -> None:
         """Count a request of `account` that is forwarded or answered here."""
         key = api_key if api_key in (_PRODUCE, _FETCH) or api_key in APIS else -1
-        self._counted.add(key)
+        state = self._state
+        state.counted.add(key)
         account.counted.add(key)
         if not account.touched:
-            self._state.ledger.wake(account)
+            state.ledger.wake(account)
 
     def _begin(self, pending: InFlightRequest, unanswered: bool) -> None:
         """The request is forwarded, or answered here: count it."""

@@ -412,7 +412,7 @@ class Session:
         plain = plain and not self.retiring
         up = plain and effects.read_client and not waits and self.state.reserved is None
         reader = self.requests.reader
-        self._plain_up = up and (reader.is_idle() or reader.forwards())
+        self._plain_up = up and (reader.is_idle() or 0 < reader.left == effects.splice_up)
         self._plain_down = plain and self.responses.reader.is_idle()
 
     def _carry_out(self, now_ms: float) -> None:

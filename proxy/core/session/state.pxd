@@ -6,7 +6,7 @@ from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.request_time cimport RequestTime as RequestTimeType
 from proxy.core.session.throttle cimport Throttle as ThrottleType
-from quota.accounts cimport Account as AccountType
+from quota.accounts cimport Account as AccountType, RequestCounts
 from quota.ledger cimport Ledger as LedgerType
 
 cdef object _FLOWING
@@ -19,6 +19,7 @@ cdef class SessionState:
     cdef public ExchangeType exchange
     cdef public ThrottleType throttle
     cdef public AuthType auth
+    cdef public RequestCounts counted
     cdef public EffectsType effects
     cdef public object counters, cpu_ms, interceptors, reserved, sizes, translate
     cdef public double broker_mute_until_ms

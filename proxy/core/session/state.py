@@ -35,6 +35,7 @@ class SessionState:
     __slots__ = (
         "auth",
         "broker_mute_until_ms",
+        "counted",
         "counters",
         "cpu_ms",
         "effects",
@@ -69,6 +70,7 @@ class SessionState:
         self.cpu_ms = cpu_ms
         """The CPU time of the thread, to charge what is computed here."""
         self.counters = counters
+        self.counted = counters.counted
         self.translate = translate
         """None: nothing is rewritten."""
         self.effects = effects
