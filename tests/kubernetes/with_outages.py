@@ -96,6 +96,7 @@ def test_one_replica_of_the_webhook_ends(node: Node, webhook: Release, orders: R
             # Until its endpoint is gone a call may be refused by the killed replica: a controller asks again, as here.
             until(partial(_is_created, node, f"p{number}"), limit_s=15.0)
             time.sleep(0.3)
+            time.sleep(0.3)
 
 
 def test_kafka_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
