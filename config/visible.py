@@ -16,4 +16,4 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 def has_control(text: str) -> bool:
     """Whether a control character (C0, DEL or C1) is in the text: no name in a configuration has one."""
-    return any(unicodedata.category(c) == "Cc" for c in text)
+    return not text.isprintable() and any(unicodedata.category(c) == "Cc" for c in text)
