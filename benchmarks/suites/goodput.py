@@ -175,6 +175,7 @@ ROWS: Final = (
     Row("Connect", 16, 1, 10.0, 150.0, version="4.4.0"),
     Row("Streams", 2, 1, 30.0, 150.0, limit=400_000, record_bytes=1000, version="3.9.1"),
     Row("Streams", 2, 1, 30.0, 150.0, limit=400_000, record_bytes=1000, version="4.4.0"),
+    Row("MirrorMaker", 16, 1, 10.0, 150.0, version="4.3.1"),
 )
 
 
@@ -405,7 +406,7 @@ def main() -> int:
                     rows.append({key: value for key, value in summary(seen).items() if value})
                     print(lines[-1], *seen.errors.items(), flush=True)
             with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-                made = {f"goodput-{number}{tail}" for number in numbers for tail in ("", "-in")}
+                made = {name for one in numbers for name in (f"goodput-{one}", f"goodput-{one}-in", f"{one}")}
                 admin.delete_topics([*made.intersection(admin.list_topics())])
             if options.store:
                 file = RESULTS / f"{result['started'][:10]}-goodput.json"

@@ -1,4 +1,4 @@
-"""Groups, Kafka Streams and Kafka Connect, as rows of `benchmarks.suites.goodput`."""
+"""Groups, Kafka Streams, Kafka Connect and MirrorMaker 2, as rows of `benchmarks.suites.goodput`."""
 
 from __future__ import annotations
 
@@ -77,8 +77,32 @@ def streams(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 
 def connect(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     """Tasks of the source connector tests/java/Numbers.java in a standalone worker."""
+    task = {"connector.class": "Numbers", "topic": topic, "bytes": row.record_bytes}
+    _worker(row, f"connect-{row.version}", bootstrap, topic, task, seen)
+
+
+def mirror(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
+    """Tasks of MirrorMaker 2's source connector in a standalone worker, from a topic to `topic`, in one cluster."""
+    alias, name = topic.split("-")  # MirrorMaker joins them to the name of the topic that it writes to
+    task = {
+        "connector.class": "org.apache.kafka.connect.mirror.MirrorSourceConnector",
+        "topics": name,
+        "source.cluster.alias": alias,
+        "target.cluster.alias": "target",
+        "source.cluster.bootstrap.servers": bootstrap,
+        "target.cluster.bootstrap.servers": bootstrap,
+        "replication.policy.separator": "-",
+        "replication.factor": 1,
+        "offset-syncs.topic.replication.factor": 1,
+        "sync.topic.acls.enabled": "false",
+        "sync.topic.configs.enabled": "false",
+    }
+    _worker(row, f"mirror-{row.version}", bootstrap, topic, task, seen)
+
+
+def _worker(row: Row, jars: str, bootstrap: str, topic: str, task: dict[str, Any], seen: Seen) -> None:
+    """A standalone worker with the tasks of one source connector."""
     converter = "org.apache.kafka.connect.converters.ByteArrayConverter"
-    jars = f"connect-{row.version}"
     with TemporaryDirectory(prefix="kquota-connect-") as folder:
         worker = {
             "bootstrap.servers": bootstrap,
@@ -93,8 +117,7 @@ def connect(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
             "producer.max.in.flight.requests.per.connection": row.under_way,
             "producer.request.timeout.ms": int(row.timeout_s * 1000),
         }
-        task = {"name": topic, "connector.class": "Numbers", "tasks.max": row.producers}
-        task |= {"topic": topic, "bytes": row.record_bytes}
+        task |= {"name": topic, "tasks.max": row.producers}
         files = []
         for name, settings in (("worker", worker), ("task", task)):
             files.append(Path(folder, f"{name}.properties"))
@@ -131,14 +154,23 @@ def prepare(row: Row, brokers: Sequence[str], topic: str) -> None:
     if row.library == "Streams":
         create_topics(brokers, {f"{topic}-in": {}}, partitions=row.producers)
         _fill(brokers, f"{topic}-in", 3 * count // INTO + 1, row.producers, lambda number: b"%012d" % number)
+    elif row.library == "MirrorMaker":
+        name = topic.split("-")[1]
+        create_topics(brokers, {name: {"max.message.bytes": str(row.record_bytes + 10_000)}}, partitions=row.producers)
+        _fill(
+            brokers,
+            name,
+            2 * count,
+            row.producers,
+            lambda number: (b"%06d %012d " % (number % row.producers, number)).ljust(row.record_bytes, b"x"),
+        )
     elif row.library in READERS:
-        filling = b"r" * row.record_bytes
         _fill(
             brokers,
             topic,
             3 * count // 2,
             row.producers,
-            lambda number: (b"%012d " % number + filling)[: row.record_bytes],
+            lambda number: (b"%012d " % number).ljust(row.record_bytes, b"r"),
         )
 
 
@@ -154,6 +186,7 @@ CLIENTS: Final[Mapping[str, Callable[[Row, str, str, Seen], None]]] = {
     "kafkajs group": group,
     "Streams": streams,
     "Connect": connect,
+    "MirrorMaker": mirror,
 }
 
 

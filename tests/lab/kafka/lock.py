@@ -2,8 +2,9 @@
 
 Resolves the broker and its command-line tools with jgo, fetches every jar into a fresh folder (never from a cache, so
 that a damaged copy cannot become the reference), and writes `checksums/kafka-<version>.txt`; with `clients-`,
-`streams-` or `connect-` before the version, of those alone. Run it when a version is added; review the difference
-before committing. jgo compares each download with the SHA-1 the repository publishes, and a difference fails here.
+`streams-`, `connect-` or `mirror-` before the version, of those alone. Run it when a version is added; review the
+difference before committing. jgo compares each download with the SHA-1 the repository publishes, and a difference fails
+here.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ARTIFACTS = {
     "clients": ("kafka-clients",),
     "streams": ("kafka-streams",),
     "connect": ("connect-runtime", "connect-json"),
+    "mirror": ("connect-runtime", "connect-json", "connect-mirror"),
 }
 
 
