@@ -310,7 +310,7 @@ def _measure(
             say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
             break
         for scenario in todo:
-            if scenario.once != "no" or (scenario.sides is not None and number >= plan.tls_rounds):
+            if scenario.once != "no":
                 continue
             repeats = plan.repeats.get(scenario.key, 1)
             for turn in range(number * repeats, (number + 1) * repeats):

@@ -383,7 +383,7 @@ def failures(stored: Mapping[str, Any], found: Counted) -> list[str]:
 def beside_haproxy(stored: Mapping[str, Any]) -> list[str]:
     """CPU next to HAProxy's in three interleaved rounds at a broker; what is above the bound."""
     bounds = stored["haproxy_at_most"]
-    plan = replace(FULL, name="guard", rounds=3, tls_rounds=3, repeats={}, wait_budget_s=20.0, idle_cores_poll=False)
+    plan = replace(FULL, name="guard", rounds=3, repeats={}, wait_budget_s=20.0, idle_cores_poll=False)
     plan = replace(plan, warmup_records=20_000, produce_default_records=30_000, fetch_records=100_000, small_s=1.0)
     todo = [scenario for scenario in scenarios(plan) if scenario.key in bounds]
     with precedence():

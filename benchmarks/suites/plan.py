@@ -55,8 +55,6 @@ class Plan:
     """Of records in each of its responses."""
     connects_s: float = 2.0
     """How long connections are made one after another."""
-    tls_rounds: int = 3
-    """With TLS every round takes a few minutes: after so many there are no more of these."""
     without: tuple[str, ...] = ()
     """Scenarios that are left out."""
     repeats: Mapping[str, int] = field(default_factory=dict)
