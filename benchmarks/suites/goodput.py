@@ -37,6 +37,7 @@ from benchmarks.suites import goodput_apps
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.tools import QUICK_JVM, java_command
+from tests.support.certificates import Authority
 from tests.support.raw_client import set_brokers_quota
 from tests.support.sidecars import sidecar
 
@@ -70,6 +71,8 @@ class Row:
     """As many records as are under way are one transaction."""
     wants: int = 0
     """Bytes per second that all of them send at most; 0: as many as they can."""
+    tls: bool = False
+    """Between clients and the sidecar; not measured at the broker."""
 
     @property
     def wait_s(self) -> float:
@@ -84,7 +87,8 @@ class Row:
             return f"{self.producers} of {library}, {self.limit / 1000:g} kB/s"
         kind = "transactional" if self.transactions else "idempotent" if self.idempotent else "plain"
         wants = f", wants {self.wants / self.limit:g} limits" if self.wants else ""
-        return f"{self.producers} {library}, {kind}, {self.under_way} under way, {self.timeout_s:g} s{wants}"
+        tls = ", TLS" if self.tls else ""
+        return f"{self.producers} {library}, {kind}, {self.under_way} under way, {self.timeout_s:g} s{wants}{tls}"
 
     @property
     def pause_s(self) -> float:
@@ -98,6 +102,8 @@ class Seen:
 
     row: dict[str, Any]
     at: str
+    authority: str = ""
+    """File of the sidecar's; "": without TLS."""
     acked: list[list[float]] = field(default_factory=list)
     """[seconds after the start, producer, number] of each record."""
     given_up: int = 0
@@ -176,6 +182,8 @@ ROWS: Final = (
     Row("Streams", 2, 1, 30.0, 150.0, limit=400_000, record_bytes=1000, version="3.9.1"),
     Row("Streams", 2, 1, 30.0, 150.0, limit=400_000, record_bytes=1000, version="4.4.0"),
     Row("MirrorMaker", 16, 1, 10.0, 150.0, version="4.3.1"),
+    Row("Java", 16, 5, 30.0, 150.0, tls=True),
+    Row("librdkafka", 16, 5, 30.0, 150.0, tls=True),
 )
 
 
@@ -202,6 +210,7 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         "message.max.bytes": row.record_bytes + 10_000,
         "batch.size": row.record_bytes,
         "linger.ms": 0,
+        **({"security.protocol": "ssl", "ssl.ca.location": seen.authority} if seen.authority else {}),
     }
     producers = [Producer(settings, logger=Log()) for _ in range(row.producers)]
     began, sent, open_ = time.monotonic(), [0] * row.producers, [0] * row.producers
@@ -254,6 +263,8 @@ def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         "batch.size=1",  # a record a batch
         *([f"transactional.id={topic}"] if row.transactions else []),
     ]
+    if seen.authority:
+        arguments += ["security.protocol=SSL", "ssl.truststore.type=PEM", f"ssl.truststore.location={seen.authority}"]
     version = row.version or JAVA_VERSION
     command = java_command(str(JAVA), arguments, version, (*QUICK_JVM, "-Xmx512m", *tool_arguments(version)))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
@@ -313,7 +324,13 @@ def measure(row: Row, brokers: Sequence[str], broker_log: Path, number: int, at_
                 set_brokers_quota(brokers[0], name, key, row.limit)
         else:
             quotas = [{"client-id": name, key: row.limit} for name in names]
-            proxy = stack.enter_context(sidecar(brokers, quotas, log={"level": "warning", "format": "json"}))
+            tls = None
+            if row.tls:
+                authority = Authority(Path(stack.enter_context(TemporaryDirectory(prefix="kquota-goodput-tls-"))))
+                own, seen.authority = authority.issue("sidecar", "127.0.0.1"), str(authority.certificate)
+                tls = {"certificate_file": str(own.chain), "key_file": str(own.key)}
+            brief = {"level": "warning", "format": "json"}
+            proxy = stack.enter_context(sidecar(brokers, quotas, listen_tls=tls, log=brief))
             bootstrap = proxy.bootstrap
         CLIENTS[row.library](row, bootstrap, topic, seen)
         until_s, seen.load = time.time(), os.getloadavg()[0]
@@ -386,7 +403,11 @@ def main() -> int:
         "machine": describe_machine(),
     }
     lines, rows = [f"- {in_words(result['project'])}", "", HEAD], []
-    runs = [(number, at_broker) for number in wanted for at_broker in ((False, True) if options.broker else (False,))]
+    runs = [
+        (number, at_broker)
+        for number in wanted
+        for at_broker in ((False, True) if options.broker and not ROWS[number].tls else (False,))
+    ]
     waves = [runs[first : first + options.at_once] for first in range(0, len(runs), options.at_once)]
     print(HEAD, flush=True)
     with (
