@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -134,78 +133,6 @@ def classic_kafka_python(job: Job) -> Any:
     return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
 
 
-@item()
-def static_membership(job: Job) -> Any:
-    """A member with a group.instance.id stays a member while it is away (KIP-345)."""
-    from confluent_kafka import Consumer
-
-    topic, group = filled_topic(job, "static"), job.name("static")
-
-    def session(instance: str) -> list[int]:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": job.bootstrap,
-                "group.id": group,
-                "group.instance.id": instance,
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-            }
-        )
-        try:
-            consumer.subscribe([topic])
-            wait_for("assignment", lambda: consumer.poll(0.1) or consumer.assignment())
-            return sorted(each.partition for each in consumer.assignment())
-        finally:
-            consumer.close()
-
-    return {"had": session("one"), "has": session("one"), "group": _description(job, group)}
-
-
-@item()
-def classic_aiokafka(job: Job) -> Any:
-    from aiokafka import AIOKafkaConsumer
-
-    topic, group = filled_topic(job, "classic-aio"), job.name("classic-aio")
-
-    def join(name: str) -> Member:
-        loop = asyncio.new_event_loop()
-
-        def make() -> Any:
-            async def start() -> Any:
-                consumer = AIOKafkaConsumer(
-                    topic,
-                    bootstrap_servers=job.bootstrap,
-                    group_id=group,
-                    client_id=name,
-                    auto_offset_reset="earliest",
-                    heartbeat_interval_ms=200,
-                    auto_commit_interval_ms=100,
-                )
-                await consumer.start()
-                return consumer
-
-            return loop.run_until_complete(start())
-
-        consumer: Any = None
-
-        def poll() -> tuple[set[int], set[tuple[int, int]]]:
-            nonlocal consumer
-            if consumer is None:  # in the member's own thread, where its event loop runs
-                consumer = make()
-            batches = loop.run_until_complete(consumer.getmany(timeout_ms=100))
-            read = {(each.partition, each.offset) for batch in batches.values() for each in batch}
-            return {each.partition for each in consumer.assignment()}, read
-
-        def close() -> None:
-            loop.run_until_complete(consumer.stop())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-        return Member(poll, close)
-
-    return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
-
-
 def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
@@ -264,13 +191,6 @@ def _settled(description: Mapping[str, Any]) -> bool:
 def classic_confluent(job: Job) -> Any:
     settings = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 200}
     return _confluent(job, "classic-c", settings)
-
-
-@item()
-def cooperative_confluent(job: Job) -> Any:
-    """Incremental rebalances: members keep what stays theirs (KIP-429)."""
-    settings = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 200}
-    return _confluent(job, "cooperative", settings)
 
 
 @item(ConsumerGroupHeartbeat=1)
