@@ -23,9 +23,8 @@ from tests.lab.releases import NEW, OLD, RUN
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import sidecar
 
-VERSIONS = {version: [] if version == NEW else [pytest.mark.long] for version in RUN}
-"""Release -> marks. The new one has three brokers (most other tests have one of it), the others have one."""
-CLUSTERS = [pytest.param(version, marks=marks) for version, marks in VERSIONS.items()]
+CLUSTERS = [pytest.param(version, marks=[] if version == NEW else [pytest.mark.long]) for version in RUN]
+"""The new one has three brokers (most other tests have one of it), the others have one."""
 MARK = "KQUOTA_TEST_CORPUS"
 LIMIT_S = 600.0
 pytestmark = pytest.mark.timeout(900)

@@ -116,7 +116,6 @@ def _description(job: Job, group: str) -> Any:
 
 @item()
 def classic_kafka_python(job: Job) -> Any:
-
     topic, group = filled_topic(job, "classic-kp"), job.name("classic-kp")
 
     def join(name: str) -> Member:
@@ -176,15 +175,16 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
 
     def settled() -> Any:
         """A group of the new protocol settles in steps: what the coordinator tells may lag behind the members."""
-        wait_for("a settled group", lambda: _settled(describe()))
+
+        def done() -> bool:
+            found = describe()
+            assigned = sum(member[2] for member in found["members"])
+            return (found["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0))
+
+        wait_for("a settled group", done)
         return describe()
 
     return rebalances(join, settled, lambda: committed(job, group, topic, PARTITIONS))
-
-
-def _settled(description: Mapping[str, Any]) -> bool:
-    assigned = sum(member[2] for member in description["members"])
-    return (description["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0))
 
 
 @item()

@@ -49,8 +49,6 @@ Item = Callable[[Job], Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """An item of the corpus."""
-
     run: Item
     needs: Mapping[str, int]
     """API -> the version that the broker must offer at least."""

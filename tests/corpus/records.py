@@ -33,8 +33,6 @@ class Record(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A record as a consumer shows it."""
-
     partition: int
     offset: int
     timestamp_ms: int
@@ -44,7 +42,6 @@ class Read(NamedTuple):
 
 
 def records(count: int, seed: int, value_bytes: int = 1000) -> list[Record]:
-    """Records that compress well, in part."""
     source = random.Random(seed)
     return [
         Record(
