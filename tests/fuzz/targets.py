@@ -58,8 +58,6 @@ SLICE_CPU_S = 0.2
 
 @dataclass(frozen=True)
 class Target:
-    """One entry point for bytes."""
-
     name: str
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
@@ -84,8 +82,6 @@ def target(
     *,
     most_cpu_s: float = MOST_CPU_S,
 ) -> Callable[[Callable[[bytes], None]], Callable[[bytes], None]]:
-    """Register a function as a target."""
-
     def register(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
         TARGETS[name] = Target(name, partial(_timed, run, most_cpu_s), seeds, max_bytes)
         return run

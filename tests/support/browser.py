@@ -34,7 +34,6 @@ Browse = Callable[..., AbstractContextManager[Any]]
 
 @contextmanager
 def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
-    """A window of this width and light, in a browser of its own."""
     with chromium() as driver, window(driver, width, dark=dark):
         yield driver
 
