@@ -47,8 +47,6 @@ def share(bootstrap: list[str], folder: Path, run: Run) -> float:
 
 
 def client(name: str, does: dict[str, Any], topic: str, **settings: Any) -> Run:
-    """One of the clients, with a record in each request."""
-
     def run(bootstrap: str, records: int) -> None:
         load = Load([bootstrap], topic, f"share-{next(NUMBERS)}", records, 500, settings=settings)
         assert does[name](load).errors == []

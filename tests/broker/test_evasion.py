@@ -39,13 +39,11 @@ def short(row: Row) -> Row:
 
 @pytest.fixture(scope="module")
 def on() -> Iterator[Stage]:
-    """The stage of both tests."""
     with stage(rows()) as made:
         yield made
 
 
 def rows() -> list[Row]:
-    """The attacks."""
     return [*(short(row) for row in chosen(list(WORST))), LONG_DEBT]
 
 

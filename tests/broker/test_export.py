@@ -178,32 +178,13 @@ def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
     run_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", cluster.bootstrap[0], *entity])
 
 
-class Times:
-    """Two clocks that the test sets."""
-
-    def __init__(self) -> None:
-        self.monotonic_s = 1000.0
-        self.wall_s = 1_785_585_600.0  # 2026-08-01 12:00:00 UTC
-
-    def clocks(self) -> Clocks:
-        return Clocks(lambda: self.monotonic_s, lambda: self.wall_s)
-
-    def advance(self, seconds: float) -> None:
-        self.monotonic_s += seconds
-        self.wall_s += seconds
-
-
-CONSTANTS = {"instance": "i", "kquota_version": "1"}
-
-
 @pytest.mark.parametrize(
     ("wall_s", "left_s"), [(1_785_585_600.0, 10.0), (1_785_585_603.0, 7.0), (1_785_585_607.0, 13.0)]
 )
 def test_intervals_end_on_the_wall_clock_s_raster(wall_s: float, left_s: float) -> None:
-    times = Times()
-    times.wall_s = wall_s
-    exporter = Exporter(Ledger(QuotaTable()), [], 10.0, CONSTANTS, clocks=times.clocks())
-    assert exporter._end_of_interval() - times.monotonic_s == pytest.approx(left_s)
+    clocks = Clocks(lambda: 1000.0, lambda: wall_s)
+    exporter = Exporter(Ledger(QuotaTable()), [], 10.0, {"instance": "i", "kquota_version": "1"}, clocks=clocks)
+    assert exporter._end_of_interval() - 1000.0 == pytest.approx(left_s)
 
 
 def test_interval_just_before_the_hour_belongs_to_the_hour() -> None:

@@ -37,7 +37,6 @@ class Kerberos:
 
     @property
     def direct(self) -> str:
-        """The broker's own listener for it."""
         (bootstrap,) = self.cluster.bootstrap_of("SASL_GSSAPI")
         return bootstrap
 

@@ -5,23 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import trio
-import yaml
-from kafka.protocol.metadata import ApiVersionsRequest
 
-from proxy.net.upstream.cluster import Access, Node, OtherNodeError, ask_brokers, check_node
-from proxy.net.upstream.credentials import Credentials
 from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.properties import ExtraListener
 from tests.support.faults import FaultyNetwork, Link
-from tests.support.raw_client import RawClient
 from tests.support.records import consume
-from tests.support.secure_tools import own_login
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -29,7 +20,6 @@ if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
 
 RECORDS = 60
-LIMIT_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -83,35 +73,6 @@ def test_records_never_reach_another_cluster(
     # Scrapes within a moment share one answer.
     until(lambda: proxy.metric("kquota_upstream_node_checks_total", outcome="same") >= 2, "it is asked again")
     assert "a broker's address leads to another broker" in proxy.log.read_text()
-
-
-@pytest.mark.parametrize("listener", ["PLAINTEXT", "SASL_PLAINTEXT"])
-def test_a_broker_says_which_one_it_is(listener: str, kafka_secure: KafkaCluster, tmp_path: Path) -> None:
-    """With SASL after a login only; so the sidecar, which has one, logs in."""
-    login, sasl = None, {}
-    (address,) = kafka_secure.bootstrap
-    if listener != "PLAINTEXT":
-        (address,) = kafka_secure.bootstrap_of(listener)
-        sasl = {"sasl": own_login(tmp_path, "PLAIN")}
-        login = Credentials("PLAIN", "kquota", tmp_path / "secret")
-    host, _, port = address.rpartition(":")
-    cluster_id = trio.run(ask_brokers, host, int(port), Access(LIMIT_S, None, login)).cluster_id
-    assert cluster_id is not None
-    ask = partial(trio.run, check_node, host, int(port), Access(LIMIT_S, None, login))
-    assert ask(Node(cluster_id, 1)) is True
-    for node, others, found in ((Node(cluster_id, 9), (3, 1), 1), (Node("other", 1), (1, 2), None)):
-        with pytest.raises(OtherNodeError) as refused:
-            ask(node, others)
-        assert refused.value.found == found
-    with sidecar([], upstream={"bootstrap": [address], **sasl}) as proxy:
-        with RawClient(port_of_broker_1(proxy)) as client:
-            client.ask(ApiVersionsRequest(version=0))
-        assert proxy.metric("kquota_upstream_node_checks_total", outcome="same") == 1
-
-
-def port_of_broker_1(proxy: Sidecar) -> str:
-    first = yaml.safe_load(proxy.config.read_text())["listen"]["broker_ports"].partition("-")[0]
-    return f"127.0.0.1:{int(first) + 1}"
 
 
 def end_offset(bootstrap: list[str], topic: str) -> int:

@@ -224,18 +224,11 @@ def test_quota_admin_answers_as_a_broker(
                 )
                 key: Callable[[Any], str] = repr
                 assert sorted(mine, key=key) == sorted(theirs, key=key), what
-                assert describe(ours, version=version) == _eventually(broker, ours, version), what
+                # The broker learns of it from the controller a little later.
+                until(lambda: describe(ours, version=version) == describe(broker, version=version), what, 10.0)
         for what, (components, strict) in FILTERS.items():
             theirs_found = describe(broker, components, strict=strict, version=version)
             assert describe(ours, components, strict=strict, version=version) == theirs_found, what
-
-
-def _eventually(broker: RawClient, ours: RawClient, version: int) -> Any:
-    """What the broker shows once it has learnt of the change from the controller, as it does a little later."""
-    deadline, wanted = time.monotonic() + 10, describe(ours, version=version)
-    while (found := describe(broker, version=version)) != wanted and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
 
 
 class Tool:
@@ -246,7 +239,6 @@ class Tool:
         self._bootstrap = bootstrap
 
     def __call__(self, *arguments: str) -> str:
-        """Run it; what it prints."""
         return self._run(CONFIGS, ["--bootstrap-server", self._bootstrap, *arguments]).stdout.strip()
 
     def refused(self, *arguments: str) -> str:
@@ -409,9 +401,7 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
             ([("user", "<default>")], [(PRODUCE, 7.0)]),
         ]
         alter(broker, wanted)
-        deadline = time.monotonic() + 20
-        while len(describe(broker)[1] or {}) < len(wanted) and time.monotonic() < deadline:
-            time.sleep(0.1)  # the broker learns of it from the controller a little later
+        until(lambda: len(describe(broker)[1] or {}) == len(wanted), limit_s=20.0)
         done = CliRunner().invoke(app, ["import", "kafka", "--config", str(path)])
         named = CliRunner().invoke(app, ["import", "kafka", "--bootstrap", kafka.bootstrap[0]])
         assert named.stdout == done.stdout

@@ -46,7 +46,6 @@ class Way(NamedTuple):
     """Whom clients trust: of the sidecar and of the broker."""
 
     def login(self, client: str, mechanism: str, user: str, secret: str) -> dict[str, Any]:
-        """A client's settings on this way."""
         return login(client, mechanism, user, secret, self.listener, self.authority)
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 import yaml
 from typer.testing import CliRunner
 
 from proxy.app.cli.main import app
+from proxy.net.upstream.cluster import Access, Node, OtherNodeError, check_node
+from proxy.net.upstream.credentials import Credentials
 from tests.lab.kafka import KafkaCluster, run_tool
 from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.security import MECHANISMS
@@ -94,6 +97,15 @@ def test_check_connects(
         (broker,) = found["cluster"]["brokers"]
         assert (broker["address"], broker["clients_get"], broker["error"]) == (asked[0], "127.0.0.1:19093", None)
         assert broker["fetch"][1] >= 13
+
+
+def test_a_broker_says_after_a_login_only_which_one_it_is(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
+    (address,) = kafka_secure.bootstrap_of(LISTENER)
+    host, _, port = address.rpartition(":")
+    own_login(tmp_path, "PLAIN")
+    access = Access(5.0, None, Credentials("PLAIN", "kquota", tmp_path / "secret"))
+    with pytest.raises(OtherNodeError):
+        trio.run(check_node, host, int(port), access, Node("another cluster", 1))
 
 
 def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:

@@ -189,7 +189,6 @@ def test_the_certificate_of_each_client_is_its_user(cluster: KafkaCluster, autho
 
 
 def settings_of(client: str, authority: Authority, web: Issued) -> dict[str, Any]:
-    """A client's settings for TLS with its own certificate."""
     ca, chain, key = str(authority.certificate), str(web.chain), str(web.key)
     context = ssl.create_default_context(cafile=ca)
     context.load_cert_chain(chain, key)

@@ -16,7 +16,6 @@ from deploy.redirect.cli import app
 from tests.broker.test_transparency_brokers import move_leader
 from tests.corpus.job import Job, wait_for
 from tests.corpus.tools import create_topic
-from tests.corpus.traffic import Traffic
 from tests.lab.kafka import KafkaCluster
 from tests.support.clients import (
     Client,
@@ -27,6 +26,7 @@ from tests.support.clients import (
     produce_confluent,
     produce_kafka_python,
 )
+from tests.support.fault_tools import at_work
 from tests.support.namespaces import CABLE, Network, network
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -177,18 +177,15 @@ def test_unchanged_clients_are_throttled(net: Network, cluster: KafkaCluster, ru
         assert proxy.metric("kquota_connections_closed_total", reason="loop") == 0
 
 
-@contextmanager
-def traffic(cluster: KafkaCluster, net: Network) -> Iterator[tuple[Traffic, list[str], Job]]:
-    """librdkafka, aiokafka and Java at work in the application's namespace; where the brokers are, a job for admins."""
+def created(net: Network, cluster: KafkaCluster) -> tuple[Job, str]:
+    """A job for admins, where the brokers are, and a topic for clients in the application's namespace."""
     with net.brokers.inside():
         admin = Job(bootstrap_text(FIRST), f"t-{uuid.uuid4().hex[:6]}", cluster.version, 3)
-        topics = [create_topic(admin, f"work-{number}") for number in range(3)]
-    with net.application.inside():
-        running = Traffic(Job(bootstrap_text(FIRST, SECOND), admin.prefix, cluster.version, 3), topics)
-    try:
-        yield running, topics, admin
-    finally:
-        running.close()
+        return admin, create_topic(admin, "work")
+
+
+def brokers_of(proxy: Sidecar) -> set[str]:
+    return {one["broker"] for one in proxy.get("/connections")["connections"]}
 
 
 @pytest.mark.long
@@ -196,19 +193,22 @@ def test_follows_brokers_that_come_move_and_go(
     net: Network, cluster: KafkaCluster, rules: Callable[[str], None]
 ) -> None:
     rules(f"install {RULES}")
-    with beside_the_application(net, []) as proxy, traffic(cluster, net) as (clients, topics, admin):
-        clients.wait_for_progress()
-        assert {one["broker"] for one in proxy.get("/connections")["connections"]} >= {bootstrap_text(FIRST)}
+    admin, topic = created(net, cluster)
+    with (
+        beside_the_application(net, []) as proxy,
+        at_work(bootstrap_text(FIRST, SECOND), topic, bootstrap_text(FIRST)) as clients,
+    ):
+        assert brokers_of(proxy) >= {bootstrap_text(FIRST)}
         try:
             with net.brokers.inside():
                 cluster.add_broker(4, address=NEW)
-                move_leader(admin, topics[0], [4, 1])  # a broker that the sidecar has not been told of
-                move_leader(admin, topics[1], [2, 1])  # the one with an IPv6 address
+                move_leader(admin, topic, [4, 1])  # a broker that the sidecar has not been told of
             clients.wait_for_progress()
-            through = {one["broker"] for one in proxy.get("/connections")["connections"]}
-            assert through >= {bootstrap_text(NEW), bootstrap_text(SECOND)}
+            assert bootstrap_text(NEW) in brokers_of(proxy)
             with net.brokers.inside():
-                move_leader(admin, topics[0], [1, 2])
+                move_leader(admin, topic, [2, 1])  # the one with an IPv6 address
+            clients.wait_for_progress()
+            assert bootstrap_text(SECOND) in brokers_of(proxy)
         finally:
             cluster.stop_broker(4)
         net.brokers.add_address(f"{MOVED[0]}/24", CABLE)
@@ -218,10 +218,11 @@ def test_follows_brokers_that_come_move_and_go(
         net.brokers.remove_address(f"{THIRD[0]}/24", CABLE)
         try:
             with net.brokers.inside():
-                move_leader(admin, topics[2], [3, 1])
+                move_leader(admin, topic, [3, 1])
             clients.wait_for_progress()
-            assert bootstrap_text(MOVED) in {one["broker"] for one in proxy.get("/connections")["connections"]}
-            clients.finish()
+            assert bootstrap_text(MOVED) in brokers_of(proxy)
+            with net.brokers.inside():
+                move_leader(admin, topic, [1, 2])
         finally:
             net.brokers.add_address(f"{THIRD[0]}/24", CABLE)
             with net.brokers.inside():
@@ -253,26 +254,22 @@ def test_a_sidecar_restarts_and_rules_fail_closed_or_open(
     net: Network, cluster: KafkaCluster, rules: Callable[[str], None]
 ) -> None:
     rules(f"install {RULES}")
-    with ExitStack() as stack_of_first, ExitStack() as stack:
+    _, topic = created(net, cluster)
+    with net.application.inside(), ExitStack() as stack_of_first, ExitStack() as stack:
         first = stack_of_first.enter_context(beside_the_application(net, []))
-        clients, _, _ = stack.enter_context(traffic(cluster, net))
-        clients.wait_for_progress()
-        assert first.get("/connections")["total"] >= 3
+        clients = stack.enter_context(at_work(bootstrap_text(FIRST, SECOND), topic, bootstrap_text(FIRST)))
+        assert first.get("/connections")["total"] >= 2
         stack_of_first.close()
-        with net.application.inside():
-            assert new_connection() == "ConnectionRefusedError", "closed: no client gets around the quotas"
+        assert new_connection() == "ConnectionRefusedError", "closed: no client gets around the quotas"
         with beside_the_application(net, []) as second:
             clients.wait_for_progress()
-            assert second.get("/connections")["total"] >= 3, "they came back by themselves"
+            assert second.get("/connections")["total"] >= 2, "they came back by themselves"
             assert goes_through(second)
             rules("remove")
             assert not goes_through(second)
         clients.wait_for_progress()  # without any sidecar
         rules(f"install {RULES} --with nft --when-down open")
-        with net.application.inside():
-            assert new_connection() == "answered", "open: no sidecar yet, directly"
+        assert new_connection() == "answered", "open: no sidecar yet, directly"
         with beside_the_application(net, []) as third:
             wait_for("the heartbeat to close the way around", lambda: goes_through(third))
-        with net.application.inside():
-            wait_for("the way around to open", lambda: new_connection() == "answered")
-        clients.finish()
+        wait_for("the way around to open", lambda: new_connection() == "answered")

@@ -68,7 +68,7 @@ def load(
     cluster: KafkaCluster, listener: str, topic: str, client_id: str, size_bytes: int = LOAD_BYTES, **settings: Any
 ) -> Load:
     return Load(
-        cluster.bootstrap_of(listener),
+        cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener),
         topic,
         client_id,
         records=size_bytes // RECORD_BYTES,
@@ -130,6 +130,28 @@ def test_terminates_tls_with_key_and_applies_all_quotas(
         assert proxy.metric("kquota_tls_handshakes_total", peer="broker") > 1
         assert proxy.metric("kquota_passthrough_bytes_total") == 0
         assert proxy.metric("kquota_connections_closed_total", reason="loop") == 0
+        before = proxy.metric("kquota_tls_handshakes_total")
+        plain = load(cluster, "PLAINTEXT", f"{topic}-plain", "plain", RECORD_BYTES)
+        in_background(produce_confluent, plain).result(LIMIT_S).assert_complete(plain)
+        wait_for_bytes(proxy, RECORD_BYTES, client_id="plain")
+        assert proxy.metric("kquota_tls_handshakes_total") == before, "what comes in plain goes on in plain"
+
+
+def test_upstream_tls_alone_encrypts_plain_connections(
+    machine: Namespace, cluster: KafkaCluster, authority: Authority, topic: str
+) -> None:
+    with intercepting(machine, upstream_tls={"ca_file": str(authority.certificate)}) as proxy:
+        plain = load(cluster, "SSL", topic, "plain", RECORD_BYTES)
+        in_background(produce_confluent, plain).result(LIMIT_S).assert_complete(plain)
+        wait_for_bytes(proxy, RECORD_BYTES, client_id="plain")
+        assert proxy.metric("kquota_passthrough_bytes_total") == 0
+        handshakes = proxy.metric("kquota_tls_handshakes_total", peer="broker")
+        settings = {"security.protocol": "ssl", "ssl.ca.location": str(authority.certificate)}
+        encrypted = load(cluster, "SSL", topic, "unread", RECORD_BYTES, **settings)
+        in_background(produce_confluent, encrypted).result(LIMIT_S).assert_complete(encrypted)
+        wait_for("passed bytes", lambda: proxy.metric("kquota_passthrough_bytes_total") > RECORD_BYTES)
+        assert proxy.metric("kquota_tls_handshakes_total", peer="client") == 0
+        assert proxy.metric("kquota_tls_handshakes_total", peer="broker") == handshakes
 
 
 def test_without_a_key_tls_is_passed_through_under_byte_quotas(

@@ -1,36 +1,20 @@
-"""Admin calls of kafka-python and librdkafka: topics, configurations, offsets, groups, users, elections."""
+"""Admin calls of kafka-python and librdkafka: topics, configurations, offsets, groups, elections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 from tests.corpus.job import Job, item, outcome, wait_for
 from tests.corpus.records import Record, send_confluent
-from tests.corpus.tools import create_topic_on, leave_out, wait_until_known
-
-
-@contextmanager
-def _kafka_python(job: Job) -> Iterator[Any]:
-    from kafka import KafkaAdminClient
-
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
-        yield admin
-    finally:
-        admin.close()
-
-
-def _confluent(job: Job) -> Any:
-    from confluent_kafka.admin import AdminClient
-
-    return AdminClient({"bootstrap.servers": job.bootstrap})
+from tests.corpus.tools import leave_out, wait_until_known
 
 
 @item()
 def cluster_kafka_python(job: Job) -> Any:
-    with _kafka_python(job) as admin:
+    from kafka import KafkaAdminClient
+
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap)) as admin:
         cluster = admin.describe_cluster()
         cluster["brokers"].sort(key=lambda broker: broker["broker_id"])
         addresses = {(each["host"], each["port"]) for each in cluster["brokers"]}
@@ -47,79 +31,10 @@ def cluster_kafka_python(job: Job) -> Any:
                 for each in partition["current_voters"]
             ),
             "versions": [
-                {str(key): value for key, value in sorted(_versions(admin, node).items())}
+                {str(key): value for key, value in sorted(admin.get_broker_version_data(node).api_versions.items())}
                 for node in range(1, job.brokers + 1)
             ],
         }
-
-
-def _versions(admin: Any, node: int) -> dict[Any, Any]:
-    found = admin.get_broker_version_data(node)
-    return dict(found.api_versions)
-
-
-@item()
-def users_and_acls_kafka_python(job: Job) -> Any:
-    from kafka.admin import (
-        ACL,
-        ACLFilter,
-        ACLOperation,
-        ACLPermissionType,
-        ACLResourcePatternType,
-        ResourcePattern,
-        ResourcePatternFilter,
-        ResourceType,
-        ScramMechanism,
-        UserScramCredentialDeletion,
-        UserScramCredentialUpsertion,
-    )
-
-    user = job.name("user")
-    pattern = ResourcePatternFilter(ResourceType.TOPIC, "t", ACLResourcePatternType.LITERAL)
-    rule = ACL("User:a", "*", ACLOperation.READ, ACLPermissionType.ALLOW, ResourcePattern(ResourceType.TOPIC, "t"))
-    with _kafka_python(job) as admin:
-        upsert = UserScramCredentialUpsertion(user, ScramMechanism.SCRAM_SHA_256, "secret", iterations=4096)
-        result: dict[str, Any] = {"upserted": admin.alter_user_scram_credentials([upsert])}
-
-        def described() -> Any:
-            found = outcome(lambda: admin.describe_user_scram_credentials([user]))
-            return found if "4096" in repr(found) else None
-
-        result["user"] = wait_for("the user", described)
-        deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
-        result["deleted"] = admin.alter_user_scram_credentials([deletion])
-        # Without an authorizer the broker refuses all of these.
-        wanted = ACLFilter("User:a", "*", ACLOperation.ANY, ACLPermissionType.ANY, pattern)
-        result["acls"] = outcome(lambda: admin.describe_acls(wanted))
-        result["create acl"] = outcome(lambda: repr(admin.create_acls([rule]).get("failed") is None))
-        return result
-
-
-@item()
-def leaders_and_reassignments_kafka_python(job: Job) -> Any:
-    """With three brokers a partition really moves, and clients are told of its new leader."""
-    from kafka import TopicPartition
-
-    second = list(range(1, job.brokers + 1))
-    topic = create_topic_on(job, "moving", {0: second, 1: second})
-    partition = TopicPartition(topic, 0)
-    send_confluent(job, topic, [Record(None, b"before")])
-    target = [job.brokers]
-    with _kafka_python(job) as admin:
-
-        def state() -> Any:
-            found = admin.describe_topics([topic])[0]["partitions"]
-            return sorted((each["partition_index"], each["leader_id"], each["replica_nodes"]) for each in found)
-
-        result: dict[str, Any] = {"before": state()}
-        result["moved"] = list(admin.alter_partition_reassignments({partition: target}).values())
-        wait_for("the end of the move", lambda: not admin.list_partition_reassignments({topic: [0]}))
-        wait_until_known(job, topic, {0: target, 1: second})
-        result["after"] = state()
-        result["elected"] = outcome(lambda: admin.elect_leaders(0, {topic: [0, 1]}, raise_errors=False))
-        result["no such broker"] = list(admin.alter_partition_reassignments({partition: [77]}).values())
-    result["written"] = send_confluent(job, topic, [Record(None, b"after")])
-    return result
 
 
 @item()
@@ -127,6 +42,7 @@ def everything_confluent(job: Job) -> Any:
     """librdkafka's admin client: topics, configurations, offsets, groups."""
     from confluent_kafka import ConsumerGroupTopicPartitions, ElectionType, TopicCollection, TopicPartition
     from confluent_kafka.admin import (
+        AdminClient,
         AlterConfigOpType,
         ConfigEntry,
         ConfigResource,
@@ -136,7 +52,7 @@ def everything_confluent(job: Job) -> Any:
         ResourceType,
     )
 
-    admin = _confluent(job)
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
     name, group = job.name("admin-c"), job.name("admin-c")
 
     def answer(futures: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -117,7 +116,6 @@ def _description(job: Job, group: str) -> Any:
 
 @item()
 def classic_kafka_python(job: Job) -> Any:
-
     topic, group = filled_topic(job, "classic-kp"), job.name("classic-kp")
 
     def join(name: str) -> Member:
@@ -130,78 +128,6 @@ def classic_kafka_python(job: Job) -> Any:
             return {each.partition for each in consumer.assignment()}, read
 
         return Member(poll, consumer.close)
-
-    return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
-
-
-@item()
-def static_membership(job: Job) -> Any:
-    """A member with a group.instance.id stays a member while it is away (KIP-345)."""
-    from confluent_kafka import Consumer
-
-    topic, group = filled_topic(job, "static"), job.name("static")
-
-    def session(instance: str) -> list[int]:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": job.bootstrap,
-                "group.id": group,
-                "group.instance.id": instance,
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-            }
-        )
-        try:
-            consumer.subscribe([topic])
-            wait_for("assignment", lambda: consumer.poll(0.1) or consumer.assignment())
-            return sorted(each.partition for each in consumer.assignment())
-        finally:
-            consumer.close()
-
-    return {"had": session("one"), "has": session("one"), "group": _description(job, group)}
-
-
-@item()
-def classic_aiokafka(job: Job) -> Any:
-    from aiokafka import AIOKafkaConsumer
-
-    topic, group = filled_topic(job, "classic-aio"), job.name("classic-aio")
-
-    def join(name: str) -> Member:
-        loop = asyncio.new_event_loop()
-
-        def make() -> Any:
-            async def start() -> Any:
-                consumer = AIOKafkaConsumer(
-                    topic,
-                    bootstrap_servers=job.bootstrap,
-                    group_id=group,
-                    client_id=name,
-                    auto_offset_reset="earliest",
-                    heartbeat_interval_ms=200,
-                    auto_commit_interval_ms=100,
-                )
-                await consumer.start()
-                return consumer
-
-            return loop.run_until_complete(start())
-
-        consumer: Any = None
-
-        def poll() -> tuple[set[int], set[tuple[int, int]]]:
-            nonlocal consumer
-            if consumer is None:  # in the member's own thread, where its event loop runs
-                consumer = make()
-            batches = loop.run_until_complete(consumer.getmany(timeout_ms=100))
-            read = {(each.partition, each.offset) for batch in batches.values() for each in batch}
-            return {each.partition for each in consumer.assignment()}, read
-
-        def close() -> None:
-            loop.run_until_complete(consumer.stop())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-        return Member(poll, close)
 
     return rebalances(join, lambda: _description(job, group), lambda: committed(job, group, topic, PARTITIONS))
 
@@ -249,28 +175,22 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
 
     def settled() -> Any:
         """A group of the new protocol settles in steps: what the coordinator tells may lag behind the members."""
-        wait_for("a settled group", lambda: _settled(describe()))
+
+        def done() -> bool:
+            found = describe()
+            assigned = sum(member[2] for member in found["members"])
+            return (found["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0))
+
+        wait_for("a settled group", done)
         return describe()
 
     return rebalances(join, settled, lambda: committed(job, group, topic, PARTITIONS))
-
-
-def _settled(description: Mapping[str, Any]) -> bool:
-    assigned = sum(member[2] for member in description["members"])
-    return (description["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0))
 
 
 @item()
 def classic_confluent(job: Job) -> Any:
     settings = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 200}
     return _confluent(job, "classic-c", settings)
-
-
-@item()
-def cooperative_confluent(job: Job) -> Any:
-    """Incremental rebalances: members keep what stays theirs (KIP-429)."""
-    settings = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 200}
-    return _confluent(job, "cooperative", settings)
 
 
 @item(ConsumerGroupHeartbeat=1)

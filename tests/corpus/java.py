@@ -61,7 +61,6 @@ class _VerifiableConsumer:
         self.errors += self.process.stderr or ()
 
     def assigned(self) -> set[int]:
-        """Partitions that it has now."""
         now: set[int] = set()
         for event in list(self.events):
             if event["name"] in ("partitions_assigned", "partitions_revoked"):
@@ -106,18 +105,16 @@ def _rebalance(job: Job, suffix: str, protocol: str) -> Any:
         return {(partition, PER_PARTITION) for partition in range(PARTITIONS)}
 
     steps = rebalances(join, lambda: None, lambda: committed(job, group, topic, PARTITIONS), more)
-    described = "" if protocol == "classic" else _describe_group(job, group)
+    described = ""
+    if protocol != "classic":
+        options = ["--bootstrap-server", job.bootstrap, "--describe", "--group", group]
+        described = run_tool(f"{TOOLS}consumer.group.ConsumerGroupCommand", options, job.version).stdout
     return {
         "steps": steps,
         "described": _offsets_table(described, topic),
         "exit codes": [each.process.returncode for each in started],
         "errors": [line for each in started for line in each.errors if " WARN " in line or " ERROR " in line],
     }
-
-
-def _describe_group(job: Job, group: str) -> str:
-    options = ["--bootstrap-server", job.bootstrap, "--describe", "--group", group]
-    return run_tool(f"{TOOLS}consumer.group.ConsumerGroupCommand", options, job.version).stdout
 
 
 def _offsets_table(text: str, topic: str) -> list[tuple[str, ...]]:

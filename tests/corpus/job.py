@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from tests.support.waiting import until
 
 PREFIX_PLACEHOLDER = "~"
 LIMIT_S = 60.0
@@ -48,8 +49,6 @@ Item = Callable[[Job], Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """An item of the corpus."""
-
     run: Item
     needs: Mapping[str, int]
     """API -> the version that the broker must offer at least."""
@@ -120,10 +119,5 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def wait_for(what: str, look: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Look again and again until the answer is true, and return it. Raises TimeoutError."""
-    deadline = time.monotonic() + limit_s
-    while not (answer := look()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {limit_s:g} s")
-        time.sleep(POLL_S)
-    return answer
+    """Look again and again until the answer is true, and return it."""
+    return until(look, what, limit_s)

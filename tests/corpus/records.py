@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tests.corpus.job import Job, digest, item, outcome
+from tests.corpus.job import Job, digest, item
 from tests.corpus.tools import create_topic
 
 BATCH_RECORDS = 60
@@ -28,10 +28,11 @@ class Record(NamedTuple):
     timestamp_ms: int = 1_700_000_000_000
     partition: int = 0
 
+    def arguments(self) -> dict[str, Any]:
+        return self._asdict() | {"headers": list(self.headers)}
+
 
 class Read(NamedTuple):
-    """A record as a consumer shows it."""
-
     partition: int
     offset: int
     timestamp_ms: int
@@ -41,7 +42,6 @@ class Read(NamedTuple):
 
 
 def records(count: int, seed: int, value_bytes: int = 1000) -> list[Record]:
-    """Records that compress well, in part."""
     source = random.Random(seed)
     return [
         Record(
@@ -58,17 +58,7 @@ def send_kafka_python(job: Job, topic: str, sent: Sequence[Record], **settings: 
     from kafka import KafkaProducer
 
     with KafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=20, **settings) as producer:
-        futures = [
-            producer.send(
-                topic,
-                key=each.key,
-                value=each.value,
-                headers=list(each.headers),
-                timestamp_ms=each.timestamp_ms,
-                partition=each.partition,
-            )
-            for each in sent
-        ]
+        futures = [producer.send(topic, **each.arguments()) for each in sent]
         producer.flush(60)
         return [future.get(60).offset for future in futures]
 
@@ -78,17 +68,7 @@ def send_aiokafka(job: Job, topic: str, sent: Sequence[Record], **settings: Any)
 
     async def run() -> list[int]:
         async with AIOKafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=20, **settings) as producer:
-            futures = [
-                await producer.send(
-                    topic,
-                    key=each.key,
-                    value=each.value,
-                    headers=list(each.headers),
-                    timestamp_ms=each.timestamp_ms,
-                    partition=each.partition,
-                )
-                for each in sent
-            ]
+            futures = [await producer.send(topic, **each.arguments()) for each in sent]
             return [(await future).offset for future in futures]
 
     return asyncio.run(run())
@@ -109,15 +89,9 @@ def send_confluent(job: Job, topic: str, sent: Sequence[Record], **settings: Any
 
     producer = Producer({"bootstrap.servers": job.bootstrap, "linger.ms": 20} | settings)
     for number, each in enumerate(sent):
-        producer.produce(
-            topic,
-            key=each.key,
-            value=each.value,
-            headers=list(each.headers),
-            timestamp=each.timestamp_ms,
-            partition=each.partition,
-            on_delivery=delivered(number),
-        )
+        arguments = each.arguments()
+        timestamp_ms = arguments.pop("timestamp_ms")
+        producer.produce(topic, **arguments, timestamp=timestamp_ms, on_delivery=delivered(number))
     assert producer.flush(60) == 0, "records not delivered"
     return [offsets[number] for number in range(len(sent))]
 
@@ -234,26 +208,6 @@ def headers_and_odd_records(job: Job) -> Any:
     return {"sent": sent, "seen": seen}
 
 
-@item(InitProducerId=1)
-def idempotent_producers(job: Job) -> Any:
-    """Numbered by the producer: each record once and in order, whatever retries there were."""
-    topic = create_topic(job, "idempotent", partitions=3)
-    settings: dict[str, dict[str, Any]] = {
-        "kafka-python": {"enable_idempotence": True, "acks": "all"},
-        "aiokafka": {"enable_idempotence": True, "acks": "all"},
-        "confluent-kafka": {"enable.idempotence": True, "max.in.flight.requests.per.connection": 5},
-    }
-    result: dict[str, Any] = {}
-    for partition, (name, send) in enumerate(SENDERS.items()):
-        numbered = [each._replace(partition=partition) for each in records(300, seed=5, value_bytes=200)]
-        result[name] = send(job, topic, numbered, **settings[name])
-        assert result[name] == list(range(300))
-    seen = read_confluent(job, topic, 3, 900)
-    values = [each.value or b"" for each in seen]
-    assert [int(value[:6]) for value in values] == 3 * list(range(300))
-    return {"offsets": result, "values": digest(values)}
-
-
 def _large(seed: int) -> bytes:
     return random.Random(seed).randbytes(LARGE_BYTES)
 
@@ -287,21 +241,3 @@ def large_messages(job: Job) -> Any:
     for name, rows in seen.items():
         assert [row[4] for row in rows] == [crc for pair in expected for crc in pair], name
     return {"sent": sent, "seen": seen}
-
-
-@item()
-def too_large_messages(job: Job) -> Any:
-    """What the topic does not take is refused by the broker, and the connection goes on."""
-    topic = create_topic(job, "too-large", partitions=2, configs={"max.message.bytes": "100000"})
-    sizes = (1_000, 5_000_000, 2_000)
-    settings: dict[str, dict[str, Any]] = {
-        "aiokafka": {"max_request_size": MAX_BYTES},
-        "confluent-kafka": {"message.max.bytes": MAX_BYTES},
-    }
-    return {
-        name: [
-            outcome(partial(SENDERS[name], job, topic, [Record(None, b"x" * size, partition=partition)], **more))
-            for size in sizes
-        ]
-        for partition, (name, more) in enumerate(settings.items())
-    }

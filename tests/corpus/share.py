@@ -12,35 +12,6 @@ RECORDS = 40
 
 
 @item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
-def two_members(job: Job) -> Any:
-    """Two members share the records of several partitions: each record goes to one of them."""
-    from confluent_kafka import ShareConsumer
-
-    topic, group = create_topic(job, "share", partitions=3), job.name("share")
-    read_from_the_start(job, group)
-    send_confluent(job, topic, [Record(None, b"%03d" % number, partition=number % 3) for number in range(RECORDS)])
-    members = [
-        ShareConsumer({"bootstrap.servers": job.bootstrap, "group.id": group, "max.poll.records": 5}) for _ in range(2)
-    ]
-    seen: list[bytes] = []
-    for member in members:
-        member.subscribe([topic])
-
-    def look() -> bool:
-        for member in members:
-            for message in member.poll(0.2) or []:
-                assert message.error() is None, message.error()
-                seen.append(message.value())
-        return len(seen) >= RECORDS
-
-    wait_for(f"{RECORDS} records", look)
-    for member in members:
-        member.commit_sync()
-        member.close()
-    return sorted(seen)
-
-
-@item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
 def acknowledgements(job: Job) -> Any:
     """Accepted records are done, rejected ones too, released ones come again with a higher delivery count."""
     from confluent_kafka import AcknowledgeType, ShareConsumer

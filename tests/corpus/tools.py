@@ -78,7 +78,6 @@ def _partitions(client: RawClient, topic: str) -> dict[int, tuple[int, list[int]
 
 
 def committed(job: Job, group: str, topic: str, partitions: int = 1) -> dict[int, int]:
-    """A group's offsets by partition."""
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
     from confluent_kafka.admin import AdminClient
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -70,50 +69,3 @@ def confluent(job: Job) -> Any:
     steps.append(outcome(lambda: producer.commit_transaction(60)))
     successor.commit_transaction(60)
     return {"steps": steps, "seen": _seen(job, target, done=12, written=20)}
-
-
-@item(InitProducerId=1)
-def aiokafka(job: Job) -> Any:
-    from aiokafka import AIOKafkaProducer, TopicPartition
-
-    topic, group = create_topic(job, "tx-aio"), job.name("tx-aio-group")
-
-    async def run() -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=job.bootstrap, transactional_id=job.name("tx-aio"))
-        async with producer:
-            for number, commit in enumerate((True, False, True)):
-                await producer.begin_transaction()
-                for part in range(3):
-                    await producer.send_and_wait(topic, b"%d/%d" % (number, part), partition=0)
-                await (producer.commit_transaction() if commit else producer.abort_transaction())
-            async with producer.transaction():
-                await producer.send_and_wait(topic, b"with offsets", partition=0)
-                await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, group)
-
-    asyncio.run(run())
-    seen = _seen(job, topic, done=7, written=10)
-    return {"seen": seen, "committed offset": committed(job, group, topic)[0]}
-
-
-@item(InitProducerId=1)
-def kafka_python(job: Job) -> Any:
-    from kafka import KafkaAdminClient, KafkaProducer
-
-    topic = create_topic(job, "tx-kp")
-    states = []
-    transactional_id = job.name("tx-kp")
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    with KafkaProducer(bootstrap_servers=job.bootstrap, transactional_id=transactional_id, acks="all") as producer:
-        producer.init_transactions()
-        for number, commit in enumerate((True, False, True)):
-            producer.begin_transaction()
-            for part in range(3):
-                producer.send(topic, b"%d/%d" % (number, part), partition=0).get(60)
-            found = admin.describe_transactions([transactional_id])[transactional_id]
-            states.append((found.state, found.topic_partitions))
-            if commit:
-                producer.commit_transaction()
-            else:
-                producer.abort_transaction()
-    admin.close()
-    return {"states": states, "seen": _seen(job, topic, done=6, written=9)}

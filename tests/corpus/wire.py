@@ -19,17 +19,13 @@ def _offered(client: RawClient, request_class: Any) -> range:
     return range(max(found.min_version, oldest), min(found.max_version, newest) + 1)
 
 
-def _client(job: Job) -> RawClient:
-    return RawClient(job.bootstrap.split(",")[0])
-
-
 @item()
 def api_versions(job: Job) -> Any:
     """What the broker offers, at each version of the question; an unknown version is answered as version 0."""
     from kafka.protocol.metadata import ApiVersionsRequest
 
     result: dict[str, Any] = {}
-    with _client(job) as client:
+    with RawClient(job.bootstrap.split(",")[0]) as client:
         for version in _offered(client, ApiVersionsRequest):
             request = ApiVersionsRequest(version=version, client_software_name="corpus", client_software_version="1.0")
             answer = client.ask(request).message.to_dict()
@@ -52,7 +48,7 @@ def another_broker(job: Job) -> Any:
 
     from proxy.core.wire.messages import api_versions_request
 
-    with _client(job) as client:
+    with RawClient(job.bootstrap.split(",")[0]) as client:
         cluster = client.ask(MetadataRequest(version=9, topics=[])).message
         errors = []
         for node_id in (*(broker.node_id for broker in cluster.brokers), 99):

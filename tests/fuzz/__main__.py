@@ -31,8 +31,6 @@ MAX_MEMORY_MB = 1024
 
 @dataclass(frozen=True)
 class Result:
-    """One target's run."""
-
     target: str
     executions: int
     seconds: float

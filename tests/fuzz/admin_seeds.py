@@ -6,14 +6,11 @@ import random
 
 from kio.static.constants import EntityType
 
-from proxy.core.interceptors.mutations import MUTATION_APIS
 from proxy.core.wire import schema
-from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, METADATA
+from proxy.core.wire.apis import METADATA
+from tests.fuzz.targets import ADMIN_APIS
 from tests.support.session_tools import encode
 from tests.support.wire_tools import kio_class, kio_versions, sample
-
-ADMIN_APIS = (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS, *sorted(MUTATION_APIS))
-"""In the order in which the first byte of an input names them."""
 
 
 def bodies() -> list[bytes]:

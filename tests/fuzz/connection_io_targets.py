@@ -34,12 +34,7 @@ def _pure() -> Pure:
     return Pure()
 
 
-@target(
-    "connection_io",
-    _scripts,
-    ("proxy.net.io.pair", "proxy.core.session.request_handler", "proxy.core.session.response_handler"),
-    max_bytes=3072,
-)
+@target("connection_io", _scripts, max_bytes=3072)
 def both_ways(data: bytes) -> None:
     """Both peers send what they like, in pieces; what is seen after each step is compared with the Python code's."""
     if compiled.WHY_NOT:

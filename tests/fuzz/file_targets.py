@@ -24,7 +24,7 @@ def _nested_seeds() -> list[bytes]:
     return [bytes((opener, 255)) + bytes((14, 255)) for opener in range(len(OPENERS))] + [bytes((4, 31, 16, 0, 15, 31))]
 
 
-@target("nesting", _nested_seeds, ("config.problems", "config.source"), max_bytes=64, most_cpu_s=10.0)
+@target("nesting", _nested_seeds, max_bytes=64, most_cpu_s=10.0)
 def nesting(data: bytes) -> None:
     """Pairs of bytes: what opens, closes or fills something, and how often, up to 65 536 times."""
     text = bytearray()

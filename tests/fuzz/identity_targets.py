@@ -23,7 +23,7 @@ def _tokens() -> list[bytes]:
     return [*both, *(sasl_tools.authenticate(message)[14:] for message in both), b"\0\5PLAIN"]
 
 
-@target("sasl_tokens", _tokens, ("proxy.core.wire.sasl",), max_bytes=512)
+@target("sasl_tokens", _tokens, max_bytes=512)
 def sasl_tokens(data: bytes) -> None:
     """Each reader of SASL messages: a name that it finds stands in the message, and never behind the password's NUL."""
     plain = sasl.plain_name(data)
@@ -56,9 +56,7 @@ def _logins() -> list[bytes]:
     return found
 
 
-@target(
-    "sasl_session", _logins, ("proxy.core.session.auth", "proxy.core.auth.sasl", "proxy.core.wire.sasl"), max_bytes=1024
-)
+@target("sasl_session", _logins, max_bytes=1024)
 def sasl_session(data: bytes) -> None:
     """A login in turns, both sides saying anything: the bytes pass as they are, the buffers are wiped, no crash."""
     if len(data) < 2:
@@ -102,7 +100,7 @@ def _certificates() -> list[bytes]:
     return in_pem(Path(certifi.where()).read_text())[:40]
 
 
-@target("certificates", _certificates, ("proxy.net.tls.certificates",), max_bytes=2048)
+@target("certificates", _certificates, max_bytes=2048)
 def certificates(data: bytes) -> None:
     """A certificate's subject and end; OpenSSL has read and verified it before us, so this is the second line."""
     for read in (subject, not_after_s):

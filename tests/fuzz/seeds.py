@@ -69,7 +69,6 @@ def frames_of(data: bytes) -> list[bytes]:
 
 
 def configurations() -> list[bytes]:
-    """Texts of configuration files."""
     root = TESTS.parent
     files = [*root.glob("helm/kquota/ci/*.yaml"), *root.glob("docs/configuration.md")]
     texts = [path.read_bytes() for path in sorted(files)]

@@ -46,7 +46,7 @@ def _scripts() -> list[bytes]:
     ]
 
 
-@target("tls", _scripts, ("proxy.net.tls.channel",), max_bytes=1024)
+@target("tls", _scripts, max_bytes=1024)
 def records(data: bytes) -> None:
     """What is read is what was sent, or nothing more: after a byte that the peer's key has not made, no plaintext."""
     for by in IMPLEMENTATIONS:

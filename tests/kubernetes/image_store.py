@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from tests.lab.kafka.cache import cache_dir, locked, oldest
-from tests.lab.kafka.jars import resolve
+from tests.lab.kafka.jars import DEFAULT_VERSION, resolve
 from tests.lab.kafka.javalog import tool_arguments
 from tests.support.kept_builds import ROOT, key_of
 
@@ -132,8 +132,8 @@ def _pause() -> Path:
 @functools.cache
 def _kafka() -> Path:
     sources = [RECIPES / "kafka.Dockerfile", RECIPES / "run-class.sh"]
-    jars = resolve().classpath
-    (setting,) = tool_arguments(resolve().version)
+    jars = resolve()
+    (setting,) = tool_arguments(DEFAULT_VERSION)
     logging = Path(setting.partition("=")[2].removeprefix("file:"))
 
     def fill(folder: Path) -> None:

@@ -21,7 +21,6 @@ NETWORK = {"net/ipv4/ip_forward": "1", "net/bridge/bridge-nf-call-iptables": "1"
 
 
 def prepare(folder: Path) -> None:
-    """Mounts and addresses."""
     run("mount", "--make-rshared", "/")
     for place in OWN:
         if os.path.isdir(place):

@@ -42,20 +42,13 @@ class Release:
         return path
 
     def helm(self, verb: str, values: dict[str, Any], *more: str) -> str:
-        arguments: list[str | Path] = [
-            verb,
-            self.name,
-            self._chart,
-            "--namespace",
-            self.namespace,
-            "--values",
-            self.write(values),
-        ]
-        return self.node.helm(*arguments, *more)
+        return self.node.helm(verb, *self._arguments(values), *more)
 
     def try_upgrade(self, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        given: list[str | Path] = ["--namespace", self.namespace, "--values", self.write(values)]
-        return self.node.try_helm("upgrade", self.name, self._chart, *given)
+        return self.node.try_helm("upgrade", *self._arguments(values))
+
+    def _arguments(self, values: dict[str, Any]) -> list[str | Path]:
+        return [self.name, self._chart, "--namespace", self.namespace, "--values", self.write(values)]
 
     def pod(self, selector: str = "app=shop") -> dict[str, Any]:
         return ready_pod(self.node, self.namespace, selector)
@@ -64,9 +57,8 @@ class Release:
         """What the application has said: the pod's first container that is not the sidecar."""
         return log_lines(self.node, self.namespace, name_of_pod(pod), pod["spec"]["containers"][0]["name"], *more)
 
-    def sidecar_log(self, pod: dict[str, Any], *more: str) -> str:
-        arguments = ["--namespace", self.namespace, name_of_pod(pod), "--container=kquota", *more]
-        return self.node.kubectl("logs", *arguments)
+    def sidecar_log(self, pod: dict[str, Any]) -> str:
+        return self.node.kubectl("logs", "--namespace", self.namespace, name_of_pod(pod), "--container=kquota")
 
     def settled_rate(self, pod: dict[str, Any], expected: float, tolerance: float = 0.15) -> float:
         """Bytes per second that were acknowledged, once they are what is expected over ten seconds."""

@@ -241,7 +241,7 @@ class Node:
         self.start("containerd", "containerd", "--config", own / "containerd.toml")
         self._await("containerd", lambda: self.order("run", argv=self._ctr("version"))["status"] == 0, began)
         self.import_images("pause")
-        self._await("kube-apiserver", self._api_ready, began)
+        self._await("kube-apiserver", self.api_ready, began)
         self.start(
             "kubelet", self.programs.kubernetes["kubelet"], f"--kubeconfig={identity}/node.kubeconfig",
             f"--config={own}/kubelet.yaml", f"--root-dir={own}/kubelet", f"--hostname-override={NAME}",
@@ -278,7 +278,7 @@ class Node:
         except httpx.HTTPError:
             return False
 
-    def _api_ready(self) -> bool:
+    def api_ready(self) -> bool:
         try:
             return self.get("/readyz").text == "ok"
         except httpx.HTTPError:

@@ -30,8 +30,6 @@ class NoNodeError(Exception):
 
 @dataclass(frozen=True)
 class NodePrograms:
-    """What a node is made of."""
-
     etcd: Path
     kubernetes: dict[str, Path]
     coredns: Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import yaml
 from tests.kubernetes import workloads
 from tests.kubernetes.injected import ORDERS, ORDERS_POD, SYSTEM, WEBHOOK_POD, start_webhook, stop_webhook, values
 from tests.kubernetes.installed import Release
-from tests.kubernetes.node import Node, NodeError
+from tests.kubernetes.node import Node
 from tests.kubernetes.workloads import container, container_id, is_ready, name_of_pod, statuses
 from tests.support.waiting import until
 
@@ -45,7 +45,7 @@ def new_pod(node: Node, namespace: str, name: str) -> str:
 
 
 @contextmanager
-def undisturbed(node: Node, orders: Release) -> Iterator[dict[str, Any]]:
+def undisturbed(orders: Release) -> Iterator[dict[str, Any]]:
     """The running pod is neither restarted nor unready while the block runs, and goes on after it."""
     pod = orders.pod(ORDERS_POD)
     ready = [one for one in pod["status"]["conditions"] if one["type"] == "Ready"]
@@ -70,7 +70,7 @@ def repaired(node: Node, webhook: Release) -> None:
 
 
 def test_webhook_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
-    with undisturbed(node, orders) as pod:
+    with undisturbed(orders) as pod:
         stop_webhook(node)
         try:
             assert "failed calling webhook" in new_pod(node, ORDERS, "strict")
@@ -90,18 +90,17 @@ def _is_created(node: Node, name: str) -> bool:
 
 def test_one_replica_of_the_webhook_ends(node: Node, webhook: Release, orders: Release) -> None:
     (first, _) = node.pods(SYSTEM, WEBHOOK_POD)
-    with undisturbed(node, orders):
+    with undisturbed(orders):
         node.kill(container_id(first, "webhook"), signal.SIGKILL)
         for number in range(ROUNDS):
             # Until its endpoint is gone a call may be refused by the killed replica: a controller asks again, as here.
             until(partial(_is_created, node, f"p{number}"), limit_s=15.0)
-            time.sleep(0.3)
-            time.sleep(0.3)
+            time.sleep(0.6)
 
 
 def test_kafka_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
     (broker,) = node.pods("kafka", "app=kafka")
-    with undisturbed(node, orders):
+    with undisturbed(orders):
         node.kill(container_id(broker, "kafka"), signal.SIGSTOP)
         try:
             assert new_pod(node, ORDERS, "without-kafka") == "kquota, app"
@@ -111,7 +110,7 @@ def test_kafka_is_down(node: Node, webhook: Release, orders: Release, lenient: s
 
 
 def test_dns_is_down(node: Node, webhook: Release, orders: Release, lenient: str) -> None:
-    with undisturbed(node, orders) as pod:
+    with undisturbed(orders) as pod:
         node.stop("coredns")
         try:
             assert new_pod(node, ORDERS, "without-dns") == "kquota, app"
@@ -122,7 +121,7 @@ def test_dns_is_down(node: Node, webhook: Release, orders: Release, lenient: str
 
 
 def test_api_server_is_down(node: Node, webhook: Release, orders: Release) -> None:
-    with undisturbed(node, orders) as pod:
+    with undisturbed(orders) as pod:
         before = orders.said(pod, "--tail=1")[-1]
         node.stop("kube-apiserver", signal.SIGKILL)
         down = time.time()
@@ -133,18 +132,8 @@ def test_api_server_is_down(node: Node, webhook: Release, orders: Release) -> No
         finally:
             up = time.time()
             node.start("kube-apiserver")
-            until(_answers(node), limit_s=90)
+            until(node.api_ready, limit_s=90)
         lines = [one for one in orders.said(pod) if down <= one["at"] <= up]
         assert lines[-1]["acknowledged"] > before["acknowledged"] + 1000
         until(lambda: is_ready(orders.pod(ORDERS_POD)), limit_s=90)
         assert new_pod(node, ORDERS, f"after-{name_of_pod(pod)[-5:]}") == "kquota, app"
-
-
-def _answers(node: Node) -> Callable[[], bool]:
-    def look() -> bool:
-        try:
-            return node.kubectl("get", "--raw=/readyz") == "ok"
-        except NodeError:
-            return False
-
-    return look

@@ -34,7 +34,7 @@ IMAGES: Final[dict[str, Any]] = {
 
 def namespace(node: Node, name: str, **labels: str) -> None:
     """A namespace that enforces the Pod Security Standard "restricted", unless a label says otherwise."""
-    metadata = {"name": name, "labels": NAMESPACE_LABELS | {key.replace("__", "/"): one for key, one in labels.items()}}
+    metadata = {"name": name, "labels": NAMESPACE_LABELS | labels}
     node.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
 
@@ -61,17 +61,6 @@ def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, 
         "kind": "Deployment",
         "metadata": {"name": name},
         "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-    }
-
-
-def job(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
-    spec = {"containers": list(containers), "restartPolicy": "Never"}
-    template = {"metadata": {"labels": {"app": name}}, "spec": spec}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {"backoffLimit": 0, "template": template},
     }
 
 
@@ -204,7 +193,6 @@ def statuses(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def container_id(pod: dict[str, Any], name: str) -> str:
-    """What the runtime calls a container."""
     return str(statuses(pod)[name]["containerID"]).rpartition("/")[2]
 
 

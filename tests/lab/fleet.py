@@ -10,7 +10,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -41,8 +41,6 @@ LIBRARIES = (
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFleet:
-    """The size of a fleet, and its seed."""
-
     sidecars: int = 2000
     days: int = 30
     interval_s: int = 300
@@ -60,7 +58,6 @@ class GeneratedFleet:
 
     @property
     def intervals(self) -> int:
-        """Intervals of one sidecar."""
         return self.days * DAY_S // self.interval_s
 
 
@@ -312,9 +309,7 @@ def _typed(field: Field, values: Mapping[str, Column]) -> Column:
 assert set(FAMILIES) >= {"produce", "fetch", "group", "admin"}
 
 
-def write(
-    spark: SparkSession, fleet: GeneratedFleet, output: str, *, form: str = "parquet", quiet: bool = False
-) -> None:
+def write(spark: SparkSession, fleet: GeneratedFleet, output: str, *, quiet: bool = False) -> None:
     """Write the parts as directories `00`, `01`, … below `output`; a complete part is left unchanged, an interrupted
     one is written again. Raises ReportError for a directory with another fleet."""
     output = output.rstrip("/")
@@ -325,57 +320,35 @@ def write(
     for part in range(fleet.parts):
         if not quiet:
             print(f"part {part + 1} of {fleet.parts}", file=sys.stderr, flush=True)
-        _write_part(spark, fleet, part, output, form)
-
-
-def _write_part(spark: SparkSession, fleet: GeneratedFleet, part: int, output: str, form: str) -> None:
-    place = f"{output}/{part:02d}"
-    if read_text(spark, f"{place}/_SUCCESS") is not None:  # Spark writes it last
-        return
-    writer = records(spark, fleet, part).write.mode("overwrite")
-    if form == "json":
-        writer.option("ignoreNullFields", False).json(place)
-    else:
-        writer.option("compression", "zstd").parquet(place)
+        place = f"{output}/{part:02d}"
+        if read_text(spark, f"{place}/_SUCCESS") is None:  # Spark writes it last
+            records(spark, fleet, part).write.mode("overwrite").option("compression", "zstd").parquet(place)
 
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m tests.lab.fleet --output DIR`: exit codes as for the reports."""
-    default = GeneratedFleet()
     options = argparse.ArgumentParser(prog="python -m tests.lab.fleet", description=__doc__)
     options.add_argument("--output", required=True, help="directory for the parts")
-    for name, value in (
-        ("sidecars", default.sidecars),
-        ("days", default.days),
-        ("apps", default.apps),
-        ("parts", default.parts),
-    ):
-        options.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
-    options.add_argument("--interval", type=int, default=default.interval_s, help="seconds per record (300)")
-    options.add_argument("--hot", type=float, default=default.hot, help="1: applications of one size (3)")
-    options.add_argument("--seed", type=int, default=default.seed, help="another fleet (1)")
-    options.add_argument("--format", choices=("parquet", "json"), default="parquet", dest="form")
+    for one in fields(GeneratedFleet):
+        options.add_argument(f"--{one.name}", type=type(one.default), default=one.default, help=f"({one.default})")
     options.add_argument("--master", help="Spark master (all cores of this machine)")
     options.add_argument("--memory", metavar="SIZE", help="memory of a local Spark (2g)")
     options.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    given = options.parse_args(arguments)
-    if DAY_S % (2 * given.interval):
-        print(f"error: --interval {given.interval}: expected seconds that half a day is a multiple of", file=sys.stderr)
+    given = vars(options.parse_args(arguments))
+    output, master, memory, quiet = (given.pop(name) for name in ("output", "master", "memory", "quiet"))
+    fleet = GeneratedFleet(**given)
+    if DAY_S % (2 * fleet.interval_s):
+        print(f"error: {fleet.interval_s} s: expected an interval that half a day is a multiple of", file=sys.stderr)
         return 2
-    size = {"sidecars": given.sidecars, "days": given.days, "interval_s": given.interval, "apps": given.apps}
-    fleet = GeneratedFleet(**size, hot=given.hot, seed=given.seed, parts=given.parts)
     try:
-        spark = open_session(given.master, given.memory)
+        spark = open_session(master, memory)
+        try:
+            write(spark, fleet, output, quiet=quiet)
+        finally:
+            spark.stop()
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    try:
-        write(spark, fleet, given.output, form=given.form, quiet=given.quiet)
-    except ReportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    finally:
-        spark.stop()
     return 0
 
 

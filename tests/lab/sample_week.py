@@ -30,8 +30,6 @@ TYPES: Final = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), 
 
 @dataclass(frozen=True)
 class Client:
-    """What one client would like to move."""
-
     pod: str
     user: str
     client_id: str

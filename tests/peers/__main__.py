@@ -19,7 +19,7 @@ from itertools import product
 from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import NEW, RUN
 from tests.peers.outcomes import NEVER_BEGUN, Row, count, side_by_side, table
-from tests.peers.suites import BROKERS, PARTITIONS, RECORDS, SUITES, NoSuiteError, Suite
+from tests.peers.suites import BROKERS, PARTITIONS, SUITES, NoSuiteError, Suite
 from tests.support.raw_client import set_brokers_quota
 from tests.support.sidecars import sidecar
 
@@ -41,7 +41,7 @@ def brokers(version: str, rate: int | None) -> Iterator[KafkaCluster]:
 
 
 @contextmanager
-def place(version: str, through: bool, rate: int | None, pacing: str) -> Iterator[str]:
+def place(version: str, through: bool, rate: int | None) -> Iterator[str]:
     """A bootstrap address: of a broker, or of a sidecar before one."""
     with brokers(version, None if through else rate) as cluster:
         if not through:
@@ -50,16 +50,16 @@ def place(version: str, through: bool, rate: int | None, pacing: str) -> Iterato
         limits = {} if rate is None else {"producer_byte_rate": rate, "consumer_byte_rate": rate}
         # Without a rate there are limits as well, which are never reached: what enforces them is there.
         free = {"producer_byte_rate": 10**9, "consumer_byte_rate": 10**9, "request_percentage": 10_000}
-        with sidecar(cluster.bootstrap, [{"client-id": "<default>", **(limits or free)}], pacing=pacing) as running:
+        with sidecar(cluster.bootstrap, [{"client-id": "<default>", **(limits or free)}]) as running:
             yield running.bootstrap
 
 
-def compare(suite: Suite, names: Sequence[str], version: str, rate: int | None, pacing: str) -> list[Row]:
+def compare(suite: Suite, names: Sequence[str], version: str, rate: int | None) -> list[Row]:
     """Run it both ways, and what failed through the sidecar only again."""
     runs = []
     for through in (False, True):
         began_s = time.monotonic()
-        with place(version, through, rate, pacing) as bootstrap:
+        with place(version, through, rate) as bootstrap:
             runs.append(suite.run(bootstrap, names))
         print(f"{suite.name} {'through the sidecar' if through else 'directly'}: {time.monotonic() - began_s:.0f} s")
     rows = side_by_side(*runs)
@@ -67,7 +67,7 @@ def compare(suite: Suite, names: Sequence[str], version: str, rate: int | None, 
         again = [row for row in rows if row.suspect]
         for row in again:
             for through, tries in ((False, row.direct), (True, row.through)):
-                with place(version, through, rate, pacing) as bootstrap:
+                with place(version, through, rate) as bootstrap:
                     tries.append(suite.run(bootstrap, [row.name]).get(row.name, NEVER_BEGUN))
     return rows
 
@@ -79,8 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--test", action="append", default=[], help="only these tests of one suite, by their names")
     parser.add_argument("--kafka", choices=RUN, action="append", help=f"release of the brokers (default {NEW})")
     parser.add_argument("--rate", type=int, help="bytes/s that each client may produce, and fetch")
-    parser.add_argument("--pacing", choices=("smooth", "kafka"), default="smooth", help="of the sidecar (%(default)s)")
-    parser.add_argument("--records", type=int, default=RECORDS, help="of franz-go's longer tests (%(default)s)")
     parser.add_argument("--repeat", type=int, default=1, help="compare as often")
     given = parser.parse_args(arguments)
     if given.test and len(given.suite or ()) != 1:
@@ -88,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken = []
     for version, name in product(given.kafka or [NEW], given.suite or SUITES):
         try:
-            suite = SUITES[name](given.records)
+            suite = SUITES[name]()
             for _ in range(given.repeat):
-                rows = compare(suite, given.test, version, given.rate, given.pacing)
+                rows = compare(suite, given.test, version, given.rate)
                 head = f"{suite.name} ({suite.part}), Kafka {version}"
                 print(f"\n## {head}\n\n{table(rows)}\n\n{count(rows)}", flush=True)
                 broken += [f"{suite.name} {row.name}, Kafka {version}" for row in rows if row.suspect]

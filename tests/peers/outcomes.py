@@ -20,8 +20,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One test of one run."""
-
     outcome: Outcome
     seconds: float = 0.0
 

@@ -50,8 +50,6 @@ class NoSuiteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one client library."""
-
     name: str
     part: str
     """Which of them are run, for people."""
@@ -59,7 +57,7 @@ class Suite:
     """At this bootstrap address, these tests, or all of the part: how each ended."""
 
 
-def franz_go(records: int = RECORDS) -> Suite:
+def franz_go() -> Suite:
     """All tests of franz-go's client.
 
     Raises:
@@ -75,13 +73,13 @@ def franz_go(records: int = RECORDS) -> Suite:
     def run(bootstrap: str, names: Sequence[str]) -> dict[str, Ended]:
         chosen = f"^({'|'.join(names)})$" if names else "."
         command = [str(program), "-test.v", "-test.run", chosen, "-test.timeout", f"{LIMIT_S:.0f}s"]
-        settings = {"KGO_SEEDS": bootstrap, "KGO_TEST_RECORDS": str(records)}
+        settings = {"KGO_SEEDS": bootstrap, "KGO_TEST_RECORDS": str(RECORDS)}
         return of_go(_output_of(command, folder, settings))
 
-    return Suite("franz-go", f"all tests of pkg/kgo, with {records} records", run)
+    return Suite("franz-go", f"all tests of pkg/kgo, with {RECORDS} records", run)
 
 
-def librdkafka(_records: int = RECORDS) -> Suite:
+def librdkafka() -> Suite:
     """The part of librdkafka's tests that wants ordinary brokers.
 
     Raises:
@@ -116,7 +114,7 @@ def librdkafka(_records: int = RECORDS) -> Suite:
     return Suite("librdkafka", f"{len(LIBRDKAFKA)} numbers of its tests, quick mode", run)
 
 
-SUITES: Final[dict[str, Callable[[int], Suite]]] = {"franz-go": franz_go, "librdkafka": librdkafka}
+SUITES: Final[dict[str, Callable[[], Suite]]] = {"franz-go": franz_go, "librdkafka": librdkafka}
 
 
 def _output_of(command: Sequence[str], folder: Path, settings: dict[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from quota.record import Row
 from quota.table import Entry
 from tests.support.spark_tools import DAY_MS, T0_MS, table, write
 from tests.support.spark_tools import record as new_record
-from tests.support.usage_rows import NAMES, from_line, problems
 from tests.unit.test_export_rows import Watched
 
 if TYPE_CHECKING:
@@ -51,17 +49,6 @@ def test_exports_the_share_of_a_fleet_limit() -> None:
     (row,) = watched.close()
     assert (row["produce_limit"], row["produce_fleet_limit"], row["produce_fleet_share"]) == (250.0, 1000.0, 0.25)
     assert (row["fetch_fleet_limit"], row["fetch_fleet_share"]) == (None, None)
-
-
-def test_a_line_of_version_1_is_read_with_nulls() -> None:
-    old = old_record(1, 0, throttle_produce_seconds=3.0, throttle_produce_count=1)
-    assert problems(old) == []
-    read = from_line(json.dumps(old))
-    assert tuple(read) == NAMES
-    assert (read["schema_version"], read["throttle_produce_seconds"]) == (1, 3.0)
-    assert {read[name] for name in SINCE_2} == {None}
-    del old["mutes"]
-    assert problems(old) == ["mutes is missing"]
 
 
 def test_exports_held_requests() -> None:

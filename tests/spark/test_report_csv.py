@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from analysis.files import write_csv
-from analysis.runner import make
 from config.load import load_bytes
-from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
+from tests.support.spark_tools import Make, record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,53 +73,8 @@ def test_texts_are_no_formulas_and_numbers_stay_numbers(spark: SparkSession, tmp
     assert {row[3] for row in found[1:]} == {""}
 
 
-@pytest.fixture
-def hostile(tmp_path: Path) -> Path:
-    """Records of users and client-ids with names that mean harm."""
-    names = [*FORMULAS, *(name for name in PLAIN if name), BIDI, "\x1b[2J\x9b31m\x7f", "<b>&amp;"]
-    rows = [
-        record(
-            number,
-            0,
-            user=name,
-            client_id=name,
-            produce_bytes=(len(names) - number) * MB,
-            produce_limit=50 * MB,
-            throttle_produce_seconds=5.0,
-        )
-        for number, name in enumerate(names, 1)
-    ]
-    return write(tmp_path / "in", rows)
-
-
-def made(spark: SparkSession, name: str, source: Path, tmp_path: Path, **options: object) -> tuple[str, Path]:
-    now_ms = T0_MS + 30 * DAY_MS
-    told = make(spark, name, str(source), str(tmp_path / "out"), 60, options, quiet=True, now_ms=now_ms)
-    return told, tmp_path / "out" / name
-
-
-def test_csv_report_escapes_hostile_names(spark: SparkSession, tmp_path: Path, hostile: Path) -> None:
-    _, out = made(spark, "usage", hostile, tmp_path)
-    clients = table(out, "clients")
-    by_user = {row["user"]: row for row in clients}
-    assert len(by_user) == len(clients) == len(FORMULAS) + len(PLAIN) - 1 + 3
-    for name, shown in FORMULAS.items():
-        assert by_user[shown]["client_id"] == shown, name
-        assert by_user[shown]["cluster_id"] == "east"
-    for name in (*PLAIN[:-1], BIDI):
-        assert by_user[name]["client_id"] == name
-    assert {float(row["produce_bytes"]) for row in clients} == {number * MB for number in range(len(clients))}
-    for path in out.glob("*.csv"):
-        with path.open(newline="") as file:
-            for row in csv.reader(file, strict=True):
-                assert [cell for cell in row if re.match(r"\s*[=+@]", cell)] == [], path
-    # The Parquet beside it has the names as they are, for programs.
-    exact = {row["user"] for row in spark.read.parquet(str(out / "clients.parquet")).select("user").collect()}
-    assert {*FORMULAS, *PLAIN[:-1], BIDI} <= exact
-
-
 @pytest.mark.parametrize("name", ["usage", "throttling", "recommend"])
-def test_pages_and_terminals_escape_bidi_and_hidden_text(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_tables_pages_and_terminals_escape_hostile_names(report: Make, spark: SparkSession, name: str) -> None:
     rows = [
         record(day * 100 + number, day * 86_400 + number * 10, user=BIDI, client_id="\x1b[2J\x9b31m\u2028", requests=9)
         | {"produce_bytes": 9 * MB, "produce_limit": MB, "throttle_produce_seconds": 5.0, "throttle_produce_count": 9}
@@ -129,7 +83,16 @@ def test_pages_and_terminals_escape_bidi_and_hidden_text(spark: SparkSession, tm
     ]
     # `recommend` proposes an entry for this one, and none for a client-id that no file may name.
     rows += [row | {"client_id": "etl", "sequence": row["sequence"] + 1000} for row in rows]
-    told, out = made(spark, name, write(tmp_path / "in", rows), tmp_path, headroom=0.25)
+    rows += [row | {"client_id": "=1+1", "sequence": row["sequence"] + 5000} for row in rows[:3]]
+    told, out = report(name, rows, headroom=0.25)
+    for path in out.glob("*.csv"):
+        with path.open(newline="") as file:
+            for cells in csv.reader(file, strict=True):
+                assert [cell for cell in cells if re.match(r"\s*[=+@]", cell)] == [], path
+    # The Parquet beside it has the names as they are, for programs.
+    for path in out.glob("clients.parquet"):
+        exact = {(row["user"], row["client_id"]) for row in spark.read.parquet(str(path)).collect()}
+        assert {(BIDI, "=1+1"), (BIDI, "etl")} <= exact
     page = (out / "report.html").read_text()
     for text in (told, page):
         harmful = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
@@ -143,5 +106,5 @@ def test_pages_and_terminals_escape_bidi_and_hidden_text(spark: SparkSession, tm
         assert values.isascii()
         assert {entry["user"] for entry in yaml.safe_load(values)["quotas"]} == {BIDI}
         config = load_bytes("values.yaml", b'upstream: {bootstrap: ["k:9092"]}\n' + values.encode())
-        assert [(str(entry.user), entry.client_id) for entry in config.quotas] == [(BIDI, "etl")]
+        assert {(str(entry.user), entry.client_id) for entry in config.quotas} == {(BIDI, "etl"), (BIDI, "=1+1")}
         assert r"\u202e" in (out / "quotas.diff").read_text()

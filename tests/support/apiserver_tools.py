@@ -97,7 +97,6 @@ class ApiServer:
         return self.client.request(method, self.url + path, content=content, headers=given, params=query)
 
     def get(self, path: str) -> Any:
-        """An object that is there."""
         return self.ask("GET", path).raise_for_status().json()
 
     def create(self, path: str, body: dict[str, Any], as_user: str | None = None, **query: str) -> dict[str, Any]:

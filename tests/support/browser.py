@@ -34,7 +34,6 @@ Browse = Callable[..., AbstractContextManager[Any]]
 
 @contextmanager
 def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
-    """A window of this width and light, in a browser of its own."""
     with chromium() as driver, window(driver, width, dark=dark):
         yield driver
 
@@ -47,7 +46,7 @@ def browse() -> Iterator[Browse]:
 
 
 @contextmanager
-def chromium(*flags: str) -> Iterator[Any]:
+def chromium() -> Iterator[Any]:
     """Headless Chromium; where it is missing the test is skipped, in CI it fails."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -55,7 +54,7 @@ def chromium(*flags: str) -> Iterator[Any]:
     binary, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for argument in (*FLAGS, *flags):
+    for argument in FLAGS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_program))

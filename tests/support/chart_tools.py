@@ -217,7 +217,7 @@ def without_secrets(text: str) -> str:
 
 
 SHOWN: Final = {
-    "gateway-full": ("networkpolicy", "gateway", "fleet-key", "configmap", "monitoring", "check", "tests/smoke"),
+    "gateway-full": ("networkpolicy", "gateway", "fleet-key", "monitoring", "check", "tests/smoke"),
     "webhook": ("webhook", "webhook-rbac", "monitoring"),
 }
 """Values, and templates that neither another golden render nor a plain manifest shows."""

@@ -111,7 +111,6 @@ def record(number: int, size: int) -> bytes:
 
 
 def check_record(value: bytes) -> int:
-    """The number of a record made by `record`."""
     number, checksum = int(value[:12]), int(value[13:21], 16)
     if zlib.crc32(value[HEAD_BYTES:], number) != checksum:
         raise ValueError(f"record {number} is damaged")
@@ -160,7 +159,6 @@ def _throttle_of(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]
 
 
 def produce_kafka_python(load: Load) -> Timeline:
-    """kafka-python's KafkaProducer, as fast as it is let."""
     from kafka import KafkaProducer
 
     with _timeline("kafka-python", load) as timeline:

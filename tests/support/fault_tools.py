@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -357,13 +357,11 @@ def nothing_left_behind(proxy: Sidecar, before: Held) -> Iterator[None]:
     assert after.within(before), f"before {before}, still {after}: {proxy.get('/connections')}"
 
 
-@dataclass
-class Charged:
+class Charged(NamedTuple):
     """Bytes that a sidecar has charged so far."""
 
     produce: float
     fetch: float
-    took_s: float = field(default_factory=time.monotonic)
 
 
 def charged(proxy: Sidecar) -> Charged:

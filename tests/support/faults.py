@@ -207,7 +207,6 @@ class FaultyNetwork:
         trio.from_thread.run_sync(action, trio_token=self._token)
 
     def start(self, task: Callable[..., Any], *args: Any) -> None:
-        """Start a task; called inside the loop."""
         self._nursery.start_soon(task, *args)
 
     async def _run(self) -> None:

@@ -76,7 +76,6 @@ def program(module: str, package: str, *ldflags: str, tags: Sequence[str] = ()) 
 
 
 def tests_of(module: str, package: str) -> Path:
-    """The tests of a package that the module in tests/go/`module` pins, as a program."""
     return _built(module, package, ("its tests",), "test", "-c", "-trimpath")
 
 

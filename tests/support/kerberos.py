@@ -47,8 +47,6 @@ START_LIMIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Realm:
-    """A realm whose server answers."""
-
     config: Path
     """What Java is told by `java.security.krb5.conf`."""
     keytab: Path
@@ -56,7 +54,6 @@ class Realm:
 
     @property
     def jvm(self) -> tuple[str, ...]:
-        """Arguments of JVMs that are to know this realm."""
         return (f"-Djava.security.krb5.conf={self.config}",)
 
     def jaas(self, principal: str) -> str:

@@ -96,7 +96,6 @@ class Namespace:
 
 @contextmanager
 def machine_with(*addresses: str) -> Iterator[Namespace]:
-    """A machine with these addresses of its own."""
     found = Namespace()
     try:
         for address in addresses:

@@ -114,10 +114,7 @@ def _kafka_python(mechanism: str, user: str, secret: str) -> dict[str, Any]:
         def token(self) -> str:
             return secret
 
-    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
-    if mechanism == "OAUTHBEARER":
-        return settings | {"sasl_oauth_token_provider": Provider()}
-    return settings | {"sasl_plain_username": user, "sasl_plain_password": secret}
+    return _python(mechanism, user, secret, Provider())
 
 
 def _aiokafka(mechanism: str, user: str, secret: str) -> dict[str, Any]:
@@ -127,10 +124,13 @@ def _aiokafka(mechanism: str, user: str, secret: str) -> dict[str, Any]:
         async def token(self) -> str:
             return secret
 
-    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
+    return _python(mechanism, user, secret, Provider())
+
+
+def _python(mechanism: str, user: str, secret: str, provider: object) -> dict[str, Any]:
     if mechanism == "OAUTHBEARER":
-        return settings | {"sasl_oauth_token_provider": Provider()}
-    return settings | {"sasl_plain_username": user, "sasl_plain_password": secret}
+        return {"sasl_mechanism": mechanism, "sasl_oauth_token_provider": provider}
+    return {"sasl_mechanism": mechanism, "sasl_plain_username": user, "sasl_plain_password": secret}
 
 
 def _confluent(mechanism: str, user: str, secret: str) -> dict[str, Any]:
@@ -145,10 +145,9 @@ def _java(mechanism: str, user: str, secret: str) -> dict[str, Any]:
     modules = "org.apache.kafka.common.security"
     if mechanism == "OAUTHBEARER":
         jaas = f'{modules}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{user}";'
-    elif mechanism == "PLAIN":
-        jaas = f'{modules}.plain.PlainLoginModule required username="{user}" password="{secret}";'
     else:
-        jaas = f'{modules}.scram.ScramLoginModule required username="{user}" password="{secret}";'
+        module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+        jaas = f'{modules}.{module} required username="{user}" password="{secret}";'
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
 
 

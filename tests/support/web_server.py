@@ -9,16 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def web_server(
-    answer: Callable[[str], tuple[int, bytes]], *, reason: str | None = None, content_type: str = "application/json"
-) -> Iterator[int]:
+def web_server(answer: Callable[[str], tuple[int, bytes]], *, reason: str | None = None) -> Iterator[int]:
     """Its port on 127.0.0.1. `answer` makes status and body for a path without its query."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = answer(self.path.partition("?")[0])
             self.send_response(status, reason)
-            self.send_header("content-type", content_type)
+            self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

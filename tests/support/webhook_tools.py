@@ -43,9 +43,15 @@ def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes:
     return json.dumps(json.loads(text) | changes).encode()
 
 
-def admission_review(name: str, **spec: Any) -> dict[str, Any]:
+def admission_review(
+    name: str, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
     asked: dict[str, Any] = yaml.safe_load(REVIEWS.read_text())[name]
     asked["request"]["object"]["spec"] |= spec
+    metadata = asked["request"]["object"]["metadata"]
+    for key, given in (("labels", labels), ("annotations", annotations)):
+        if given is not None:
+            metadata[key] = metadata.get(key, {}) | given
     return asked
 
 

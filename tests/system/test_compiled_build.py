@@ -127,10 +127,10 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def _build(checkout: Path, *argv: str, python: Path = BUILDER, **environment: str) -> subprocess.CompletedProcess[str]:
+def _build(checkout: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """By this pip, with the packages that build the wheel in the image: those that `make` compiles with."""
     assert BUILDER.exists(), "`make compile` makes it"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(BUILDER)]
     return subprocess.run(
         [*pip, argv[0], "--verbose", "--no-index", "--no-deps", "--no-build-isolation", *argv[1:], "."],
         cwd=checkout,

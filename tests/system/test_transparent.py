@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +23,9 @@ from proxy.net.listen.server import Proxy
 from proxy.net.listen.transparent import Destination, read_sockaddr_in, read_sockaddr_in6
 from proxy.net.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
-from quota.table import Entry, QuotaTable
+from quota.table import QuotaTable
 from tests.support.namespaces import Namespace, machine_with
-from tests.support.scripted_broker import Handler, ScriptedBroker, answer, read_frame, until
+from tests.support.scripted_broker import ScriptedBroker, answer, read_frame, until
 from tests.support.session_tools import produce, produce_response
 
 LIMIT_S = 30
@@ -59,19 +59,14 @@ def machine() -> Iterator[Namespace]:
 async def intercepting(
     host: str = "127.0.0.1",
     *,
-    handler: Handler = answer,
-    quotas: Sequence[Entry] = (),
     bootstrap: tuple[tuple[str, int], ...] = (),
-    drain_timeout_s: float = 2.0,
     **more: Any,
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker]]:
     """A proxy in transparent mode, and a broker that listens on both brokers' addresses."""
-    broker = ScriptedBroker(handler, node_port=KAFKA)
+    broker = ScriptedBroker(answer, node_port=KAFKA)
     transparent = TransparentSettings(**({"mark": MARK} | more))
-    settings = ProxySettings(
-        host, LISTEN, range(1, 2), bootstrap, drain_timeout_s=drain_timeout_s, transparent=transparent
-    )
-    proxy = Proxy(settings, Ledger(QuotaTable(quotas)))
+    settings = ProxySettings(host, LISTEN, range(1, 2), bootstrap, drain_timeout_s=2.0, transparent=transparent)
+    proxy = Proxy(settings, Ledger(QuotaTable()))
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
             for address in BROKERS:

@@ -27,8 +27,6 @@ VALUE = os.urandom(RECORD_BYTES)
 
 @dataclass
 class Task:
-    """What one client has to do."""
-
     bootstrap: str
     client_id: str
     topic: str

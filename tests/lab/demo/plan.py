@@ -50,7 +50,6 @@ class DemoClient:
 
     @property
     def quota_name(self) -> str:
-        """Kafka's name of the quota that applies to it."""
         return "producer_byte_rate" if self.role == "producer" else "consumer_byte_rate"
 
 

@@ -156,7 +156,6 @@ def summary_table(outcomes: Sequence[ClientResult]) -> Table:
 
 
 def summary_notes(outcomes: Sequence[ClientResult]) -> str:
-    """What the columns mean."""
     free = [outcome.track.plan for outcome in outcomes if outcome.track.plan.limit is None]
     starred = "".join(f" * of the {number(plan.wanted)} that {plan.name} wants." for plan in free)
     return (
@@ -173,7 +172,6 @@ def number(rate: float | None, absent: str = "-") -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Whole milliseconds, or a dash."""
     return "-" if value is None else f"{value:.0f}"
 
 

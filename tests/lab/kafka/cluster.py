@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.lab.kafka.errors import BrokerStartError, EmbeddedKafkaError, ToolError
@@ -56,8 +55,6 @@ and the overrides: the next cluster of the same kind starts without that JVM."""
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A running broker."""
-
     node_id: int
     host: str
     port: int
@@ -261,9 +258,7 @@ class KafkaCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _slot(self, node_id: int) -> _Slot:

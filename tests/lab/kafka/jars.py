@@ -64,26 +64,6 @@ class LockedJar:
         return folder / f"{self.artifact}-{self.version}{suffix}.jar"
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaJars:
-    """Verified jars of one Kafka version (broker, clients and command-line tools)."""
-
-    version: str
-    classpath: list[Path]
-
-    def jar(self, artifact: str) -> Path:
-        """The jar of one artifact of Kafka itself, such as `kafka-clients`."""
-        name = f"{artifact}-{self.version}.jar"
-        for path in self.classpath:
-            if path.name == name:
-                return path
-        raise EmbeddedKafkaError(f"Kafka {self.version} has no jar {name} on its class path")
-
-
-def known_versions() -> list[str]:
-    return list(RUN)
-
-
 def read_lock(version: str) -> list[LockedJar]:
     """The committed list of jars of one Kafka version (`4.4.0`), or of part of it (`streams-4.4.0`); of its clients
     alone, if there is no other. Raises EmbeddedKafkaError."""
@@ -91,7 +71,7 @@ def read_lock(version: str) -> list[LockedJar]:
     file = next((file for name in names if (file := CHECKSUMS / f"{name}.txt").is_file()), None)
     if file is None:
         raise EmbeddedKafkaError(
-            f"no checksums for Kafka {version}: this checkout knows {', '.join(known_versions()) or 'no version'}. "
+            f"no checksums for Kafka {version}: this checkout knows {', '.join(RUN)}. "
             f"`python -m tests.lab.kafka.lock {version}` writes kafka-{version}.txt"
         )
     jars = []
@@ -103,11 +83,11 @@ def read_lock(version: str) -> list[LockedJar]:
     return jars
 
 
-def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> KafkaJars:
-    """All jars of a Kafka version, each with the committed SHA-256; those missing in the cache are fetched first."""
+def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> list[Path]:
+    """All jars of a Kafka version, in the order of the class path; those missing in the cache are fetched first."""
     locked = read_lock(version)
     progress(f"resolving Kafka {version} ({len(locked)} jars)")
-    return KafkaJars(version, fetched(locked, f"Kafka {version}", progress=progress))
+    return fetched(locked, f"Kafka {version}", progress=progress)
 
 
 def fetched(locked: Sequence[LockedJar], of: str, *, progress: Progress = quiet) -> list[Path]:

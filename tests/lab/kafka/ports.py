@@ -26,7 +26,6 @@ _given: Final = deque[int](maxlen=500)
 
 
 def port_range() -> tuple[int, int]:
-    """The lowest and the highest port to choose from."""
     text = os.environ.get(RANGE)
     if not text:
         return DEFAULT_RANGE

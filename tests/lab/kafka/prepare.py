@@ -46,7 +46,7 @@ def tools(version: str) -> list[_Tool]:
 
 def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
     """The archive; if it does not exist yet, a broker and some tools run to learn which classes they load."""
-    java, classpath = find_java(), resolve(version).classpath
+    java, classpath = find_java(), resolve(version)
     archive = archive_of(version, java, classpath)
 
     def make(scratch: Path) -> None:

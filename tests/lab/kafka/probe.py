@@ -13,8 +13,6 @@ class ProbeError(Exception):
 
 
 class AdvertisedBroker(NamedTuple):
-    """One broker as the cluster advertises it."""
-
     node_id: int
     host: str
     port: int

@@ -21,8 +21,6 @@ def address_text(host: str, port: int) -> str:
 
 
 class Voter(NamedTuple):
-    """A member of the controller quorum."""
-
     node_id: int
     controller_port: int
 

@@ -23,7 +23,7 @@ MOVED = {"kafka.admin.ConfigCommand": ((4, 4), "org.apache.kafka.tools.ConfigCom
 
 def java_command(main_class: str, args: Sequence[str], version: str, jvm: Sequence[str]) -> list[str]:
     """The command line that runs a class of Kafka's jars."""
-    java, jars = find_java(), resolve(version).classpath
+    java, jars = find_java(), resolve(version)
     classpath = ":".join(str(path) for path in jars)
     since, moved = MOVED.get(main_class, (None, main_class))
     if since and tuple(map(int, version.split("."))) >= since:
@@ -59,7 +59,6 @@ def run_tool(
     check: bool = True,
     jvm: Sequence[str] = (*QUICK_JVM, *TOOL_HEAP),
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Kafka's programs to its end."""
     source = subprocess.PIPE if stdin is not None else subprocess.DEVNULL
     with start_tool(main_class, args, version, jvm=jvm, stdin=source) as process:
         try:

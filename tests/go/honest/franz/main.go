@@ -9,20 +9,14 @@ import (
 	"kquota/tests/go/honest/paced"
 )
 
-func main() {
-	work := paced.Read()
-	var result paced.Result
-	options := []kgo.Opt{kgo.SeedBrokers(work.Bootstrap...), kgo.ClientID(work.ClientID)}
-	if work.Reads > 0 {
-		read(work, &result, options)
-	} else {
-		produce(work, &result, options)
-	}
-	result.Write()
+func main() { paced.Main(produce, read) }
+
+func connected(work paced.Work, more ...kgo.Opt) *kgo.Client {
+	return paced.Must(kgo.NewClient(append(more, kgo.SeedBrokers(work.Bootstrap...), kgo.ClientID(work.ClientID))...))
 }
 
-func produce(work paced.Work, result *paced.Result, options []kgo.Opt) {
-	client := paced.Must(kgo.NewClient(append(options, kgo.MaxBufferedBytes(work.BufferBytes))...))
+func produce(work paced.Work, result *paced.Result) {
+	client := connected(work, kgo.MaxBufferedBytes(work.BufferBytes))
 	ctx := context.Background()
 	work.Offer(result, func(number int, value []byte) {
 		record := &kgo.Record{Topic: work.Topic, Value: value}
@@ -40,10 +34,9 @@ func produce(work paced.Work, result *paced.Result, options []kgo.Opt) {
 	client.Close()
 }
 
-func read(work paced.Work, result *paced.Result, options []kgo.Opt) {
+func read(work paced.Work, result *paced.Result) {
 	first := kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())
-	options = append(options, kgo.ConsumerGroup(work.Group()), kgo.ConsumeTopics(work.Topic), first)
-	client := paced.Must(kgo.NewClient(options...))
+	client := connected(work, kgo.ConsumerGroup(work.Group()), kgo.ConsumeTopics(work.Topic), first)
 	ctx, cancel := work.Over()
 	defer cancel()
 	for ctx.Err() == nil {

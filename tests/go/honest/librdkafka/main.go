@@ -8,19 +8,14 @@ import (
 	"kquota/tests/go/honest/paced"
 )
 
-func main() {
-	work := paced.Read()
-	var result paced.Result
-	settings := configMap{"bootstrap.servers": work.Bootstrap[0], "client.id": work.ClientID}
-	if work.Reads > 0 {
-		read(work, &result, settings)
-	} else {
-		produce(work, &result, settings)
-	}
-	result.Write()
+func main() { paced.Main(produce, read) }
+
+func settingsOf(work paced.Work) configMap {
+	return configMap{"bootstrap.servers": work.Bootstrap[0], "client.id": work.ClientID}
 }
 
-func produce(work paced.Work, result *paced.Result, settings configMap) {
+func produce(work paced.Work, result *paced.Result) {
+	settings := settingsOf(work)
 	settings["queue.buffering.max.kbytes"] = work.BufferBytes / 1024
 	producer := paced.Must(newProducer(&settings))
 	done := make(chan bool)
@@ -58,7 +53,8 @@ func produce(work paced.Work, result *paced.Result, settings configMap) {
 	<-done
 }
 
-func read(work paced.Work, result *paced.Result, settings configMap) {
+func read(work paced.Work, result *paced.Result) {
+	settings := settingsOf(work)
 	settings["group.id"], settings["auto.offset.reset"] = work.Group(), "earliest"
 	consumer := paced.Must(newConsumer(&settings))
 	if err := consumer.Subscribe(work.Topic, nil); err != nil {

@@ -65,14 +65,23 @@ func (r *Result) Received(value []byte) {
 	r.Times = append(r.Times, float64(time.Now().UnixMicro())/1e6)
 }
 
-// Read reads the work, or ends the program.
-func Read() Work {
+// Main reads the work, has it done, and tells what became of it.
+func Main(produce, read func(work Work, result *Result)) {
 	var work Work
 	if err := json.NewDecoder(os.Stdin).Decode(&work); err != nil {
 		fmt.Fprintln(os.Stderr, "no work on standard input:", err)
 		os.Exit(2)
 	}
-	return work
+	var result Result
+	if work.Reads > 0 {
+		read(work, &result)
+	} else {
+		produce(work, &result)
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(&result); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 
 // Group is the name of the work's group.
@@ -118,13 +127,5 @@ func (w Work) Offer(result *Result, send func(number int, value []byte)) {
 		due = due.Add(step)
 		send(result.Sent, w.Record(result.Sent))
 		result.Sent++
-	}
-}
-
-// Write tells what became of it.
-func (r *Result) Write() {
-	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
 	}
 }

@@ -9,20 +9,11 @@ import (
 	"kquota/tests/go/honest/paced"
 )
 
-func main() {
-	work := paced.Read()
-	var result paced.Result
+func main() { paced.Main(produce, read) }
+
+func produce(work paced.Work, result *paced.Result) {
 	config := sarama.NewConfig()
 	config.ClientID = work.ClientID
-	if work.Reads > 0 {
-		read(work, &result, config)
-	} else {
-		produce(work, &result, config)
-	}
-	result.Write()
-}
-
-func produce(work paced.Work, result *paced.Result, config *sarama.Config) {
 	config.Producer.Return.Successes = true
 	producer := paced.Must(sarama.NewAsyncProducer(work.Bootstrap, config))
 	var readers sync.WaitGroup
@@ -65,7 +56,9 @@ func (h handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.
 	return nil
 }
 
-func read(work paced.Work, result *paced.Result, config *sarama.Config) {
+func read(work paced.Work, result *paced.Result) {
+	config := sarama.NewConfig()
+	config.ClientID = work.ClientID
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Return.Errors = true
 	group := paced.Must(sarama.NewConsumerGroup(work.Bootstrap, work.Group(), config))

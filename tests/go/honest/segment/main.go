@@ -10,16 +10,7 @@ import (
 	"kquota/tests/go/honest/paced"
 )
 
-func main() {
-	work := paced.Read()
-	var result paced.Result
-	if work.Reads > 0 {
-		read(work, &result)
-	} else {
-		produce(work, &result)
-	}
-	result.Write()
-}
+func main() { paced.Main(produce, read) }
 
 // By default nothing would be acknowledged, and each message waited for.
 func produce(work paced.Work, result *paced.Result) {
