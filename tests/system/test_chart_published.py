@@ -1,5 +1,5 @@
-"""The chart as others meet it: its README, its metadata, its package, and the component for kustomize by a real
-kubectl."""
+"""The chart as others meet it: its README by a real helm-docs, its metadata, its package, and the component for
+kustomize by a real kubectl."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.support.chart_tools import (
 )
 
 
-def test_readme_lists_all_values() -> None:
+@pytest.mark.timeout(600)  # Go builds helm-docs the first time
+def test_readme_matches_helm_docs() -> None:
     assert README.read_text() == readme(), "run `make chart`"
-    assert "|  |" not in readme(), "a value without a description"
 
 
 def test_readme_blocks_match_the_chart() -> None:
