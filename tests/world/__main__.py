@@ -21,6 +21,8 @@ from tests.world.world import World
 
 @dataclass
 class Tally:
+    """What was simulated."""
+
     seeds: int = 0
     hours: float = 0.0
     """Of traffic."""
@@ -51,9 +53,9 @@ class Tally:
         )
 
 
-def play(script: Script, *, tally: Tally | None = None) -> Violation | None:
+def play(script: Script, *, direct: bool = False, tally: Tally | None = None) -> Violation | None:
     """The property that does not hold in a world, if any."""
-    world = World(script)
+    world = World(script, direct=direct)
     try:
         world.run()
     except Violation as violation:
@@ -94,6 +96,7 @@ def main() -> int:
     parser.add_argument("--end", type=float, help="stop the traffic after so many seconds")
     parser.add_argument("--clients", type=_numbers, help="these alone")
     parser.add_argument("--faults", type=_numbers, help="these alone")
+    parser.add_argument("--direct", action="store_true", help="the same worlds without kquota")
     parser.add_argument("--go-on", action="store_true", help="after a failure")
     parser.add_argument("--no-shrink", action="store_true", help="tell of a failure as it is")
     parser.add_argument("--hours", type=float, default=inf, help="simulated; end once so many have held")
@@ -122,12 +125,12 @@ def main() -> int:
             set(script.clients) if options.clients is None else options.clients,
             set(script.faults) if options.faults is None else options.faults,
         )
-        violation = play(script, tally=tally)
+        violation = play(script, direct=options.direct, tally=tally)
         if violation is not None:
             failed += 1
             tally.failures.append(f"seed {seed}: {violation}")
             print(f"seed {seed}: {violation}\n  {command(script, options.minutes)}", flush=True)
-            if not options.no_shrink:
+            if not options.direct and not options.no_shrink:
                 smallest = shrunk(script, violation.name)
                 print(f"  shrunk: {play(smallest)}\n  {command(smallest, options.minutes)}", flush=True)
             if not options.go_on:

@@ -31,6 +31,7 @@ class Log:
     """Transactions with an end marker."""
 
     def append(self, batch: Batch, idempotent: bool) -> tuple[int, int]:
+        """Error and offset."""
         if batch.transaction and (batch.epoch < self.epoch or batch.transaction != self.transaction):
             return (kafka.FENCED if batch.epoch < self.epoch else kafka.BAD_TXN), -1
         if idempotent:

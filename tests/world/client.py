@@ -125,6 +125,9 @@ class Channel:
             del came[:size]
             number = int.from_bytes(frame[4:8], "big")
             if not self._waiting or self._waiting[0][0] != number:
+                if self.client.world.brokers_throttle and not self.client.world.instances:
+                    self.lost()
+                    return
                 self.client.world.judge.fail("answers", f"{self.client} got answer {number}, expected {self._waiting}")
             _, sent_s, answered = self._waiting.popleft()
             self.client.world.judge.answered(self.client, sent_s)
@@ -406,6 +409,8 @@ class Producer(Client):
 
 
 class Fetcher(Client):
+    """Reads an endless partition."""
+
     def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
         super().__init__(world, number, habits, chance)
         self.offset = 0

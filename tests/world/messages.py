@@ -159,6 +159,7 @@ def fetch_answered(frame: bytes) -> tuple[int, int, int, int, list[Batch]]:
 
 
 def batch_bytes(batch: Batch) -> bytes:
+    """A batch as it is in a log."""
     return _BATCH.pack(_MAGIC, *batch) + FILLING[: batch.size_bytes - _BATCH.size]
 
 

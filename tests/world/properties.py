@@ -178,7 +178,7 @@ class Judge:
             meter.minute(now_s, calm)
 
     def addresses(self, client: Client, nodes: dict[int, tuple[str, int]]) -> None:
-        if any(host.startswith("b") for host, _ in nodes.values()):
+        if self.world.instances and any(host.startswith("b") for host, _ in nodes.values()):
             self.fail("addresses", f"{client} was shown {nodes}")
 
     def told(self, client: Client, throttle_ms: int) -> None:

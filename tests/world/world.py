@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from quota.table import Entry, QuotaTable
@@ -34,9 +35,9 @@ FORWARDED_S = 15_000.0
 
 
 class World:
-    """See the module."""
+    """See the module. `direct`: without kquota."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, direct: bool = False) -> None:
         self.script = script
         self.clock = Clock()
         self.faults: Counter[str] = Counter()
@@ -53,13 +54,16 @@ class World:
         self._former = (1.0, 0.0)
         """The factor before, and until when instances may not have the present one."""
         self.instances: list[Instance] = []
-        self.topic = Topic(self.clock, Random(f"topic {script.seed}")) if script.fleet else None
+        self.topic = Topic(self.clock, Random(f"topic {script.seed}")) if script.fleet and not direct else None
         self.members: list[Member] = []
         """Of the fleet, those that have ended included."""
-        for number in range(script.instances):
+        for number in range(0 if direct else script.instances):
             self.instances.append(self._instance(number))
         self.clients: dict[int, Client] = {}
+        rates = {group.name: group.produce or group.fetch for group in script.groups}
         for number, habits in script.clients.items():
+            if direct and rates.get(habits.group):
+                habits = replace(habits, pause_s=habits.pause_s + habits.size_bytes / rates[habits.group])
             log = self.cluster.logs[number] = Log(number % script.brokers)
             if habits.kind == "fetcher":
                 log.endless_bytes = max(habits.size_bytes // 3, 100)
@@ -107,7 +111,9 @@ class World:
 
     def open(self, client: Client, node: int, done: Callable[[Socket | None], None]) -> None:
         client.here = node
-        where = self._home(client.connections if self.script.gateway else client.number)
+        where = node
+        if self.instances:
+            where = self._home(client.connections if self.script.gateway else client.number)
         path = self._path("client", client.number, where)
         chance = Random(f"connection {self.script.seed} {client.number} {client.connections}")
         self.clock.at(
@@ -126,15 +132,25 @@ class World:
     def _opened(
         self, client: Client, where: int, path: Path, chance: Random, done: Callable[[Socket | None], None]
     ) -> None:
-        instance = self.instances[where]
-        if instance.dead:
-            done(None)
-            return
-        near, far = path.connect(chance)
-        group = self.groups.get(client.habits.group)
-        produced, fetched = (self._meter(instance, group, kind) for kind in ("produce", "fetch"))
-        used, user = self.judge.used, client.habits.group if group is not None and group.by_user else "u"
-        instance.accept(far, client.here, user, lambda count: used(produced, count), lambda count: used(fetched, count))
+        if not self.instances:
+            broker = self.cluster.brokers[where]
+            if broker.down_until_s > self.clock.now_s:
+                done(None)
+                return
+            near, far = path.connect(chance)
+            broker.accept(far, chance)
+        else:
+            instance = self.instances[where]
+            if instance.dead:
+                done(None)
+                return
+            near, far = path.connect(chance)
+            group = self.groups.get(client.habits.group)
+            produced, fetched = (self._meter(instance, group, kind) for kind in ("produce", "fetch"))
+            used, user = self.judge.used, client.habits.group if group is not None and group.by_user else "u"
+            instance.accept(
+                far, client.here, user, lambda count: used(produced, count), lambda count: used(fetched, count)
+            )
         done(near)
 
     def asked_bytes(self, group: str, kind: str = "") -> float:
@@ -250,7 +266,7 @@ class World:
         self.faults[kind] += 1
         self.judge.disturbed(now_s + fault.lasts_s)
         broker = brokers[target % len(brokers)]
-        place = target % len(instances)
+        place = target % len(instances) if instances else 0
         paths = list(self._paths.values())
         if kind in ("stall", "reset", "slow"):
             if paths:
@@ -277,7 +293,7 @@ class World:
                 self.topic.lossy_until_s = now_s + fault.lasts_s
         elif kind == "move":
             self.cluster.move(sorted(self.cluster.logs)[target % len(self.cluster.logs)])
-        elif kind != "reload" and instances[place].dead:
+        elif not instances or (kind != "reload" and instances[place].dead):
             pass
         elif kind == "crash":
             instances[place].crash()
