@@ -214,6 +214,11 @@ def batch(sequence: int, *, producer: int = 7, first_ms: int = 0) -> bytes:
     return struct.pack(">16xb10xq8xqhii", 2, first_ms, producer, 1, sequence, 1)
 
 
+def in_records(data: bytes) -> list[bytes]:
+    """As Java's client writes a Produce request through TLS."""
+    return [data[:4], data[4:20], data[20:]]
+
+
 def plain(first_ms: int) -> bytes:
     return batch(-1, producer=-1, first_ms=first_ms)
 
@@ -232,18 +237,21 @@ def plain(first_ms: int) -> bytes:
         ("kgo", plain(5), batch(6), False),
     ],
 )
+@pytest.mark.parametrize("cut", [whole, in_records])
 @pytest.mark.parametrize("version", [3, 13])
-def test_batches_ahead_are_refused(version: int, software: str, first: bytes, later: bytes, refused: bool) -> None:
+def test_batches_ahead_are_refused(
+    version: int, software: str, first: bytes, later: bytes, refused: bool, cut: Cut
+) -> None:
     of = indebted(60)
     one, before = Client(of), charged(of)
     one.send(kafka_python_frame(ApiVersionsRequest, 3, 0, "c", client_software_name=software), 0.0)
     one.forwarded.clear()
-    one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0)
+    one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0, cut)
     one.wait(30_000.0)
     # Past the time that it was told: what is sent ahead of it is refused at once, and it passes.
-    one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 61_000.0)
+    one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 61_000.0, cut)
     again = produce(3, version=version, head=first, topics={"u": (0,)})
-    one.send(again, 61_100.0)
+    one.send(again, 61_100.0, cut)
     one.wait(62_000.0)
     passed = [again] if refused else [produce(2, version=version, head=later, topics={"u": (0,)}), again]
     assert b"".join(frame for _, frame in one.forwarded) == b"".join(passed)

@@ -79,6 +79,8 @@ _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_PARTIAL_BYTES: Final = MAX_PARTIAL_REQUEST_BYTES
+_BATCH_WITHIN_BYTES: Final = 1024
+"""Of a Produce request's body: the head of its first batch, with names of usual length before it."""
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
@@ -263,7 +265,7 @@ class RequestHandler:
         if account is not UNAUTHENTICATED:
             throttle = state.throttle
             if api_key == _PRODUCE and (throttle.refuse_to > 0 or self._awaited is not None):
-                verdict = self._refuse_after_another(buf, end, header, account, now_ms)
+                verdict = self._refuse_after_another(buf, start, end, total, header, account, now_ms)
                 if verdict is not None:
                     return verdict
             muted = throttle.until_ms > now_ms and not throttle.lets_end(api_key, now_ms)
@@ -311,7 +313,14 @@ class RequestHandler:
         return throttle.arrivals.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
     def _refuse_after_another(
-        self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float
+        self,
+        buf: Buffer,
+        start: int,
+        end: int,
+        total: int,
+        header: requests.RequestHeader,
+        account: Account,
+        now_ms: float,
     ) -> Verdict | None:
         """The same for a Produce request that the client sent before one that was refused. None: it does not follow
         one, as far as can be seen."""
@@ -322,6 +331,9 @@ class RequestHandler:
             with suppress(WireError):  # what cannot be refused is not looked at further
                 refusal.see(buf[header.body : end])
                 seen = refusal
+                wanted = min(total, header.body - start + _BATCH_WITHIN_BYTES)
+                if not refusal.batches and end - start < wanted:
+                    return need(wanted)
             skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
             if not awaited:
                 self._awaited = None
