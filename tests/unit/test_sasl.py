@@ -67,19 +67,6 @@ def test_a_login_is_told_once_the_broker_has_accepted_all_of_it(mechanism: str, 
     assert from_broker(one, produce_response(9), cut=cut) == produce_response(9)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
-@pytest.mark.parametrize("mechanism", sorted(SHOWN))
-def test_a_refused_login_is_not_believed(mechanism: str, version: int) -> None:
-    one = session(ledger())
-    told = listen(one)
-    *before, (last, _) = SHOWN[mechanism]
-    log_in(one, mechanism, before, version=version)
-    from_client(one, authenticate(last, version))
-    refusal = authenticate_response(58, b"", version)
-    assert from_broker(one, refusal) == refusal
-    assert (told, one.user) == ([], "ANONYMOUS")
-
-
 @pytest.mark.parametrize("version", [-1, 2])
 def test_oauthbearers_challenge_has_error_0_and_is_no_success(version: int) -> None:
     one = session(ledger())

@@ -197,19 +197,6 @@ def test_a_broker_that_accepts_one_all_the_same_is_left(mechanism: str, message:
     assert not list(of.accounts())
 
 
-@pytest.mark.parametrize("version", [-1, 2])
-def test_one_that_the_broker_refuses_is_answered_by_the_broker(version: int) -> None:
-    one = session(ledger())
-    told = listen(one)
-    message = bearer(jws(FAULTY["byte order mark"]))
-    log_in(one, "OAUTHBEARER", [(message, b'{"status":"invalid_token"}')], version=version)
-    if version > 0:
-        from_client(one, authenticate(b"\1", version))
-        refusal = authenticate_response(58, b"", version)
-        assert from_broker(one, refusal) == refusal
-    assert told == []
-
-
 def test_the_fault_of_one_login_is_not_that_of_the_next() -> None:
     one = session(ledger())
     told = listen(one)
