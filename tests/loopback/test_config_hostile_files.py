@@ -143,16 +143,9 @@ def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monk
     """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
-    monkeypatch.setattr(
-        "proxy.net.tls.python_ssl.in_memory", lambda data: _after(in_memory(data), lambda: put("FIFO", key))
-    )
+    monkeypatch.setattr("proxy.net.tls.python_ssl.in_memory", lambda data: (in_memory(data), put("FIFO", key))[0])
     with done_by("python"):
         assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
-
-
-def _after(manager: Any, act: Callable[[], object]) -> Any:
-    act()
-    return manager
 
 
 def test_overwrites_only_regular_files(tmp_path: Path) -> None:

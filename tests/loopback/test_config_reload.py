@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 import trio
 
 from config.load import load
@@ -36,12 +35,6 @@ class Running:
         self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "q.yaml").write_text(quota("1M"))
-    return tmp_path / "q.yaml"
-
-
 @asynccontextmanager
 async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Running]:
     running = Running(path, timeout_s)
@@ -53,7 +46,8 @@ async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Runn
             await trio.lowlevel.checkpoint_if_cancelled()
 
 
-async def test_does_not_load_half_written_file(path: Path) -> None:
+async def test_does_not_load_half_written_file(tmp_path: Path) -> None:
+    (path := tmp_path / "q.yaml").write_text(quota("1M"))
     running = Running(path)
     running.watcher._settle_s = 0.5
     async with trio.open_nursery() as nursery:

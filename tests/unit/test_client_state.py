@@ -11,7 +11,6 @@ from quota.ledger import Ledger
 from tests.support.sasl_tools import PLAIN_STEPS, authenticate, authenticate_response, handshake, handshake_response
 from tests.support.session_tools import (
     Scripted,
-    answers,
     from_broker,
     from_client,
     ledger,
@@ -48,7 +47,7 @@ def test_asking_until_the_interceptor_decides() -> None:
     decide[0](Answer(b"\0\0\0\0"))
     assert (one.describe(0.0), one.client_at_boundary) == ("open", True)
     assert one.taken() == produce(2, 100)
-    assert len(answers(one)) > 4
+    assert len(one.seen()) > 4
     from_client(one, request(CREATE_TOPICS, 4, 3, b""))
     one.close(0.0)
     assert not one.exchange, "nothing is kept after the end"

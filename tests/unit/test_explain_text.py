@@ -1,18 +1,21 @@
 """What an engineer on call reads: which client waits, why, until when, what to change. The whole page, word by word."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from proxy.app.admin import explain
 from proxy.app.admin.app import _connection_json, _group_json
-from proxy.app.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
+from proxy.app.admin.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections
 from proxy.app.admin.explain_text import explanation_text, throttled_text
 from proxy.app.admin.history import History
 from proxy.app.cli.top import chosen, page, rows
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
+from quota.counter import QuotaCounter
 from quota.entity import DEFAULT, Kind
 from quota.fleet.core import Fleet, whole
 from quota.fleet.record import Seal
@@ -20,7 +23,6 @@ from quota.fleet.shares import Shares
 from quota.ledger import Ledger
 from quota.status import counter_status
 from quota.table import CandidateLimits, Entry, QuotaTable
-from tests.support.throttled import throttled_json
 
 TABLE = QuotaTable(
     [
@@ -57,6 +59,13 @@ def ledger() -> Ledger:
     for _ in range(4):
         made.connections.admit("10.0.0.7", "web", 1000)
     return made
+
+
+def throttled_json(groups: Iterable[QuotaCounter], ledger: Ledger, at: Moment, origin: Origin | None = None) -> Any:
+    """The whole answer of /throttled at once, as the admin port puts it together."""
+    rows = [explain.throttled_row(group, ledger, at, origin) for group in groups]
+    rows.sort(key=lambda row: (row["now"]["muted_ms"], row["now"]["wait_ms"]), reverse=True)
+    return {"throttled": rows} | explain.throttled_json(ledger, at)
 
 
 def explained(ledger: Ledger, user: str, client_id: str) -> str:
