@@ -143,16 +143,9 @@ def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monk
     """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
-    monkeypatch.setattr(
-        "proxy.net.tls.python_ssl.in_memory", lambda data: _after(in_memory(data), lambda: put("FIFO", key))
-    )
+    monkeypatch.setattr("proxy.net.tls.python_ssl.in_memory", lambda data: (in_memory(data), put("FIFO", key))[0])
     with done_by("python"):
         assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
-
-
-def _after(manager: Any, act: Callable[[], object]) -> Any:
-    act()
-    return manager
 
 
 def test_overwrites_only_regular_files(tmp_path: Path) -> None:
@@ -171,23 +164,32 @@ def test_overwrites_only_regular_files(tmp_path: Path) -> None:
         os.close(reader)
 
 
-@kinds
-async def test_irregular_configuration_keeps_the_former(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "a mistake", "gone"])
+async def test_bad_configuration_keeps_the_former_and_is_told_once(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
     with structlog.testing.capture_logs() as logs:
         async with watching(path) as running:
-            reason = put(kind, path)
+            if kind == "a mistake":
+                put_file(path, quota("2X"))
+                reason = (
+                    ':2:45: quotas[0].producer_byte_rate: got "2X", expected bytes per second of at least 1, such as'
+                )
+            elif kind == "gone":
+                path.unlink()
+                reason = ": cannot be read: No such file or directory"
+            else:
+                reason = f": cannot be read: {put(kind, path)}"
             # root sees the moment between the old and the new: a file that is gone is one more failure
             await until(lambda: any(reason in str(entry.get("problems")) for entry in logs))
             assert (running.limits, running.state.successful) == ([], False)
             failures = running.state.failures
             await trio.sleep(0.1)
             assert running.state.failures == failures, "told once, not at each look"
-            put_file(path, quota(2))
-            await until(lambda: running.limits == [2])
+            put_file(path, quota(1))  # the very content in force: whole again
+            await until(lambda: running.limits == [1])
             assert running.state.successful
-    assert f"{path}: cannot be read: {reason}" in [e for e in logs if e["log_level"] == "error"][-1]["problems"][0]
+    assert f"{path}{reason}" in [e for e in logs if e["log_level"] == "error"][-1]["problems"][0]
 
 
 async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: Issued) -> None:

@@ -26,7 +26,6 @@ from tests.support.session_tools import (
     Cut,
     Driven,
     Scripted,
-    answers,
     from_broker,
     from_client,
     ledger,
@@ -88,7 +87,7 @@ def test_an_answer_made_here_waits_for_its_turn(cut: Cut) -> None:
     requests = produce(1, 90) + create(2)
     assert from_client(one, requests, 0.0, cut) == produce(1, 90)
     assert one.mute_until_ms == 250.0
-    assert answers(one) == b""
+    assert one.seen() == b""
     assert from_broker(one, produce_response(1), 5.0, cut) == produce_response(1) + created(2, 250, b"refused")
     assert one.quiet
 

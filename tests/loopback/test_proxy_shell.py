@@ -59,29 +59,6 @@ async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
         await closed_reason(proxy, "drained")
 
 
-async def test_drain_gives_up_after_its_timeout() -> None:
-    async with through(never_answer, drain_timeout_s=0.3) as (proxy, broker, _):
-        client = await connect(proxy, produce(1, 100))
-        await until(lambda: broker.received)
-        proxy.drain()
-        with pytest.raises((trio.BrokenResourceError, AssertionError)):
-            assert await client.receive_some() != b""
-        await closed_reason(proxy, "drain_timeout")
-
-
-async def test_unreachable_broker_ends_client_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    async with through(answer, reachable=False) as (proxy, _, _):
-        client = await connect(proxy, produce(1, 100))
-        assert await client.receive_some() == b""  # the end of the stream, not a reset
-        await closed_reason(proxy, "upstream_unreachable")
-        assert proxy.counters.upstream_connect_failures >= 1
-        assert not proxy.cluster_reached
-        assert "127.0.0.1" in (proxy.last_cluster_error or "")
-    said = capsys.readouterr().out
-    assert "upstream_unreachable" in said
-    assert "no bootstrap server accepts connections: 127.0.0.1:" in said
-
-
 async def test_half_close_delivers_buffered_responses() -> None:
     """A client that reads late gets the end of the last response too, which waited here for room in its socket."""
     sizes = [8_000_000, *[30_000] * 8]

@@ -161,12 +161,17 @@ async def test_mapping_rules_delay_nobody(issuer: Authority, host: Issued, capsy
     hostile = [(repeated(60), "need more than 2 ms for the subject"), (repeated(90), "at most 4096 are read")]
     good = x509.Name.from_rfc4514_string("CN=Alice,OU=Ops,O=X,L=x,ST=x,C=DE")
     async with through(answer, listen_tls=tls) as (proxy, _, _):
-        for number, (name, _) in enumerate(hostile):
-            context = client_context(issuer, issuer.issue_subject(f"eve-{number}", name))
+        contexts = [client_context(issuer)]
+        contexts += [
+            client_context(issuer, issuer.issue_subject(f"eve{n}", name)) for n, (name, _) in enumerate(hostile)
+        ]
+        took_s = []  # of this thread, which runs the proxy
+        for context in contexts:
             before = time.thread_time()
             for _ in range(5):
                 await refused(proxy, context)
-            assert time.thread_time() - before < 0.5, "of this thread, which runs the proxy"
+            took_s.append(time.thread_time() - before)
+        assert max(took_s) < 5 * took_s[0], "the first shows no certificate"
         await until(lambda: proxy.counters.tls_handshake_failures["client", "principal"] == 10)
         async with secured(proxy, client_context(issuer, issuer.issue_subject("alice", good))) as client:
             assert await exchange(client, produce(5, 100)) == produce_response(5)

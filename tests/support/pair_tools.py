@@ -19,12 +19,11 @@ from proxy.net.io.loop import NEVER, Clock, EventLoop
 from proxy.net.io.pair import ConnectionPair, Shared
 from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
-from quota.counter import FetchGrant
+from quota.counter import FetchGrant, QuotaCounter
 from quota.ledger import Ledger
 from quota.paced import DebtCounter
 from quota.reservation import FetchCounter
 from quota.table import QuotaTable
-from tests.support.counters import snapshots
 from tests.support.session_tools import translate
 
 BUFFER_BYTES = 16_384
@@ -44,11 +43,13 @@ def book_of(ledger: Ledger, now_ms: float) -> Any:
         for account in ledger.accounts()
     )
     groups = [window_of(group) for group in ledger.groups() if isinstance(group, DebtCounter)]
-    return accounts, groups, ledger.reservations, [_snapshot(one) for one in snapshots(ledger, now_ms)]
+    return accounts, groups, ledger.reservations, [_counter(group, int(now_ms)) for group in ledger.groups()]
 
 
-def _snapshot(one: Any) -> Any:
-    return [(name, value) for name, value in vars(one).items() if name not in ("shadow", "candidate")]
+def _counter(group: QuotaCounter, now: int) -> Any:
+    own = [getattr(group, name) for name in ("kind", "limit", "paced", "capped", "throttled_until")]
+    used = [getattr(group.usage, name) for name in ("amount", "charges", "throttled", "throttle_ms")]
+    return group.key.tags, own, used, group.observed(now), group.utilisation(now), group.owed_ms(now)
 
 
 def window_of(group: DebtCounter) -> Any:

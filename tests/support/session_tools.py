@@ -324,7 +324,7 @@ def from_broker(of: Driven, data: bytes, now_ms: float = 0.0, cut: Cut = whole) 
     """Feed bytes from the broker; what goes to the client."""
     for part in cut(data):
         of.broker_sends(part, now_ms)
-    return answers(of)
+    return of.seen()
 
 
 def resumed(of: Driven, now_ms: float) -> bytes:
@@ -339,10 +339,6 @@ def finished(result: Any, now_ms: float = 0.0) -> Any:
         done = result.advance(now_ms)
         result = result if done is None else done
     return result
-
-
-def answers(of: Driven) -> bytes:
-    return of.seen()
 
 
 class Scripted:

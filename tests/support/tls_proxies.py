@@ -48,12 +48,6 @@ async def connect(proxy: Proxy, context: ssl.SSLContext | None) -> trio.abc.Stre
     return trio.SSLStream(plain, context, server_hostname="localhost", https_compatible=True)
 
 
-def unknown_api(body: bytes) -> bytes:
-    """A request of an unknown API, with header v1: passed on as it is."""
-    head = struct.pack(">hhih", 20_000, 0, 7, 1) + b"c" + body
-    return struct.pack(">i", len(head)) + head
-
-
 async def echo(stream: trio.abc.Stream, frame: bytes) -> None:
     """A broker that sends everything back, behind the correlation id."""
     await stream.send_all(struct.pack(">i", 4 + len(frame)) + frame[8:12] + frame)

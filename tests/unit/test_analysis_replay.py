@@ -71,6 +71,22 @@ def simulated(config: Any, kind: str, rows: Spread, scale: float = 1.0) -> dict[
 WINDOWS = [(11, 1), (5, 1), (4, 2), (3, 7), (2, 1), (1, 1)]
 
 
+def same(rule: Rule, rows: Spread, limits: Any, setting: str, kind: str, **windows: int | str) -> int:
+    """The replay finds what `simulate` says, under each group's limits in turn; how many seconds were over."""
+    outcome, held = folded(rule, rows, limits), 0
+    for place in range(len(limits[0])):
+        entries = ", ".join(f"{{client-id: g{g}, {setting}: {limits[g][place]}}}" for g in range(3))
+        expected = simulated(configuration(entries, **windows), kind, rows)
+        for group in range(3):
+            number, longest, extreme = expected.get(group, (0, 0, float("nan")))
+            assert outcome.seconds_over[group, place] == number, (group, place)
+            assert outcome.longest_ms[group, place] == longest, (group, place)
+            if number or kind == "produce":
+                assert outcome.extreme[group, place] == pytest.approx(extreme, rel=1e-12, nan_ok=True)
+            held += number
+    return held
+
+
 @pytest.mark.parametrize(("num_samples", "window_s"), WINDOWS)
 @pytest.mark.parametrize("shape", ["ten", "minutes", "seconds", "mixed"])
 def test_replays_intervals_as_simulates_seconds(shape: str, num_samples: int, window_s: int) -> None:
@@ -78,20 +94,9 @@ def test_replays_intervals_as_simulates_seconds(shape: str, num_samples: int, wi
     dice = random.Random(f"{shape} {num_samples} {window_s}")
     rows = traffic(dice, shape, 3, {"ten": 60, "minutes": 9, "seconds": 200, "mixed": 60}[shape])
     limits = [[dice.choice((300, 777)), 950, 1400] for _ in range(3)]
+    window = {"quota.window.num": num_samples, "quota.window.size.seconds": window_s}
     rule = Rule(num_samples, window_s * 1000)
-    outcome = folded(rule, rows, limits)
-    held = 0
-    for place in range(3):
-        entries = ", ".join(f"{{client-id: g{g}, producer_byte_rate: {limits[g][place]}}}" for g in range(3))
-        window = {"quota.window.num": num_samples, "quota.window.size.seconds": window_s}
-        expected = simulated(configuration(entries, **window), "produce", rows)
-        for group in range(3):
-            number, longest, extreme = expected.get(group, (0, 0, float("nan")))
-            assert outcome.seconds_over[group, place] == number, (group, place)
-            assert outcome.longest_ms[group, place] == longest, (group, place)
-            assert outcome.extreme[group, place] == pytest.approx(extreme, rel=1e-12, nan_ok=True)
-            held += number
-    assert held > 100
+    assert same(rule, rows, limits, "producer_byte_rate", "produce", **window) > 100
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
@@ -102,19 +107,7 @@ def test_replays_partitions_as_simulate(shape: str, algorithm: str) -> None:
         (g, t, d, float(dice.randrange(60 if d < 100 else 2000)) if dice.random() < 0.2 else 0.0)
         for g, t, d, _ in traffic(dice, shape, 3, 20 if shape == "minutes" else 40)
     ]
-    limits = [[0.3, 1.25], [0.7, 16.0], [1e6, 1e7]]
     rule = Rule(5, 1000, tokens=algorithm)  # type: ignore[arg-type]
-    outcome = folded(rule, rows, limits)
-    for place in range(2):
-        entries = ", ".join(f"{{client-id: g{g}, controller_mutation_rate: {limits[g][place]}}}" for g in range(3))
-        more: dict[str, int | str] = {"controller.quota.window.num": 5, "controller_mutation_algorithm": algorithm}
-        expected = simulated(configuration(entries, **more), "mutation", rows)
-        assert len(expected) >= 1
-        for group in range(3):
-            found = (
-                outcome.seconds_over[group, place],
-                outcome.longest_ms[group, place],
-                outcome.extreme[group, place],
-            )
-            assert found == expected.get(group, found if not found[0] else None)
-    assert outcome.seconds_over[2].tolist() == [0, 0]
+    more: dict[str, int | str] = {"controller.quota.window.num": 5, "controller_mutation_algorithm": algorithm}
+    limits = [[0.3, 1.25], [0.7, 16.0], [1e6, 1e7]]
+    assert same(rule, rows, limits, "controller_mutation_rate", "mutation", **more) >= 1

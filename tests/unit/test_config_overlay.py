@@ -39,18 +39,6 @@ def test_overlay_round_trips(overlay: Overlay) -> None:
     assert parse_overlay("o.yaml", overlay_bytes(overlay)) == overlay
 
 
-def test_overlay_file_is_readable_and_names_its_author() -> None:
-    alice: Overlay = {(("client-id", None), ("user", "alice")): {PRODUCE: 2_000_000.0, "consumer_byte_rate": None}}
-    text = overlay_bytes(alice | {(("user", "<default>"),): {"request_percentage": 12.5}}).decode()
-    assert text.startswith("# Written by kquota: client quotas that were set through it with AlterClientQuotas")
-    assert text.endswith(
-        "quotas:\n"
-        "- {user: alice, client-id: <default>, producer_byte_rate: 2000000, consumer_byte_rate: null}\n"
-        "- user: {name: <default>}\n"
-        "  request_percentage: 12.5\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

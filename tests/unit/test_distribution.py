@@ -13,12 +13,7 @@ from tests.support.webhook_tools import TOLD
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
 ENABLED = {"kquota.io/injection": "enabled"}
-OWNER = {
-    "apiVersion": "admissionregistration.k8s.io/v1",
-    "kind": "MutatingWebhookConfiguration",
-    "name": "w",
-    "uid": "1",
-}
+OWNER = {"kind": "MutatingWebhookConfiguration", "name": "w", "uid": "1"}
 
 
 def seen(**given: Any) -> Observed:

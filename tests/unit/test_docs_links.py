@@ -102,8 +102,3 @@ def test_published_costs_are_of_shipped_code() -> None:
     assert datetime.fromisoformat(run["started"]) >= datetime.fromisoformat(guard["changed"]), (
         f"{match[1]} is of before {guard['commit']}, which changed what a request costs: run `make bench` again"
     )
-
-
-def test_no_test_has_a_name_longer_than_60_characters() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name in re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE) if len(name) > 60] == []

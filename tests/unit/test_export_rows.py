@@ -12,7 +12,7 @@ from quota import record
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import CandidateLimits, Entry, QuotaTable
-from tests.support.usage_rows import NAMES, build, from_line, problems
+from tests.support.usage_rows import NAMES, from_line, problems
 
 INVENTED = 3000
 CONSTANTS = {"instance": "i", "kquota_version": "1", "pod": "p"}
@@ -43,7 +43,10 @@ class Watched:
         interval = Interval(int(start_ms), int(self.now_ms), duration_s)
         rows = [row for row in self.sampler.close(interval) if row is not None]
         assert [problems(row) for row in rows] == [[]] * len(rows)
-        assert all(from_line(record.to_line(row)) == row for row in rows)
+        for row in rows:
+            line = record.to_line(row)
+            assert (line.isascii(), line.count(b"\n"), tuple(json.loads(line))) == (True, 1, NAMES)
+            assert from_line(line) == row
         return rows
 
 
@@ -91,7 +94,7 @@ def test_percentiles_are_nearest_ranks(
 ) -> None:
     watched = Watched()
     for rate in rates:
-        watched.charge("c", Kind.FETCH, rate)
+        watched.charge('a "quoted"\nname ü', Kind.FETCH, rate)
         watched.tick()
         samples -= 1
     watched.tick(samples)
@@ -237,20 +240,6 @@ def test_invented_clients_and_users_take_no_rows_from_others() -> None:
 
 
 TEXT = Path(__file__, "../../../docs/usage-records.md").resolve().read_text()
-
-
-def a_row(**values: Any) -> record.Row:
-    known = {"instance": "i", "sequence": 1, "start_ms": 1000, "end_ms": 11_000, "duration_s": 10.0, "samples": 10}
-    return build(known | {"kquota_version": "1", "user": "u", "client_id": "c"} | values)
-
-
-def test_a_line_is_the_row_again() -> None:
-    row = a_row(client_id='a "quoted"\nname ü', fetch_bytes=-1, produce_limit=2e6, produce_limit_mode="shadow")
-    line = record.to_line(row)
-    assert line.isascii()
-    assert line.count(b"\n") == 1
-    assert from_line(line) == row
-    assert tuple(json.loads(line)) == NAMES
 
 
 def test_types_for_spark_and_duckdb_name_every_field_once() -> None:

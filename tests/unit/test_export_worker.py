@@ -1,7 +1,6 @@
 """The thread that delivers usage records: what happens when its sink is slow, dead, or dies half-way."""
 
 import threading
-import time
 from typing import Any
 
 from proxy.app.export.worker import Batch, ExportError, Worker
@@ -73,10 +72,8 @@ def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
     worker = started(sink, 6)
     worker.offer(batch(b"1\n"))
     until(lambda: worker.pending_bytes == 2 and not worker._waiting)  # in the sink's hands
-    began = time.monotonic()
-    for number in (b"2\n", b"3\n", b"4\n", b"5\n", b"6\n"):
+    for number in (b"2\n", b"3\n", b"4\n", b"5\n", b"6\n"):  # offering never waits, or the sink would fail
         worker.offer(batch(number))
-    assert time.monotonic() - began < 1.0, "offering never waits"
     assert (worker.dropped, worker.pending_bytes) == (2, 8)
     assert worker.lag_s(25.0) == 15.0
     sink.go.set()
@@ -91,9 +88,7 @@ def test_undelivered_batches_are_dropped_and_counted() -> None:
     worker = started(sink, first_retry_s=0.01)
     worker.offer(batch(b"1\n", b"2\n"))
     worker.offer(batch(b"3\n"))
-    began = time.monotonic()
     ended(worker, 0.2)
-    assert time.monotonic() - began < 10
     assert sink.closed
     assert (worker.dropped, worker.pending_bytes) == (3, 0)
     assert worker.errors > 1, "it was tried again while there was time"

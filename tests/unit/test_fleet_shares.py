@@ -17,15 +17,6 @@ from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 MB = 1_000_000.0
 
 
-class WholeRequest:
-    """The sender of a request that has arrived whole."""
-
-    missing_bytes = 0
-
-
-SENDER = WholeRequest()
-
-
 class Site:
     """Some instances with a ledger each, around one log."""
 
@@ -50,11 +41,11 @@ class Site:
                 amount = (work or {}).get(at, 0.0) / 20
                 if amount and free[at] <= self.now:
                     account = ledger.account("u", "c")
-                    wait = ledger.queue(account, kind, SENDER, amount, self.now)
+                    wait = ledger.queue(account, kind, "client", amount, self.now, whole=True)
                     if wait:
                         free[at] = self.now + min(wait, 50)
                         continue
-                    ledger.leave_queue(account, kind, SENDER)
+                    ledger.leave_queue(account, kind, "client")
                     delay = ledger.charge(account, kind, amount, self.now)
                     if delay:
                         ledger.note_throttle(account, kind, delay)

@@ -11,7 +11,6 @@ from proxy.core.interceptors.intercept import AdminRequest, Forward
 from proxy.core.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS, REFUSAL_TEXT, STRICT_FROM
-from tests.support.counters import snapshots
 from tests.support.mutation_tools import (
     CREATE_VERSIONS,
     DELETE_VERSIONS,
@@ -283,8 +282,9 @@ def test_shadow_measures_and_refuses_nothing() -> None:
     client.cluster.add(old=1)
 
     def measured() -> tuple[float, int, int]:
-        (group,) = snapshots(client.ledger, 0)
-        return group.observed, group.shadow.throttled, group.shadow.throttle_ms
+        (group,) = client.ledger.groups()
+        assert group.shadowed is not None
+        return group.observed(0), group.shadowed.throttled, group.shadowed.throttle_ms
 
     done = client.send(create(7, {"a": 30, "b": 30, "old": 1}))
     assert (done.errors, done.delay_ms) == ({"a": 0, "b": 0, "old": EXISTS}, 0)

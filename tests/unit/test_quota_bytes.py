@@ -11,7 +11,7 @@ import pytest
 
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, Ledger
-from quota.rate import MAX_THROTTLE_MS, SampledRate, throttle_ms
+from quota.rate import MAX_THROTTLE_MS, SampledRate
 from quota.table import RATE_FIELD, Entry
 from tests.support.session_tools import kafka_ledger
 
@@ -139,18 +139,3 @@ def test_rate(
         rate.record(amount, at)
     assert rate.measure(measured) == pytest.approx(expected, abs=1e-6)
     assert rate.window_ms == rate.peek(measured)[1] == seen_ms
-
-
-@pytest.mark.parametrize(
-    ("observed", "bound", "window_ms", "expected"),
-    [
-        (16.5, 16.5, 1000, 0),  # D8
-        (16.5, 20.4, 1000, -191),  # D9: negative; -3.9 / 20.4 * 1000 = -191.2
-        (100, 50, 2000, 2000),  # D10: (100 - 50) / 50 * 2000
-        (55, 50, 1000, 100),  # D11: 5 / 50 * 1000
-        (100, 50, 9000, 9000),  # D12 before its bound of 500, which the request quota applies
-        (1e18, 0.001, 10_000, MAX_THROTTLE_MS),  # clamped where Kafka wraps around
-    ],
-)
-def test_throttle_time(observed: float, bound: float, window_ms: int, expected: int) -> None:
-    assert throttle_ms(observed, bound, window_ms) == expected

@@ -35,12 +35,6 @@ class Gate:
         self.limits = ConnectionLimits(entries)
         self.gate = ConnectionGate(lambda: self.limits, num_samples=num_samples, window_ms=1000)
 
-    def rate(self, scope: EntityType, name: object, value: float | None, **more: object) -> None:
-        """Set or remove (None) a rate limit."""
-        self.limits = self.limits.without(scope, name)  # type: ignore[arg-type]
-        if value is not None:
-            self.limits = self.limits.with_entry(ConnectionEntry(scope, name, value, **more))  # type: ignore[arg-type]
-
     def attempts(self, count: int, now: float, address: str = A, user: str | None = None) -> list[Ticket | Refusal]:
         return [self.gate.admit(address, user, now) for _ in range(count)]
 
@@ -58,9 +52,9 @@ def test_i1_a_rate_limit_that_changes_while_the_clock_stands() -> None:
     assert [isinstance(one, Ticket) for one in first] == [True] * 20 + [False] * 20
     # the 21st: 21 in a window of (2 - 1) s: (21 - 20) / 20 * 1000 ms = 50 ms; taken back, so the 40th is told the same
     assert {one for one in first if isinstance(one, Refusal)} == {Refusal(Cause.IP_RATE, A, 20, 21.0, 50)}
-    gate.rate(IP, A, 30)
+    gate.limits = gate.limits.without(IP, A).with_entry(ConnectionEntry(IP, A, 30))
     assert admitted(gate.attempts(40, 0)) == 10  # 30 in all: history is kept
-    gate.rate(IP, A, None)
+    gate.limits = gate.limits.without(IP, A)
     assert admitted(gate.attempts(40, 0)) == 40
 
 

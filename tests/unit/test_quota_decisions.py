@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from quota.decisions import MAX_COUNTERS, Decision, Why
-from quota.entity import DEFAULT, CounterKey, Identity, Kind
+from quota.decisions import MAX_COUNTERS, Why
+from quota.entity import DEFAULT, CounterKey, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
@@ -20,15 +20,6 @@ def throttle(of: Ledger, client_id: str, amount: float, now_ms: float) -> int:
     if delay_ms:
         of.note_throttle(account, PRODUCE, delay_ms, at_ms=now_ms, api_key=0, amount=amount)
     return delay_ms
-
-
-def test_a_throttle_is_remembered_with_its_cause() -> None:
-    books = ledger()
-    assert throttle(books, "quiet", 100, 0) == 0
-    assert books.decisions.latest(10) == []
-    assert throttle(books, "c", 6000, 10.0) == 2000  # 600 B/s against 500: 0.2 * 10 s
-    (decision,) = books.decisions.of(PRODUCE, CounterKey(None, "c"))
-    assert decision == Decision(10.0, PRODUCE, Identity("u", "c"), 0, 6000, 2000, 500, 600.0, Why.OVER)
 
 
 def test_decision_names_the_rest_of_a_capped_delay() -> None:

@@ -14,18 +14,15 @@ from tests.support.session_tools import (
     Authority,
     Cut,
     Driven,
-    answers,
-    decode,
     from_broker,
     from_client,
-    kio_message,
     ledger,
     request,
     response,
     resumed,
     session,
 )
-from tests.support.wire_tools import kafka_python_class, kafka_python_message
+from tests.support.wire_tools import kafka_python_class, kafka_python_message, kio_read
 
 DESCRIBE, ALTER = 48, 49
 ALICE: Entity = (("user", "alice"),)
@@ -65,20 +62,17 @@ def altering(version: int, *entries: tuple[Entity, dict[str, float | None]], val
     return body(ALTER, "request", version, entries=parts, validate_only=validate_only)
 
 
-def read(api: str, api_key: int, version: int, frame: bytes) -> Any:
+def read(api_key: int, version: int, frame: bytes) -> Any:
     """The message in the only response frame, which answers correlation id 1."""
-    module = kio_message(api, version, "response")
-    head = len(response(api_key, version, 1, b""))
     assert frame[4:8] == b"\0\0\0\1"
-    name = "DescribeClientQuotasResponse" if api_key == DESCRIBE else "AlterClientQuotasResponse"
-    return decode(getattr(module, name), frame[head:])
+    return kio_read(frame, api_key, version)
 
 
 def altered(version: int, frame: bytes) -> list[tuple[int, str | None, Entity]]:
     def entity(entry: Any) -> Entity:
         return tuple((part.entity_type, part.entity_name) for part in entry.entity)
 
-    entries = read("alter_client_quotas", ALTER, version, frame).entries
+    entries = read(ALTER, version, frame).entries
     return [(entry.error_code.value, entry.error_message, entity(entry)) for entry in entries]
 
 
@@ -90,7 +84,7 @@ def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: Cut) -
     asked = from_client(one, request(DESCRIBE, version, 1, describing(version, ("user", 0, "alice"))), cut=cut)
     assert asked == request(DESCRIBE, version, 1, describing(version, strict=True))  # finds nothing, costs nothing
     told = from_broker(one, response(DESCRIBE, version, 1, described(version, throttle_ms=7)), cut=cut)
-    message = read("describe_client_quotas", DESCRIBE, version, told)
+    message = read(DESCRIBE, version, told)
     assert (message.throttle_time, message.error_code, message.error_message) == (timedelta(milliseconds=7), 0, "")
     assert read_described(version, told[HEAD[version] :]) == {ALICE: {PRODUCE: 1000.0}}
     from_client(one, request(DESCRIBE, version, 1, describe_request(version)), cut=cut)
@@ -116,7 +110,7 @@ def test_deny_refuses_each_entity_with_reason(version: int) -> None:
     body = altering(version, (ALICE, {PRODUCE: 1.0}), (bob, {PRODUCE: 1.0}), (ALICE, {PRODUCE: 2.0}))
     assert from_client(one, request(ALTER, version, 1, body)) == b""
     text = "quotas cannot be altered through this kquota sidecar: they are managed in the file /etc/kquota.yaml"
-    assert altered(version, answers(one)) == [(44, text, ALICE), (44, text, bob)]
+    assert altered(version, one.seen()) == [(44, text, ALICE), (44, text, bob)]
     assert admin.requests == {"denied": 1}
 
 
@@ -137,7 +131,7 @@ def test_apply_is_for_the_listed_users_only(version: int) -> None:
     one, admin = under(authority)
     from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: 1.0}))))
     text = "user ANONYMOUS may not alter quotas through this kquota sidecar"
-    assert altered(version, answers(one)) == [(CLUSTER_AUTHORIZATION_FAILED, text, ALICE)]
+    assert altered(version, one.seen()) == [(CLUSTER_AUTHORIZATION_FAILED, text, ALICE)]
     assert (authority.applied, admin.requests) == ([], {"unauthorized": 1})
 
 
@@ -151,10 +145,10 @@ def test_apply_answers_when_it_is_done(version: int, cut: Cut, failed: str | Non
     body = altering(version, (ALICE, {PRODUCE: 1.0, "consumer_byte_rate": None}), (bad, {PRODUCE: 1.0}))
     assert from_client(one, request(ALTER, version, 1, body), cut=cut) == b""
     assert authority.applied == [("ANONYMOUS", {ALICE: {PRODUCE: 1.0, "consumer_byte_rate": None}})]
-    assert (one.must_wait, answers(one)) == (True, b"")
+    assert (one.must_wait, one.seen()) == (True, b"")
     authority.done[0](failed)
     assert resumed(one, 1.0) == b""
-    assert altered(version, answers(one)) == [
+    assert altered(version, one.seen()) == [
         (56, f"nothing was changed: {failed}", ALICE) if failed else (0, None, ALICE),
         (42, "expected a name or the default, got an empty user", bad),
     ]
@@ -187,7 +181,7 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int) -
     def shown(*components: tuple[str, int, str | None]) -> int:
         from_client(one, request(DESCRIBE, version, 1, describing(version, *components)))
         told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
-        return len(read("describe_client_quotas", DESCRIBE, version, told).entries)
+        return len(read(DESCRIBE, version, told).entries)
 
     assert [shown(), shown(), shown(("user", 2, None)), shown()] == [2, 2, 1, 2]
     authority.shown = {ALICE: {PRODUCE: 2.0}}
@@ -205,11 +199,11 @@ def test_the_longest_names_fit_into_complaints_about_them(version: int) -> None:
         version, (ALICE, {long: 1.0}), (longest, {PRODUCE: -1.0}), (longest, {}), ((("t" * 32_767, ""),), {})
     )
     from_client(one, request(ALTER, version, 1, body))
-    answered = altered(version, answers(one))
+    answered = altered(version, one.seen())
     assert [code for code, _, _ in answered] == [42, 42, 42]
     assert all(message is not None and len(message) == 500 for _, message, _ in answered)
     one, _ = under(Authority())
     from_client(one, request(DESCRIBE, version, 1, describing(version, (long, 0, "x"))))
     told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
-    message = read("describe_client_quotas", DESCRIBE, version, told)
+    message = read(DESCRIBE, version, told)
     assert (message.error_code, len(message.error_message)) == (ErrorCode.unsupported_version, 500)

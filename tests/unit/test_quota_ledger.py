@@ -1,23 +1,16 @@
 """The ledger's own promises: shared counters, reloads, forgetting, carried delays, shadow entries, totals."""
 
 import gc
-from typing import Any
 
 import pytest
 
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.counters import snapshots
 from tests.support.session_tools import identities, kafka_ledger
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 HOUR_MS = 3_600_000
-
-
-def group_of(ledger: Ledger, kind: Kind = PRODUCE, now: float = 0) -> Any:
-    (group,) = [group for group in snapshots(ledger, now) if group.kind is kind]
-    return group
 
 
 def test_times_are_cut_to_whole_milliseconds() -> None:
@@ -57,7 +50,7 @@ def test_explaining_changes_nothing() -> None:
     ledger = Ledger(QuotaTable([Entry(user="u", consumer_byte_rate=500)]))
     ledger.charge_no_throttle(ledger.account("u", "c"), FETCH, 4990, 0)  # less than a grain is left
     assert ledger.explain("u", "c", 0).kinds[1].throttle_ms > 0
-    assert not group_of(ledger, FETCH).paced
+    assert not next(ledger.groups(FETCH)).paced
 
 
 def test_debt_scales_with_the_limit() -> None:
@@ -65,9 +58,9 @@ def test_debt_scales_with_the_limit() -> None:
     ledger = Ledger(QuotaTable([Entry(user="u", producer_byte_rate=1)]), smooth=False)
     account = ledger.account("u", "c")
     ledger.charge(account, PRODUCE, 1000, 0)
-    assert group_of(ledger).owed_ms == 990_000
+    assert next(ledger.groups(PRODUCE)).owed_ms(0) == 990_000
     ledger.swap(QuotaTable([Entry(user="u", producer_byte_rate=100)]))
-    assert group_of(ledger).owed_ms == 9900
+    assert next(ledger.groups(PRODUCE)).owed_ms(0) == 9900
 
 
 def test_delay_beyond_the_cap_is_carried() -> None:
@@ -80,7 +73,7 @@ def test_delay_beyond_the_cap_is_carried() -> None:
     assert ledger.charge(account, PRODUCE, 1, 65_000) == 25_000
     assert ledger.check(account, PRODUCE, 90_000) == 0
     assert ledger.charge(account, PRODUCE, 1, 90_000) == 0
-    assert group_of(ledger, now=90_000).capped == 2
+    assert next(ledger.groups(PRODUCE)).capped == 2
 
 
 def test_forgets_idle_groups_and_accounts_after_an_hour() -> None:
@@ -92,7 +85,7 @@ def test_forgets_idle_groups_and_accounts_after_an_hour() -> None:
     gc.collect()
     assert sum(ledger.sweep(HOUR_MS - 1)) == 0
     assert sum(ledger.sweep(HOUR_MS)) == 3  # u's group and account, and the group alone of the account in use
-    assert [group.user for group in snapshots(ledger, HOUR_MS)] == ["v"]
+    assert [group.key.user for group in ledger.groups()] == ["v"]
     assert identities(ledger) == {("held", "c"), ("v", "c")}
     assert ledger.account("held", "c") is held
     # two accounts of the user still share one counter, although one of them knew the forgotten one
@@ -108,9 +101,9 @@ def test_a_debt_is_never_forgotten(smooth: bool, cap: int | None) -> None:
     ledger.charge(ledger.account("u", "c"), PRODUCE, 40_000, 0)
     for t in range(HOUR_MS, 39_990_000, HOUR_MS):
         sum(ledger.sweep(t))
-        assert len(snapshots(ledger, t)) == 1
+        assert len(list(ledger.groups())) == 1
     if cap is not None:
         assert next(ledger.groups(PRODUCE)).owed_ms(39_989_000 - 1) == 1001
         assert next(ledger.groups(PRODUCE)).owes(39_989_000)
     assert sum(ledger.sweep(2 * 39_990_000)) >= 1
-    assert snapshots(ledger, 0) == []
+    assert list(ledger.groups()) == []

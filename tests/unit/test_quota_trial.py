@@ -1,7 +1,7 @@
 """Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
-from tests.support.counters import TrialSnapshot, snapshots
 from tests.support.session_tools import acted
 
 PRODUCE, FETCH, REQUEST, MUTATION = Kind
@@ -33,16 +32,19 @@ Make = Callable[[Kind, float], QuotaTable]
 MAKES = pytest.mark.parametrize("make", [with_candidate, as_shadow])
 
 
-def group_of(ledger: Ledger, now: float = 0) -> Any:
-    (group,) = snapshots(ledger, now)
-    return group
+class TrialSnapshot(NamedTuple):
+    limit: float | None
+    """None: no longer on trial."""
+    utilisation: float | None
+    throttled: int
+    throttle_ms: int
 
 
-def trial_of(ledger: Ledger, now: float = 0) -> TrialSnapshot:
-    group = group_of(ledger, now)
-    trial = group.candidate or group.shadow
+def trial_of(ledger: Ledger, now: int = 0) -> TrialSnapshot:
+    (group,) = ledger.groups()
+    trial = group.candidate or group.shadowed
     assert trial is not None
-    return trial
+    return TrialSnapshot(trial.limit, group.trial_utilisation(trial, now), trial.throttled, trial.throttle_ms)
 
 
 @MAKES
@@ -117,7 +119,7 @@ def test_reloads_begin_end_and_change_a_candidate() -> None:
     ledger = Ledger(with_candidate(PRODUCE, None))
     account = ledger.account("u", "c")
     ledger.charge(account, PRODUCE, 6000, 0)
-    assert group_of(ledger).candidate is None
+    assert next(ledger.groups()).candidate is None
     ledger.swap(with_candidate(PRODUCE, 500))  # measured with the history that is there
     ledger.charge(account, PRODUCE, 0, 0)
     assert trial_of(ledger) == TrialSnapshot(500, 1.2, 1, 2000)

@@ -7,6 +7,7 @@ broker has accepted it: otherwise a client could leave its own limit by a byte o
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from proxy.core.wire import sasl as wire
 from quota.ledger import Ledger
 from tests.support.sasl_tools import HEAD, authenticate, authenticate_response, bearer, jws, listen, log_in, raw
 from tests.support.session_tools import from_broker, from_client, ledger, session
-from tests.support.turns import Watch
+from tests.support.turns import Watch, growth
 
 ALICE = b'{"sub":"alice","exp":4102444800}'  # the year 2100: names of tests must not depend on the time
 
@@ -196,19 +197,6 @@ def test_a_broker_that_accepts_one_all_the_same_is_left(mechanism: str, message:
     assert not list(of.accounts())
 
 
-@pytest.mark.parametrize("version", [-1, 2])
-def test_one_that_the_broker_refuses_is_answered_by_the_broker(version: int) -> None:
-    one = session(ledger())
-    told = listen(one)
-    message = bearer(jws(FAULTY["byte order mark"]))
-    log_in(one, "OAUTHBEARER", [(message, b'{"status":"invalid_token"}')], version=version)
-    if version > 0:
-        from_client(one, authenticate(b"\1", version))
-        refusal = authenticate_response(58, b"", version)
-        assert from_broker(one, refusal) == refusal
-    assert told == []
-
-
 def test_the_fault_of_one_login_is_not_that_of_the_next() -> None:
     one = session(ledger())
     told = listen(one)
@@ -252,22 +240,22 @@ def test_any_name_by_scram(name: str) -> None:
     assert wire.scram_name(b"n,,n=" + escaped + b",r=nonce") == (name, False)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"n,,n=" + b"a" * 500_000 + b",r=x",
-        b"n,,n=" + b"=2C" * 160_000 + b",r=x,",
-        b"n,,n=a,r=x" + b",a=b" * 125_000,
-        b"n,,n=a,r=x" + b",a=b" * 125_000 + b",",
-        b"n,,\1" + b"a=b\1" * 125_000 + b"\1",
-        bearer(jws(b'{"a":[' + b"[]," * 120_000 + b"1]}")),
-        b"n,,\1auth=bearer a." + b"~" * 400_000 + b".c\1\1",
-        b"n,,\1auth=bearer " + b" " * 500_000 + b"\1\1",
-    ],
-    ids=lambda message: message[:24],
-)
-def test_the_largest_messages_are_read_in_milliseconds(message: bytes) -> None:
-    watch = Watch()
-    for _ in range(3):
+LARGE: list[Callable[[int], bytes]] = [
+    lambda size: b"n,,n=" + b"a" * size + b",r=x",
+    lambda size: b"n,,n=" + b"=2C" * size + b",r=x,",
+    lambda size: b"n,,n=a,r=x" + b",a=b" * size,
+    lambda size: b"n,,n=a,r=x" + b",a=b" * size + b",",
+    lambda size: b"n,,\1" + b"a=b\1" * size + b"\1",
+    lambda size: bearer(jws(b'{"a":[' + b"[]," * size + b"1]}")),
+    lambda size: b"n,,\1auth=bearer a." + b"~" * size + b".c\1\1",
+    lambda size: b"n,,\1auth=bearer " + b" " * size + b"\1\1",
+]
+
+
+@pytest.mark.parametrize("large", LARGE)
+def test_large_messages_are_read_in_time_in_proportion(large: Callable[[int], bytes]) -> None:
+    def read(size: int, watch: Watch) -> None:
+        message = large(size)
         watch(lambda: (wire.scram_name(message), wire.oauth_claim(message, "sub")))
-    assert min(watch.took) < 20.0
+
+    assert growth(read, 3500) < 8

@@ -16,7 +16,6 @@ from tests.support.session_tools import (
     PRODUCE,
     THREE_WAYS,
     Cut,
-    answers,
     encode,
     from_broker,
     from_client,
@@ -130,7 +129,7 @@ def test_turns_down_newer_api_versions_as_a_broker(cut: Cut) -> None:
     one = session(ledger())
     assert from_client(one, request(API_VERSIONS, 99, 4, b"whatever"), cut=cut) == b""
     # v0 layout whatever was asked: correlation id, error 35 UNSUPPORTED_VERSION, one API: 18 with versions 0 to 5.
-    assert answers(one) == struct.pack(">iihihhh", 16, 4, 35, 1, 18, 0, 5)
+    assert one.seen() == struct.pack(">iihihhh", 16, 4, 35, 1, 18, 0, 5)
     after = request(API_VERSIONS, 0, 5, b"")
     assert from_client(one, after, cut=cut) == after
 

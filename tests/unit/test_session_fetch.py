@@ -5,28 +5,28 @@ import struct
 from typing import Any
 
 import pytest
+from kio.static.constants import EntityType
 
 from proxy.core.session.request_handler import MAX_PARTIAL_REQUEST_BYTES
 from proxy.core.wire import fetch_heads, requests
-from proxy.core.wire.apis import response_header_version, version_range
+from proxy.core.wire.apis import version_range
 from quota.entity import Kind
 from quota.fetch_sizer import HEAD_BYTES
 from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
     Driven,
-    answers,
     decode,
     fetch_body,
     from_broker,
     from_client,
-    kio_message,
     ledger,
     request,
     response,
     resumed,
     session,
 )
+from tests.support.wire_tools import kio_read
 
 VERSIONS = range(4, version_range(FETCH)[1] + 1)  # type: ignore[index]
 SESSION_VERSIONS = range(7, VERSIONS.stop)
@@ -35,17 +35,12 @@ SESSION_VERSIONS = range(7, VERSIONS.stop)
 def sent_request(frame: bytes, client_version: int) -> Any:
     """The FetchRequest in a frame that went to the broker; checks its size, and the version it goes with."""
     upstream = min(client_version, 15)
-    size, api_key, version, _, length = struct.unpack_from(">ihhih", frame)
-    assert (size, api_key, version) == (len(frame) - 4, FETCH, upstream)
-    body = frame[14 + length + (1 if upstream >= 12 else 0) :]
-    return decode(kio_message("fetch", upstream, "request").FetchRequest, body)
+    assert struct.unpack_from(">hh", frame, 4) == (FETCH, upstream)
+    return kio_read(frame, FETCH, upstream, EntityType.request)
 
 
 def answer(frame: bytes, version: int) -> Any:
-    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    return decode(
-        kio_message("fetch", version, "response").FetchResponse, frame[8 + response_header_version(FETCH, version) :]
-    )
+    return kio_read(frame, FETCH, version)
 
 
 def over_quota(rate: int = 1000, **settings: Any) -> tuple[Ledger, Driven]:
@@ -63,7 +58,7 @@ def test_fetch_over_quota_gets_an_empty_response_and_no_session(version: int) ->
         if version < 15:  # a replica id: brokers exempt followers, but none fetches here, and any client can claim it
             body[0:4] = struct.pack(">i", 2)
         assert from_client(one, request(FETCH, version, 5, bytes(body))) == b""
-        frame = answers(one)
+        frame = one.seen()
         assert struct.unpack_from(">i", frame, 4) == (5,)
         got = answer(frame, version)
         assert (got.throttle_time, got.responses) == (datetime.timedelta(seconds=2), ())
@@ -83,9 +78,9 @@ def test_incremental_fetch_over_quota_keeps_the_session(version: int) -> None:
         return from_client(one, request(FETCH, version, correlation_id, body), now_ms)
 
     assert ask(1, 3, 0, partitions={0: 10, 1: 20, 2: 30}) == b""
-    assert answer(answers(one), version).session_id == 77
+    assert answer(one.seen(), version).session_id == 77
     assert ask(2, 4, 2000, partitions={1: 21}, forget=(2,)) == b""
-    assert answer(answers(one), version).session_id == 77
+    assert answer(one.seen(), version).session_id == 77
     # 11 s after the burst it has left the window: allowance 1 000 B/s * 10 s = 10 000 B.
     carried = sent_request(ask(3, 5, 12_000, partitions={3: 40}), version)
     assert (carried.session_id, carried.session_epoch, carried.max_bytes) == (77, 3, 10_000)
@@ -121,9 +116,9 @@ def test_a_session_that_changes_names_for_ids_is_refused(first: int, second: int
     before = request(FETCH, first, 1, fetch_body(first, session_id=77, epoch=3, partitions={0: 10}))
     changed = request(FETCH, second, 2, fetch_body(second, session_id=77, epoch=4, partitions={1: 20}))
     assert from_client(one, before) == b""
-    assert answer(answers(one), first).session_id == 77
+    assert answer(one.seen(), first).session_id == 77
     assert from_client(one, changed, 2000) == b""
-    refused = answer(answers(one), second)
+    refused = answer(one.seen(), second)
     assert (refused.error_code.value, refused.session_id) == (0, 0)
     to_broker = sent_request(from_client(one, changed, 12_000), second)
     assert (to_broker.session_epoch, [p.partition for p in to_broker.topics[0].partitions]) == (3, [1])

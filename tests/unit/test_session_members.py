@@ -16,7 +16,6 @@ from tests.support.session_tools import (
     METADATA,
     THREE_WAYS,
     Cut,
-    answers,
     encode,
     fetch_body,
     from_client,
@@ -125,10 +124,10 @@ def test_a_refused_mutation_tells_a_slice() -> None:
     one = session(of, interceptors=dict.fromkeys(MUTATION_APIS, MutationQuota(of)))
     from_client(one, heartbeat())
     one.broker_sends(response(HEARTBEAT, 3, 1, b"\0" * 6), 0.0)
-    answers(one)
+    one.seen()
     kio = kio_message("create_topics", 6, "request")
     topic = kio.CreatableTopic(name="t", num_partitions=1, replication_factor=1, assignments=(), configs=())
     from_client(one, request(CREATE_TOPICS, 6, 2, encode(kio.CreateTopicsRequest(topics=(topic,)))))
     one.broker_sends(response(METADATA, 4, 2, struct.pack(">iihii", 0, 0, -1, -1, 0)), 0.0)  # it does not exist yet
-    assert struct.unpack_from(">i", answers(one), 9) == (1500,)
+    assert struct.unpack_from(">i", one.seen(), 9) == (1500,)
     assert one.mute_until_ms == 1500.0

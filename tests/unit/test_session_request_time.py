@@ -15,7 +15,6 @@ from tests.support.session_tools import (
     THREE_WAYS,
     Cut,
     Driven,
-    answers,
     fetch_body,
     from_broker,
     from_client,
@@ -41,10 +40,6 @@ def heartbeat(correlation_id: int, client_id: str = "c") -> bytes:
 
 def heartbeat_response(correlation_id: int, throttle_ms: int = 0) -> bytes:
     return response(HEARTBEAT, 3, correlation_id, struct.pack(">ih", throttle_ms, 0))
-
-
-def fetch_request(correlation_id: int) -> bytes:
-    return request(FETCH, 4, correlation_id, fetch_body(4, partitions={0: 0}))
 
 
 def busy(of: Driven, correlation_id: int, busy_ms: float, at_ms: float, client_id: str = "c") -> int:
@@ -132,8 +127,8 @@ def test_a_fetch_that_was_answered_here_costs_the_least() -> None:
     of = ledger(fetch_rate=1000, request_percentage=100)
     one = session(of)
     of.charge(of.account("", "c"), Kind.FETCH, 100_000, 0)
-    from_client(one, fetch_request(1), 0.0)
-    assert answers(one)
+    from_client(one, request(FETCH, 4, 1, fetch_body(4, partitions={0: 0})), 0.0)
+    assert one.seen()
     assert charged(of) == MIN_MS
     assert throttles(of, "").keys() == {Kind.FETCH}
 

@@ -16,12 +16,9 @@ from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
     Driven,
-    answers,
-    decode,
     fetch_body,
     from_broker,
     from_client,
-    kio_message,
     ledger,
     produce,
     produce_response,
@@ -29,6 +26,7 @@ from tests.support.session_tools import (
     response,
     session,
 )
+from tests.support.wire_tools import kio_read
 
 END_TXN = 26
 RATE = 200_000
@@ -62,7 +60,6 @@ class Loop:
 
     def fetch(self, until_ms: float) -> Loop:
         """A consumer without a session that always has more to read."""
-        kio = kio_message("fetch", 11, "response")
         while self.now_ms < until_ms:
             asked = from_client(self.session, request(FETCH, 11, 1, fetch_body(11, partitions={0: 0})), self.now_ms)
             if asked:
@@ -72,7 +69,7 @@ class Loop:
                 self.passed += records
                 self.note(0)
             else:
-                told = decode(kio.FetchResponse, answers(self.session)[8:]).throttle_time
+                told = kio_read(self.session.seen(), FETCH, 11).throttle_time
                 self.note(told // datetime.timedelta(milliseconds=1))
         return self
 

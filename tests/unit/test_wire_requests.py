@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kio.static.constants import EntityType
 
-from proxy.core.wire import apis, requests, schema
+from proxy.core.wire import apis, requests
 from proxy.core.wire.frames import MAX_FRAME_BYTES, WireError, diagnose
 from proxy.core.wire.primitives import uvarint
 from tests.support.session_tools import encode
@@ -195,15 +195,6 @@ def test_reads_acks(version: int, acks: int, transactional_id: str | None) -> No
     names: dict[str, Any] = {"transactional_id": transactional_id} if version >= 3 else {}
     frame = kafka_python_frame(cls, version, acks=acks, timeout_ms=0x01010101, topic_data=[], **names)
     assert acks_of(frame, version) == acks
-
-
-def test_unknown_versions_are_not_guessed() -> None:
-    for version in (-1, schema.APIS[0][2] + 1):
-        with pytest.raises(WireError) as caught:
-            requests.produce_acks(bytes(100), 0, 100, version)
-        assert caught.value.reason == "unsupported_version"
-    for version in (-1, 19):
-        assert requests.parse_fetch(bytes(100), 0, 100, version) is None
 
 
 @pytest.mark.parametrize(
