@@ -253,3 +253,11 @@ def test_departed_fetchers_leave_the_queue() -> None:
     assert delays.count(0) < 125  # 10 MB fit into the window, and 1 MB a second after that
     assert 25_000 < max(delays) <= 30_000
     assert ledger.admit(account, FETCH, 10 * MB, 45_000).throttle_ms == 0
+
+
+def test_fetches_at_once_share_the_room() -> None:
+    ledger = ledger_of(1 * MB)
+    account = ledger.account("u", "c")
+    ledger.charge(account, FETCH, 9_640_000, 0)
+    grants = [ledger.admit(account, FETCH, 200_000, 0).max_bytes or 0 for _ in range(2)]
+    assert 350_000 < sum(grants) <= 360_000
