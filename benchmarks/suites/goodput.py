@@ -32,12 +32,12 @@ from benchmarks.evasion.honest import go_command
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.procstat import describe_machine
+from benchmarks.rig.tls import FROM_CLIENT, Files, Tls
 from benchmarks.rig.topics import create_topics
 from benchmarks.suites import goodput_apps
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.tools import QUICK_JVM, java_command
-from tests.support.certificates import Authority
 from tests.support.raw_client import set_brokers_quota
 from tests.support.sidecars import sidecar
 
@@ -102,8 +102,8 @@ class Seen:
 
     row: dict[str, Any]
     at: str
-    authority: str = ""
-    """File of the sidecar's; "": without TLS."""
+    tls: Tls | None = None
+    """How clients connect to the sidecar; None: in plaintext."""
     acked: list[list[float]] = field(default_factory=list)
     """[seconds after the start, producer, number] of each record."""
     given_up: int = 0
@@ -210,8 +210,9 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         "message.max.bytes": row.record_bytes + 10_000,
         "batch.size": row.record_bytes,
         "linger.ms": 0,
-        **({"security.protocol": "ssl", "ssl.ca.location": seen.authority} if seen.authority else {}),
     }
+    if seen.tls is not None:
+        settings |= {"security.protocol": "ssl", "ssl.ca.location": str(seen.tls.files.authority)}
     producers = [Producer(settings, logger=Log()) for _ in range(row.producers)]
     began, sent, open_ = time.monotonic(), [0] * row.producers, [0] * row.producers
 
@@ -263,8 +264,8 @@ def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         "batch.size=1",  # a record a batch
         *([f"transactional.id={topic}"] if row.transactions else []),
     ]
-    if seen.authority:
-        arguments += ["security.protocol=SSL", "ssl.truststore.type=PEM", f"ssl.truststore.location={seen.authority}"]
+    if seen.tls is not None:
+        arguments += seen.tls.client_settings()
     version = row.version or JAVA_VERSION
     command = java_command(str(JAVA), arguments, version, (*QUICK_JVM, "-Xmx512m", *tool_arguments(version)))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
@@ -324,13 +325,13 @@ def measure(row: Row, brokers: Sequence[str], broker_log: Path, number: int, at_
                 set_brokers_quota(brokers[0], name, key, row.limit)
         else:
             quotas = [{"client-id": name, key: row.limit} for name in names]
-            tls = None
             if row.tls:
-                authority = Authority(Path(stack.enter_context(TemporaryDirectory(prefix="kquota-goodput-tls-"))))
-                own, seen.authority = authority.issue("sidecar", "127.0.0.1"), str(authority.certificate)
-                tls = {"certificate_file": str(own.chain), "key_file": str(own.key)}
-            brief = {"level": "warning", "format": "json"}
-            proxy = stack.enter_context(sidecar(brokers, quotas, listen_tls=tls, log=brief))
+                folder = stack.enter_context(TemporaryDirectory(prefix="kquota-goodput-tls-"))
+                seen.tls = Tls(Files.issue(Path(folder)), FROM_CLIENT)
+            listen = {} if seen.tls is None else seen.tls.kquota()[0]
+            proxy = stack.enter_context(
+                sidecar(brokers, quotas, listen=listen, log={"level": "warning", "format": "json"})
+            )
             bootstrap = proxy.bootstrap
         CLIENTS[row.library](row, bootstrap, topic, seen)
         until_s, seen.load = time.time(), os.getloadavg()[0]
@@ -427,7 +428,7 @@ def main() -> int:
                     rows.append({key: value for key, value in summary(seen).items() if value})
                     print(lines[-1], *seen.errors.items(), flush=True)
             with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-                made = {name for one in numbers for name in (f"goodput-{one}", f"goodput-{one}-in", f"{one}")}
+                made = {name for one in numbers for name in (f"goodput-{one}", f"goodput-{one}-in", str(one))}
                 admin.delete_topics([*made.intersection(admin.list_topics())])
             if options.store:
                 file = RESULTS / f"{result['started'][:10]}-goodput.json"

@@ -78,7 +78,7 @@ def streams(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
 def connect(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     """Tasks of the source connector tests/java/Numbers.java in a standalone worker."""
     task = {"connector.class": "Numbers", "topic": topic, "bytes": row.record_bytes}
-    _worker(row, f"connect-{row.version}", bootstrap, topic, task, seen)
+    _worker(row, f"connect-{row.version}", bootstrap, topic, task, seen, JAVA / "Numbers.java")
 
 
 def mirror(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
@@ -100,8 +100,10 @@ def mirror(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     _worker(row, f"mirror-{row.version}", bootstrap, topic, task, seen)
 
 
-def _worker(row: Row, jars: str, bootstrap: str, topic: str, task: dict[str, Any], seen: Seen) -> None:
-    """A standalone worker with the tasks of one source connector."""
+def _worker(
+    row: Row, jars: str, bootstrap: str, topic: str, task: dict[str, Any], seen: Seen, source: Path | None = None
+) -> None:
+    """A standalone worker with the tasks of one source connector; `source`: that of the connector, if no jar has it."""
     converter = "org.apache.kafka.connect.converters.ByteArrayConverter"
     with TemporaryDirectory(prefix="kquota-connect-") as folder:
         worker = {
@@ -124,9 +126,10 @@ def _worker(row: Row, jars: str, bootstrap: str, topic: str, task: dict[str, Any
             files[-1].write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
         jvm = (*QUICK_JVM, "-Xmx512m", *tool_arguments(jars))
         command = java_command("org.apache.kafka.connect.cli.ConnectStandalone", list(map(str, files)), jars, jvm)
-        path = command.index("-cp") + 1
-        subprocess.run(["javac", "-d", folder, "-cp", command[path], str(JAVA / "Numbers.java")], check=True)
-        command[path] += f":{folder}"
+        if source is not None:
+            path = command.index("-cp") + 1
+            subprocess.run(["javac", "-d", folder, "-cp", command[path], str(source)], check=True)
+            command[path] += f":{folder}"
         with Path(folder, "log").open("w") as log, GuardedProcess(command, stdout=log, stderr=log) as process:
             time.sleep(row.seconds)
             process.kill()
