@@ -44,7 +44,8 @@ cdef class RequestHandler:
     cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                                InFlightRequestType pending)
     @cython.locals(state=SessionStateType, repeated=RepeatedHeader, account=AccountType, total=cython.longlong,
-                   throttle=ThrottleType, generation=cython.longlong, missing=cython.longlong, acks=cython.int, pending=InFlightRequestType)
+                   throttle=ThrottleType, generation=cython.longlong, missing=cython.longlong, acks=cython.int,
+                   pending=InFlightRequestType)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
     @cython.locals(pending=InFlightRequestType, left=cython.longlong)
     cdef InFlightRequestType _take_more(self, Py_ssize_t count, double now_ms)

@@ -80,7 +80,7 @@ _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_PARTIAL_BYTES: Final = MAX_PARTIAL_REQUEST_BYTES
 _BATCH_WITHIN_BYTES: Final = 1024
-"""Of a Produce request's body: the head of its first batch, with names of usual length before it."""
+"""The head of the first batch ends within so many bytes of a Produce request's body, unless names are unusually long."""
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
@@ -331,9 +331,9 @@ class RequestHandler:
             with suppress(WireError):  # what cannot be refused is not looked at further
                 refusal.see(buf[header.body : end])
                 seen = refusal
-                wanted = min(total, header.body - start + _BATCH_WITHIN_BYTES)
-                if not refusal.batches and end - start < wanted:
-                    return need(wanted)
+            wanted = min(total, header.body - start + _BATCH_WITHIN_BYTES)
+            if seen is not None and not seen.batches and end - start < wanted:
+                return need(wanted)
             skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
             if not awaited:
                 self._awaited = None
