@@ -1,4 +1,4 @@
-"""The CPU time of calls that may hold up others: of this thread, and only against that of other calls."""
+"""CPU time of this thread's calls, always compared with the CPU time of other calls."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def runs(run: Callable[[Watch], object]) -> list[Watch]:
 
 
 def longest_part(run: Callable[[Watch], object]) -> float:
-    """What part of all its time the longest call of a run takes; the least of three."""
+    """The longest call's share of a run's CPU time; the least of three runs."""
     return min(max(watch.took_s) / sum(watch.took_s) for watch in runs(run))
 
 
 def growth(run: Callable[[int, Watch], object], size: int) -> float:
-    """By how much a run takes longer that has four times as much to do; each the least of three."""
+    """How many times longer a run with four times as much to do takes; each the least of three runs."""
     few, many = (min(sum(watch.took_s) for watch in runs(partial(run, much))) for much in (size, 4 * size))
     return many / few
