@@ -32,6 +32,10 @@ API_VERSIONS_0 = request(18, 0, b"")
 METADATA_OF_ALL = request(3, 1, struct.pack(">i", -1))
 
 
+def garbage(dice: random.Random) -> bytes:
+    return dice.randbytes(dice.choice((1, 20, 500, 20_000)))
+
+
 def tls_hello(_dice: random.Random) -> bytes:
     return HELLO
 
@@ -42,6 +46,16 @@ def http_get(_dice: random.Random) -> bytes:
 
 def oversized_frames(dice: random.Random) -> bytes:
     return struct.pack(">i", dice.choice((-1, -(2**31), 0, 1, 7, 2**31 - 1, 104_857_601))) + bytes(40)
+
+
+def endless_headers(_dice: random.Random) -> bytes:
+    """A Metadata request whose header has tagged fields without end."""
+    head = struct.pack(">hhih", 3, 9, 1, 7) + b"endless" + b"\xff\xff\xff\xff\x07"
+    return struct.pack(">i", 50_000_000) + head + b"\1\0" * 50_000
+
+
+def unknown_apis(dice: random.Random) -> bytes:
+    return request(dice.choice((-1, 100, 999, 32_767)), dice.choice((-1, 0, 99)), bytes(30))
 
 
 def cut_headers(dice: random.Random) -> bytes:
@@ -58,17 +72,27 @@ def client_ids(dice: random.Random) -> bytes:
     return request(18, 0, b"", raw) * 3
 
 
+def lying_arrays(dice: random.Random) -> bytes:
+    """Administrators' requests, of which the arrays claim to have billions of elements."""
+    key, version = dice.choice(((19, 7), (19, 2), (20, 6), (37, 3), (48, 1), (49, 1)))
+    claims = (b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x08", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xfe", b"\x05")
+    flexible = version > 2 or key in (48, 49)
+    return request(key, version, dice.choice(claims) + dice.randbytes(20), tags=b"\0" if flexible else b"")
+
+
 def resets_within_a_frame(_dice: random.Random) -> bytes:
     return struct.pack(">ihhih", 50_000, 0, 7, 1, -1) + bytes(3000)
 
 
 ONCE: dict[str, Callable[[random.Random], bytes]] = {
     each.__name__: each
-    for each in (tls_hello, http_get, oversized_frames, cut_headers, client_ids, resets_within_a_frame)
-}
+    for each in (garbage, tls_hello, http_get, oversized_frames, endless_headers, unknown_apis, cut_headers, client_ids,
+                 lying_arrays, resets_within_a_frame)
+}  # fmt: skip
 
 
 def once(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
+    """One connection after the other."""
     dice = random.Random(kind)
     while time.monotonic() < ends:
         with suppress(OSError), socket.create_connection(target, timeout=1) as client:
@@ -178,6 +202,8 @@ def main() -> None:
 
 
 class Attackers:
+    """The running process."""
+
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
