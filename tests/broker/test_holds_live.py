@@ -1,10 +1,14 @@
-"""Requests that wait before they are forwarded, as a real sidecar shows them: JSON, metrics, the page."""
+"""Requests that wait before they are forwarded, as a real sidecar shows them: JSON, text, metrics, the page."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
+from typer.testing import CliRunner
+
+from proxy.app.cli.main import app
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.browser import Browse, text
@@ -26,7 +30,11 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
     ):
         name = first.topic(topic)
         second.topic(topic)
+        explain = ["explain", "--admin", running.admin, "--client-id", "greedy"]
+        top = ["top", "--once", "--admin", running.admin]
         # All that is looked at has to fit into the debt: what takes its time only once is done before.
+        for arguments in (explain, top):
+            CliRunner().invoke(app, arguments)
         driver.get(f"{running.admin}/ui")
         wait_for("the page", lambda: text(driver, "#status").startswith("ready"))
         # 20 s' worth: (40 - 20) / 20 * 10 s is 10 s of debt, of which the client is told 1 s
@@ -59,6 +67,12 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         (row,) = [each for each in running.get("/quotas")["groups"] if each["kind"] == "produce"]
         assert row["waiting"] == 1
         assert 0 < row["next_ms"] <= 10_000
+        shown = CliRunner().invoke(app, explain).stdout
+        assert "1 waiting for the group's debt" in shown
+        assert re.search(r"1 connection waits; the next passes in \d.*s; the group owes \d", shown), shown
+        shown = CliRunner().invoke(app, top).stdout
+        assert "1 waiting)" in shown.splitlines()[0]
+        assert "1 waiting" in shown.split("produce", 1)[1]
         assert running.metric("kquota_connections_waiting") == 1
         assert running.metric("kquota_quota_waiting_connections", **group) == 1
         assert running.metric("kquota_held_requests_total", cause="produce", **names) == 0
@@ -74,3 +88,5 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         # The first was charged after `begun_at`, and the second came before `seen_at`. A debt of up to 200 ms delays
         # no request.
         assert begun_at + 9.7 - seen_at < held_s <= waited_s
+        shown = CliRunner().invoke(app, explain).stdout
+        assert re.search(r"waited \d.*s before it was forwarded: the group was in debt", shown)

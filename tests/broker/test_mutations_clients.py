@@ -90,6 +90,28 @@ def test_kafka_python_mutations_are_throttled(proxy: Sidecar, names: list[str]) 
     assert time.monotonic() - began >= 11.4
 
 
+@pytest.mark.long
+def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: list[str]) -> None:
+    from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": proxy.bootstrap, "client.id": "librdkafka-admin"})
+
+    def all_of(futures: dict[str, Any]) -> None:
+        for future in futures.values():
+            future.result(timeout=LIMIT_S)
+
+    began = time.monotonic()
+    all_of(admin.create_topics([NewTopic(name, 10, 1) for name in names]))  # 20 - 30: 500 ms
+    all_of(admin.create_partitions([NewPartitions(name, 20) for name in names]))
+    settled(proxy.bootstrap, dict.fromkeys(names, 20), tuple(names))
+    all_of(admin.delete_topics(names))
+    settled(proxy.bootstrap, {}, tuple(names))
+    all_of(admin.create_topics([NewTopic(names[0], 1, 1)]))
+    # 30 + 30 + 60 partitions were used before the last request could be read: with 20 in hand, 100 came at 20 per s.
+    assert time.monotonic() - began >= 4.9
+    assert charged(proxy) == 30 + 30 + 60 + 1
+
+
 def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:
     from tests.lab.kafka.java import find_java
 

@@ -193,3 +193,34 @@ def test_oldest_fetch_on_an_older_broker(limited: Sidecar, topic: str) -> None:
         client.send(API_VERSIONS_0)
         # 300 000 B in 10 s are 30 000 B/s: (30 000 - 20 000) / 20 000 * 10 s = 5 s
         assert client.read_frame().first_byte_at - asked_at > 4.0
+
+
+def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str) -> None:
+    with sidecar(kafka.bootstrap, [{"client-id": "limited", "producer_byte_rate": RATE}]) as running:
+        with RawClient(running.bootstrap, "limited") as limited_client, RawClient(running.bootstrap, "free") as free:
+            where = free.topic(topic)
+            message = produce_message(9, where, [b"r" * 220_000])
+            assert limited_client.ask(message).message.throttle_time_ms > 0
+            slowest = max(
+                answer.last_byte_at - answer.asked_at
+                for answer in (free.ask(produce_message(9, where, [b"r" * 220_000])) for _ in range(10))
+            )
+            assert slowest < 0.5
+        groups = {row["client_id"]: row for row in running.get("/quotas")["groups"] if row["kind"] == "produce"}
+        assert groups["limited"]["totals"]["throttled"] == 1
+
+
+def test_releases_client_that_leaves_while_muted(limited: Sidecar, topic: str) -> None:
+    before = limited.metric("kquota_connections_open")
+    with RawClient(limited.bootstrap, f"gone-{topic}") as client:
+        # 3 MB: 300 000 B/s over 10 s, (300 000 - 20 000) / 20 000 * 10 s = 140 s, of which max_mute is told: 120 s.
+        # (It is more than a broker takes in one batch, and charged all the same.)
+        answer = client.ask(produce_message(9, client.topic(topic), [b"r" * 1_000_000] * 3))
+        assert 119_000 < answer.message.throttle_time_ms <= 120_000
+    gone_at = time.monotonic()
+    while limited.metric("kquota_connections_open") > before:
+        assert time.monotonic() < gone_at + 5
+        time.sleep(0.05)
+    while limited.metric("kquota_throttle_capped_total") < 1:  # an exposition is up to a second old
+        assert time.monotonic() < gone_at + 10
+        time.sleep(0.2)
