@@ -80,7 +80,7 @@ _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_PARTIAL_BYTES: Final = MAX_PARTIAL_REQUEST_BYTES
 _BATCH_WITHIN_BYTES: Final = 1024
-"""The head of the first batch ends within so many bytes of a Produce request's body, unless names are unusually long."""
+"""The head of a Produce request's first batch ends within so many bytes of its body, unless names are very long."""
 _FORWARD: Final = FORWARD
 _DROP: Final = DROP
 _STOP: Final = STOP
