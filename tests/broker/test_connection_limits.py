@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -91,6 +92,7 @@ async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -
     duration_s, interval_s = 5.0, 0.01
     outcomes: list[bool] = []
     held_s: list[float] = []
+    attempts: Counter[int] = Counter()
     settings = {"quota.window.num": 2}
     quotas = [{"ip": STORM_FROM, "connection_creation_rate": RATE}]
 
@@ -110,6 +112,7 @@ async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -
             return bool(answer)
 
     async def storm(port: int) -> None:
+        attempts[int(trio.current_time() - began)] += 1
         outcomes.append(await attempt(port, STORM_FROM))
 
     def start() -> Any:
@@ -135,7 +138,9 @@ async def test_holds_connection_storm_to_rate_per_address(kafka: KafkaCluster) -
         print(text)
         # The window is 1 to 2 s long: what it admits at once, and then the rate.
         assert served <= RATE * (took_s + 2), text
-        assert served >= 0.8 * min(RATE * (duration_s - 1), len(outcomes)), text
+        full_s = sum(count >= RATE for count in attempts.values())  # a loaded machine starts none for a while
+        assert full_s >= 2, attempts
+        assert served >= 0.8 * RATE * (full_s - 1), f"{text}, {full_s} s with enough attempts"
         assert refused == len(outcomes) - served
         assert others
         assert all(others), text
