@@ -2,6 +2,7 @@
 
 import datetime
 import struct
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
@@ -51,6 +52,16 @@ def heartbeat(number: int = 1) -> bytes:
 
 def leave() -> bytes:
     return request(LEAVE_GROUP, 1, 1, struct.pack(">h1sh1s", 1, b"g", 1, b"m"))
+
+
+def epoch_heartbeat(name: str, version: int, epoch: int, group: str = "g") -> bytes:
+    """A heartbeat that carries the member's epoch (KIP-848, KIP-932, KIP-1071): below 0, the member leaves."""
+    kio = kio_message(name, version, "request")
+    kind = getattr(kio, "".join(word.title() for word in name.split("_")) + "Request")
+    given = {"group_id": group, "member_id": "m" * 36, "member_epoch": epoch}
+    missing = [one for one in fields(kind) if one.default is MISSING and one.name not in given]
+    body = kind(**given, **{one.name: 0 if one.metadata.get("kafka_type") == "int32" else None for one in missing})
+    return request(int(kind.__api_key__), version, 1, encode(body))
 
 
 def indebted(**settings: Any) -> Ledger:
@@ -111,6 +122,28 @@ def test_the_shortest_session_counts(first: bytes, mute_ms: int) -> None:
 def test_throttles_are_whole_a_session_after_leave_group(first: bytes, fetch_ms: int, mute_until_ms: int) -> None:
     """Unless another member of the connection heartbeats within that session."""
     assert mute_after(first, indebted(), fetch_ms=fetch_ms) == mute_until_ms
+
+
+@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("group", ["g", "g" * 200])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("consumer_group_heartbeat", 0),
+        ("consumer_group_heartbeat", 1),
+        ("share_group_heartbeat", 1),
+        ("streams_group_heartbeat", 0),
+    ],
+)
+@pytest.mark.parametrize(
+    ("epoch", "fetch_ms", "mute_until_ms"),
+    [(3, 6001, 7501), (0, 6001, 7501), (-1, 5999, 7499), (-1, 6001, 36_000), (-2, 6001, 36_000)],
+)
+def test_a_member_leaves_with_an_epoch_below_0(
+    name: str, version: int, epoch: int, fetch_ms: int, mute_until_ms: int, group: str, cut: Cut
+) -> None:
+    first = epoch_heartbeat(name, version, 1) + epoch_heartbeat(name, version, epoch, group)
+    assert mute_after(first, indebted(), cut, fetch_ms=fetch_ms) == mute_until_ms
 
 
 @pytest.mark.parametrize("first", [join(), heartbeat()])

@@ -49,7 +49,7 @@ cdef class RequestHandler:
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
     @cython.locals(pending=InFlightRequestType, left=cython.longlong)
     cdef InFlightRequestType _take_more(self, Py_ssize_t count, double now_ms)
-    @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
+    @cython.locals(state=SessionStateType, api_key=cython.int, most=cython.longlong, verdict=VerdictType)
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)
     cdef object _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks)

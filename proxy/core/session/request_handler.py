@@ -38,6 +38,7 @@ from proxy.core.session.throttle import UNKNOWN_SESSION_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import (
     API_VERSIONS,
+    EPOCH_HEARTBEATS,
     FETCH,
     HEARTBEATS,
     JOIN_GROUP,
@@ -479,6 +480,7 @@ class RequestHandler:
     ) -> Verdict:
         """A request that is neither Produce nor Fetch."""
         state, api_key = self._state, pending.api_key
+        most = min(total, _MAX_PARTIAL_BYTES)
         if api_key == _SHARE_FETCH:
             if not gate.admits_unshaped(state, pending, now_ms):
                 return _STOP
@@ -498,11 +500,19 @@ class RequestHandler:
                 return verdict
         elif api_key == JOIN_GROUP and header.known:
             session_ms = requests.session_timeout(buf, header.body, end, header.api_version)
-            if session_ms is None and end - start < min(total, _MAX_PARTIAL_BYTES):
+            if session_ms is None and end - start < most:
                 return need(min(total, 2 * (end - start)))
             state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
         elif api_key in TRANSACTIONS:
             state.throttle.transactions.seen()
+        elif api_key in EPOCH_HEARTBEATS and header.known:
+            epoch = requests.member_epoch(buf, header.body, end)
+            if epoch is None and end - start < most:
+                return need(min(total, 2 * (end - start)))
+            if epoch is not None and epoch < 0:
+                state.throttle.slices.leaves(now_ms)
+            else:
+                state.throttle.heartbeat()
         elif api_key in HEARTBEATS:
             state.throttle.heartbeat()
         elif api_key == LEAVE_GROUP:

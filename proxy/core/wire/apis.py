@@ -32,9 +32,9 @@ def keys_of(*names: str) -> frozenset[int]:
     return frozenset(by_name[name] for name in names)
 
 
-HEARTBEATS: Final = keys_of(
-    "Heartbeat", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "SyncGroup"
-)
+EPOCH_HEARTBEATS: Final = keys_of("ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat")
+"""Heartbeats that carry the member's epoch (KIP-848), and with which a member leaves."""
+HEARTBEATS: Final = EPOCH_HEARTBEATS | keys_of("Heartbeat", "SyncGroup")
 """Heartbeats of the members of groups, and SyncGroup, which counts as one."""
 TRANSACTIONS: Final = keys_of("AddPartitionsToTxn", "EndTxn")
 """With these a producer begins and ends transactions."""

@@ -299,6 +299,18 @@ def session_timeout(buf: Buffer, body: int, end: int, version: int) -> int | Non
     return integers.int32(buf, at) if at + 4 <= end else None
 
 
+def member_epoch(buf: Buffer, body: int, end: int) -> int | None:
+    """The `member_epoch` of a ConsumerGroupHeartbeat, ShareGroupHeartbeat or StreamsGroupHeartbeat, which follows the
+    names of the group and of the member; below 0: the member leaves (KIP-848). None when more bytes are needed."""
+    at = body
+    for _ in range(2):
+        length, at = read_uvarint(buf, at, end)  # compact: length + 1
+        if at < 0:
+            return None
+        at += max(length - 1, 0)
+    return integers.int32(buf, at) if at + 4 <= end else None
+
+
 class FetchFields:
     """The head of a Fetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
 
