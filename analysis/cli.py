@@ -127,7 +127,7 @@ def _days(options: argparse.Namespace) -> Days:
 
     days = Days(day("--from", options.first), day("--to", options.last))
     if days.first is not None and days.last is not None and days.last < days.first:
-        raise WrongUseError(f"--to {options.last}: before --from {options.first}")
+        raise WrongUseError(f"--to {options.last} is before --from {options.first}")
     return days
 
 

@@ -310,7 +310,7 @@ class Store:
         write_text(self.spark, f"{name}.new", json.dumps(asdict(state)))
         system, path = file_system(self.spark, name)
         if not system.rename(file_system(self.spark, f"{name}.new")[1], path):
-            raise ReportError(f"{name}: cannot be written")
+            raise ReportError(f"cannot write {name}: renaming {name}.new failed")
 
     def tidy(self, day: str, generation: int) -> None:
         """Delete what is not of this generation: earlier ones, and what an interrupted run left behind."""

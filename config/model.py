@@ -128,7 +128,7 @@ class Listen(Section):
         ports = info.data.get("broker_ports")
         for node_id, port in value.items():
             if ports is not None and port not in ports.all:
-                raise wrong(f"ports of broker_ports, {ports.first}-{ports.last}: {port} of broker {node_id} is not one")
+                raise wrong(f"ports in broker_ports ({ports.first}-{ports.last}); broker {node_id} has port {port}")
         return value
 
     @field_validator("advertised")

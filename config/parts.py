@@ -36,7 +36,9 @@ def _expanded(path: str | Path, data: bytes) -> bytes:
     except zlib.error as error:
         raise OSError(errno.EINVAL, f"not a valid gzip file: {error}", str(path)) from error
     if len(found) > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, f"it expands to more than {MAX_FILE_BYTES} bytes, the most that is read", str(path))
+        raise OSError(
+            errno.EFBIG, f"it expands to more than {MAX_FILE_BYTES} bytes; larger files are not read", str(path)
+        )
     if not reader.eof:
         raise OSError(errno.EINVAL, "it is a gzip file without its end", str(path))
     return found

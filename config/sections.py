@@ -270,7 +270,8 @@ class SaslIdentity(Section):
     )
     token_owners: dict[Annotated[str, text("a token id")], Annotated[str, text("a user name")]] = Field(
         default_factory=dict,
-        description="Owners of delegation tokens by token id. With upstream.sasl the cluster is asked for others.",
+        description="Owners of delegation tokens by token id. With upstream.sasl, kquota asks the cluster for the "
+        "owners of other tokens.",
     )
 
 

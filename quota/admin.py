@@ -221,7 +221,8 @@ def check_entity(entity: Entity) -> None:
         if name == "":
             raise AdminError(INVALID_REQUEST, f"expected a name or the default, got an empty {kind}")
         if name is not None and len(name.encode()) > MAX_NAME_BYTES:
-            raise AdminError(INVALID_REQUEST, f"expected a {kind} of at most {MAX_NAME_BYTES} bytes")
+            size = len(name.encode())
+            raise AdminError(INVALID_REQUEST, f"expected a {kind} name of at most {MAX_NAME_BYTES} bytes, got {size}")
     names = dict(entity)
     if IP not in names:
         return
@@ -290,7 +291,7 @@ def _check_component(component: Component, before: Mapping[str, Component]) -> N
     if kind not in (USER, CLIENT_ID, IP):
         raise AdminError(UNSUPPORTED_VERSION, f"expected the entity type {USER}, {CLIENT_ID} or {IP}, got {kind}")
     if match_type not in (_EXACT, _DEFAULT, _ANY):
-        raise AdminError(INVALID_REQUEST, f"expected the match type 0, 1 or 2, got {match_type}")
+        raise AdminError(INVALID_REQUEST, f"expected match type 0 (exact), 1 (default) or 2 (any), got {match_type}")
     if match_type == _EXACT and match is None:
         raise AdminError(INVALID_REQUEST, f"expected a name of the {kind} to look for")
     if match_type != _EXACT and match is not None:

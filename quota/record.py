@@ -154,10 +154,14 @@ def _fields_of(kind: str, unit: str) -> Iterator[Field]:
         "1",
         "highest utilisation of the limit by the group, sampled once a second",
     )
-    yield Field(f"{kind}_group_shadow_count", "bigint", False, "requests", "delays by the shadow limit, if enforced")
+    yield Field(
+        f"{kind}_group_shadow_count", "bigint", False, "requests", "requests that the shadow limit would have delayed"
+    )
     yield Field(f"{kind}_group_shadow_seconds", "double", False, "s", "time that these delays cover")
     yield Field(f"{kind}_candidate_limit", "double", True, unit, "the candidate limit")
-    yield Field(f"{kind}_group_candidate_count", "bigint", False, "requests", "delays by the candidate, if enforced")
+    yield Field(
+        f"{kind}_group_candidate_count", "bigint", False, "requests", "requests that the candidate would have delayed"
+    )
     yield Field(f"{kind}_group_candidate_seconds", "double", False, "s", "time that these delays cover")
 
 

@@ -182,7 +182,8 @@ class Distributor:
             part = await ask("GET", _config_map(told.namespace, f"{told.name}-{number}"))
             text += part["data"][f"{FILE}.{number}"]
         if hashlib.sha256(text.encode()).hexdigest() != header[2].decode():
-            raise ApiServerError(f"ConfigMaps {told.name} to {told.name}-{header[1].decode()}", 0, "of two versions")
+            what = f"ConfigMaps {told.name} to {told.name}-{header[1].decode()}"
+            raise ApiServerError(what, 0, "they are of two releases; read again when the upgrade has written all")
         return text
 
     def _complain(self, namespace: str, what: str | None) -> bool:

@@ -46,7 +46,7 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
             left_bytes -= len(part)
     finally:
         os.close(descriptor)
-    raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes, the most that is read", str(path))
+    raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes; larger files are not read", str(path))
 
 
 def _check(found: os.stat_result, path: str | Path, most_bytes: int) -> None:

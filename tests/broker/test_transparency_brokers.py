@@ -6,6 +6,7 @@ import struct
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.corpus.records import Record, read_confluent, send_aiokafka, send_con
 from tests.corpus.tools import create_topic_on, leaders, wait_until_known
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.probe import ProbeError, brokers_seen_by
+from tests.support.clients import PRODUCERS, Load, check_record, in_background
 from tests.support.fault_tools import at_work, least_held, nothing_left_behind
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.session_tools import kio_message
@@ -202,6 +204,61 @@ def answers(address: tuple[str, int]) -> bool:
         return bool(brokers_seen_by(*address, timeout_s=2.0))
     except ProbeError:
         return False
+
+
+@pytest.mark.long
+def test_producers_of_other_kinds_follow_leaders(kafka3: KafkaCluster) -> None:
+    """aiokafka and Java, idempotent: leadership moves under load, a leader is killed, and each record comes once."""
+    direct, records = job_for(kafka3), 2000
+    leader, *others = (node.node_id for node in kafka3.nodes)
+    settings: dict[str, dict[str, Any]] = {
+        "aiokafka": {"enable_idempotence": True, "request_timeout_ms": 200_000},
+        "java-perf": {"enable.idempotence": "true", "delivery.timeout.ms": "200000"},
+    }
+    topics = {name: create_topic_on(direct, name, {0: [leader, *others]}) for name in settings}
+
+    def written(topic: str) -> int:
+        from kafka import KafkaConsumer, TopicPartition
+
+        consumer = KafkaConsumer(bootstrap_servers=list(kafka3.bootstrap))
+        try:
+            (end,) = consumer.end_offsets([TopicPartition(topic, 0)]).values()
+        finally:
+            consumer.close()
+        return int(end)
+
+    def more_come() -> None:
+        """Wait until each has written more; none has ended."""
+        before = {topic: written(topic) for topic in topics.values()}
+        for topic, count in before.items():
+            wait_for(f"more than {count} in {topic}", lambda topic=topic, count=count: written(topic) > count, 120)
+            assert count < records, "too few records for this test"
+
+    slow = [{"client-id": name, "producer_byte_rate": 30_000} for name in settings]
+    with sidecar(kafka3.bootstrap, slow) as running:
+        loads = {
+            name: Load([running.bootstrap], topics[name], name, records, 1000, 240, settings[name], kafka3.bootstrap)
+            for name in settings
+        }
+        futures = {name: in_background(PRODUCERS[name], load) for name, load in loads.items()}
+        more_come()
+        for topic in topics.values():
+            move_leader(direct, topic, [*others, leader])
+        more_come()
+        kafka3.stop_broker(others[0], kill=True)
+        try:
+            more_come()
+        finally:
+            kafka3.start_broker(others[0])
+        more_come()
+        running.set_quotas([])
+        for name, future in futures.items():
+            timeline = future.result(240)
+            failed = [error for error in timeline.errors if "] WARN " not in error]
+            assert failed == [], name
+    values = {name: [each.value or b"" for each in read_confluent(direct, topics[name], 1, records)] for name in topics}
+    assert [check_record(value) for value in values["aiokafka"]] == list(range(records))
+    assert len(set(values["java-perf"])) == written(topics["java-perf"]) == records, "random values"
 
 
 @pytest.mark.long

@@ -84,7 +84,7 @@ max_mute: 30
         ("listen: {broker_port_map: {a: 1}}", '"a" is not a broker id'),
         ("listen: {broker_port_map: {1: 70000}}", "70000 is not a port from 1 to 65535"),
         ("listen: {broker_port_map: {1: 19092, 2: 19092}}", '"2": 19092 repeats one'),
-        ("listen: {broker_port_map: {1: 80}}", "expected ports of broker_ports, 19092-19191: 80 of broker 1 is not"),
+        ("listen: {broker_port_map: {1: 80}}", "expected ports in broker_ports (19092-19191); broker 1 has port 80"),
         ("quotas: [{topic: a, producer_byte_rate: 1}]", "did you mean client-id or user (Kafka has no topic quotas)?"),
         ("admin: {allowed_hosts: kquota}", 'got "kquota", expected a list, such as ["kquota"]'),
         ("quotas: {user: a}", "got a mapping with user, expected a list"),

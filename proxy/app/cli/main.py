@@ -377,7 +377,7 @@ def version(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
 
 @app.command(short_help="Inject sidecars into pods (Kubernetes).")
 def webhook(
-    template: Annotated[Path, option("--template", "FILE", "The Helm chart renders it.")],
+    template: Annotated[Path, option("--template", "FILE", "Sidecar template, which the Helm chart renders.")],
     cert: Annotated[
         Path | None, option("--cert", "FILE", "TLS certificate (PEM). Without it the webhook makes and renews its own.")
     ] = None,

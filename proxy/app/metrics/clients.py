@@ -127,9 +127,11 @@ class ClientSeries:
         left = _gauge("throttle_remaining_seconds", "Time until the group's latest delay ends.")
         owed = _gauge(
             "throttle_owed_seconds",
-            "Debt of a group beyond the announced delays; its next requests wait for it.",
+            "Delay of a group beyond what clients were told; its next requests wait for it.",
         )
-        waiting = _gauge("quota_waiting_connections", "Connections whose next request waits for the group's debt.")
+        waiting = _gauge(
+            "quota_waiting_connections", "Connections whose next request waits because the quota is overdrawn."
+        )
         limited = [
             (kind, labels, group)
             for kind, fold in self._groups.items()

@@ -41,7 +41,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
         one.entity_type is EntityType.IP or table.get(one.name, None) is None for one in table.connections.entries
     )
     yield gauge("ready", "1 when /readyz says ready.", ready)
-    yield gauge("cluster_reached", "1 when a broker answered the last request.", proxy.cluster_reached)
+    yield gauge("cluster_reached", "1 when a broker answered kquota's last Metadata request.", proxy.cluster_reached)
     yield gauge("draining", "1 while shutting down.", proxy.state == "draining")
     yield counter("config_reloads", "Configurations loaded after the first.", reloads.reloads)
     yield counter("config_reload_failures", "Changed configurations refused.", reloads.failures)
@@ -62,7 +62,9 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
     # What is held for clients now: these return to their former values when the clients are gone.
     yield gauge("tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
     yield gauge("pipes_open", "Kernel pipes for large bodies.", proxy.pipes_open)
-    yield gauge("fetch_reservations", "Fetches at brokers with reserved bytes.", ledger.reservations)
+    yield gauge(
+        "fetch_reservations", "Fetch requests in flight for which quota bytes are reserved.", ledger.reservations
+    )
 
 
 def broker_families(proxy: Proxy) -> Iterator[Metric]:
@@ -168,7 +170,7 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
 _PLAIN: Final = {
     "connections_open": (gauge, "Open client connections."),
     "connections_muted": (gauge, "Muted client connections."),
-    "connections_waiting": (gauge, "Client connections whose next request waits for its group's debt."),
+    "connections_waiting": (gauge, "Client connections whose next request waits because their quota is overdrawn."),
     "connections_held": (gauge, "Refused connections that stay open for their delay."),
     "connections_not_held": (counter, "Refused connections closed at once (limits.max_held_connections)."),
     "connections_opened": (counter, "Client connections accepted."),

@@ -61,8 +61,8 @@ class ClusterSource(QuotaSource):
             try:
                 await self._poll()
             except Exception:  # an internal error must not end the traffic
-                log.exception("the cluster's quotas cannot be read")
-                self._failed("internal error of the sidecar, see its log")
+                log.exception("reading the cluster's quotas failed: internal error")
+                self._failed("internal error")
             pause_s = self._interval_s
             if self._quotas is None:
                 pause_s, retry_s = min(retry_s, pause_s), retry_s * 2
@@ -128,7 +128,8 @@ class ClusterSource(QuotaSource):
         self.state.poll_failures += 1
         self.state.successful = False
         if error != self._error:
-            log.warning("the cluster's quotas cannot be read; the last known ones stay in force", error=error)
+            effect = "not ready, there are none yet" if self._quotas is None else "the last known ones stay in force"
+            log.warning("the cluster's quotas cannot be read", error=error, effect=effect)
         self._error = error
 
     # ---- QuotaAuthority ---------------------------------------------------------------------------------------------

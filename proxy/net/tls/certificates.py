@@ -106,7 +106,7 @@ def _attribute(pair: _Value) -> str:
     try:
         kind, value = _inside(pair, _SEQUENCE)
     except ValueError as error:
-        raise CertificateError(f"a name that cannot be read: {error}") from None
+        raise CertificateError(f"cannot read a name in the subject: {error}") from None
     if kind.tag != _OID:
         raise CertificateError("a name without its type")
     oid = _dotted(kind.content)
@@ -153,4 +153,4 @@ def in_pem(text: str) -> list[bytes]:
     try:
         return [ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(text)]
     except ValueError as error:
-        raise CertificateError(f"a certificate that cannot be decoded: {error}") from None
+        raise CertificateError(f"cannot decode a certificate: {error}") from None
