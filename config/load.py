@@ -312,7 +312,7 @@ def _asks_for_certificates(config: Config) -> bool:
 def _warnings_of_administration(config: Config, source: Source, user: str | None) -> Iterator[Problem]:
     quotas = config.quota_settings
     if quotas.source == "file" and quotas.alter == "forward":
-        text = "the brokers' quotas are altered, which this sidecar does not read (source: file)"
+        text = "alters the brokers' quotas, which this sidecar does not read (source: file)"
         yield source.problem(("quotas", "alter"), text, quotas.alter)
     if quotas.alter_principals and quotas.alter != "apply":
         text = f"is not used: alter is {quotas.alter}"

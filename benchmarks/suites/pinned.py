@@ -1,8 +1,8 @@
 """One limit over two instances, each on a core of its own: is it kept, and what does a byte cost next to one instance?
 
-Two producers of Kafka's ProducerPerformance send what they can, through one instance or through one instance each, in
-turns. CPU is that of the instances. Then a limit applies to both: bytes are counted from 30 s on, the first window and
-the move of shares left out. `python -m benchmarks.suites.pinned`.
+Producers of Kafka's ProducerPerformance send what they can, in turns: one through one instance, two through one, two
+through an instance each. CPU is that of the instances. Then a limit applies to both: bytes are counted from 30 s on,
+the first window and the move of shares left out. `python -m benchmarks.suites.pinned`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ RECORDS = 200_000
 LIMIT_BYTES_PER_S = 10_000_000
 SETTLE_S, MEASURED_S = 30.0, 40.0
 CORES: Final = (0, 1)
+WAYS: Final = {
+    "one instance, one producer": (1, 1),
+    "one instance, two producers": (1, 2),
+    "two instances, two producers": (2, 2),
+}
+"""Instances and producers."""
 
 
 @contextmanager
@@ -60,10 +66,10 @@ def produced(running: Sequence[Sidecar]) -> float:
     return sum(one.metric("kquota_bytes_total", kind="produce", client_id=CLIENT_ID) for one in running)
 
 
-def load(running: Sequence[Sidecar], records: int) -> None:
-    """Two producers, to their end."""
+def load(running: Sequence[Sidecar], records: int, producers: int = 2) -> None:
+    """So many producers, to their end."""
     settings = (f"client.id={CLIENT_ID}",)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(producers) as pool:
         tasks = [
             pool.submit(
                 javatools.produce,
@@ -74,17 +80,22 @@ def load(running: Sequence[Sidecar], records: int) -> None:
                 settings=settings,
                 timeout_s=300.0,
             )
-            for number in range(2)
+            for number in range(producers)
         ]
         for task in tasks:
             task.result()
 
 
-def gb_per_cpu_s(running: Sequence[Sidecar]) -> float:
+def gb_per_cpu_s(running: Sequence[Sidecar], producers: int) -> float:
     """Without a limit in the way."""
     before_s, before = sum(cpu_s(one.pid) for one in running), produced(running)
-    load(running, RECORDS)
+    load(running, RECORDS, producers)
     return (produced(running) - before) / 1e9 / (sum(cpu_s(one.pid) for one in running) - before_s)
+
+
+def ratios(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [one / other for one, other in zip(some, others, strict=True)]
 
 
 def limited(running: Sequence[Sidecar]) -> float:
@@ -112,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "project": describe_project(),
         "machine": describe_machine(),
     }
-    found: dict[int, list[float]] = {1: [], 2: []}
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
     with KafkaCluster.start(1, overrides=BROKER_SETTINGS) as cluster:
         create_topics(cluster.bootstrap, {TOPIC: {"retention.bytes": "100000000", "segment.bytes": "50000000"}})
         with (
@@ -122,15 +133,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             for ways in (alone, both):
                 load(ways, RECORDS // 2)
             for number in range(options.rounds):
-                for ways in (alone, both) if number % 2 == 0 else (both, alone):
-                    found[len(ways)].append(gb_per_cpu_s(ways))
-                    print(f"{len(ways)} instances: {found[len(ways)][-1]:.3f} GB per CPU second", flush=True)
+                for name in WAYS if number % 2 == 0 else reversed(WAYS):
+                    count, producers = WAYS[name]
+                    found[name].append(gb_per_cpu_s(alone if count == 1 else both, producers))
+                    print(f"{name}: {found[name][-1]:.3f} GB per CPU second", flush=True)
         with instances(cluster.bootstrap, 2, LIMIT_BYTES_PER_S) as both:
             rate = limited(both)
             print(f"rate / limit over both: {rate:.4f}", flush=True)
-    ratios = [two / one for one, two in zip(found[1], found[2], strict=True)]
-    print(f"work per CPU second, two instances / one: {statistics.median(ratios):.3f}")
-    result |= {"gb_per_cpu_s": {str(count): values for count, values in found.items()}, "ratios": ratios}
+    grown, split = (ratios(found["two instances, two producers"], found[name]) for name in list(WAYS)[:2])
+    print(f"work per CPU second, two instances / one: {statistics.median(grown):.3f} with a producer each, ", end="")
+    print(f"{statistics.median(split):.3f} where one instance has both producers")
+    result |= {"gb_per_cpu_s": found, "ratios_a_producer_each": grown, "ratios_same_load": split}
     result |= {"rate_over_limit": rate, "limit_bytes_per_s": LIMIT_BYTES_PER_S, "measured_s": MEASURED_S}
     if options.store:
         options.store.write_text(stored.text(result), encoding="utf-8")

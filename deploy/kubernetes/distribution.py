@@ -186,7 +186,7 @@ def misunderstood(namespace: str, labels: dict[str, str], told: Distribution) ->
     """A sentence about each label of a namespace that does not do what it seems to say."""
     known = {
         INJECTION_LABEL: (("enabled", "disabled"), "pods get no sidecar"),
-        FAILURE_LABEL: (("Fail", "Ignore"), "the chart's webhook.failurePolicy applies, or Fail"),
+        FAILURE_LABEL: (("Fail", "Ignore"), "the chart's webhook.failurePolicy applies"),
         POLICY_LABEL: (POLICIES, "quotas of the namespace are refused"),
     }
     for label, (values, means) in known.items():

@@ -382,7 +382,7 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
                     )
     if own := _scraped(pod) & template.annotations.keys():
         port = template.annotations["prometheus.io/port"]
-        yield f"the pod's own {', '.join(sorted(own))} stay: Prometheus does not find the sidecar's port {port} by them"
+        yield f"the pod keeps its own {', '.join(sorted(own))}: Prometheus misses the sidecar's port {port}"
 
 
 def _containers(spec: Json) -> list[Json]:

@@ -97,8 +97,8 @@ def test_operator_starts_the_file_in_the_image() -> None:
         (["analysis.reports[0].nam=usage"], "nam"),
         (["analysis.executer.cores=1"], "executer"),
         (["analysis.stream.metricsPort=70000"], "metricsPort"),
-        (["analysis.stream.arguments[0]=--metrics"], "set analysis.stream.metricsPort"),
-        (["analysis.stream.arguments[0]=--metrics=9405"], "set analysis.stream.metricsPort"),
+        (["analysis.stream.arguments[0]=--metrics"], "use analysis.stream.metricsPort"),
+        (["analysis.stream.arguments[0]=--metrics=9405"], "use analysis.stream.metricsPort"),
     ],
 )
 def test_analysis_mistakes_fail_at_install(given: list[str], told: str) -> None:

@@ -56,7 +56,7 @@
 {{- $stream := .Values.analysis.stream -}}
 {{- if and .Values.analysis.enabled $stream.enabled $stream.metricsPort -}}
 {{- if or (has "--metrics" $stream.arguments) (contains "\"--metrics=" (toJson $stream.arguments)) -}}
-{{- fail "analysis.stream.arguments: --metrics is the chart's to give; set analysis.stream.metricsPort, to 0 for none" -}}
+{{- fail "analysis.stream.arguments: the chart sets --metrics; use analysis.stream.metricsPort (0: none)" -}}
 {{- end -}}
 {{- int $stream.metricsPort -}}
 {{- end -}}

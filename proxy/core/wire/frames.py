@@ -38,7 +38,7 @@ def diagnose(first: Buffer) -> tuple[str, str] | None:
     if head[0] in (0x14, 0x15, 0x16, 0x17) and head[1] == 3 and head[2] <= 4:
         return (
             "tls_on_plain_port",
-            "this looks like TLS, and the port speaks plain Kafka: set security.protocol without SSL",
+            "this looks like TLS, and the port speaks plain Kafka: use PLAINTEXT or SASL_PLAINTEXT",
         )
     if head in _HTTP_VERBS:
         return "http_on_kafka_port", "this looks like HTTP, and the port speaks Kafka"
