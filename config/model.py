@@ -242,7 +242,7 @@ class QuotaEntry(Section):
         if self.user is None and self.client_id is None:
             raise wrong("user, client-id or both, each a name or <default>; or ip")
         if self.client_id is not None and connections:
-            raise wrong(f"{connections[0]} for a user or an ip, not for a client-id, which is unknown when a client connects")
+            raise wrong(f"{connections[0]} for a user or an ip, not for a client-id: unknown at connect time")
         if not used:
             raise wrong(f"at least one limit: {', '.join((*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES))}")
         return self

@@ -116,7 +116,7 @@ max_mute: 30
         ("quotas: [{ip: 10.0.0.1, user: u, max_connections: 1}]", "expected ip alone, without user and client-id"),
         ("quotas: [{ip: 10.0.0.1, producer_byte_rate: 1}]", "to set connection_creation_rate or max_connections, and"),
         ("quotas: [{user: u, client-id: c, max_connections: 1}]", "expected max_connections for a user or an ip, not"),
-        ("quotas: [{client-id: c, connection_creation_rate: 1}]", "not for a client-id, which is unknown"),
+        ("quotas: [{client-id: c, connection_creation_rate: 1}]", "not for a client-id: unknown"),
         ("max.connections.per.ip.overrides: 'host:5'", '"host:5" is not one'),
         ("max.connections.per.ip.overrides: 5", "expected addresses with whole numbers"),
         ("max.connections.per.ip.overrides: '::1:5,0::1:6'", '"0::1" occurs twice'),
