@@ -254,7 +254,7 @@ fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per ta
 sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: its tests, then a minute of fuzzing (SANITIZE_ARGS="--seconds 600")
 	@$(BIN)/python -m tests.sanitize $(SANITIZE_ARGS)
 
-bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
+bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, next to DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
 	@$(BIN)/python -m tests.lab.fleet --output $(VENV)/fleet $(FLEET_ARGS)
 	@$(BIN)/python -m benchmarks.suites.analysis --fleet $(VENV)/fleet $(if $(BENCH_ARGS),$(BENCH_ARGS),--sizes 4,16,64)
 

@@ -39,8 +39,8 @@ else:
     LINK = ["-Wl,-z,relro,-z,now"]
 
 
-# What has a .pxd beside it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
-# .py beside that one does the same without). But for these, whose functions are part of those that call them.
+# What has a .pxd next to it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
+# .py next to that one does the same without). But for these, whose functions are part of those that call them.
 INCLUDED = ("proxy/core/wire/integers.pxd", "proxy/net/io/ticks.pxd", "proxy/net/tls/_calls.pxd")
 OPENSSL = "proxy/net/tls/_openssl.pxd"
 """Where its headers are; elsewhere Python's `ssl` does TLS."""
@@ -58,7 +58,7 @@ DIRECTIVES = {
 
 
 def extension(types: str) -> Extension:
-    """The module beside a .pxd."""
+    """The module next to a .pxd."""
     module = types.removesuffix(".pxd")
     source = f"{module}.pyx" if os.path.exists(f"{module}.pyx") else f"{module}.py"
     name = module.replace("/", ".")
@@ -112,7 +112,7 @@ class BuildDataPath(build_ext):
         """Compile all, unless what that takes is missing.
 
         Cython one module after another, as it is not made for threads; its C code goes to the build's directory, not
-        beside the sources. Then the C compiler, several at a time.
+        next to the sources. Then the C compiler, several at a time.
         """
         if cythonize is None:
             raise PlatformError("Cython is not installed")

@@ -51,7 +51,7 @@ def main() -> int:
             for row in rows:
                 if row.batch in together:
                     print(f"{row.batch:9} {row.name:24} {row.title}")
-        print("\n".join(f"{NEIGHBOUR:9} beside {row.name}" for row in neighbours))
+        print("\n".join(f"{NEIGHBOUR:9} next to {row.name}" for row in neighbours))
         print("\n".join(f"{HONEST:9} {name}" for name in libraries))
         return 0
     if options.offer:

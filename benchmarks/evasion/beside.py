@@ -1,4 +1,4 @@
-"""Is an honest client of another group slower beside an attack? One attack after another, with rests between them.
+"""Is an honest client of another group slower next to an attack? One attack after another, with rests between them.
 
 All attacks at the same time would keep the two cores of a small machine busy with themselves, and every client
 would be slow. The rests before and after all of them are what the client has alone.
@@ -19,7 +19,7 @@ from benchmarks.evasion.stage import NEIGHBOUR, Stage, sidecars
 from benchmarks.report.stats import percentile
 
 SLOWED = 1.5
-"""The neighbour's p99 beside an attack is at most so many times that of alone."""
+"""The neighbour's p99 next to an attack is at most so many times that of alone."""
 WARM_S, ALONE_S, BESIDE_S = 6.0, 6.0, 10.0
 BEGIN_S = 1.0
 """The attackers have begun."""
@@ -32,7 +32,7 @@ ATTACKS = (
 
 @dataclass
 class Beside:
-    """The neighbour beside one attack."""
+    """The neighbour next to one attack."""
 
     row: Row
     beside: dict[str, list[float]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Neighbour:
         return {way: (percentile(found, 50), percentile(found, 99), len(found)) for way, found in kept.items() if found}
 
     def times(self, one: Beside) -> tuple[float, float] | None:
-        """The p99 beside it over that of alone, by way of the sidecar and straight to the broker."""
+        """The p99 next to it over that of alone, by way of the sidecar and straight to the broker."""
         alone, beside = self.figures(), self.figures(one)
         if len(alone) < len(WAYS) or len(beside) < len(WAYS):
             return None
@@ -62,7 +62,7 @@ class Neighbour:
         return by_sidecar, straight
 
     def slowed(self, one: Beside) -> bool:
-        """Is p99 beside it more than `SLOWED` times that of alone, by more than the way without sidecar is?"""
+        """Is p99 next to it more than `SLOWED` times that of alone, by more than the way without sidecar is?"""
         times = self.times(one)
         return bool(one.failures) or times is None or times[0] > SLOWED * max(times[1], 1.0)
 
@@ -70,14 +70,14 @@ class Neighbour:
         """A line for the terminal."""
         alone, beside, times = self.figures(), self.figures(one), self.times(one)
         if times is None:
-            return f"FAIL neighbour beside {one.row.name}: no figures; {one.failures[:2]}"
+            return f"FAIL neighbour next to {one.row.name}: no figures; {one.failures[:2]}"
         said = "; ".join(
             f"{way}: p50 {alone[way][0]:.2f} -> {beside[way][0]:.2f} ms, p99 {alone[way][1]:.2f} -> "
             f"{beside[way][1]:.2f} ms ({ratio:.2f} times)"
             for way, ratio in zip(WAYS, times, strict=True)
         )
         failures = f"; {len(one.failures)} times it was not answered" if one.failures else ""
-        return f"{'FAIL' if self.slowed(one) else 'PASS'} neighbour beside {one.row.name}: {said}{failures}"
+        return f"{'FAIL' if self.slowed(one) else 'PASS'} neighbour next to {one.row.name}: {said}{failures}"
 
 
 def run(
@@ -93,7 +93,7 @@ def run(
     prefix = f"n{len(on.prepared)}-"
     ids = on.prepare(rows, prefix)
     found = Neighbour()
-    say(f"a neighbour beside {len(rows)} attacks, one after another, {alone_s + beside_s:g} s each ...")
+    say(f"a neighbour next to {len(rows)} attacks, one after another, {alone_s + beside_s:g} s each ...")
     with sidecars(on, with_prefix(rows, prefix), owners={}, window_num=WINDOW_NUM, settings=settings) as running:
         neighbour([("127.0.0.1", running["plain"].port), on.broker("plain")], WARM_S)  # a JVM begins slowly
         for row in rows:

@@ -36,7 +36,7 @@ GO_LIBRARIES = {"franz-go": "franz", "sarama": "sarama"}
 NAMES = (*LIBRARIES, *GO_LIBRARIES)
 END_LIMIT_S = 180.0
 ATTACKS = ("p4-reconnect", "p30-impatient", "p4-acks-0-reconnect", "b1-20mb-persistent", "f30-v17-reconnect", "i-1mb")
-"""What runs beside them."""
+"""What runs next to them."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ def run(
     *,
     limit: int = LIMIT,
 ) -> list[Honest]:
-    """All of them at the same time, and `attacks` beside them (through the same sidecar where the door is plain)."""
+    """All of them at the same time, and `attacks` next to them (through the same sidecar where the door is plain)."""
     results = {name: Honest(name) for name in libraries}
     commands = {}
     for name in libraries:
@@ -123,7 +123,7 @@ def run(
     on.prepare(rows, prefix)  # type: ignore[arg-type]
     others = f"a{len(on.prepared)}-"
     ids = on.prepare(attacks, others)
-    beside = f", beside {len(attacks)} attacks" if attacks else ""
+    beside = f", next to {len(attacks)} attacks" if attacks else ""
     say(f"{len(commands)} honest libraries at {OFFER} times their limit, {seconds:g} s{beside} ...")
     every: list[Any] = [*rows, *with_prefix(attacks, others)]
     with ExitStack() as stack:

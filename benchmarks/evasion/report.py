@@ -95,7 +95,7 @@ def _beside(found: Neighbour) -> list[str]:
         said = " and ".join(f"{alone[way][0]:.2f} / {alone[way][1]:.2f} ms by the {way}" for way in WAYS)
         lines += [f"Alone: p50 / p99 {said}\n({alone['sidecar'][2]} requests each).", ""]
     lines += [
-        "| beside | sidecar p50, ms | p99, ms | p99, times alone | broker p50, ms | p99, ms | p99, times alone |",
+        "| next to | sidecar p50, ms | p99, ms | p99, times alone | broker p50, ms | p99, ms | p99, times alone |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in found.attacks:
@@ -117,7 +117,7 @@ def _honest(found: list[clients.Honest]) -> list[str]:
         return []
     lines = [
         f"### Honest clients at {clients.OFFER} times their limit, {clients.SECONDS:g} s, "
-        f"beside {len(clients.ATTACKS)} attacks",
+        f"next to {len(clients.ATTACKS)} attacks",
         "",
         "| library | records | lost | twice | errors | achieved / limit |",
         "|---|---:|---:|---:|---:|---:|",

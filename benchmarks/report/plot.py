@@ -37,7 +37,7 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(12, 7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
-        f"kquota beside other ways to the broker: medians, least and most of the rounds ({result['started'][:10]})"
+        f"kquota compared with other ways to the broker: medians and range of the rounds ({result['started'][:10]})"
     )
     for axes, (scenario, metric, title) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         axes.set_title(title, fontsize=10)

@@ -277,7 +277,7 @@ def _carried(direct: Spread | None) -> float:
 def show(result: Result, console: Console) -> None:
     """Print the tables."""
     titles = [variant["title"] for variant in result["variants"]]
-    table = Table(title=f"kquota beside other ways to the broker ({result['what']})", show_lines=False)
+    table = Table(title=f"kquota compared with other ways to the broker ({result['what']})", show_lines=False)
     table.add_column("median (min–max)", overflow="fold")
     for title in titles:
         table.add_column(title, justify="right", overflow="fold")
@@ -351,7 +351,7 @@ def _idle(idle: Mapping[str, Any]) -> str:
 
 
 def _failure(error: dict[str, Any]) -> str:
-    number = error["round"] + 1  # 0: before or beside the rounds
+    number = error["round"] + 1  # 0: before or next to the rounds
     place = f"{error['scenario']} {error['variant']}{f', round {number}' if number else ''}"
     return f"failed: {place}: {error['error'].splitlines()[0]}"
 

@@ -1,4 +1,4 @@
-"""One run: a broker, every variant beside it, measured in turns; all of it stopped for certain at the end."""
+"""One run: a broker, every variant next to it, measured in turns; all of it stopped for certain at the end."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _start_answerer(
     result: dict[str, Any],
     say: Say,
 ) -> None:
-    """The peer that only answers, and ways to it beside those to the broker: the same, by the same settings."""
+    """The peer that only answers, and ways to it next to those to the broker: the same, by the same settings."""
     wanted = [one.variant for one in running if any(known.answered and known.covers(one) for known in todo)]
     numbers = iter(free_ports(1 + 3 * len(wanted)))
     peer = variants.start(variants.answerer(context.plan.answers_bytes), Ports(next(numbers), 0, 0), ("", 0), folder)

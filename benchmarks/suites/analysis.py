@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.analysis", description=__doc__)
     parser.add_argument("--fleet", type=Path, required=True, help="what `python -m tests.lab.fleet --output` wrote")
     parser.add_argument(
-        "--copies", type=int, default=1, help="first copy it to a fleet of so many times its sidecars, beside it (1)"
+        "--copies", type=int, default=1, help="first copy it to a fleet of so many times its sidecars, next to it (1)"
     )
     parser.add_argument("--sizes", default="1,4,16", help="files of the fleet that are read, a comma between (1,4,16)")
     parser.add_argument("--jobs", default=",".join(JOBS), help="which reports (all)")

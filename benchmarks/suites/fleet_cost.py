@@ -1,4 +1,4 @@
-"""What a fleet costs the data path: CPU per request with 100 groups of a fleet in use, beside sidecars without one.
+"""What a fleet costs the data path: CPU per request with 100 groups of a fleet in use, next to sidecars without one.
 
     python -m benchmarks.suites.fleet_cost [--out FILE]
 

@@ -27,7 +27,7 @@ from quota.fleet.view import View
 TICK_MS: Final = 250
 SEAL: Final = Seal([b"benchmark"], "kquota-fleet", "f")
 OVERHEAD_BYTES: Final = 80
-"""Of a record in a batch of its own, beside its value: 61 bytes of the batch, some 10 of the record, lengths."""
+"""Of a record in a batch of its own, next to its value: 61 bytes of the batch, some 10 of the record, lengths."""
 LAGS: Final = (0, 1, 2, 4)
 """In ticks: instances read what is at least so old."""
 

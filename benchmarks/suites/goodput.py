@@ -416,7 +416,7 @@ def main() -> int:
         KafkaCluster.start(1, directory=Path(folder, "kafka"), jvm=(*QUICK_JVM, "-Xmx1g")) as cluster,
     ):
         goodput_apps.log_groups(cluster.bootstrap)
-        for wave in waves:  # one after the other, so that all of its rows run beside each other all the time
+        for wave in waves:  # one after the other, so that all of its rows run next to each other all the time
             of = [replace(ROWS[number], seconds=options.seconds or ROWS[number].seconds) for number, _ in wave]
             numbers = [2 * number + at_broker for number, at_broker in wave]
             with ProcessPoolExecutor(len(wave), mp_context=get_context("spawn")) as pool:

@@ -343,7 +343,7 @@ def _text(values: Sequence[float]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What counts depend on beside kquota: those of another environment are not compared."""
+    """What counts depend on next to kquota: those of another environment are not compared."""
     compiler = subprocess.run(["cc", "-dumpfullversion"], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     return {
         "machine": platform.machine(),
@@ -394,7 +394,7 @@ def beside_haproxy(stored: Mapping[str, Any]) -> list[str]:
         mine, other = (samples.of(scenario.key, metric, one.key) for one in (variants.KQUOTA, variants.HAPROXY))
         ratio = stats.ratio(mine, other)
         if ratio is None:
-            wrong.append(f"{scenario.key}: nothing was measured beside HAProxy")
+            wrong.append(f"{scenario.key}: nothing was measured next to HAProxy")
             continue
         print(f"{scenario.key}: CPU x HAProxy {ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})")
         if ratio.median > bounds[scenario.key]:
@@ -406,7 +406,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0: as stored; 1: a count or a ratio is not; 2: it cannot be measured here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.guard", description=__doc__)
     parser.add_argument("--store", action="store_true", help="keep what is measured as what is expected from now on")
-    parser.add_argument("--counts-only", action="store_true", help="no rounds at a broker beside HAProxy")
+    parser.add_argument("--counts-only", action="store_true", help="no rounds at a broker next to HAProxy")
     options = parser.parse_args(argv)
     if reason := missing():
         print(reason)

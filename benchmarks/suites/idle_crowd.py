@@ -1,4 +1,4 @@
-"""20 000 idle connections beside 500 busy ones: memory, latency, and how long all take to come back after a restart.
+"""20 000 idle connections next to 500 busy ones: memory, latency, and how long all take to come back after a restart.
 
 Each idle connection has asked ApiVersions, so the proxy has its connection to the peer (`benchmarks.rig.answerer`). The
 busy ones send 2 000 small Produce requests per second in all. `python -m benchmarks.suites.idle_crowd`, as root.

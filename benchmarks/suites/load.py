@@ -1,6 +1,6 @@
 """Two thousand connections at once: are all held, is the quota shared fairly, and what do others notice? `make load`.
 
-Each round measures the latency of unthrottled clients twice, alone and beside the crowd, so that a busy machine
+Each round measures the latency of unthrottled clients twice, alone and next to the crowd, so that a busy machine
 weighs on both. The crowd are two groups, writers and readers, each far over its quota: every one of their connections
 always has a request under way, and the sidecar holds it up. See docs/performance.md.
 """
@@ -48,7 +48,7 @@ class Plan:
     connections: int = 2000
     rounds: int = 3
     seconds: float = 15.0
-    """Of each measurement, of the probes alone and beside the crowd."""
+    """Of each measurement, of the probes alone and next to the crowd."""
     write_bytes_per_s: int = 600_000
     """Shared by half of the connections: about 550 requests of 1 KB per second."""
     read_bytes_per_s: int = 3_000_000
@@ -68,7 +68,7 @@ QUICK = Plan(300, 1, 4.0, write_bytes_per_s=150_000, read_bytes_per_s=1_000_000,
 
 @dataclass
 class Round:
-    """One measurement alone, one beside the crowd."""
+    """One measurement alone, one next to the crowd."""
 
     idle_p50_ms: float
     idle_p99_ms: float
@@ -87,7 +87,7 @@ class Round:
     written_bytes_per_s: float
     read_bytes_per_s: float
     proxy_cpu_share: float
-    """Of one core, beside the crowd."""
+    """Of one core, next to the crowd."""
     others_cpu_share: float
     """Of the machine: what neither broker nor sidecar used, the load generator included."""
     resident_mb: float
@@ -256,9 +256,9 @@ def table(result: Result) -> str:
     """Markdown: the rounds, and the medians."""
     columns: list[tuple[str, Callable[[Round], float], str]] = [
         ("p50 alone, ms", lambda one: one.idle_p50_ms, ".2f"),
-        ("p50 beside the crowd", lambda one: one.loaded_p50_ms, ".2f"),
+        ("p50 next to the crowd", lambda one: one.loaded_p50_ms, ".2f"),
         ("p99 alone, ms", lambda one: one.idle_p99_ms, ".2f"),
-        ("p99 beside the crowd", lambda one: one.loaded_p99_ms, ".2f"),
+        ("p99 next to the crowd", lambda one: one.loaded_p99_ms, ".2f"),
         ("p99 ratio", lambda one: one.loaded_p99_ms / one.idle_p99_ms, ".2f"),
         ("connections held", lambda one: one.connected, ".0f"),
         ("dropped", lambda one: one.dropped, ".0f"),
@@ -304,7 +304,7 @@ def report(result: Result) -> str:
     machine, plan = result.machine, result.plan
     verdict = "; ".join(failures(result)) or "all is well"
     return (
-        f"{plan.connections} connections, {len(result.rounds)} rounds of {plan.seconds:g} s each alone and beside the "
+        f"{plan.connections} connections, {len(result.rounds)} rounds of {plan.seconds:g} s each alone and next to the "
         f"crowd. {machine['cpu_model']}, {machine['cores']} cores{' (virtual)' if machine['virtual'] else ''}, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}; load average of the machine before the run: "
         f"{machine['load_1min']}; {in_words(result.project)}.\n\n{table(result)}\n\nVerdict: {verdict}.\n"

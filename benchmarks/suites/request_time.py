@@ -1,4 +1,4 @@
-"""How good the request-time estimate is: the sidecar's figure beside the brokers' own, on the same traffic.
+"""How good the request-time estimate is: the sidecar's figure next to the brokers' own, on the same traffic.
 
     python -m benchmarks.suites.request_time [--seconds S] [--rounds N] [--only KEY,...]
 

@@ -1,1 +1,1 @@
-"""What builds the documentation's site beside MkDocs: pages made of code, and links that lead out of docs/."""
+"""What builds the documentation's site next to MkDocs: pages made of code, and links that lead out of docs/."""

@@ -336,7 +336,7 @@ def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
 
 
 def ask_for_pod(api: ApiServer, metadata: dict[str, Any] | None = None, **spec: Any) -> httpx.Response:
-    """Metadata may be given beside its name."""
+    """Metadata may be given next to its name."""
     pod = pods.bare_pod() | {"metadata": {"generateName": "one-"} | (metadata or {})}
     pod["spec"] |= spec
     return api.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")

@@ -1,4 +1,4 @@
-"""A broker with quotas of its own beside ours: the longer throttle counts, once, and metrics tell the two apart."""
+"""A broker with quotas of its own next to ours: the longer throttle counts, once, and metrics tell the two apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An honest client beside each kind of attacker, all through one sidecar: it is served throughout."""
+"""An honest client next to each kind of attacker, all through one sidecar: it is served throughout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.sidecars import Sidecar, sidecar
 
 pytestmark = pytest.mark.timeout(400)
 SHORT = ("http_get", "cut_headers", "slow_reader")
-"""The others are long: what runs with precedence takes the cores from all tests beside it."""
+"""The others are long: what runs with precedence takes the cores from all tests next to it."""
 
 ATTACK_S = 1.0
 LONG_ATTACKS_S = {"slow_before_login": 2.5, "slow_writers": 2.5, "many_connections": 2.5, "slow_reader": 5.0}
@@ -133,7 +133,7 @@ def test_attacker_does_not_slow_honest_client(
     done = attacker.done()
     assert done["connections"] >= 1, done
     median_ms = statistics.median(beside)
-    print(f"{kind}: {done}; alone {alone_ms:.1f} ms, beside it {median_ms:.1f} ms, at worst {max(beside):.0f} ms")
+    print(f"{kind}: {done}; alone {alone_ms:.1f} ms, next to it {median_ms:.1f} ms, at worst {max(beside):.0f} ms")
     assert honest.got == honest.sent
     assert median_ms < 20 * alone_ms + 500
     assert max(beside) < LONGEST_MS

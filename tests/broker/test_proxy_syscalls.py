@@ -35,7 +35,7 @@ def calls(trace: Path, begin: int) -> Counter[str]:
 def test_small_request_takes_few_system_calls(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     quotas = [{"client-id": "<default>", "producer_byte_rate": 10**12, "consumer_byte_rate": 10**12}]
-    # -D: strace stands beside, and the process that we started and will signal is the sidecar itself
+    # -D: strace stands next to, and the process that we started and will signal is the sidecar itself
     strace = [program("strace", "strace"), "-D", "-f", "-o", str(trace)]
     probe = subprocess.run([*strace, "true"], capture_output=True, text=True)
     if probe.returncode or not trace.stat().st_size:

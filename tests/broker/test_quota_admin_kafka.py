@@ -138,7 +138,7 @@ ALTERATIONS: dict[str, Sequence[tuple[Pairs, Ops]]] = {
     "tiny percentage": [(U, [(TIME, 1e-300)])],
     "bad key": [(U, [("bad", 1.0)])],
     "empty key": [(U, [("", 1.0)])],
-    "bad key beside a good one": [(U, [(MUTATIONS, 77.0), ("bad", 1.0)])],
+    "bad key next to a good one": [(U, [(MUTATIONS, 77.0), ("bad", 1.0)])],
     "bad key removed": [(U, [("bad", None)])],
     "a key of addresses": [(U, [(RATE, 1.0)])],
     "no keys": [(U, [])],

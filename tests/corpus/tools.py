@@ -86,7 +86,7 @@ def committed(job: Job, group: str, topic: str, partitions: int = 1) -> dict[int
 
     def stable() -> dict[int, int] | None:
         # A transaction is committed before its markers are everywhere. Until then its offsets are pending, and asking
-        # for stable ones gives the error UNSTABLE_OFFSET_COMMIT beside an offset that means nothing.
+        # for stable ones gives the error UNSTABLE_OFFSET_COMMIT next to an offset that means nothing.
         found = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60).topic_partitions
         return None if any(each.error for each in found) else {each.partition: each.offset for each in found}
 

@@ -144,7 +144,7 @@ def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -
 
 
 def kquota(node: Node, *arguments: str) -> str:
-    """The command line as it is run beside a cluster, with kubectl on PATH."""
+    """The command line as it is run next to a cluster, with kubectl on PATH."""
     with node.inside():
         done = subprocess.run(
             [Path(sys.executable).with_name("kquota"), *arguments],

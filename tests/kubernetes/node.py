@@ -411,7 +411,7 @@ def attached_node(folder: Path) -> Iterator[Node]:
 
 @contextmanager
 def running_node(images: Sequence[str] = ()) -> Iterator[Node]:
-    """A node that is ready, with these images (image_store) beside the one that holds pods."""
+    """A node that is ready, with these images (image_store) next to the one that holds pods."""
     programs = node_programs()
     for image in ("pause", *images):
         image_store.archive(image)

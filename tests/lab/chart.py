@@ -84,8 +84,8 @@ _OWN: Final[dict[str, Schema]] = {
         "anyOf": [_COUNT, {"enum": ["namespace"]}],
         "description": "User of the containers; namespace: the namespace assigns user and groups.",
     },
-    "commonLabels": {**_STRINGS, "description": "Labels of every object, beside the chart's own."},
-    "commonAnnotations": {**_STRINGS, "description": "Annotations of every object, beside the chart's own."},
+    "commonLabels": {**_STRINGS, "description": "Labels of every object, next to the chart's own."},
+    "commonAnnotations": {**_STRINGS, "description": "Annotations of every object, next to the chart's own."},
     "namespaceOverride": {**_TEXT, "description": "In place of the release's namespace."},
     "extraObjects": {
         "type": "array",

@@ -1,5 +1,5 @@
 """Both turns of a connection pair, compiled and as Python: the same bytes at the same times, the same state after each
-step. What runs here is compiled; a process beside it plays the same script with the Python code."""
+step. What runs here is compiled; a process next to it plays the same script with the Python code."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""`kquota report` as people start it: what it says, what it exits with, and `spark-submit` beside it."""
+"""`kquota report` as people start it: what it says, what it exits with, and `spark-submit` next to it."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
     for state in (store / "_compacted").glob("*.json"):
         values = json.loads(state.read_text())
         del values["rollups"]
-        write_text(spark, str(state), json.dumps(values))  # with its checksum beside it
+        write_text(spark, str(state), json.dumps(values))  # with its checksum next to it
     for name, (tables, told, _) in rolled.items():
         of_records = figures(name, "of-records")
         assert (tables, told) == of_records[:2]

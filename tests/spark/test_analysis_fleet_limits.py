@@ -82,7 +82,7 @@ def test_recommend_sums_clients_of_a_shared_limit(report: Make) -> None:
         at = {"instance": f"i{n}", "client_id": "app", "produce_bytes": 8 * MB}
         rows.append(record(1, 36_000, user="shop", request_seconds=1.0, **share(2e6, 1 / 3), **at))
         rows.append(record(2, 36_000, user="own", produce_limit=2e6, **at))
-        # A limit of the fleet beside one of each sidecar: an entry has one scope.
+        # A limit of the fleet next to one of each sidecar: an entry has one scope.
         both = share(8e6, 1 / 3, kind="fetch") | {"produce_limit": 2e6}
         rows.append(record(3, 36_000, user="both", fetch_bytes=8 * MB, **both, **at))
         # It became the fleet's: what it is now counts.

@@ -32,7 +32,7 @@ QUOTAS = {
 - {user: <default>, request_percentage: 25, controller_mutation_rate: 1}
 - {client-id: b, producer_byte_rate: 1300}
 - {client-id: <default>, producer_byte_rate: 1700}""",
-    "limits of a fleet beside others": """
+    "limits of a fleet next to others": """
 - {user: u1, producer_byte_rate: 400, scope: instance}
 - {user: u2, client-id: a, producer_byte_rate: 800, request_percentage: 10}
 - {user: <default>, producer_byte_rate: 900, controller_mutation_rate: 1, scope: instance}

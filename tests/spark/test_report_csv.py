@@ -89,7 +89,7 @@ def test_tables_pages_and_terminals_escape_hostile_names(report: Make, spark: Sp
         with path.open(newline="") as file:
             for cells in csv.reader(file, strict=True):
                 assert [cell for cell in cells if re.match(r"\s*[=+@]", cell)] == [], path
-    # The Parquet beside it has the names as they are, for programs.
+    # The Parquet next to it has the names as they are, for programs.
     for path in out.glob("clients.parquet"):
         exact = {(row["user"], row["client_id"]) for row in spark.read.parquet(str(path)).collect()}
         assert {(BIDI, "=1+1"), (BIDI, "etl")} <= exact

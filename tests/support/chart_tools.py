@@ -318,7 +318,7 @@ def plain() -> dict[Path, str]:
             gateway,
         ),
         "spark-pod-template.yaml": (
-            "For spark.kubernetes.driver.podTemplateFile and spark.kubernetes.executor.podTemplateFile, beside the\n"
+            "For spark.kubernetes.driver.podTemplateFile and spark.kubernetes.executor.podTemplateFile, next to the\n"
             "# ConfigMap in sidecar.yaml. Jobs use bootstrap servers 127.0.0.1:9092 and end as usual.",
             _without_helm(yaml.safe_dump(spark, sort_keys=False)),
         ),

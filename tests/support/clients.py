@@ -44,7 +44,7 @@ class Load:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The client's own settings, in its own spelling, applied last."""
     direct: Sequence[str] = ()
-    """Brokers' real addresses, for a watcher beside the sidecar (Java console producer); `bootstrap` if empty."""
+    """Brokers' real addresses, for a watcher next to the sidecar (Java console producer); `bootstrap` if empty."""
 
     @property
     def total_bytes(self) -> int:

@@ -352,7 +352,7 @@ LIMITS: dict[str, tuple[dict[str, Any], str | None]] = {
     # 362.4 + 16 + 16
     "export": ({"config": {"export": {"directory": "/var/lib/kquota", "kafka_topic": "usage"}}}, "400Mi"),
     "one's own": ({"resources": {"limits": {"memory": "1Gi"}}}, "1Gi"),
-    "a CPU limit beside it": ({"resources": {"limits": {"cpu": "2"}}}, "368Mi"),
+    "a CPU limit next to it": ({"resources": {"limits": {"cpu": "2"}}}, "368Mi"),
     "none": ({"memoryLimit": {"enabled": False}}, None),
 }
 
@@ -364,7 +364,7 @@ def test_the_memory_limit_follows_from_the_settings(case: str, values: Any) -> N
     resources = sidecar_of(deployment["spec"]["template"]["spec"])["resources"]
     assert resources.get("limits", {}).get("memory") == expected
     assert resources["requests"] == {"cpu": "100m", "memory": "128Mi"}
-    if case == "a CPU limit beside it":
+    if case == "a CPU limit next to it":
         assert resources["limits"]["cpu"] == "2"
 
 

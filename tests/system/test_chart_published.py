@@ -74,7 +74,7 @@ def built(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    """The files of the page, with the component beside them as the page has it."""
+    """The files of the page, with the component next to them as the page has it."""
     (tmp_path / "app").mkdir()
     for name, text in blocks().items():
         (tmp_path / "app" / name).write_text(text)

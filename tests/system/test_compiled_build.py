@@ -42,7 +42,7 @@ def test_ci_runs_compiled() -> None:
     assert len(types) > 20
     for one in types:
         if one.name == "_calls.pxd":
-            continue  # declarations for the one beside it
+            continue  # declarations for the one next to it
         package = ".".join(one.parent.relative_to(ROOT).parts)
         module = importlib.import_module(f"{package}.{one.stem}")
         if one.stem in ("integers", "ticks"):
@@ -187,7 +187,7 @@ def test_wheel_has_code_compiled_from_its_source(checkout: Path, tmp_path: Path)
     assert modules == parts, "no C code, no source of any"
     sources = ["proxy/net/io/calls.pxd", "proxy/net/io/calls.pyx", "quota/rate.pxd", "quota/rate.py"]
     assert [line.split("  ")[1] for line in sums.splitlines()] == sources
-    assert not list((checkout / "proxy").rglob("*.c")), "nor beside the sources"
+    assert not list((checkout / "proxy").rglob("*.c")), "nor next to the sources"
     assert _number(wheel, tmp_path / "installed") == "2"
 
     (checkout / "proxy/net/io/calls.pyx").write_text(SMALL.format(1))

@@ -1,4 +1,4 @@
-"""Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
+"""Limits on trial - candidates next to live limits, and shadow entries - are measured, never applied."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Records what real brokers answer, as hex in kafka-<version>.json beside this file."""
+"""Records what real brokers answer, as hex in kafka-<version>.json next to this file."""
 
 from __future__ import annotations
 

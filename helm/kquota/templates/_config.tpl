@@ -10,7 +10,7 @@
 {{- $_ := required "config.upstream.bootstrap is missing: name some brokers of the cluster, such as --set 'config.upstream.bootstrap={kafka-0.kafka:9092}'" "" -}}
 {{- end -}}
 {{- if and (eq .Values.mode "gateway") $config.admin -}}
-{{- /* The Service by its names, beside those that are listed: the admin port answers to no others. Not NAME.NAMESPACE,
+{{- /* The Service by its names, next to those that are listed: the admin port answers to no others. Not NAME.NAMESPACE,
        which may be for sale: dev and app are public domains. */ -}}
 {{- $name := include "kquota.fullname" . -}}
 {{- $full := printf "%s.%s.svc" $name (include "kquota.namespace" $) -}}

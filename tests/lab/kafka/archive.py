@@ -1,6 +1,6 @@
 """Kafka's classes in the JVM's in-memory form (an AppCDS archive): JVMs start with half of the work.
 
-`tests/lab/kafka/prepare.py` creates it, once for each version of Kafka, Java and the jars, beside them in the cache.
+`tests/lab/kafka/prepare.py` creates it, once for each version of Kafka, Java and the jars, next to them in the cache.
 JVMs use it if it exists, and ignore one that does not fit (`-Xshare:auto`, the default).
 """
 

@@ -20,7 +20,7 @@ from tests.lab.kafka.errors import EmbeddedKafkaError
 from tests.lab.kafka.jars import PARALLEL_DOWNLOADS, LockedJar, _download, maven, sha256_of
 from tests.lab.releases import CHECKSUMS
 
-# Kafka's POMs name slf4j only: the binding is what Kafka's own distribution adds beside them.
+# Kafka's POMs name slf4j only: the binding is what Kafka's own distribution adds next to them.
 LOG_BINDING = {
     "1": "org.slf4j:slf4j-reload4j:1.7.36",
     "2": "org.slf4j:slf4j-reload4j:1.7.36",

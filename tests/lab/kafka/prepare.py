@@ -24,7 +24,7 @@ _Tool = tuple[str, tuple[str, ...], str | None]
 
 
 def tools(version: str) -> list[_Tool]:
-    """Programs whose classes are in the archive beside the broker's: class, arguments, standard input."""
+    """Programs whose classes are in the archive next to the broker's: class, arguments, standard input."""
     old = version.startswith("3.")
     server = ("--bootstrap-server", "{bootstrap}")
     records = (*server, "--topic", "t")

@@ -1,4 +1,4 @@
-"""Secured listeners for a test cluster: SASL, TLS, ACLs, delegation tokens; beside the plain one, which stays.
+"""Secured listeners for a test cluster: SASL, TLS, ACLs, delegation tokens; next to the plain one, which stays.
 
 The plain listener is the operator's: its clients are `User:ANONYMOUS`, a super user. ACLs apply to all others.
 """

@@ -13,7 +13,7 @@ from tests.lab.kafka.java import find_java
 from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.process import GuardedProcess
 
-# One collector thread and the quick compiler only: the tools live for seconds, beside a broker, on few cores.
+# One collector thread and the quick compiler only: the tools live for seconds, next to a broker, on few cores.
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 TOOL_HEAP = ("-Xmx256m",)
 KILL_LIMIT_S = 5.0
