@@ -342,7 +342,7 @@ def test_keeps_a_pods_own_prometheus_annotations() -> None:
     asked = admission_review("bare", None, own)
     assert _decide(asked, asking)[0]["metadata"]["annotations"] == own | {"other": "1"}
     (warning,) = review(json.dumps(asked).encode(), asking).answer["response"]["warnings"]
-    assert warning.startswith("kquota: the pod's own prometheus.io/port stay")
+    assert warning.startswith("kquota: the pod keeps its own prometheus.io/port")
 
 
 def test_a_pod_selects_another_admin_port() -> None:
