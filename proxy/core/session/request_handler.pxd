@@ -49,9 +49,12 @@ cdef class RequestHandler:
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
     @cython.locals(pending=InFlightRequestType, left=cython.longlong)
     cdef InFlightRequestType _take_more(self, Py_ssize_t count, double now_ms)
-    @cython.locals(state=SessionStateType, api_key=cython.int, most=cython.longlong, verdict=VerdictType)
+    @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
     cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
                              InFlightRequestType pending, double now_ms)
+    @cython.locals(throttle=ThrottleType, api_key=cython.int, joins=cython.bint, compact=cython.bint)
+    cdef VerdictType _member(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total,
+                             RequestHeader header, double now_ms)
     cdef object _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks)
     @cython.locals(state=SessionStateType, key=cython.int)
     cdef object _count(self, AccountType account, int api_key)

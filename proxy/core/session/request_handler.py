@@ -40,9 +40,9 @@ from proxy.core.wire.apis import (
     API_VERSIONS,
     EPOCH_HEARTBEATS,
     FETCH,
-    HEARTBEATS,
     JOIN_GROUP,
     LEAVE_GROUP,
+    MEMBERSHIP,
     PRODUCE,
     SHARE_FETCH,
     TRANSACTIONS,
@@ -480,7 +480,6 @@ class RequestHandler:
     ) -> Verdict:
         """A request that is neither Produce nor Fetch."""
         state, api_key = self._state, pending.api_key
-        most = min(total, _MAX_PARTIAL_BYTES)
         if api_key == _SHARE_FETCH:
             if not gate.admits_unshaped(state, pending, now_ms):
                 return _STOP
@@ -498,30 +497,38 @@ class RequestHandler:
             verdict = state.auth.request(buf, start, end, header, pending)
             if verdict is not _FORWARD:
                 return verdict
-        elif api_key == JOIN_GROUP and header.known:
-            session_ms = requests.session_timeout(buf, header.body, end, header.api_version)
-            if session_ms is None and end - start < most:
-                return need(min(total, 2 * (end - start)))
-            state.throttle.carries(UNKNOWN_SESSION_MS if session_ms is None else session_ms)
+        elif api_key in MEMBERSHIP:
+            verdict = self._member(buf, start, end, total, header, now_ms)
+            if verdict is not _FORWARD:
+                return verdict
         elif api_key in TRANSACTIONS:
             state.throttle.transactions.seen()
-        elif api_key in EPOCH_HEARTBEATS and header.known:
-            epoch = requests.member_epoch(buf, header.body, end)
-            if epoch is None and end - start < most:
-                return need(min(total, 2 * (end - start)))
-            if epoch is not None and epoch < 0:
-                state.throttle.slices.leaves(now_ms)
-            else:
-                state.throttle.heartbeat()
-        elif api_key in HEARTBEATS:
-            state.throttle.heartbeat()
-        elif api_key == LEAVE_GROUP:
-            state.throttle.slices.leaves(now_ms)
         elif header.known:
             interceptor = state.interceptors.get(api_key)
             if interceptor is not None and interceptor.wants(api_key, pending.account):
                 return self._intercept(interceptor, buf, start, end, total, header, pending, now_ms)
         self._begin(pending, False)
+        return _FORWARD
+
+    def _member(
+        self, buf: Buffer, start: int, end: int, total: int, header: requests.RequestHeader, now_ms: float
+    ) -> Verdict:
+        """A request of a group's member: throttles are cut so that its heartbeats get through, until it leaves."""
+        throttle, api_key, field = self._state.throttle, header.api_key, None
+        joins = api_key == JOIN_GROUP
+        if header.known and (joins or api_key in EPOCH_HEARTBEATS):
+            # session_timeout_ms after the group's name, or member_epoch after those of the group and the member.
+            compact = not joins or header.api_version >= 6
+            field = requests.int32_after_names(buf, header.body, end, 1 if joins else 2, compact)
+            if field is None and end - start < min(total, _MAX_PARTIAL_BYTES):
+                return need(min(total, 2 * (end - start)))
+        if joins:
+            if header.known:
+                throttle.carries(UNKNOWN_SESSION_MS if field is None else field)
+        elif api_key == LEAVE_GROUP or (field is not None and field < 0):
+            throttle.slices.leaves(now_ms)
+        else:
+            throttle.heartbeat()
         return _FORWARD
 
     def _count(self, account: Account, api_key: int) -> None:

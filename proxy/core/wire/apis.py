@@ -34,8 +34,8 @@ def keys_of(*names: str) -> frozenset[int]:
 
 EPOCH_HEARTBEATS: Final = keys_of("ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat")
 """Heartbeats that carry the member's epoch (KIP-848), and with which a member leaves."""
-HEARTBEATS: Final = EPOCH_HEARTBEATS | keys_of("Heartbeat", "SyncGroup")
-"""Heartbeats of the members of groups, and SyncGroup, which counts as one."""
+MEMBERSHIP: Final = EPOCH_HEARTBEATS | keys_of("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup")
+"""Requests of the members of groups: they join, heartbeat (SyncGroup counts as a heartbeat), and leave."""
 TRANSACTIONS: Final = keys_of("AddPartitionsToTxn", "EndTxn")
 """With these a producer begins and ends transactions."""
 (END_TXN,) = keys_of("EndTxn")

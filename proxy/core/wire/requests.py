@@ -283,31 +283,19 @@ def produce_timeout(buf: Buffer, body: int, end: int, version: int) -> int | Non
     return None if at < 0 or at + 6 > end else integers.int32(buf, at + 2)
 
 
-def session_timeout(buf: Buffer, body: int, end: int, version: int) -> int | None:
-    """The `session_timeout_ms` of a JoinGroup request, which follows the group's name; None when more bytes are
-    needed."""
-    if version >= 6:  # compact: length + 1
-        length, at = read_uvarint(buf, body, end)
-        if at < 0:
-            return None
-        at += max(length - 1, 0)
-    else:
-        at = body + 2
-        if at > end:
-            return None
-        at += max(integers.int16(buf, body), 0)
-    return integers.int32(buf, at) if at + 4 <= end else None
-
-
-def member_epoch(buf: Buffer, body: int, end: int) -> int | None:
-    """The `member_epoch` of a ConsumerGroupHeartbeat, ShareGroupHeartbeat or StreamsGroupHeartbeat, which follows the
-    names of the group and of the member; below 0: the member leaves (KIP-848). None when more bytes are needed."""
+def int32_after_names(buf: Buffer, body: int, end: int, names: int, compact: bool) -> int | None:
+    """The 32-bit integer that follows so many names at the beginning of a body; None when more bytes are needed."""
     at = body
-    for _ in range(2):
-        length, at = read_uvarint(buf, at, end)  # compact: length + 1
-        if at < 0:
+    for _ in range(names):
+        if compact:
+            length, at = read_uvarint(buf, at, end)
+            if at < 0:
+                return None
+            at += max(length - 1, 0)
+        elif at + 2 <= end:
+            at += 2 + max(integers.int16(buf, at), 0)
+        else:
             return None
-        at += max(length - 1, 0)
     return integers.int32(buf, at) if at + 4 <= end else None
 
 
