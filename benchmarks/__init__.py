@@ -1,4 +1,4 @@
-"""What kquota costs, measured next to no proxy at all and next to other proxies, in one run against one real broker.
+"""What kquota costs, compared with no proxy and with other proxies, in one run against one real broker.
 
 `python -m benchmarks` (or `make bench`); docs/performance.md tells how to read the figures. The parts:
 

@@ -220,8 +220,7 @@ def check_entity(entity: Entity) -> None:
             raise AdminError(INVALID_REQUEST, f"expected the entity type {USER}, {CLIENT_ID} or {IP}, got {kind!r}")
         if name == "":
             raise AdminError(INVALID_REQUEST, f"expected a name or the default, got an empty {kind}")
-        if name is not None and len(name.encode()) > MAX_NAME_BYTES:
-            size = len(name.encode())
+        if name is not None and (size := len(name.encode())) > MAX_NAME_BYTES:
             raise AdminError(INVALID_REQUEST, f"expected a {kind} name of at most {MAX_NAME_BYTES} bytes, got {size}")
     names = dict(entity)
     if IP not in names:

@@ -95,7 +95,7 @@ def _beside(found: Neighbour) -> list[str]:
         said = " and ".join(f"{alone[way][0]:.2f} / {alone[way][1]:.2f} ms by the {way}" for way in WAYS)
         lines += [f"Alone: p50 / p99 {said}\n({alone['sidecar'][2]} requests each).", ""]
     lines += [
-        "| next to | sidecar p50, ms | p99, ms | p99, times alone | broker p50, ms | p99, ms | p99, times alone |",
+        "| attack | sidecar p50, ms | p99, ms | p99, times alone | broker p50, ms | p99, ms | p99, times alone |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in found.attacks:

@@ -1,4 +1,4 @@
-"""A run: batch by batch the attackers are let loose, while what reaches the broker is noted next to the sidecar."""
+"""A run: batch by batch the attackers are let loose, while what reaches the broker is noted without the sidecar."""
 
 from __future__ import annotations
 

@@ -29,8 +29,6 @@ ONE_GB = 1000.0
 
 Result = Mapping[str, Any]
 NOTHING = "–"
-FORMER_NAMES = {"patience_s": "wait_budget_s"}
-"""Fields of `Plan` as stored results call them."""
 LIKELY = f"median within ({stats.SURE:.0%})"
 ENOUGH_PAIRS = 3
 """Rounds in which both of what is compared were undisturbed, from which on these are judged alone."""
@@ -76,7 +74,7 @@ def sections(result: Result) -> list[Section]:
     """The table: for each scenario, each metric's median with its range, and how it compares."""
     samples = Samples(result)
     keys = [variant["key"] for variant in result["variants"]]
-    stored: dict[str, Any] = {FORMER_NAMES.get(name, name): value for name, value in result["plan"].items()}
+    stored: dict[str, Any] = result["plan"]
     lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
     plan = Plan(**{**stored, **lists})
     found = []
@@ -351,7 +349,7 @@ def _idle(idle: Mapping[str, Any]) -> str:
 
 
 def _failure(error: dict[str, Any]) -> str:
-    number = error["round"] + 1  # 0: before or next to the rounds
+    number = error["round"] + 1  # 0: before the rounds, or outside them
     place = f"{error['scenario']} {error['variant']}{f', round {number}' if number else ''}"
     return f"failed: {place}: {error['error'].splitlines()[0]}"
 

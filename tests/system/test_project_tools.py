@@ -32,7 +32,7 @@ def test_actionlint_passes(actionlint: Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done
 
 
-@pytest.mark.timeout(900)  # two builds and an installation: on a slow machine, next to others, over 300 s
+@pytest.mark.timeout(900)  # two builds and an installation: on a slow machine with other tests, over 300 s
 def test_a_release_is_built_installed_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`make release-check`, without compiling: tests/system/test_compiled_build.py and the image's tests do that."""
     monkeypatch.setenv("KQUOTA_PURE", "1")

@@ -1,4 +1,4 @@
-"""A reload of many quota entries next to traffic: the values that nodes give, and a loop that goes on."""
+"""A reload of many quota entries under traffic: the values that nodes give, and a loop that goes on."""
 
 import gc
 import sys
