@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from quota.fleet.appetite import Appetite
+from quota.fleet.demand import Appetite
 from quota.fleet.claim import Claim, exact
 from quota.fleet.record import (
     MAC_BYTES,

@@ -6,7 +6,7 @@ from typing import Final
 from quota.connections import ConnectionEntry, EntityType
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
-from quota.fleet.appetite import SAMPLE_MS
+from quota.fleet.demand import SAMPLE_MS
 from quota.fleet.core import STEP, Fleet, FleetStatus, Outgoing, Steps, whole
 from quota.fleet.record import group_hash
 from quota.fleet.split import CAPACITY

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quota.entity import CounterKey
-from quota.fleet.appetite import Appetite
+from quota.fleet.demand import Appetite
 from quota.fleet.claim import exact
 from quota.fleet.core import Fleet, ShareReason, whole
 from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, Seal, decode, encode, group_hash
