@@ -29,7 +29,7 @@ JOBS = {
     "capacity": "the sum of the limits against peak usage, with a forecast",
     "noisy": "clients whose bursts coincide with longer broker times of others",
     "whatif": "what other quotas (--candidate) would have done",
-    "obedience": "which client libraries honour throttle times",
+    "compliance": "which client libraries honour throttle times",
     "slo": "throttled share of each team's time and requests, against a target (--target, --owners)",
     "compact": "merge small files of records into large ones, per day and cluster, for all other reports",
     "changes": "usage and delays a day before and a day after each quota change",
@@ -101,10 +101,10 @@ def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, st
 
         if options.name == "all":
             asked = Asked(options.input, options.output, options.grain, {}, days=days)
-            told, failed = make_all(spark, job["reports"], asked, quiet=options.quiet)
-            print(told)
-            for name, text in failed.items():
-                _complain(f"{name}: {text}", FAILED)
+            text, failed = make_all(spark, job["reports"], asked, quiet=options.quiet)
+            print(text)
+            for name, reason in failed.items():
+                _complain(f"{name}: {reason}", FAILED)
             return FAILED if failed else OK
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException

@@ -32,8 +32,8 @@ def _driver(rest: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The driver runs in this pod, and its executors connect to the pod's address."""
     address = environment["SPARK_DRIVER_BIND_ADDRESS"]
     conf = {"spark.driver.bindAddress": address, "spark.executorEnv.SPARK_DRIVER_POD_IP": address}
-    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    return [str(_home() / "bin/spark-submit"), *options, "--deploy-mode", "client", *rest]
+    given = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    return [str(_home() / "bin/spark-submit"), *given, "--deploy-mode", "client", *rest]
 
 
 def _executor(environment: Mapping[str, str]) -> list[str]:
@@ -45,7 +45,7 @@ def _executor(environment: Mapping[str, str]) -> list[str]:
         if name.startswith(JAVA_OPTION)
     )
     classes = [environment.get("SPARK_EXTRA_CLASSPATH", ""), str(_home() / "jars/*")]
-    said = {
+    variables = {
         "--driver-url": "SPARK_DRIVER_URL",
         "--executor-id": "SPARK_EXECUTOR_ID",
         "--cores": "SPARK_EXECUTOR_CORES",
@@ -54,10 +54,10 @@ def _executor(environment: Mapping[str, str]) -> list[str]:
         "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
         "--podName": "SPARK_EXECUTOR_POD_NAME",
     }
-    options = [part for option, name in said.items() for part in (option, environment[name])]
+    given = [part for option, name in variables.items() for part in (option, environment[name])]
     java = Path(environment["JAVA_HOME"], "bin/java") if "JAVA_HOME" in environment else Path("java")
     java_options = [*(value for _, value in numbered), f"-Xms{memory}", f"-Xmx{memory}"]
-    return [str(java), *java_options, "-cp", ":".join(filter(None, classes)), BACKEND, *options]
+    return [str(java), *java_options, "-cp", ":".join(filter(None, classes)), BACKEND, *given]
 
 
 def _home() -> Path:

@@ -130,7 +130,7 @@ def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
     parsed = lines.select("value", "file", F.inline(F.array(F.from_json("value", schema, options))))
     reason = F.when(
         F.col("_corrupt").isNotNull(),
-        # A newer version may have other types: its reader should be told that it is newer.
+        # A newer version may have other types: its reader has to learn that it is newer.
         F.when(F.col("schema_version") > SCHEMA_VERSION, "unknown_version").otherwise("not_a_record"),
     ).otherwise(_reason(FIELDS, now_ms))
     return parsed.withColumn("reason", reason).select(
@@ -225,9 +225,9 @@ def read(
     counts = audit.reasons(found)
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
     if not counts.get(None):
-        told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name)
+        reasons = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name)
         raise ReportError(
-            f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
+            f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
     intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))

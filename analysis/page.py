@@ -20,7 +20,7 @@ from pyspark.sql.types import BooleanType, NumericType
 
 from analysis.columns import some_rows
 from analysis.intake import Quality
-from analysis.report import Plot, Report, Story, Table
+from analysis.report import Content, Plot, Report, Table
 from analysis.words import cell, span
 from config.visible import visible
 
@@ -37,7 +37,7 @@ SCRIPTS = ("sortable/sortable.min.js", "tables.js")
 
 def render(
     report: Report,
-    story: Story,
+    content: Content,
     tables: Mapping[str, DataFrame],
     quality: Quality,
     *,
@@ -56,17 +56,17 @@ def render(
         first=_moment(quality.first_ms),
         last=_moment(quality.last_ms),
         length=span(quality.seconds),
-        findings=[visible(text) for text in story.findings],
-        plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(story.plots)],
+        findings=[visible(text) for text in content.findings],
+        plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(content.plots)],
         tables=[
             _shown(name, table, tables[name], DETAILS in (others or {}))
             for name, table in report.tables.items()
             if table.shown
         ],
         details=DETAILS,
-        files={visible(name): _head(visible(text, lines=True)) for name, text in story.files.items()},
+        files={visible(name): _head(visible(text, lines=True)) for name, text in content.files.items()},
         quality=[visible(text) for text in quality.sentences()],
-        notes=[visible(text) for text in story.notes],
+        notes=[visible(text) for text in content.notes],
     )
 
 

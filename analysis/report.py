@@ -112,7 +112,7 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Content:
     """The findings, written after the tables."""
 
     findings: Sequence[str]
@@ -121,17 +121,17 @@ class Story:
     notes: Sequence[str] = ()
 
 
-Tell = Callable[[Mapping[str, DataFrame]], Story]
+MakeContent = Callable[[Mapping[str, DataFrame]], Content]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a job: lazily computed tables, and a function that writes the story once they are written."""
+    """The result of a job: lazily computed tables, and a function that writes the content once they are written."""
 
     title: str
     question: str
     tables: Mapping[str, Table]
-    tell: Tell
+    content: MakeContent
 
 
 def with_teams(report: Report, owners: Owners | None) -> Report:
@@ -140,13 +140,13 @@ def with_teams(report: Report, owners: Owners | None) -> Report:
         return report
     tables: dict[str, Table] = {}
     for name, table in report.tables.items():
-        tables[name] = _told(table, owners)
+        tables[name] = _with_team(table, owners)
         if table.summed:
             tables["teams"] = _of_teams(name, table)
     return replace(report, tables=tables)
 
 
-def _told(table: Table, owners: Owners) -> Table:
+def _with_team(table: Table, owners: Owners) -> Table:
     if not isinstance(table.frame, DataFrame):
         return table
     names = table.frame.columns

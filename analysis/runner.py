@@ -111,9 +111,9 @@ def make_all(
         raise ReportError("; ".join(f"{name}: {text}" for name, text in failed.items()))
     index = f"{asked.output}/index.html"
     write_text(spark, index, render_index(entries, failed))
-    told = [_lines(one, f"{asked.output}/{one.name}/report.html", quality=False) for one in entries]
-    told += [visible(f"  {text}") for text in entries[0].quality.sentences()]
-    return "\n".join([*told, f"  {index}"]), failed
+    lines = [_lines(one, f"{asked.output}/{one.name}/report.html", quality=False) for one in entries]
+    lines += [visible(f"  {text}") for text in entries[0].quality.sentences()]
+    return "\n".join([*lines, f"  {index}"]), failed
 
 
 def _job(name: str) -> Any:
@@ -172,9 +172,9 @@ def _made(spark: SparkSession, name: str, asked: Asked, step: Callable[[str], No
         report = with_teams(job.run(Context(intake, grain, staging, asked.options)), asked.options.get("owners"))
         tables = written(report, directory)
         step("writing the page")
-        story = report.tell(tables)
-        for file, text in story.files.items():
+        content = report.content(tables)
+        for file, text in content.files.items():
             write_text(spark, f"{directory}/{file}", text)
-        page = render(report, story, tables, intake.quality, here=name, others=asked.others)
+        page = render(report, content, tables, intake.quality, here=name, others=asked.others)
         write_text(spark, f"{directory}/report.html", page)
-    return IndexEntry(name, report.title, report.question, story.findings, intake.quality)
+    return IndexEntry(name, report.title, report.question, content.findings, intake.quality)

@@ -173,10 +173,10 @@ class IcebergRecords:
                 "write.metadata.delete-after-commit.enabled": "true",
                 "write.metadata.previous-versions-max": OLD_METADATA,
             }
-            told = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+            settings = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
             self.spark.sql(
                 f"CREATE TABLE {self.name} ({columns}, `date` string, `cluster` string) USING iceberg "
-                f"PARTITIONED BY (`date`, `cluster`) TBLPROPERTIES ({told})"
+                f"PARTITIONED BY (`date`, `cluster`) TBLPROPERTIES ({settings})"
             )
             self.spark.sql(f"ALTER TABLE {self.name} WRITE ORDERED BY {', '.join(f'`{one}`' for one in ORDER)}")
         known = set(self.spark.table(self.name).columns)

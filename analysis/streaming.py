@@ -316,14 +316,14 @@ def follow(
     """Report what the queries do until all have ended, or `stop` is set: then they end without their current batch.
     Raises ReportError when one fails."""
     stop = stop or Event()
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     while True:
         active = any(query.isActive for query in queries)
         for query in queries:
             for progress in query.recentProgress:
-                if progress["batchId"] <= told.get(query.name, -1):
+                if progress["batchId"] <= reported.get(query.name, -1):
                     continue
-                told[query.name] = progress["batchId"]
+                reported[query.name] = progress["batchId"]
                 if metrics is not None:
                     # Spark 3.5 gives what it reports; later ones a dict in which offsets are texts of Python.
                     metrics.seen(query.name, json.loads(progress.json) if hasattr(progress, "json") else progress)

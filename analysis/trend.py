@@ -129,7 +129,7 @@ def _factors(day: Days, value: Values, fitted: Values) -> Values:
     return factors / mean if mean > 0 else np.ones(WEEK)
 
 
-def foretold(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def forecasts(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function over rows `series bigint, days array<bigint>, peaks array<double>`, days in any order: `horizon` days
     after `last_day`."""
 

@@ -108,14 +108,14 @@ def _is_of_a_fleet(quotas: Any) -> bool:
 
 def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:
     """The problems of single values, and those of the file's model but for what contains one of these values."""
-    told = tuple(problem.place for problem in source.problems)
+    reported = tuple(problem.place for problem in source.problems)
     found: list[Problem] = []
     if isinstance(source.values, dict) and len(source.problems) < MAX_PROBLEMS:
         try:
             validate(Config, source)
         except ConfigError as error:
             found = [
-                problem for problem in error.problems if not any(place.startswith(problem.place) for place in told)
+                problem for problem in error.problems if not any(place.startswith(problem.place) for place in reported)
             ]
     else:
         missing = []  # there are enough problems already
@@ -123,7 +123,7 @@ def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Proble
 
 
 def _find_no_brokers(source: Source) -> list[Problem]:
-    """Brokers have to be named unless connections have a destination. Checked before the model, to be told with all
+    """Brokers have to be named unless connections have a destination. Checked before the model, to be reported with all
     else."""
     values = source.values
     if not isinstance(values, dict) or values.get("mode") == "transparent":
@@ -343,8 +343,8 @@ def validate(model: type[_M], source: Source) -> _M:
         return model.model_validate(source.values)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=True)
-        told = _in_file_order([_problem(model, source, item) for item in details[:MAX_PROBLEMS]])
-        raise ConfigError(first_of(told, len(details) - len(told))) from None
+        reported = _in_file_order([_problem(model, source, item) for item in details[:MAX_PROBLEMS]])
+        raise ConfigError(first_of(reported, len(details) - len(reported))) from None
 
 
 def _in_file_order(problems: list[Problem]) -> list[Problem]:

@@ -141,8 +141,8 @@ class Listen(Section):
         return value
 
     @property
-    def told(self) -> PortRange:
-        """The ports that clients are told for brokers."""
+    def advertised_ports(self) -> PortRange:
+        """The ports that are advertised for brokers."""
         first = self.advertised.first_broker_port or self.broker_ports.first
         return PortRange(first, first + self.broker_ports.last - self.broker_ports.first)
 

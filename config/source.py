@@ -212,14 +212,14 @@ def parse_documents(file: str, data: bytes, most: int = MAX_VALUES) -> list[Sour
 def _no_yaml(file: str, data: bytes, error: UnicodeDecodeError | yaml.YAMLError) -> ConfigError:
     line = column = None
     if isinstance(error, UnicodeDecodeError):
-        said = f"expected UTF-8 text: {error.reason} at byte {error.start}"
+        expected = f"expected UTF-8 text: {error.reason} at byte {error.start}"
     elif not isinstance(error, yaml.MarkedYAMLError):
-        said = f"expected YAML: {' '.join(str(error).split())}"
+        expected = f"expected YAML: {' '.join(str(error).split())}"
     else:
-        said = f"expected YAML: {_reason(error, data.decode('utf-8-sig'))}"
+        expected = f"expected YAML: {_reason(error, data.decode('utf-8-sig'))}"
         if (mark := error.problem_mark or error.context_mark) is not None:
             line, column = mark.line + 1, mark.column + 1
-    return ConfigError([Problem(file, place_text(()), line, column, None, said)])
+    return ConfigError([Problem(file, place_text(()), line, column, None, expected)])
 
 
 _PLAIN_WORDS = (

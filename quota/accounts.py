@@ -139,7 +139,7 @@ class Account(Activity):
         self.produced, self.fetched, self.requested, self.mutated = Meter(), Meter(), Meter(), Meter()
         self.last_ms = 0
         self.broker_throttled = 0
-        """Responses in which the broker itself told the client to wait."""
+        """Responses with a throttle time of the broker's own."""
         self.broker_throttle_ms = 0
 
     def meter(self, kind: Kind) -> Meter:
@@ -199,7 +199,7 @@ class Accounts:
         found = self._by_identity.get(identity)
         if found is None:
             if len(self._by_identity) >= self._most:
-                self._make_room()
+                self._evict()
             found = self._by_identity[identity] = Account(identity)
             self._made += 1
             if self._made % GROWTH == 0:
@@ -227,7 +227,7 @@ class Accounts:
                     forgotten += self.forget(identity)
             yield forgotten
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Examine up to `TRIES` accounts, a different one each time. If all have connections, `most` is exceeded for
         now."""
         for _ in range(min(TRIES, len(self._by_identity))):

@@ -243,7 +243,7 @@ class QuotaCounter:
         return self.throttled_until > now
 
     def owed_ms(self, now: int) -> int:
-        """The debt beyond the delays that clients were told: requests are queued for it although no mute applies."""
+        """The debt beyond the delays that were announced: requests are queued for it although no mute applies."""
         return 0
 
     def forgettable(self, now: int) -> bool:
@@ -259,16 +259,16 @@ class QuotaCounter:
         """The limit changed from L to L / `factor`: a debt is an amount, which takes another time to pay now."""
 
     def _impose(self, delay: int, now: int) -> int:
-        """Turn a delay into the one to tell the client: cap, shadow."""
+        """Turn a delay into the one to announce: cap, shadow."""
         if self.shadowed is not None and self.shadow:
             self.shadowed.note(delay, now)
             return 0
         if delay <= 0:
             return 0
-        told = self._capped(delay)
-        self.capped += told < delay
-        self.throttled_until = max(self.throttled_until, now + told)
-        return told
+        capped = self._capped(delay)
+        self.capped += capped < delay
+        self.throttled_until = max(self.throttled_until, now + capped)
+        return capped
 
     def _capped(self, delay: int) -> int:
         return delay if self.max_throttle_ms is None else min(delay, self.max_throttle_ms)

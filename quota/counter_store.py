@@ -37,7 +37,7 @@ PACED: Final[Sorts] = {
 class CounterStore:
     """The counters of one ledger. Up to `most` of each kind, besides those of entries that name all their clients.
 
-    A counter is *used* by the accounts that resolve to it. An unused one makes room for a new one as soon as evicting
+    A counter is *used* by the accounts that resolve to it. An unused one makes way for a new one as soon as evicting
     it changes nothing (:meth:`QuotaCounter.forgettable`). While there is none, new clients share one *overflow* counter
     per entry, under that entry's limit.
     """
@@ -81,7 +81,7 @@ class CounterStore:
             self._apply(group, self._table.limit_of(kind, key))
         return group
 
-    def lead(self, meter: Meter, kind: Kind, user: str, client_id: str, now: int) -> None:
+    def attach(self, meter: Meter, kind: Kind, user: str, client_id: str, now: int) -> None:
         """Attach an account's meter to the counter that the table gives for it."""
         resolution = self._table.resolve(kind, user, client_id)
         group = self._find(kind, resolution, now) if resolution.recorded else None
@@ -114,7 +114,7 @@ class CounterStore:
 
     def sweep(self, now: int) -> Iterator[tuple[int, bool]]:
         """Evict counters unused for an hour, step by step. Yields how many in this step, and whether accounts have to
-        be resolved again, because a counter in use was evicted, or there is room for separate counters again."""
+        be resolved again, because a counter in use was evicted, or separate counters fit again."""
         horizon = now - EXPIRE_AFTER_MS
         for kind, groups in self._by_kind.items():
             keys = list(groups)
@@ -127,14 +127,14 @@ class CounterStore:
                         forgotten += 1
                         was_used = was_used or group.users > 0
                 yield forgotten, was_used
-        room = False
+        available = False
         for (kind, entity), group in list(self._overflow.items()):
             if group.users == 0 and group.forgettable(now):
                 self._drop_overflow(kind, entity)
             elif group.users:
-                self._make_room(now)
-                room = room or len(self._by_kind[kind]) < self._most
-        yield 0, room
+                self._evict(now)
+                available = available or len(self._by_kind[kind]) < self._most
+        yield 0, available
 
     def _find(self, kind: Kind, resolution: Resolution, now: int) -> QuotaCounter | None:
         groups = self._by_kind[kind]
@@ -144,7 +144,7 @@ class CounterStore:
             return group
         limit = Limit(resolution.limit, resolution.level, resolution.entry, self._table.of_fleet(resolution.entry))
         if len(groups) >= self._most and (limit.entry is None or DEFAULT in limit.entry.entity):
-            self._make_room(now)
+            self._evict(now)
             if len(groups) >= self._most:
                 return self._overflow_of(kind, limit, now)
         group = groups[key] = self._new(kind, key, limit, now)
@@ -163,7 +163,7 @@ class CounterStore:
             self.on_fleet(group)
 
     def _overflow_of(self, kind: Kind, limit: Limit, now: int) -> QuotaCounter | None:
-        """The counter shared by all clients for which there is no room under one entry; None without a limit."""
+        """The counter shared by all clients that do not fit under one entry; None without a limit."""
         if limit.entry is None:
             return None
         self.overflowed[kind] += 1
@@ -178,7 +178,7 @@ class CounterStore:
             group = self._overflow[kind, entity] = self._new(kind, CounterKey(user, client_id), limit, now)
         return group
 
-    def _make_room(self, now: int) -> None:
+    def _evict(self, now: int) -> None:
         """Examine a few unused counters and evict those that may be. Each new client adds one at most, so that a few
         per new client keep up with any number of them."""
         if now < self._look_from:

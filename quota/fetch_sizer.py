@@ -92,24 +92,24 @@ class FetchSizer:
             min(max(worth_ms, SHORTEST_MS), LONGEST_MS, max(CYCLE_MS / (1 + waiting), SHARED_MS)), self.heads_ms(limit)
         )
 
-    def grant(self, room: float, limit: float, credit_ms: float) -> float:
-        """``max_bytes`` for a fetch whose records may have `room` bytes, while the clock lags behind by `credit_ms`."""
+    def grant(self, available: float, limit: float, credit_ms: float) -> float:
+        """``max_bytes`` for a fetch of up to `available` bytes of records; the clock lags behind by `credit_ms`."""
         batch = self.batch
         if not batch:
             self._fetches += 1
             # Usually one in `PROBE_EACH` brings more than a single batch; where heads are large, one brings a single.
-            return room if (self._fetches % PROBE_EACH == 0) != (_HEADS * self.head > room) else _SINGLE
-        if room < batch or (self._one_by_one(room, limit) and credit_ms < LATE_MS):
+            return available if (self._fetches % PROBE_EACH == 0) != (_HEADS * self.head > available) else _SINGLE
+        if available < batch or (self._one_by_one(available, limit) and credit_ms < LATE_MS):
             return _SINGLE
         self._fetches += 1
-        return room // batch * batch // 1.0 if self._fetches % PROBE_EACH else _SINGLE
+        return available // batch * batch // 1.0 if self._fetches % PROBE_EACH else _SINGLE
 
-    def _one_by_one(self, room: float, limit: float) -> bool:
-        """Whether batches are too large for `room` bytes to contain many of them."""
+    def _one_by_one(self, available: float, limit: float) -> bool:
+        """Whether batches are too large for `available` bytes to contain many of them."""
         batch = self.batch
         return (
-            batch * FEW > min(room, PARTITION_BYTES)
+            batch * FEW > min(available, PARTITION_BYTES)
             and batch * 1000.0 >= QUICKEST_MS * limit
-            # Half a batch and a head are wasted in `room`, or the head of a response (and the work) for each batch.
-            and batch * (batch + 2 * self.head) > 2 * (self.head + WORK_BYTES) * room
+            # Half a batch and a head are wasted of `available`, or a response's head (and the work) for each batch.
+            and batch * (batch + 2 * self.head) > 2 * (self.head + WORK_BYTES) * available
         )

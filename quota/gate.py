@@ -268,7 +268,7 @@ class Gate:
     )
 
     def __init__(self) -> None:
-        # Connections that have passed: when they were told to come back, and what they are expected to send then (as
+        # Connections that have passed: when they were asked to come back, and what they are expected to send then (as
         # much as before).
         self._promised: OrderedDict[object, tuple[float, float]] = OrderedDict()
         self._promised_ms = 0.0
@@ -276,7 +276,7 @@ class Gate:
         self._large = Queue()
         # Connections whose client has gone. The queue itself is the place that they share in the other two.
         self._abandoned = Queue()
-        self._abandoned_from = -inf  # the next one's turn, as a live connection would be told it
+        self._abandoned_from = -inf  # the next one's turn, as a live connection would learn it
         self._kept_bytes: dict[object, int] = {}  # received on each of those connections
         # Requests that have passed are charged when their last byte has been read. Until then they are claims, which
         # decay with time. A claim is for what arrives: when the connection ends, or sends too little, the claim for
@@ -294,7 +294,7 @@ class Gate:
 
     def ahead_ms(self, cost_ms: float) -> float:
         """For a request of this cost that has just passed: the cost of all others that will be forwarded before its
-        connection's next one, because they wait already or were told to come back."""
+        connection's next one, because they wait already or were asked to come back."""
         if cost_ms > LARGE_MS:
             return self._ordinary.waiting_ms + self._promised_ms + self._large.waiting_ms
         return self._ordinary.waiting_ms + max(self._promised_ms - cost_ms, 0.0)
@@ -365,7 +365,7 @@ class Gate:
         return 0
 
     def claim(self, sender: Sender, size_bytes: float, cost_ms: float, paid_at: float, now: int) -> bool:
-        """Let a request that is still arriving pass, if the group's window has room for it and nobody waits. `paid_at`
+        """Let a request that is still arriving pass, if it fits in the group's window and nobody waits. `paid_at`
         is in the past, as the group is not in debt. False: use :meth:`ask`."""
         if self._promised:
             self._keep_promises(sender, now)

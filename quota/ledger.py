@@ -264,7 +264,7 @@ class Ledger:
     ) -> None:
         """Count a delay that was imposed, under the quota that caused it; `at_ms` and the following are kept to explain
         it. `queued`: the request was queued that long before it was forwarded, because of its group's debt, and no
-        response tells the client. For metrics and people only."""
+        response announces. For metrics and people only."""
         self.wake(account)
         meter = account.meter(kind)
         group = meter.group
@@ -345,7 +345,7 @@ class Ledger:
     def _resolve(self, account: Account, kind: Kind, meter: Meter, now: int) -> None:
         """Look the account's counter up in the table in force, creating it when it is new."""
         user, client_id = account.identity
-        self.counters.lead(meter, kind, user, client_id, now)
+        self.counters.attach(meter, kind, user, client_id, now)
         meter.generation = self.generation
 
     def _forgotten(self, account: Account) -> None:

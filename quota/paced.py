@@ -166,7 +166,7 @@ class DebtCounter(WindowCounter):
         return paid_at, backlog_ms
 
     def _paid_at(self, limit: float, now: int) -> float:
-        """Until when the group has paid, outside an episode: in the past, as the room in its window is a credit."""
+        """Until when the group has paid, outside an episode: in the past, as what its window has left is a credit."""
         total, window_ms = self.rate.peek(now)
         return now - (window_ms - total / limit * 1000.0)
 
@@ -220,7 +220,7 @@ class BusyCounter(DebtCounter):
 
 
 class PacedCounter(DebtCounter):
-    """Produced bytes. In an episode clients are told the pace where it is the longer delay (ADR 0004)."""
+    """Produced bytes. In an episode the pace is announced where it is the longer delay (ADR 0004)."""
 
     __slots__ = ()
 
@@ -235,7 +235,7 @@ class PacedCounter(DebtCounter):
         if self.shadow:
             return delay
         if self._gate is not None:
-            # Queued connections go first: the client is told when it will be next after them.
+            # Queued connections go first: the delay announced is until it is next after them.
             paced += self._gate.ahead_ms(cost_ms)
         return min(round_half_up(paced), MAX_THROTTLE_MS) if paced > delay else delay
 
@@ -253,9 +253,9 @@ class PacedCounter(DebtCounter):
         unpaid_ms = -self.pacer.credit_ms(now) if self.may_queue else 0.0
         return min(round_half_up(unpaid_ms), MAX_THROTTLE_MS) if unpaid_ms > delay else delay
 
-    def _room(self, limit: float, now: int) -> float:
-        room = WindowCounter._room(self, limit, now)
-        return min(room, self.pacer.credit_ms(now) * limit / 1000.0) if self.may_queue else room
+    def _available(self, limit: float, now: int) -> float:
+        available = WindowCounter._available(self, limit, now)
+        return min(available, self.pacer.credit_ms(now) * limit / 1000.0) if self.may_queue else available
 
     def _renewal(self, size_bytes: int, limit: float) -> tuple[float, float]:
         return size_bytes, min(MAX_RENEWING_BYTES, limit * MAX_RENEWING_MS / 1000.0)

@@ -56,7 +56,7 @@ class FetchCounter(PacedCounter):
             delay = max(self._impose(kafka, now), self._wait_in_turn(limit, kafka, wait, chunk_ms, now))
             self.throttled_until = max(self.throttled_until, now + delay)
             return FetchGrant(delay, 0)
-        granted = max(self._room_besides(per_s, chunk_ms, now), 0.0) // 1.0
+        granted = max(self._available_besides(per_s, chunk_ms, now), 0.0) // 1.0
         in_episode = self.may_queue
         if not in_episode:
             granted = min(granted, per_s * max(_TOLERANCE_MS, chunk_ms) / 1000.0 // 1.0)
@@ -101,7 +101,7 @@ class FetchCounter(PacedCounter):
 
     def _delays(self, limit: float, chunk_ms: float, now: int) -> tuple[int, int]:
         """Kafka's delay at `now`, and the time until a chunk is allowed. One that comes when half of it is there may
-        pass: it may have waited as told, and the clock may be a little behind."""
+        pass: it may have waited as announced, and the clock may be a little behind."""
         total, window_ms = self.rate.peek(now)
         kafka = self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
         available_ms = window_ms - (total + self._outstanding) / limit * 1000.0
@@ -112,16 +112,16 @@ class FetchCounter(PacedCounter):
             return kafka, 0
         return kafka, min(round_half_up(chunk_ms - available_ms), MAX_THROTTLE_MS)
 
-    def _room(self, limit: float, now: int) -> float:
-        return self._room_besides(limit, self._chunk_ms(limit, now), now)
+    def _available(self, limit: float, now: int) -> float:
+        return self._available_besides(limit, self._chunk_ms(limit, now), now)
 
-    def _room_besides(self, limit: float, chunk_ms: float, now: int) -> float:
+    def _available_besides(self, limit: float, chunk_ms: float, now: int) -> float:
         """Bytes that are allowed besides those that are reserved."""
         total, window_ms = self.rate.peek(now)
-        room = limit * window_ms / 1000.0 - total - self._outstanding
+        available = limit * window_ms / 1000.0 - total - self._outstanding
         if self.may_queue:
-            room = min(room + chunk_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
-        return room
+            available = min(available + chunk_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
+        return available
 
     def _chunk_ms(self, limit: float, now: int) -> float:
         """Fetches wait until this much time's worth is allowed."""
@@ -143,7 +143,7 @@ class FetchCounter(PacedCounter):
         return self._chunk_ms(limit, now)
 
     def _slack_ms(self, limit: float, now: int) -> float:
-        """See :meth:`PacedCounter._slack_ms`. The next fetch's worth: each fetch that the window had little room for
+        """See :meth:`PacedCounter._slack_ms`. The next fetch's worth: each fetch for which the window had little left
         causes such a delay, and consumers would never reach their limit."""
         return max(self._chunk_ms(limit, now), SLACK_MS)
 

@@ -34,7 +34,7 @@ class CounterStatus:
     muted_ms: int
     """The rest of the latest delay: connections are not read for this long."""
     owed_ms: int
-    """The group's debt beyond the delays that clients were told: its next requests are queued for it."""
+    """The group's debt beyond the delays that were announced: its next requests are queued for it."""
     paced: bool
     """Whether smooth pacing is active (ADR 0004)."""
     line: Line

@@ -108,11 +108,11 @@ class WindowCounter(QuotaCounter):
         return self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
 
     def allowance(self, now: int) -> int | None:
-        """See :meth:`QuotaCounter.allowance`: the room in the window."""
+        """See :meth:`QuotaCounter.allowance`: what the window has left."""
         limit = self.limit
-        return None if limit is None or self.shadow else max(int(self._room(limit, max(now, self.last_ms))), 0)
+        return None if limit is None or self.shadow else max(int(self._available(limit, max(now, self.last_ms))), 0)
 
-    def _room(self, limit: float, now: int) -> float:
+    def _available(self, limit: float, now: int) -> float:
         total, window_ms = self.rate.peek(now)
         return (limit * window_ms / 1000.0 - total) / self._unit
 
@@ -178,8 +178,8 @@ class KafkaCounter(WindowCounter):
 
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`QuotaCounter.charge`."""
-        told = WindowCounter.charge(self, amount, now)
-        return told if told or self.limit is None else self._impose(0, max(now, self.last_ms))
+        delayed = WindowCounter.charge(self, amount, now)
+        return delayed if delayed or self.limit is None else self._impose(0, max(now, self.last_ms))
 
     def _due(self, limit: float, now: int) -> int:
         return self._carried(WindowCounter._due(self, limit, now), now)
@@ -190,10 +190,10 @@ class KafkaCounter(WindowCounter):
 
     def _impose(self, delay: int, now: int) -> int:
         delay = self._carried(delay, now)
-        told = WindowCounter._impose(self, delay, now)
-        if 0 < told < delay:
+        delayed = WindowCounter._impose(self, delay, now)
+        if 0 < delayed < delay:
             self.owed_until = max(self.owed_until, float(now + delay))
-        return told
+        return delayed
 
     def _rescale(self, factor: float, now: int) -> None:
         self.owed_until = float(now + int(max(self.owed_until - now, 0.0) * factor))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).parent
 
-ROOMS: Final = ("unit", "loopback", "system", "broker", "spark")
+FOLDERS: Final = ("unit", "loopback", "system", "broker", "spark")
 
 BEGUN_FIRST: Final = (
     "test_analysis_plans",
@@ -90,7 +90,7 @@ def share_ports(worker: int, workers: int) -> None:
 def room_of(path: Path) -> str | None:
     """The room that a file is in."""
     first = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
-    return first if first in ROOMS else None
+    return first if first in FOLDERS else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, some_rows
 from analysis.kinds import exploded
-from analysis.report import Context, Report, Story, Table
+from analysis.report import Content, Context, Report, Table
 from analysis.words import several, size, span, who
 
 USES = {
@@ -27,7 +27,7 @@ MUCH = 3.0
 LITTLE = {"produce_bytes": 1e7, "fetch_bytes": 1e7, "request_seconds": 10.0}
 """In an hour; growth up to this is not reported."""
 LITTLE_ELSE = 10.0
-WORTH_TELLING = ("new client", "never used before", "more than ever")
+NEWS = ("new client", "never used before", "more than ever")
 
 
 def run(context: Context) -> Report:
@@ -60,11 +60,11 @@ def run(context: Context) -> Report:
         ),
     ).where("highest_hour > 0")
     kind = (
-        F.when(F.col("hours_before") == 0, WORTH_TELLING[0])
-        .when(F.col("highest_hour_before") <= 0, WORTH_TELLING[1])
+        F.when(F.col("hours_before") == 0, NEWS[0])
+        .when(F.col("highest_hour_before") <= 0, NEWS[1])
         .when(
             (F.col("highest_hour") > F.col("highest_hour_before") * MUCH) & (F.col("highest_hour") > F.col("little")),
-            WORTH_TELLING[2],
+            NEWS[2],
         )
     )
     found = uses.withColumn("anomaly", kind).where("anomaly IS NOT NULL")
@@ -87,20 +87,22 @@ def run(context: Context) -> Report:
                 [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"],
             )
         },
-        lambda tables: _tell(tables, since_s - quality.first_ms / 1000),
+        lambda tables: _content(tables, since_s - quality.first_ms / 1000),
     )
 
 
-def _tell(tables: Mapping[str, DataFrame], history_s: float) -> Story:
+def _content(tables: Mapping[str, DataFrame], history_s: float) -> Content:
     found = tables["anomalies"]
     findings = []
-    for name in WORTH_TELLING:
+    for name in NEWS:
         mine = found.where(F.col("anomaly") == name)
         clients = mine.select(*CLIENT).distinct().count()
         first = some_rows(mine.orderBy(F.col("highest_hour").desc(), *CLIENT), 1)
         if first:
             row = first[0]
-            findings.append(f"{several(clients, 'client')} {_SAID[name]}, most of all {who(row)}: {_amount(row)}.")
+            findings.append(
+                f"{several(clients, 'client')} {_PREDICATES[name]}, most of all {who(row)}: {_amount(row)}."
+            )
     if not findings:
         findings = ["No client used anything for the first time, or far more than before."]
     notes = [
@@ -108,10 +110,10 @@ def _tell(tables: Mapping[str, DataFrame], history_s: float) -> Story:
         "contain an earlier run.",
         f"More than ever: an hour with more than {MUCH:g} times the highest earlier hour.",
     ]
-    return Story(findings, notes=notes)
+    return Content(findings, notes=notes)
 
 
-_SAID = {
+_PREDICATES = {
     "new client": "had no record before",
     "never used before": "used something for the first time",
     "more than ever": "used far more than in any earlier hour",

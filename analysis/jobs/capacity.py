@@ -14,7 +14,7 @@ from analysis import plots
 from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_kind, of_sidecars, promised
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share, size
 
 COLUMNS = (
@@ -97,11 +97,11 @@ def run(context: Context) -> Report:
             "clusters": Table(clusters, "Clusters", ["cluster_id", "kind"]),
             "days": Table(by_day, "Daily peaks", ["cluster_id", "kind", "day"], shown=0),
         },
-        lambda tables: _tell(tables, context.intake.quality),
+        lambda tables: _content(tables, context.intake.quality),
     )
 
 
-def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
+def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
     rows = some_rows(tables["clusters"])
     findings = [text for row in rows[:8] for text in _findings(row)]
     # The first few clusters, each with all its days: more lines could not be distinguished.
@@ -118,7 +118,7 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
         for row in rows[:4]
         if row["capacity_bytes_per_s"]
     }
-    return Story(
+    return Content(
         findings,
         [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, bytes_per_s=True, level=levels))],
         notes=[

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows
 from analysis.kinds import MEASURES, exploded
-from analysis.report import Context, Report, Story, Table
+from analysis.report import Content, Context, Report, Table
 from analysis.words import rate, several, share, who
 from quota.entity import Kind
 
@@ -89,15 +89,15 @@ def run(context: Context) -> Report:
         "Changes of quotas",
         "How did usage and delays change from the day before to the day after each quota change?",
         {"changes": Table(found, "Changes", order)},
-        _tell,
+        _content,
     )
 
 
-def _tell(tables: Mapping[str, DataFrame]) -> Story:
+def _content(tables: Mapping[str, DataFrame]) -> Content:
     found = tables["changes"]
     number = found.count()
     if not number:
-        return Story(["No client's quota changed in this time."], notes=_NOTES)
+        return Content(["No client's quota changed in this time."], notes=_NOTES)
     clients = found.select(*CLIENT).distinct().count()
     better = found.where("held_share_after < held_share_before").count()
     worse = found.where("held_share_after > held_share_before").count()
@@ -112,7 +112,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         f"{_limit(row, 'rate_after')} after."
         for row in some_rows(found, 4)
     ]
-    return Story(findings, notes=_NOTES)
+    return Content(findings, notes=_NOTES)
 
 
 _NOTES = [

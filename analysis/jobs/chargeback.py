@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, sums
 from analysis.kinds import BYTE_KINDS, by_kind
-from analysis.report import TEAM, Context, Plot, Report, Story, Table
+from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(context: Context) -> Report:
             "bill": Table(payers, f"The bill, in {model.currency}", [F.col("total").desc(), "payer"]),
             "hours": Table(billed, "The bill, hour by hour", ["hour", "payer"], shown=0),
         },
-        lambda tables: _tell(tables, model, grain),
+        lambda tables: _content(tables, model, grain),
     )
 
 
@@ -160,7 +160,7 @@ def _idle(rows: DataFrame) -> DataFrame:
     )
 
 
-def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Story:
+def _content(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Content:
     total = only_row(tables["bill"].agg(F.count("*").alias("payers"), *sums(("total", *ITEMS))))
     top = some_rows(tables["bill"], 12)
     sum_ = total["total"] or 0.0
@@ -180,7 +180,7 @@ def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Sto
                 f"{idle['total']:,.2f} {model.currency}. A lower limit would avoid that."
             )
     bill = {str(row["payer"]): {name.replace("_", " "): row[name] for name in ITEMS} for row in top}
-    return Story(
+    return Content(
         findings,
         [Plot(f"The largest bills, in {model.currency}", plots.bars(bill, model.currency))],
         notes=[

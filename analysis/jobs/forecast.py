@@ -22,10 +22,10 @@ from analysis.kinds import (
     of_sidecars,
     promised,
 )
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.rollups import LIMITS
 from analysis.session import ship_code
-from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, foretold
+from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, forecasts
 from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
 from quota.record import UNITS
@@ -37,7 +37,7 @@ NEARLY = 0.95
 NAMES = (*GROUP, "scope")
 PLOTTED = 4
 SERIES_PER_TASK = 500
-STATES = ("reached", "expected", "possible", "not in sight", "not known", "no limit")
+STATES = ("reached", "expected", "possible", "not expected", "not known", "no limit")
 WHOLE = "cluster"
 
 
@@ -93,7 +93,7 @@ def run(context: Context) -> Report:
             "days": Table(days, "Daily peaks", [*NAMES, "day"], shown=0),
             "ahead": Table(foreseen, "Days ahead", [*NAMES, "day"], shown=0),
         },
-        lambda tables: _tell(tables, horizon),
+        lambda tables: _content(tables, horizon),
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _ahead(series: DataFrame, last_day: int, horizon: int) -> DataFrame:
     ship_code(spark)
     tasks = max(spark.sparkContext.defaultParallelism, series.count() // SERIES_PER_TASK + 1)
     rows = series.select("series", F.col("_days").alias("days"), F.col("_peaks").alias("peaks"))
-    return rows.repartition(tasks, "series").mapInArrow(foretold(last_day, horizon), RESULT)
+    return rows.repartition(tasks, "series").mapInArrow(forecasts(last_day, horizon), RESULT)
 
 
 def _judged(series: DataFrame, ahead: DataFrame, last_day: int) -> DataFrame:
@@ -145,7 +145,7 @@ def _judged(series: DataFrame, ahead: DataFrame, last_day: int) -> DataFrame:
         .when(F.col("growth_per_day").isNull(), "not known")
         .when(F.col("expected_on").isNotNull(), "expected")
         .when(F.col("earliest").isNotNull(), "possible")
-        .otherwise("not in sight")
+        .otherwise("not expected")
     )
     found = series.join(sums, "series", "left").withColumns({"used_share": used, "state": state})
     dates = [
@@ -158,17 +158,17 @@ def _judged(series: DataFrame, ahead: DataFrame, last_day: int) -> DataFrame:
     )  # fmt: skip
 
 
-def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
+def _content(tables: Mapping[str, DataFrame], horizon: int) -> Content:
     clusters, limits = some_rows(tables["clusters"], 12), tables["limits"]
     counts = {row["state"]: row["count"] for row in some_rows(limits.groupBy("state").count())}
-    findings = [text for row in clusters if (text := _told(row))]
+    findings = [text for row in clusters if (text := _sentence(row))]
     findings.append(
         f"{counts.get('reached', 0):,} of {several(sum(counts.values()), 'limit')} were reached in the last week. "
         f"Within {horizon} days {counts.get('expected', 0):,} will probably be reached, {counts.get('possible', 0):,} "
         "more possibly."
     )
     soon = some_rows(limits.where("state = 'expected'"), 4)
-    findings += [_told(row) for row in soon]
+    findings += [_sentence(row) for row in soon]
     unknown = counts.get("not known", 0)
     if unknown:
         findings.append(f"Too few records for a forecast, less than {FEWEST_DAYS} days: {several(unknown, 'limit')}.")
@@ -188,7 +188,7 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
     pictures = [
         _picture(tables, row) for row in [*soon, *clusters][:PLOTTED] if row["state"] not in ("not known", "no limit")
     ]
-    return Story(
+    return Content(
         findings,
         pictures,
         notes=[
@@ -209,7 +209,7 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
     )
 
 
-def _told(row: Any) -> str:
+def _sentence(row: Any) -> str:
     name, kind = _name(row), row["kind"]
     what = f"{name}, {kind}" + (f" ({rate(kind, row['limit'])})" if row["limit"] else "")
     if row["state"] == "reached":
@@ -219,7 +219,7 @@ def _told(row: Any) -> str:
         return f"{what}: expected to be reached on {row['expected_on']} ({share(CERTAINTY)}: {bounds})."
     if row["state"] == "possible":
         return f"{what}: may be reached from {row['earliest']} on."
-    if row["state"] == "not in sight":
+    if row["state"] == "not expected":
         return f"{what}: not reached within the horizon; {share(row['used_share'])} used in the last week."
     return ""
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, bucket, cluster, ratio, some_rows
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, who
 
 COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
@@ -75,11 +75,11 @@ def run(context: Context) -> Report:
                 [F.col("lift").desc_nulls_last(), *CLIENT],
             )
         },
-        lambda tables: _tell(tables, grain),
+        lambda tables: _content(tables, grain),
     )
 
 
-def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
+def _content(tables: Mapping[str, DataFrame], grain: int) -> Content:
     frame = tables["neighbours"]
     notable = some_rows(frame.where("notable").orderBy(F.col("lift").desc(), *CLIENT), 5)
     judged = frame.count()
@@ -112,7 +112,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
                 plots.bars(shown, "ms per request"),
             )
         )
-    return Story(
+    return Content(
         findings,
         pictures,
         notes=[

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, DAY_S, MAX_ROWS, bucket, cluster, grain_for, some_rows
 from analysis.kinds import MEASURES, by_kind, of_kind
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import rate, several, span, who
 from config.visible import has_control
 from quota.entity import Kind
@@ -130,7 +130,7 @@ def run(context: Context) -> Report:
                 advice, "Recommendations", [*CLIENT, "kind"], summed=("recommended", "current"), per=("kind",)
             )
         },
-        lambda tables: _tell(tables, headroom),
+        lambda tables: _content(tables, headroom),
     )
 
 
@@ -192,7 +192,7 @@ def _round_up(value: Column) -> Column:
     return F.round(F.ceil(value / digit - 1e-6) * digit, 9)
 
 
-def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
+def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
     frame = tables["recommendations"]
     counts = {row["change"]: row["count"] for row in some_rows(frame.groupBy("change").count())}
     rows = some_rows(frame.orderBy(F.col("need").desc(), *CLIENT, "kind"))
@@ -233,7 +233,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
     pictures = [
         Plot("The largest needs, and the headroom above them", plots.bars(top, "bytes per second", bytes_per_s=True))
     ]
-    return Story(
+    return Content(
         findings,
         pictures if top else [],
         files={**_values(usable, headroom), "quotas.diff": _diff(usable)},

@@ -12,7 +12,7 @@ from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS
-from analysis.report import TEAM, Context, Plot, Report, Story, Table
+from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share, span, who
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(context: Context) -> Report:
             "clients": Table(clients.where("requests_delayed > 0"), "Delayed clients", [*worst, *CLIENT]),
             "hours": context.hours(hourly, _SUMS),
         },
-        lambda tables: _tell(tables, target, context.intake.quality),
+        lambda tables: _content(tables, target, context.intake.quality),
     )
 
 
@@ -57,7 +57,7 @@ def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame
     return shares.withColumns({"budget_used_share": worse / (1 - target), "kept": worse <= 1 - target})
 
 
-def _tell(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> Story:
+def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> Content:
     teams = tables["teams"]
     number, missed = teams.count(), some_rows(teams.where("NOT kept"), 12)
     several_missed = teams.where("NOT kept").count()
@@ -76,7 +76,7 @@ def _tell(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> S
     hours, step_s = over_time(tables["hours"], "hour", ("held_seconds", "observed_seconds"), HOUR_S)
     held = {"held": [(row["hour"], row["held_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
     bars = {row[TEAM]: {"% of time": row["time_held_share"] * 100} for row in some_rows(teams, PLOTTED)}
-    return Story(
+    return Content(
         findings,
         [
             Plot("Delayed time per hour", plots.steps(held, "minutes per hour", step_s, quality)),

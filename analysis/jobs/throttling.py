@@ -11,7 +11,7 @@ from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS, all_of, exploded
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share, span, who
 from quota.entity import Kind
 from quota.record import CAUSES
@@ -99,17 +99,17 @@ def run(context: Context) -> Report:
             ),
             "hours": context.hours(hourly, SECONDS),
         },
-        lambda tables: _tell(tables, context.intake.quality),
+        lambda tables: _content(tables, context.intake.quality),
     )
 
 
-def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
+def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
     causes, top = some_rows(tables["causes"]), some_rows(tables["clients"], 12)
     hours, step_s = over_time(tables["hours"], "hour", (*SECONDS, "observed_seconds"), HOUR_S)
     total = sum(row["delayed_seconds"] for row in causes)
     number = tables["clients"].count()
     if not causes:
-        return Story(["No client was throttled in this time."])
+        return Content(["No client was throttled in this time."])
     findings = [
         f"{several(number, 'client')} lost {span(total)} to throttles, in "
         f"{sum(row['requests_delayed'] for row in causes):,} delayed requests.",
@@ -136,7 +136,7 @@ def _tell(tables: Mapping[str, DataFrame], quality: Quality) -> Story:
         for cause in used
     }
     victims = {who(row): {cause: row[f"throttle_{cause}_seconds"] / 60 for cause in used} for row in top[:12]}
-    return Story(
+    return Content(
         findings,
         [
             Plot("Time lost to throttles, per hour", plots.steps(series, "minutes per hour", step_s, quality)),

@@ -12,7 +12,7 @@ from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, only_row, over_time, seen, some_rows, sums, together
 from analysis.intake import Quality
 from analysis.kinds import GROUP, OF_USE, by_group
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.rollups import LIMITS
 from analysis.words import several, share, size, span, who
 
@@ -79,7 +79,7 @@ def run(context: Context) -> Report:
             "limits": Table(_limits(buckets, observed), "Limits by utilisation", [F.col("used_share").desc(), *GROUP]),
             "hours": context.hours(hourly, _SUMS),
         },
-        lambda tables: _tell(tables, grain, context.intake.quality),
+        lambda tables: _content(tables, grain, context.intake.quality),
     )
 
 
@@ -101,7 +101,7 @@ _ONLY_IN_FILES: Final = (
 )
 
 
-def _tell(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Story:
+def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Content:
     total = only_row(tables["clients"].agg(F.count("*").alias("clients"), *sums(_SUMS)))
     all_bytes = total["produce_bytes"] + total["fetch_bytes"]
     top = some_rows(tables["clients"], 10)
@@ -137,7 +137,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Stor
         )
     series = {name: [(row["hour"], row[f"{name}_bytes"] / row["observed_seconds"]) for row in hours] for name in KINDS}
     largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
-    return Story(
+    return Content(
         findings,
         [
             Plot("The whole fleet's rate", plots.steps(series, "bytes per second", step_s, quality, bytes_per_s=True)),

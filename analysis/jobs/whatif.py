@@ -15,7 +15,7 @@ from analysis.columns import cluster, only_row, place_in, ratio, some_rows, sums
 from analysis.kinds import MEASURES
 from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.session import ship_code
 from analysis.words import group_name, rate, several, share, span
 from quota.entity import Kind
@@ -95,7 +95,7 @@ def run(context: Context) -> Report:
         "What if",
         "What would the candidate quotas have done to the recorded traffic?",
         tables,
-        lambda tables: _tell(tables, list(candidates), at_most),
+        lambda tables: _content(tables, list(candidates), at_most),
     )
 
 
@@ -348,7 +348,7 @@ def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
     )
 
 
-def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float) -> Story:
+def _content(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float) -> Content:
     frame = tables["groups"]
     held = frame.where("seconds_over > 0")
     top = some_rows(held.orderBy(F.col("seconds_over").desc(), "candidate", "kind", *NAMED), 12)
@@ -359,7 +359,7 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
         findings = [
             f"{several_held:,} of {several(number, 'limited group')} would have been over the limit at some time."
         ]
-        findings += [_told(row) for row in top[:4]]
+        findings += [_sentence(row) for row in top[:4]]
         freed = frame.where("seconds_over = 0 AND delayed_in_truth_s > 0").count()
         if freed:
             findings.append(f"{several(freed, 'group')} that were actually delayed would not have been.")
@@ -368,7 +368,7 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
         + (f", {row['candidate']}" if len(names) > 1 else ""): {"min": row["seconds_over"] / 60}
         for row in top
     }
-    return Story(
+    return Content(
         findings,
         [Plot("Time over the candidate limits", plots.bars(shown, "minutes"))] if shown else [],
         notes=[
@@ -403,7 +403,7 @@ def _compared(tables: Mapping[str, DataFrame], at_most: float) -> list[str]:
     return findings
 
 
-def _told(row: Any) -> str:
+def _sentence(row: Any) -> str:
     seconds, part, longest = row["seconds_over"], row["time_over_share"], row["longest_delay_s"]
     kind = row["kind"]
     name, limit = group_name(row["group_user"], row["group_client"]), rate(kind, row["limit"])

@@ -40,7 +40,7 @@ JOBS = (
     "capacity",
     "noisy",
     "whatif",
-    "obedience",
+    "compliance",
     "slo",
     "changes",
     "forecast",

@@ -134,7 +134,7 @@ def _of_hours() -> dict[str, str]:
     held = " + ".join(f"throttle_{cause}_seconds" for cause in (*_KINDS, "mutation", "broker"))
     delayed = held.replace("_seconds", "_count")
     return {
-        "obedience": """
+        "compliance": """
 SELECT client_library, client_library_version, COUNT(*) AS clients, SUM(mutes) AS mutes, SUM(ignored) AS ignored
 FROM (SELECT cluster_id, "user", client_id, client_library, client_library_version, SUM(mutes) AS mutes,
              SUM(mutes_ignored) AS ignored, SUM(requests) AS requests

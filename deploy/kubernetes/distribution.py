@@ -126,54 +126,54 @@ Known = dict[tuple[str, bool], tuple[bytes, QuotasResult]]
 seconds."""
 
 
-def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[NamespacePlan]:
+def plans(seen: Observed, settings: Distribution, known: Known) -> Iterator[NamespacePlan]:
     """For each namespace with the label, and for each that has a copy already; worked out when asked for, those with
     the least quotas first. An exception of one is its own problem."""
-    ours = {where for where, one in seen.copies.items() if _is_ours(one, told)}
+    ours = {where for where, one in seen.copies.items() if _is_ours(one, settings)}
     for namespace in sorted(seen.namespaces, key=lambda one: (len(_own(seen, one) or ""), one)):
         chosen = seen.namespaces[namespace].get(INJECTION_LABEL) == "enabled" and (
-            not told.only or namespace in told.only
+            not settings.only or namespace in settings.only
         )
-        if namespace == told.namespace or not (chosen or namespace in ours):
+        if namespace == settings.namespace or not (chosen or namespace in ours):
             continue
         copy = seen.copies.get(namespace)
         if copy is not None and namespace not in ours:
-            text = f"ConfigMap {told.name} exists and is not kquota's: sidecars get no configuration"
+            text = f"ConfigMap {settings.name} exists and is not kquota's: sidecars get no configuration"
             yield NamespacePlan(namespace, problem=f"{text}; rename or delete it")
             continue
         try:
-            plan = _plan(namespace, copy, seen, told, known)
-            plan.policy, plan.other_policies = _network_policy(namespace, seen, told)
+            plan = _plan(namespace, copy, seen, settings, known)
+            plan.policy, plan.other_policies = _network_policy(namespace, seen, settings)
         except Exception as error:
             log.exception("namespace configuration failed: internal error", namespace=namespace)
             plan = NamespacePlan(namespace, problem=fault(error))
         yield plan
 
 
-def _network_policy(namespace: str, seen: Observed, told: Distribution) -> tuple[Json | None, list[str]]:
+def _network_policy(namespace: str, seen: Observed, settings: Distribution) -> tuple[Json | None, list[str]]:
     """The NetworkPolicy to apply, or the namespace's own policies for ingress, because of which ours is to be deleted:
     policies add up, so ours would open ports that those close."""
     there = seen.policies.get(namespace, [])
-    mine = [one["spec"] for one in there if _is_ours(one, told)]
+    mine = [one["spec"] for one in there if _is_ours(one, settings)]
     others = [
         one["metadata"]["name"]
         for one in there
-        if "Ingress" in one["spec"].get("policyTypes", ["Ingress"]) and not _is_ours(one, told)
+        if "Ingress" in one["spec"].get("policyTypes", ["Ingress"]) and not _is_ours(one, settings)
     ]
-    if others or told.network_policy is None:
+    if others or settings.network_policy is None:
         return None, others if mine else []
-    if mine == [told.network_policy]:
+    if mine == [settings.network_policy]:
         return None, []
     head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
-    return head | {"metadata": _metadata(namespace, seen.owner, told), "spec": told.network_policy}, []
+    return head | {"metadata": _metadata(namespace, seen.owner, settings), "spec": settings.network_policy}, []
 
 
-def _is_ours(one: Json, told: Distribution) -> bool:
-    return metadata_of(one, "annotations").get(COPY_ANNOTATION) == told.original
+def _is_ours(one: Json, settings: Distribution) -> bool:
+    return metadata_of(one, "annotations").get(COPY_ANNOTATION) == settings.original
 
 
 def fault(error: Exception) -> str:
-    """What people of a namespace are told of an exception that nobody expected."""
+    """The text for a namespace about an exception that nobody expected."""
     return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
@@ -182,7 +182,7 @@ def _own(seen: Observed, namespace: str) -> str | None:
     return (seen.quotas.get(namespace, {}).get("data") or {}).get(own_quotas.KEY)
 
 
-def misunderstood(namespace: str, labels: dict[str, str], told: Distribution) -> Iterator[str]:
+def misunderstood(namespace: str, labels: dict[str, str], settings: Distribution) -> Iterator[str]:
     """A sentence about each label of a namespace that does not do what it seems to say."""
     known = {
         INJECTION_LABEL: (("enabled", "disabled"), "pods get no sidecar"),
@@ -193,7 +193,7 @@ def misunderstood(namespace: str, labels: dict[str, str], told: Distribution) ->
         if (value := labels.get(label)) is not None and value not in values:
             expected = " or ".join(f'"{one}"' for one in values)
             yield f'label {label}: expected {expected}, got "{value}": {means}'
-    if labels.get(INJECTION_LABEL) == "enabled" and told.only and namespace not in told.only:
+    if labels.get(INJECTION_LABEL) == "enabled" and settings.only and namespace not in settings.only:
         yield f"label {INJECTION_LABEL}: pods get no sidecar, webhook.namespaces of the chart does not name {namespace}"
 
 
@@ -201,14 +201,14 @@ def judged(
     base: str,
     labels: dict[str, str],
     given: str | None,
-    told: Distribution,
+    settings: Distribution,
     known: Known | None = None,
     key: tuple[str, bool] = ("", False),
 ) -> QuotasResult:
     """The result for quotas that a namespace with these labels has, or is about to have; `known` keeps it by `key`."""
     wish, known = labels.get(POLICY_LABEL), {} if known is None else known
-    policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
-    file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
+    policy: Policy = next((one for one in POLICIES if one == wish), settings.policy if wish is None else "none")
+    file = f"ConfigMap {settings.quotas_name}, {own_quotas.KEY}"
     if given is None:
         return QuotasResult(None, f"{file}: no key {own_quotas.KEY}")
     digest = hashlib.sha256("\0".join((base, given, policy, file)).encode("utf-8", "surrogatepass")).digest()
@@ -224,19 +224,19 @@ def judged(
     return known[key][1]
 
 
-def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution, known: Known) -> NamespacePlan:
+def _plan(namespace: str, copy: Json | None, seen: Observed, settings: Distribution, known: Known) -> NamespacePlan:
     labels = seen.namespaces[namespace]
     text, accepted, refused = seen.base, None, None
     if namespace in seen.quotas:
         given = _own(seen, namespace)
         before = ((copy or {}).get("data") or {}).get(own_quotas.KEY)
-        outcome = judged(seen.base, labels, given, told, known, (namespace, False))
+        outcome = judged(seen.base, labels, given, settings, known, (namespace, False))
         refused = outcome.refused
         if outcome.text is None and before is not None:  # the last valid ones stay, if they still are valid
-            given, outcome = before, judged(seen.base, labels, before, told, known, (namespace, True))
+            given, outcome = before, judged(seen.base, labels, before, settings, known, (namespace, True))
         if outcome.text is not None:
             text, accepted = outcome.text, given
-    body = _copy(namespace, text, accepted, seen.owner, told)
+    body = _copy(namespace, text, accepted, seen.owner, settings)
     if copy is not None and _is_so(copy, body):
         return NamespacePlan(namespace, refused=refused)
     return NamespacePlan(
@@ -244,21 +244,21 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
     )
 
 
-def _copy(namespace: str, text: str, accepted: str | None, owner: Json, told: Distribution) -> Json:
+def _copy(namespace: str, text: str, accepted: str | None, owner: Json, settings: Distribution) -> Json:
     data = {} if accepted is None else {own_quotas.KEY: accepted}
     content: Json = {"data": {FILE: text} | data}
     if len(text) > MOST_PLAIN:
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         content = {"data": data, "binaryData": {FILE: packed}}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(namespace, owner, told)} | content
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(namespace, owner, settings)} | content
 
 
-def _metadata(namespace: str, owner: Json, told: Distribution) -> Json:
+def _metadata(namespace: str, owner: Json, settings: Distribution) -> Json:
     return {
-        "name": told.name,
+        "name": settings.name,
         "namespace": namespace,
-        "labels": told.labels,
-        "annotations": {COPY_ANNOTATION: told.original},
+        "labels": settings.labels,
+        "annotations": {COPY_ANNOTATION: settings.original},
         "ownerReferences": [owner],
     }
 

@@ -39,15 +39,15 @@ class Distributor:
     """Distributes for as long as the webhook runs."""
 
     cluster: Cluster
-    told: Distribution
-    _said: dict[str, str] = field(default_factory=dict)
+    settings: Distribution
+    _problems: dict[str, str] = field(default_factory=dict)
     _known: Known = field(default_factory=dict)
     _served: set[str] = field(default_factory=set)
     _wake: trio.Event = field(default_factory=trio.Event)
 
     def pod_of(self, namespace: str) -> None:
         """A pod is created there: if the namespace may have no copy yet, start a round now and not in ten seconds."""
-        if namespace not in self._served and namespace != self.told.namespace:
+        if namespace not in self._served and namespace != self.settings.namespace:
             self._wake.set()
 
     async def run(self) -> None:
@@ -72,27 +72,27 @@ class Distributor:
         self._served = set()
         for key in [one for one in self._known if one[0] not in seen.quotas]:
             del self._known[key]
-        found = plans(seen, self.told, self._known)
+        found = plans(seen, self.settings, self._known)
         while (plan := await trio.to_thread.run_sync(next, found, None)) is not None:
             await self._carry_out(plan)
-        for namespace in self._said.keys() - seen.namespaces.keys() - {""}:
-            del self._said[namespace]
+        for namespace in self._problems.keys() - seen.namespaces.keys() - {""}:
+            del self._problems[namespace]
 
     async def _carry_out(self, plan: NamespacePlan) -> None:
         """Write one namespace's copy, and say there what is wrong. No exception of one reaches another."""
         namespace = plan.namespace
         try:
             if plan.body is not None:
-                where = _config_map(namespace, self.told.name)
+                where = _config_map(namespace, self.settings.name)
                 if plan.immutable:
                     await self.cluster.ask("DELETE", where)
                 await self.cluster.apply(where, plan.body)
                 log.info("configuration copied to namespace", namespace=namespace)
-                if plan.new and self.told.secrets:
+                if plan.new and self.settings.secrets:
                     needed = (
-                        f"Pods of this namespace get sidecars. They need the Secrets {', '.join(self.told.secrets)}"
+                        f"Pods of this namespace get sidecars. They need the Secrets {', '.join(self.settings.secrets)}"
                     )
-                    await self._event(namespace, self.told.name, "SecretsNeeded", f"{needed} here.", kind="Normal")
+                    await self._event(namespace, self.settings.name, "SecretsNeeded", f"{needed} here.", kind="Normal")
             await self._limit_admin_port(plan)
         except ApiServerError as error:
             plan.problem = str(error)
@@ -105,13 +105,13 @@ class Distributor:
         wrong += [plan.problem] if plan.problem else []
         if self._complain(namespace, " ".join(wrong) or None):
             name, reason = (
-                (self.told.name, "NotDistributed") if plan.problem else (self.told.quotas_name, "QuotasRefused")
+                (self.settings.name, "NotDistributed") if plan.problem else (self.settings.quotas_name, "QuotasRefused")
             )
-            await self._event(namespace, name, reason, self._said[namespace])
+            await self._event(namespace, name, reason, self._problems[namespace])
 
     async def _limit_admin_port(self, plan: NamespacePlan) -> None:
         """Apply the NetworkPolicy, or delete it because the namespace has its own. Raises ApiServerError."""
-        namespace, name = plan.namespace, self.told.name
+        namespace, name = plan.namespace, self.settings.name
         where = f"{POLICIES_API}/namespaces/{namespace}/networkpolicies/{name}"
         if plan.policy is not None:
             await self.cluster.apply(where, plan.policy)
@@ -127,12 +127,12 @@ class Distributor:
     async def judge(self, namespace: str, quotas: str | None) -> str | None:
         """Why quotas that a namespace is about to have would be refused; None: they would not. Raises
         ApiServerError."""
-        told, ask = self.told, self.cluster.ask
-        if namespace == told.namespace:
+        settings, ask = self.settings, self.cluster.ask
+        if namespace == settings.namespace:
             return None
         base = await self._base()
         labels = metadata_of(await ask("GET", f"/api/v1/namespaces/{namespace}"))
-        result = await trio.to_thread.run_sync(judged, base, labels, quotas, told)
+        result = await trio.to_thread.run_sync(judged, base, labels, quotas, settings)
         return result.refused
 
     def metrics(self) -> str:
@@ -141,23 +141,26 @@ class Distributor:
             "# HELP kquota_webhook_namespace_problem 1: a namespace's configuration (no name: all) is not up to date; "
             "see its events.",
             "# TYPE kquota_webhook_namespace_problem gauge",
-            *(f'kquota_webhook_namespace_problem{{namespace="{name}"}} 1' for name in sorted(self._said)),
+            *(f'kquota_webhook_namespace_problem{{namespace="{name}"}} 1' for name in sorted(self._problems)),
         ]
         return "\n".join(lines) + "\n"
 
     async def look(self) -> Observed:
         """The observed state. Raises ApiServerError."""
-        told, ask = self.told, self.cluster
+        settings, ask = self.settings, self.cluster
         base = await self._base()
-        configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{told.configuration}")
-        named = {"fieldSelector": f"metadata.name={told.name}"}, {"fieldSelector": f"metadata.name={told.quotas_name}"}
+        configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{settings.configuration}")
+        named = (
+            {"fieldSelector": f"metadata.name={settings.name}"},
+            {"fieldSelector": f"metadata.name={settings.quotas_name}"},
+        )
         spaces = await ask.list("/api/v1/namespaces", labelSelector=f"{INJECTION_LABEL}=enabled")
         copies, quotas = [await ask.list("/api/v1/configmaps", **one) for one in named]
         listed = {one["metadata"]["name"] for one in spaces}
         others = {one["metadata"]["namespace"] for one in copies} - listed  # pods created earlier may run there
         spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
         policies: dict[str, list[Json]] = {}
-        if told.network_policy is not None:
+        if settings.network_policy is not None:
             for one in await ask.list(f"{POLICIES_API}/networkpolicies"):
                 policies.setdefault(one["metadata"]["namespace"], []).append(one)
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
@@ -172,28 +175,28 @@ class Distributor:
 
     async def _base(self) -> str:
         """The configuration file that the chart renders. Raises ApiServerError."""
-        told, ask = self.told, self.cluster.ask
-        text = str((await ask("GET", _config_map(told.namespace, told.name)))["data"][FILE])
+        settings, ask = self.settings, self.cluster.ask
+        text = str((await ask("GET", _config_map(settings.namespace, settings.name)))["data"][FILE])
         header = PARTS.match(text.encode())
         if header is None:
             return text
         text = text[header.end() :]
         for number in range(2, int(header[1]) + 1):
-            part = await ask("GET", _config_map(told.namespace, f"{told.name}-{number}"))
+            part = await ask("GET", _config_map(settings.namespace, f"{settings.name}-{number}"))
             text += part["data"][f"{FILE}.{number}"]
         if hashlib.sha256(text.encode()).hexdigest() != header[2].decode():
-            what = f"ConfigMaps {told.name} to {told.name}-{header[1].decode()}"
+            what = f"ConfigMaps {settings.name} to {settings.name}-{header[1].decode()}"
             raise ApiServerError(what, 0, "they are of two releases; read again when the upgrade has written all")
         return text
 
     def _complain(self, namespace: str, what: str | None) -> bool:
         if what is None:
-            if self._said.pop(namespace, None) is not None:
+            if self._problems.pop(namespace, None) is not None:
                 log.info("namespace configuration is up to date again", namespace=namespace or None)
             return False
-        if self._said.get(namespace) == what:
+        if self._problems.get(namespace) == what:
             return False
-        self._said[namespace] = what
+        self._problems[namespace] = what
         log.warning("namespace configuration is not up to date", namespace=namespace or None, error=what)
         return True
 

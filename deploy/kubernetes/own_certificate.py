@@ -36,7 +36,7 @@ class Pair:
     certificate: bytes
     key: bytes
     authority: bytes | None
-    """None: others tell the API server what to trust."""
+    """None: others give the API server its authority."""
 
 
 def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes] | None:
@@ -152,14 +152,14 @@ async def keep(
                 raise
 
 
-async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
+async def set_authority(cluster: Cluster, configuration: str, authority: bytes) -> bool:
     """Make the API server trust `authority` too for the webhooks of this name; returns whether it did not yet. Raises
     ApiServerError."""
     changed = False
     for kind in (CONFIGURATIONS, VALIDATING):
         for attempt in range(ATTEMPTS):
             try:
-                changed |= await _tell(cluster, f"{kind}/{configuration}", authority)
+                changed |= await _set_authority(cluster, f"{kind}/{configuration}", authority)
             except ApiServerError as error:
                 if error.status not in (409, 422) or attempt == ATTEMPTS - 1:  # another replica was faster
                     raise
@@ -168,7 +168,7 @@ async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
     return changed
 
 
-async def _tell(cluster: Cluster, path: str, authority: bytes) -> bool:
+async def _set_authority(cluster: Cluster, path: str, authority: bytes) -> bool:
     found = await cluster.get(path)
     if found is None:
         return False

@@ -144,8 +144,8 @@ def _connections_raised(old: QuotaTable, new: QuotaTable) -> Iterable[str]:
                     if has <= had and not why:
                         continue
                     gets = f"{has:.12g}{why}"
-                said = DEFAULT_WORD if name == names[0] else name
-                yield f"{scope} {said} would get {limit} {gets}, the chart's quotas allow {had:.12g}"
+                shown = DEFAULT_WORD if name == names[0] else name
+                yield f"{scope} {shown} would get {limit} {gets}, the chart's quotas allow {had:.12g}"
 
 
 def _names(found: Iterable[Name]) -> list[str]:

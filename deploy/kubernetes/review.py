@@ -83,14 +83,14 @@ def asked(pod: Json) -> dict[str, str]:
 def unknown(names: Iterable[str]) -> list[str]:
     """A sentence about each unknown annotation, for the pod's author."""
     known = [one for names in GROUPS.values() for one in names]
-    said = []
+    warnings = []
     for name in sorted(set(names) - set(known)):
         if name == f"{PREFIX}inject":
-            said.append(f"annotation {name} is unknown to kquota: set it as a label of the pod")
+            warnings.append(f"annotation {name} is unknown to kquota: set it as a label of the pod")
             continue
         near = difflib.get_close_matches(name, known, n=1)
-        said.append(f"annotation {name} is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))
-    return said
+        warnings.append(f"annotation {name} is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))
+    return warnings
 
 
 def customized(
@@ -294,8 +294,8 @@ def answered(request: Json, refused: str | None, warnings: Iterable[str] = (), *
         response |= more
     else:
         response["status"] = {"code": 400, "reason": "BadRequest", "message": f"kquota: {refused}"}
-    if said := [f"kquota: {one}" for one in warnings]:
-        response["warnings"] = said
+    if lines := [f"kquota: {one}" for one in warnings]:
+        response["warnings"] = lines
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 

@@ -26,7 +26,7 @@ from deploy.kubernetes import own_quotas
 from deploy.kubernetes.cluster import ApiServerError, Cluster
 from deploy.kubernetes.distribution import metadata_of, misunderstood
 from deploy.kubernetes.distributor import Distributor
-from deploy.kubernetes.own_certificate import Pair, keep, tell
+from deploy.kubernetes.own_certificate import Pair, keep, set_authority
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, answered, request_of, review
 from proxy.app.common import logs
 from proxy.app.sources.follow import Aside, StuckError
@@ -40,7 +40,7 @@ MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 """etcd stores objects of up to 1.5 MiB; a review contains up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
 TOLD_S: Final = 3.0
-"""After this time every API server uses what it was told to trust: a certificate is not served before."""
+"""After this time every API server uses the authority it was given: a certificate is not served before."""
 TRUST_LIMIT_S: Final = 10.0
 GRACE_S: Final = 5.0
 RETRY_S: Final = 2.0
@@ -175,8 +175,8 @@ class WebhookApp:
             name = str(asked["object"]["metadata"]["name"])
         except (ReviewError, AttributeError, KeyError, TypeError) as error:
             return _invalid(error)
-        said = [] if before == after else list(misunderstood(name, after, self._distributor.told))
-        return JSONResponse(answered(asked, None, said))
+        warnings = [] if before == after else list(misunderstood(name, after, self._distributor.settings))
+        return JSONResponse(answered(asked, None, warnings))
 
 
 class _TooLargeError(ReviewError):
@@ -206,7 +206,7 @@ class _Certificates:
     cluster: Cluster
     configuration: str
     look: Callable[[], Awaitable[Pair]]
-    _said: str = ""
+    _problem: str = ""
 
     async def follow(self, served: Certificate) -> None:
         """Replace the certificate that is served whenever it changes. Failed steps are retried, and logged once."""
@@ -227,11 +227,11 @@ class _Certificates:
         if pair.authority is None:
             return
         try:
-            changed = await tell(self.cluster, self.configuration, pair.authority)
+            changed = await set_authority(self.cluster, self.configuration, pair.authority)
         except ApiServerError as error:
             self._complain("cannot update the CA bundle of the webhook configuration, retrying", error)
             return
-        self._said = ""
+        self._problem = ""
         if changed:
             log.info("CA bundle of the webhook configuration updated", configuration=self.configuration)
             await trio.sleep(TOLD_S)
@@ -246,18 +246,18 @@ class _Certificates:
             await trio.sleep(RETRY_S)
 
     def _complain(self, what: str, error: Exception) -> None:
-        if str(error) != self._said:
+        if str(error) != self._problem:
             log.warning(what, error=str(error))
-        self._said = str(error)
+        self._problem = str(error)
 
 
 async def _serve(
     template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path
 ) -> None:
     """Raises OSError, TemplateError."""
-    told = read_template(template).distribution
+    settings = read_template(template).distribution
     async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
-        distributor = Distributor(cluster, told)
+        distributor = Distributor(cluster, settings)
         app = WebhookApp(template, distributor)
 
         async def asked_to_end() -> None:
@@ -268,11 +268,19 @@ async def _serve(
 
         if files is not None:
             look: Callable[[], Awaitable[Pair]] = partial(Aside().run, of_files, *files)
-        elif told.secret is not None:
-            look = partial(keep, cluster, told.namespace, told.secret, told.host, told.labels, told.configuration)
+        elif settings.secret is not None:
+            look = partial(
+                keep,
+                cluster,
+                settings.namespace,
+                settings.secret,
+                settings.host,
+                settings.labels,
+                settings.configuration,
+            )
         else:
             raise OSError("--cert and --key are missing, and the template names no Secret for a certificate")
-        certificates = _Certificates(cluster, told.configuration, look)
+        certificates = _Certificates(cluster, settings.configuration, look)
         pair = await certificates.first()
         certificate = Certificate(pair)
         with trio.move_on_after(TRUST_LIMIT_S):  # pods are answered also where the API server does not answer

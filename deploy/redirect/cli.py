@@ -14,7 +14,7 @@ from proxy.app.common.text import (
     AsJson,
     Form,
     OutputForm,
-    errors_said,
+    errors_reported,
     flag,
     option,
     print_data,
@@ -148,7 +148,7 @@ def _fail(text: str, code: int) -> NoReturn:
 def _of_file(path: Path) -> tuple[int, int | None]:
     from config.load import load
 
-    with errors_said():
+    with errors_reported():
         config = load(path)
     if config.mode != "transparent":
         _fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)

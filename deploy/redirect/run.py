@@ -293,9 +293,9 @@ def _run(command: Sequence[str], text: str | None = None) -> subprocess.Complete
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RedirectError(f"{command[0]}: {error}") from None
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())
+        output = " ".join((done.stderr or done.stdout).split())
         other = "; --with iptables may work on this kernel" if command[0] == "nft" else ""
-        raise RedirectError(f"{' '.join(command)} failed with exit code {done.returncode}: {said}{other}")
+        raise RedirectError(f"{' '.join(command)} failed with exit code {done.returncode}: {output}{other}")
     return done
 
 

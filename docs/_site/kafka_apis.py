@@ -66,9 +66,9 @@ def page() -> str:
         "says how long a release is supported.",
         "",
         "Each request is charged request time, except for logins, and passed on unchanged unless the last column says "
-        "otherwise. *Throttle told*: versions whose responses tell the client a throttle time.",
+        "otherwise. *Throttle field*: versions whose responses have a throttle time.",
         "",
-        f"| key | API | {' | '.join(releases)} | throttle told | kquota |",
+        f"| key | API | {' | '.join(releases)} | throttle field | kquota |",
         f"|---|---|{'---|' * len(releases)}---|---|",
     ]  # fmt: skip
     for key in sorted({key for release in releases.values() for key in release}):

@@ -91,7 +91,7 @@ class Sidecar:
         self.ledger.counters.on_overflow = self._overflowed
         self.member: Member | None = None
         """The fleet's member, while the sidecar runs; created in `serve`, inside the event loop, for its clock."""
-        self._overflow_said_s = -math.inf
+        self._overflow_logged_s = -math.inf
         quota_admin = QuotaAdmin(self.source)
         interceptors: Interceptors = {
             DESCRIBE_CLIENT_QUOTAS: quota_admin,
@@ -187,7 +187,7 @@ class Sidecar:
                     server = AdminServer(listener, app.asgi, on_evict=self._evicted)
                     nursery.start_soon(server.serve)
                 if signals is not None:
-                    nursery.start_soon(self._obey, signals, nursery.cancel_scope)
+                    nursery.start_soon(self._handle_signals, signals, nursery.cancel_scope)
                 nursery.start_soon(self._work, nursery.cancel_scope, task_status)
 
     async def _work(self, scope: trio.CancelScope, task_status: trio.TaskStatus[Sidecar]) -> None:
@@ -249,7 +249,7 @@ class Sidecar:
             if forgotten:
                 log.debug("dropped idle clients and groups", count=forgotten)
 
-    async def _obey(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async def _handle_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         drained = False
         async for number in signals:
             name = signal.Signals(number).name
@@ -267,8 +267,8 @@ class Sidecar:
 
     def _overflowed(self, kind: Kind) -> None:
         now_s = trio.current_time()
-        if now_s - self._overflow_said_s >= WARN_INTERVAL_S:
-            self._overflow_said_s = now_s
+        if now_s - self._overflow_logged_s >= WARN_INTERVAL_S:
+            self._overflow_logged_s = now_s
             log.warning(
                 "more clients than limits.max_clients: new ones share one counter per quota entry",
                 kind=kind.value,

@@ -30,7 +30,7 @@ class Episode:
     until_ms: float
     throttles: int
     delayed_ms: int
-    told: bool
+    logged: bool
     """Its beginning was logged, so its end will be."""
 
 
@@ -44,7 +44,7 @@ class ThrottleLog:
         self._episodes: OrderedDict[tuple[Kind, CounterKey], Episode] = OrderedDict()
         self._minute_ms = 0.0
         self._lines = 0
-        self._unsaid = 0
+        self._unlogged = 0
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -74,7 +74,7 @@ class ThrottleLog:
             episode.delayed_ms += delayed_ms
             return
         first = decisions[0]
-        told = self._say(
+        logged = self._write(
             "throttling begins",
             **_names(kind, key),
             by=f"{first.identity.user}/{first.identity.client_id}",
@@ -84,13 +84,13 @@ class ThrottleLog:
             observed=round(first.observed, 1),
         )
         began_ms = _ends_ms(first) - first.delay_ms
-        self._episodes[kind, key] = Episode(began_ms, until_ms, len(decisions), delayed_ms, told)
+        self._episodes[kind, key] = Episode(began_ms, until_ms, len(decisions), delayed_ms, logged)
         if len(self._episodes) > MAX_EPISODES:
             self._episodes.popitem(last=False)
 
     def _end(self, kind: Kind, key: CounterKey, episode: Episode) -> None:
-        if episode.told:
-            self._say(
+        if episode.logged:
+            self._write(
                 "throttling has ended",
                 **_names(kind, key),
                 lasted_s=round((episode.until_ms - episode.began_ms) / 1000.0, 1),
@@ -98,9 +98,9 @@ class ThrottleLog:
                 held_s_at_least=round(episode.delayed_ms / 1000.0, 1),
             )
 
-    def _say(self, event: str, **values: Any) -> bool:
+    def _write(self, event: str, **values: Any) -> bool:
         if self._lines >= MAX_LINES:
-            self._unsaid += 1
+            self._unlogged += 1
             return False
         self._lines += 1
         self._log.info(event, **values)
@@ -109,9 +109,9 @@ class ThrottleLog:
     def _next_minute(self, now_ms: float) -> None:
         if now_ms - self._minute_ms < MINUTE_MS:
             return
-        if self._unsaid:
-            self._log.info("messages about throttled counters omitted", left_out=self._unsaid)
-        self._minute_ms, self._lines, self._unsaid = now_ms, 0, 0
+        if self._unlogged:
+            self._log.info("messages about throttled counters omitted", left_out=self._unlogged)
+        self._minute_ms, self._lines, self._unlogged = now_ms, 0, 0
 
 
 def _ends_ms(one: Decision) -> float:

@@ -21,7 +21,7 @@ class CloseLogLimiter:
     """Logs why connections ended that neither side meant to end."""
 
     def __init__(self) -> None:
-        self._said: Counter[tuple[str, str | None]] = Counter()
+        self._counts: Counter[tuple[str, str | None]] = Counter()
         self._until_s = 0.0
 
     def closed(self, reason: str, kind: str | None = None, **details: Any) -> None:
@@ -39,17 +39,17 @@ class CloseLogLimiter:
         if now_s >= self._until_s:
             self.add_up()
             self._until_s = now_s + INTERVAL_S
-        self._said[reason, kind] += 1
-        return self._said[reason, kind] <= MAX_LINES
+        self._counts[reason, kind] += 1
+        return self._counts[reason, kind] <= MAX_LINES
 
     def add_up(self) -> None:
         """Log how many more there were, and start a new interval."""
-        for (reason, kind), count in self._said.items():
+        for (reason, kind), count in self._counts.items():
             if count > MAX_LINES:
                 log.warning("more connections closed", reason=reason, kind=kind, count=count - MAX_LINES)
-        self._said.clear()
+        self._counts.clear()
 
     def look(self, now_s: float) -> None:
         """Call this periodically: at the end of an interval it logs the count of suppressed lines."""
-        if self._said and now_s >= self._until_s:
+        if self._counts and now_s >= self._until_s:
             self.add_up()

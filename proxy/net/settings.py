@@ -54,9 +54,9 @@ class ProxySettings:
     broker_port_grace_s: float = 600.0
     """How long a port leads to a broker that is no longer advertised with it."""
     advertised_host: str | None = None
-    """Host that clients are told; None: the address the client itself connected to."""
+    """Host that is advertised to clients; None: the address the client itself connected to."""
     advertised_first_port: int | None = None
-    """Port that clients are told for the first of `broker_ports`; None: the same."""
+    """Port that is advertised for the first of `broker_ports`; None: the same."""
     proxy_protocol_from: tuple[str, ...] = ()
     """CIDRs of the balancers: connections from there begin with a PROXY header."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)

@@ -7,9 +7,9 @@ The partition puts all records into one order, and each reader sees a prefix of 
 - Held is raised when two successive records with the claim have come back to their writer, to the least that was
   claimed in them and after them, and to no more than the others' last records before the second one leave free.
 
-If two instances claim the same room, the second record of one of them follows the other's: it has read both of the
-other's, or one of them if one was lost, and finds the room taken. So the sum of what is held never exceeds the capacity
-as long as no reader loses two successive records of one member about the group.
+If two instances claim the same capacity, the second record of one of them follows the other's: it has read both of the
+other's, or one of them if one was lost, and finds it taken. So the sum of what is held never exceeds the capacity as
+long as no reader loses two successive records of one member about the group.
 """
 
 from collections import deque
@@ -51,8 +51,8 @@ class Claim:
         """A record with this claim was handed over to be published."""
         self._sent.append((seq, claim))
 
-    def came_back(self, seq: int, room: float) -> bool:
-        """Our own record `seq` was read, where the others left `room`. Returns whether more is held than before."""
+    def came_back(self, seq: int, capacity: float) -> bool:
+        """Our own record `seq` was read, where the others left `capacity`. Returns whether more is held than before."""
         found = None
         while self._sent and self._sent[0][0] <= seq:
             its_seq, claim = self._sent.popleft()
@@ -63,7 +63,7 @@ class Claim:
         before, self._back = self._back, found
         if before is None:
             return False
-        grant = exact(min(before, found, room, *(claim for _, claim in self._sent)))
+        grant = exact(min(before, found, capacity, *(claim for _, claim in self._sent)))
         if grant <= self.held:
             return False
         self.held = grant

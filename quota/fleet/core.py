@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from quota.fleet.demand import Appetite
 from quota.fleet.claim import Claim, exact
+from quota.fleet.demand import DemandEstimate
 from quota.fleet.record import (
     MAC_BYTES,
     BadMacError,
@@ -113,12 +113,12 @@ class _Own:
     since: float
     """From then on the others' reports of it are kept."""
     claim: Claim
-    appetite: Appetite
+    estimate: DemandEstimate
     usage: float = 0.0
     level: float = 0.0
     used_ms: float | None = None
     """When it was last used; None: never, so it is not published."""
-    told: float = 0.0
+    published: float = 0.0
     """The demand that was published last."""
     raising: bool = False
     """A claim above what is held has been published once."""
@@ -208,7 +208,7 @@ class Fleet:
         if group in self._own:
             return
         partition = self._partition_of(group)
-        self._own[group] = _Own(group, partition, now, Claim(), Appetite())
+        self._own[group] = _Own(group, partition, now, Claim(), DemandEstimate())
         self._groups_in[partition] += 1
         self.view.follow(group)
         if self._count and partition not in self._partitions:
@@ -234,7 +234,7 @@ class Fleet:
             return
         others = sum(1 for _ in self._others(group, now))
         share = own.claim.held + floor_share(self.known)
-        own.appetite.sample(fraction, short, share, CAPACITY / (1 + others))
+        own.estimate.sample(fraction, short, share, CAPACITY / (1 + others))
 
     def read(self, partition: int, data: bytes, now: float) -> None:
         """A record of the topic, in the order of its partition. Only a record of this fleet changes anything."""
@@ -291,7 +291,7 @@ class Fleet:
         for use in record.groups:
             own = self._own.get(use.group)
             if own is not None and not self._lost(own.partition):
-                own.claim.came_back(record.seq, self._room(own.group, now))
+                own.claim.came_back(record.seq, self._available(own.group, now))
                 own.raising = own.claim.held < use.claim * (1 - _WORTH)
 
     def steps(self, now: float) -> Steps[list[Outgoing]]:
@@ -380,7 +380,7 @@ class Fleet:
             why = ShareReason.ALONE
         elif partition is not None and self._late(partition, now):
             why = ShareReason.LAST
-        return FleetStatus(share, why, own.appetite.demand, usage, instances, self.known)
+        return FleetStatus(share, why, own.estimate.demand, usage, instances, self.known)
 
     def level(self, group: int, now: float) -> float:
         """How full the fleet's window is, as a fraction of the limit's; at most 1."""
@@ -454,35 +454,35 @@ class Fleet:
     def _others(self, group: int, now: float) -> list[LastUse]:
         return [seen for member, seen in self.view.group(group, now) if member != self.member]
 
-    def _room(self, group: int, now: float) -> float:
+    def _available(self, group: int, now: float) -> float:
         return CAPACITY - sum([seen.bound for seen in self._others(group, now)])
 
     def _settle_for_less(self, own: _Own, now: float) -> None:
         """The others ask for more: give up their part at once."""
         if not self._lost(own.partition):
-            target = grant_of(own.appetite.demand, [seen.use.demand for seen in self._others(own.group, now)])
+            target = grant_of(own.estimate.demand, [seen.use.demand for seen in self._others(own.group, now)])
             before = own.claim.held
             if own.claim.lower(target) and own.claim.held < before * (1 - _WORTH):
                 own.lowered = True
 
     def _urgent(self, own: _Own) -> bool:
-        told, demand = own.told, own.appetite.demand
-        return own.raising or own.lowered or abs(demand - told) > MOVED * max(demand, told)
+        published, demand = own.published, own.estimate.demand
+        return own.raising or own.lowered or abs(demand - published) > MOVED * max(demand, published)
 
     def _use(self, own: _Own, now: float) -> GroupUse:
         others = self._others(own.group, now)
-        demand = own.told = exact(own.appetite.demand)
+        demand = own.published = exact(own.estimate.demand)
         own.lowered = False
         claim = own.claim
         if not self._lost(own.partition):
             if own.used_ms is not None and now - own.used_ms > self.timing.stay_ms:
                 own.used_ms = None  # not used here any more: this is the last record about it
-                own.claim, own.appetite, own.raising = Claim(), Appetite(), False
+                own.claim, own.estimate, own.raising = Claim(), DemandEstimate(), False
                 return GroupUse(own.group, 0.0, 0.0, 0.0, 0.0, 0.0)
             target = grant_of(demand, [seen.use.demand for seen in others])
             claim.lower(target)
-            room = CAPACITY - sum([seen.bound for seen in others])
-            wanted = exact(min(target, max(room, claim.held)))
+            available = CAPACITY - sum([seen.bound for seen in others])
+            wanted = exact(min(target, max(available, claim.held)))
         else:
             wanted = claim.held
         learned_from = self._partitions[own.partition].learned_from

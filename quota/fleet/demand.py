@@ -15,14 +15,14 @@ _STEPS: Final = ((2, 1.5), (4, 3.0))
 """(samples, factor): short for this many samples, it asks for this many times its share. Beyond: for everything."""
 
 
-class Appetite:
+class DemandEstimate:
     """The demand for one group, as a fraction of the limit."""
 
-    __slots__ = ("_hungry_for", "_samples", "_sticks", "demand")
+    __slots__ = ("_samples", "_short_for", "_sticks", "demand")
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_REMEMBERED)
-        self._hungry_for = 0
+        self._short_for = 0
         self._sticks = 0
         self.demand = 0.0
 
@@ -37,11 +37,11 @@ class Appetite:
         self._samples.append(usage)
         self._sticks = _STICKS if short else max(self._sticks - 1, 0)
         if not self._sticks:
-            self._hungry_for = 0
+            self._short_for = 0
             self.demand = min(HEADROOM * sum(self._samples) / len(self._samples), 1.0)
             return self.demand
-        self._hungry_for += 1
+        self._short_for += 1
         base = max(share, fair, usage)
-        factor = next((factor for most, factor in _STEPS if self._hungry_for <= most), None)
+        factor = next((factor for most, factor in _STEPS if self._short_for <= most), None)
         self.demand = 1.0 if factor is None else min(base * factor, 1.0)
         return self.demand

@@ -6,14 +6,14 @@ from typing import Final
 from quota.connections import ConnectionEntry, EntityType
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
-from quota.fleet.demand import SAMPLE_MS
 from quota.fleet.core import STEP, Fleet, FleetStatus, Outgoing, Steps, whole
+from quota.fleet.demand import SAMPLE_MS
 from quota.fleet.record import group_hash
 from quota.fleet.split import CAPACITY
 from quota.ledger import Ledger
 
 SOON_MS: Final = 1000
-"""While an instance has less than its fair share, the longest throttle that one response tells: more is about to come,
+"""While an instance has less than its fair share, the longest throttle of one response: more is about to come,
 and a connection muted for minutes would not notice. The debt beyond it is paid all the same (ADR 0026)."""
 _BUSY_TO_PERCENT: Final = 0.1
 """1 ms of busy time per second is 0.1 percent of one thread."""

@@ -44,13 +44,13 @@ class LastUse:
 class FleetPeer:
     """One process of the fleet."""
 
-    __slots__ = ("at_ms", "left", "patience_ms", "seqs")
+    __slots__ = ("at_ms", "gone_after_ms", "left", "seqs")
 
-    def __init__(self, patience_ms: float) -> None:
+    def __init__(self, gone_after_ms: float) -> None:
         self.at_ms = 0.0
         self.left = False
         """It has left. Processes do not come back: a new one has another number."""
-        self.patience_ms = patience_ms
+        self.gone_after_ms = gone_after_ms
         """It is forgotten after this long without any record."""
         self.seqs: dict[int, int] = {}
         """The last sequence number by partition."""
@@ -115,7 +115,7 @@ class View:
             self._writers.setdefault(partition, {})[record.member] = ends
         else:  # a probe whether anything comes back says nothing of its presence interval
             own_ms = timing.presence * timing.interval_ms
-            member.patience_ms = float(MISSED * max(min(record.interval_ms, timing.presence * far_ms), own_ms))
+            member.gone_after_ms = float(MISSED * max(min(record.interval_ms, timing.presence * far_ms), own_ms))
         for use in record.groups:
             group = self._groups.get(use.group)
             if group is not None:
@@ -186,11 +186,11 @@ class View:
                 del writers[one]
         # As long as one of its records may still be young enough to count, so that none counts twice.
         kept_ms = 2 * self._timing.max_age_ms
-        for one in [one for one, member in self.members.items() if now - member.at_ms > kept_ms + member.patience_ms]:
+        for one in [one for one, member in self.members.items() if now - member.at_ms > kept_ms + member.gone_after_ms]:
             del self.members[one]
 
     def _there(self, now: float) -> list[FleetPeer]:
-        return [one for one in self.members.values() if not one.left and now - one.at_ms <= one.patience_ms]
+        return [one for one in self.members.values() if not one.left and now - one.at_ms <= one.gone_after_ms]
 
     def _note_move(self, use: GroupUse, before: LastUse | None) -> None:
         was = 0.0 if before is None else before.use.demand

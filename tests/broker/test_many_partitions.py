@@ -64,7 +64,7 @@ def test_fetches_fill_as_much_as_at_a_broker(kafka: KafkaCluster, topic: str) ->
             ]
             ours, theirs = (one.result() / RATE / RUN_S for one in reads)
             wire = running.metric("kquota_bytes_total", kind="fetch", client_id="ours") / RATE / RUN_S
-            told = running.metric("kquota_throttles_told_total")
+            told = running.metric("kquota_throttled_responses_total")
     finally:
         set_brokers_quota(broker, "theirs", "consumer_byte_rate", None)
         admin = AdminClient({"bootstrap.servers": broker})

@@ -264,7 +264,7 @@ def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> 
             # One that hangs is as bad, and what it said before is not what is.
             os.kill(running.pid, signal.SIGSTOP)
             try:
-                wait_for("patience to end", lambda: float(driver.execute_script(DIMMED)) < 1, 30)
+                wait_for("the timeout", lambda: float(driver.execute_script(DIMMED)) < 1, 30)
             finally:
                 os.kill(running.pid, signal.SIGCONT)
             wait_for("its return", lambda: driver.execute_script(DIMMED) == "1")

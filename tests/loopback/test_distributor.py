@@ -16,17 +16,17 @@ from config.parts import read_config
 from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster
 from deploy.kubernetes.distribution import Distribution
 from deploy.kubernetes.distributor import Distributor
-from deploy.kubernetes.own_certificate import Pair, keep, tell
+from deploy.kubernetes.own_certificate import Pair, keep, set_authority
 from tests.support.scripted_api import ScriptedApi, scripted_api
 from tests.support.scripted_broker import until
-from tests.support.webhook_tools import TOLD
+from tests.support.webhook_tools import SETTINGS
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
 HOOKS = f"{CONFIGURATIONS}/kquota-webhook.platform"
 COPY = "/api/v1/namespaces/orders/configmaps/kquota"
 QUOTAS = "/api/v1/namespaces/orders/configmaps/kquota-quotas"
 SECRET = "/api/v1/namespaces/platform/secrets/kquota-webhook-certificate"
-HOST = TOLD.host
+HOST = SETTINGS.host
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def events(api: ScriptedApi) -> list[dict[str, Any]]:
     return [one for path, one in sorted(api.objects.items()) if "/events/" in path]
 
 
-async def rounds(api: ScriptedApi, number: int = 1, told: Distribution = TOLD) -> Distributor:
+async def rounds(api: ScriptedApi, number: int = 1, settings: Distribution = SETTINGS) -> Distributor:
     async with Cluster(api.url, api.account) as cluster:
-        distributor = Distributor(cluster, told)
+        distributor = Distributor(cluster, settings)
         for _ in range(number):
             await distributor.round()
         return distributor
@@ -64,7 +64,7 @@ async def test_copies_are_made_and_then_left_alone(api: ScriptedApi) -> None:
 
 
 async def test_a_new_namespace_is_told_which_secrets_it_needs(api: ScriptedApi) -> None:
-    await rounds(api, 3, dataclasses.replace(TOLD, secrets=("regcred", "kquota-fleet")))
+    await rounds(api, 3, dataclasses.replace(SETTINGS, secrets=("regcred", "kquota-fleet")))
     (event,) = events(api)
     assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Normal", "SecretsNeeded", "orders")
     assert event["message"].endswith("They need the Secrets regcred, kquota-fleet here.")
@@ -98,22 +98,22 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
 async def test_judges_quotas_before_storing(api: ScriptedApi, text: str | None, allowed: str, said: str | None) -> None:
     labelled(api, "orders", **{"kquota.io/namespace-quotas": allowed})
     async with Cluster(api.url, api.account) as cluster:
-        distributor = Distributor(cluster, TOLD)
+        distributor = Distributor(cluster, SETTINGS)
         refused = await distributor.judge("orders", text)
-        assert await distributor.judge(TOLD.namespace, "nonsense") is None, "the release's own is left alone"
+        assert await distributor.judge(SETTINGS.namespace, "nonsense") is None, "the release's own is left alone"
     assert (refused is None) if said is None else (said in (refused or ""))
 
 
 async def test_limits_the_admin_port_where_no_other_policy_is(api: ScriptedApi) -> None:
     """Policies add up: ours would open what the namespace's own close."""
     spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"ports": [{"protocol": "UDP", "port": 1}]}]}
-    told = dataclasses.replace(TOLD, network_policy=spec)
+    settings = dataclasses.replace(SETTINGS, network_policy=spec)
     folder = "/apis/networking.k8s.io/v1/namespaces/orders/networkpolicies"
     api.put(f"{folder}/egress", spec={"podSelector": {}, "policyTypes": ["Egress"]})
 
     async def changes() -> list[tuple[str, str]]:
         del api.asked[:]
-        await rounds(api, 1, told)
+        await rounds(api, 1, settings)
         return [one for one in api.asked if one[0] != "GET"]
 
     assert ("PATCH", f"{folder}/kquota") in await changes()
@@ -196,7 +196,7 @@ async def test_failed_round_is_followed_by_others(api: ScriptedApi) -> None:
     text = original.pop("kquota.yaml")
     with structlog.testing.capture_logs() as lines:
         async with Cluster(api.url, api.account) as cluster, trio.open_nursery() as nursery:
-            distributor = Distributor(cluster, TOLD)
+            distributor = Distributor(cluster, SETTINGS)
             nursery.start_soon(distributor.run)
             with trio.fail_after(8):
                 await until(lambda: 'namespace=""' in distributor.metrics())
@@ -227,7 +227,7 @@ async def test_passes_on_api_server_errors(api: ScriptedApi, tmp_path: Path) -> 
 
 async def kept(api: ScriptedApi) -> Pair:
     async with Cluster(api.url, api.account) as cluster:
-        return await keep(cluster, "platform", "kquota-webhook-certificate", HOST, {}, TOLD.configuration)
+        return await keep(cluster, "platform", "kquota-webhook-certificate", HOST, {}, SETTINGS.configuration)
 
 
 def bundles(api: ScriptedApi) -> set[bytes]:
@@ -239,14 +239,14 @@ async def test_publishes_new_certificate_once(api: ScriptedApi) -> None:
     assert first == second
     assert api.objects[SECRET]["metadata"]["ownerReferences"][0]["name"] == "kquota-webhook.platform"
     async with Cluster(api.url, api.account) as cluster:
-        assert await tell(cluster, TOLD.configuration, first.authority)
-        assert not await tell(cluster, TOLD.configuration, first.authority)
+        assert await set_authority(cluster, SETTINGS.configuration, first.authority)
+        assert not await set_authority(cluster, SETTINGS.configuration, first.authority)
     assert bundles(api) == {first.authority}
     del api.objects[SECRET]
     other = await kept(api)
     async with Cluster(api.url, api.account) as cluster:
-        assert await tell(cluster, TOLD.configuration, other.authority)
-        assert not await tell(cluster, TOLD.configuration, first.authority), "replicas that have it are asked too"
+        assert await set_authority(cluster, SETTINGS.configuration, other.authority)
+        assert not await set_authority(cluster, SETTINGS.configuration, first.authority), "asked of replicas too"
     assert bundles(api) == {other.authority + first.authority}
 
 

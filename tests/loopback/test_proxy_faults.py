@@ -40,7 +40,7 @@ async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) 
 
 
 async def test_takes_muted_client_that_left_at_its_time() -> None:
-    """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than the patience."""
+    """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than any timeout."""
     async with through(never_answer, drain_timeout_s=0.2, connections_max_idle_s=3600.0, quota=100.0) as (
         proxy,
         broker,

@@ -27,7 +27,7 @@ BROKERS: Final = 3
 PARTITIONS: Final = 4
 """librdkafka's tests want topics that are made by themselves to have as many."""
 LIMIT_S: Final = 900.0
-PATIENCE: Final = 3.0
+TIMEOUT_FACTOR: Final = 3.0
 """Times that librdkafka's tests wait as long as their authors' machines need."""
 RECORDS: Final = 5000
 """Records of franz-go's chains of groups and transactions; half a million where its authors run them."""
@@ -92,7 +92,7 @@ def librdkafka() -> Suite:
         with tempfile.TemporaryDirectory(prefix="kquota-peers-") as scratch:
             folder = Path(scratch)
             lines = [f"metadata.broker.list={bootstrap}", "test.topic.random=true"]
-            lines += [f"test.timeout.multiplier={PATIENCE:g}"]
+            lines += [f"test.timeout.multiplier={TIMEOUT_FACTOR:g}"]
             (folder / "test.conf").write_text("\n".join([*lines, ""]))
             (folder / "fixtures").symlink_to(built / "tests/fixtures")
             settings = {

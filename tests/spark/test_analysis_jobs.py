@@ -341,7 +341,7 @@ def test_whatif_side_by_side(report: Make) -> None:
     assert "q × 0.5: 1 of 1 limited group over the limit, for 17 s (21.2 %); 1 for more than 20 %" in told
 
 
-def test_obedience_report(report: Make) -> None:
+def test_compliance_report(report: Make) -> None:
     libraries = {"kafka-python": 0, "librdkafka": 27, "strange": 9}
     rows = [
         record(
@@ -350,7 +350,7 @@ def test_obedience_report(report: Make) -> None:
         for number, (name, ignored) in enumerate(libraries.items(), 1)
     ]
     rows.append(record(4, 0, client_id="old", mutes=3, mutes_ignored=3))
-    told, out = report("obedience", rows)
+    told, out = report("compliance", rows)
     assert {row["library"]: float(row["ignored_share"]) for row in table(out, "libraries")} == {
         "kafka-python": 0, "librdkafka": 0.9, "strange": 0.3, "(did not say)": 1,
     }  # fmt: skip

@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capacity": {},
     "recommend": {},
     "whatif": {"candidates": {"c": CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 1e6}])}},
-    "obedience": {},
+    "compliance": {},
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},
 }

@@ -190,10 +190,10 @@ class Driven:
         for direction in (pair.up, pair.down, pair.up):
             direction.readable = direction.source is not None
             self._turn(direction.run)
-        while loop.again or pair.up.waits_for_room or pair.down.waits_for_room:
+        while loop.again or pair.up.waits_for_writable or pair.down.waits_for_writable:
             for direction in (pair.up, pair.down):
-                if direction.waits_for_room:
-                    direction.waits_for_room = False
+                if direction.waits_for_writable:
+                    direction.waits_for_writable = False
                     self._turn(direction.run)
             if loop.again:
                 handler = loop.again.popleft()
@@ -238,7 +238,7 @@ class Driven:
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,
                 counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
-                counters.connections_muted, counters.throttles_told,
+                counters.connections_muted, counters.throttled_responses,
             ),
             "book": book_of(self.ledger, self.time() * 1000.0),
         }  # fmt: skip
@@ -261,7 +261,7 @@ def pending_of(one: InFlightRequest) -> Any:
         penalty.kind,
         penalty.delay_ms,
         penalty.until_ms,
-        penalty.told_until_ms,
+        penalty.announced_until_ms,
         penalty.charged,
     )
     fields["account"] = one.account.identity

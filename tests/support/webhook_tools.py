@@ -24,7 +24,7 @@ VALUES = CHART / "ci/webhook-values.yaml"
 GENERATED = CHART / "ci/webhook-generated-values.yaml"
 MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
 
-TOLD = Distribution(
+SETTINGS = Distribution(
     namespace="platform",
     name="kquota",
     configuration="kquota-webhook.platform",

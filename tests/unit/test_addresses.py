@@ -11,9 +11,9 @@ from proxy.core.wire.responses import NodeAddress
 from proxy.net.listen.addresses import (
     AddressBook,
     BadAddressError,
+    ExhaustedError,
     KnownPort,
     LeftError,
-    NoRoomError,
     own_ports,
 )
 
@@ -41,7 +41,7 @@ class Machine:
         assert port in self.ports
         assert port not in self.open
         if len(self.open) >= self.room:
-            raise NoRoomError
+            raise ExhaustedError
         if port in self.taken:
             return False
         self.open[port] = node_id

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, back_test, every_day, foretold, outlook
+from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, back_test, every_day, forecasts, outlook
 
 MB = 1_000_000.0
 WEEK = np.array([1.1, 1.2, 1.25, 1.2, 1.15, 0.6, 0.5])
@@ -35,7 +35,7 @@ def test_separates_growth_from_weekends() -> None:
     ("alike", "least", "most_error"), [(0.0, 0.75, 0.07), (0.5, 0.68, 0.09)], ids=["each day anew", "days alike"]
 )
 def test_held_out_weeks_are_within_stated_bounds(alike: float, least: float, most_error: float) -> None:
-    """300 series of eight weeks and two that are held out, with noise of 6 % of an average day: of what is foretold to
+    """300 series of eight weeks and two that are held out, with noise of 6 % of an average day: of what is forecast to
     be within the bounds with 80 %, 80 % are, or a bit less where days are alike. The mean error of a perfect forecast
     would be 0.8 times 6 MB, of values of 160 MB: 3 %; where days are alike 3.5 %."""
     tested = [back_test(*weeks(70, noise=6 * MB, alike=alike, seed=seed)) for seed in range(300)]
@@ -72,7 +72,7 @@ def test_trends_of_a_batch_of_series() -> None:
         {"series": 7, "days": day.tolist(), "peaks": value.tolist()},
         {"series": 8, "days": day[:5].tolist(), "peaks": value[:5].tolist()},
     ]
-    (batch,) = foretold(int(day[-1]), 10)([pa.RecordBatch.from_pylist(rows)])
+    (batch,) = forecasts(int(day[-1]), 10)([pa.RecordBatch.from_pylist(rows)])
     assert batch.schema.names == [one.split()[0] for one in RESULT.split(", ")]
     assert batch["series"].to_pylist() == [7] * 10 + [8] * 10  # five days and thirty without any use
     assert batch["day"].to_pylist()[:10] == list(range(day[-1] + 1, day[-1] + 11))

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.kubernetes.distribution import Distribution, NamespacePlan, Observed, misunderstood, plans
 from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, FORMER, bundled, renewed
-from tests.support.webhook_tools import TOLD
+from tests.support.webhook_tools import SETTINGS
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
 ENABLED = {"kquota.io/injection": "enabled"}
@@ -21,8 +21,8 @@ def seen(**given: Any) -> Observed:
     return Observed(**(nothing | {"base": BASE, "owner": OWNER} | given))
 
 
-def only(found: Observed, told: Distribution = TOLD) -> NamespacePlan:
-    (plan,) = plans(found, told, {})
+def only(found: Observed, settings: Distribution = SETTINGS) -> NamespacePlan:
+    (plan,) = plans(found, settings, {})
     return plan
 
 
@@ -37,17 +37,29 @@ def own(text: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("labels", "told", "said"),
+    ("labels", "settings", "said"),
     [
-        (ENABLED | {"kquota.io/failure-policy": "Ignore", "kquota.io/namespace-quotas": "any"}, TOLD, None),
-        ({"kquota.io/injection": "true"}, TOLD, 'kquota.io/injection: expected "enabled" or "disabled", got "true"'),
-        (ENABLED | {"kquota.io/failure-policy": "ignore"}, TOLD, 'expected "Fail" or "Ignore", got "ignore"'),
-        (ENABLED | {"kquota.io/namespace-quotas": "all"}, TOLD, 'got "all": quotas of the namespace are refused'),
-        (ENABLED, dataclasses.replace(TOLD, only=frozenset({"web"})), "webhook.namespaces of the chart does not name"),
+        (ENABLED | {"kquota.io/failure-policy": "Ignore", "kquota.io/namespace-quotas": "any"}, SETTINGS, None),
+        (
+            {"kquota.io/injection": "true"},
+            SETTINGS,
+            'kquota.io/injection: expected "enabled" or "disabled", got "true"',
+        ),
+        (ENABLED | {"kquota.io/failure-policy": "ignore"}, SETTINGS, 'expected "Fail" or "Ignore", got "ignore"'),
+        (
+            ENABLED | {"kquota.io/namespace-quotas": "all"},
+            SETTINGS,
+            'got "all": quotas of the namespace are refused',
+        ),
+        (
+            ENABLED,
+            dataclasses.replace(SETTINGS, only=frozenset({"web"})),
+            "webhook.namespaces of the chart does not name",
+        ),
     ],
 )
-def test_labels_of_namespaces_that_do_nothing(labels: dict[str, str], told: Distribution, said: str | None) -> None:
-    found = list(misunderstood("orders", labels, told))
+def test_labels_of_namespaces_that_do_nothing(labels: dict[str, str], settings: Distribution, said: str | None) -> None:
+    found = list(misunderstood("orders", labels, settings))
     assert len(found) == (said is not None)
     assert all((said or "") in one for one in found)
 
@@ -72,9 +84,9 @@ def test_labelled_namespace_gets_copy_owned_by_webhook() -> None:
 
 def test_labelled_and_former_namespaces_take_part() -> None:
     everywhere = {"orders": ENABLED, "platform": ENABLED, "web": {}, "former": {}}
-    found = list(plans(seen(namespaces=everywhere, copies={"former": copy()}), TOLD, {}))
+    found = list(plans(seen(namespaces=everywhere, copies={"former": copy()}), SETTINGS, {}))
     assert [plan.namespace for plan in found] == ["former", "orders"], "pods of former times run where a copy is"
-    few = dataclasses.replace(TOLD, only=frozenset({"web"}))
+    few = dataclasses.replace(SETTINGS, only=frozenset({"web"}))
     assert list(plans(seen(namespaces={"orders": ENABLED}), few, {})) == []
 
 
@@ -118,8 +130,8 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
 )
 def test_namespace_label_sets_the_quota_policy(label: str | None, chart: Any, taken: bool) -> None:
     labels = ENABLED | ({} if label is None else {"kquota.io/namespace-quotas": label})
-    told = dataclasses.replace(TOLD, policy=chart)
-    plan = only(seen(namespaces={"orders": labels}, quotas=own(HIGHER)), told)
+    settings = dataclasses.replace(SETTINGS, policy=chart)
+    plan = only(seen(namespaces={"orders": labels}, quotas=own(HIGHER)), settings)
     assert (plan.refused is None) is taken
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quota.entity import CounterKey
-from quota.fleet.demand import Appetite
 from quota.fleet.claim import exact
 from quota.fleet.core import Fleet, ShareReason, whole
+from quota.fleet.demand import DemandEstimate
 from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, Seal, decode, encode, group_hash
 from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
@@ -113,13 +113,13 @@ def test_fractions_are_read_as_they_were_meant(fraction: float) -> None:
 
 
 def test_requests_what_it_uses_and_more_when_throttled() -> None:
-    appetite = Appetite()
-    asked = [appetite.sample(0.1, True, 0.1, 0.2) for _ in range(6)]
+    estimate = DemandEstimate()
+    asked = [estimate.sample(0.1, True, 0.1, 0.2) for _ in range(6)]
     # 1.5 * 0.2 and 3 * 0.2, two samples each; then everything.
     assert asked == pytest.approx([0.3, 0.3, 0.6, 0.6, 1.0, 1.0])
     for used, demand in ((0.2, 0.21), (0.0, 0.0)):
-        appetite = Appetite()
-        asked = [appetite.sample(used, False, 0.5, 0.5) for _ in range(6)]
+        estimate = DemandEstimate()
+        asked = [estimate.sample(used, False, 0.5, 0.5) for _ in range(6)]
         assert asked[-1] == pytest.approx(demand)
 
 

@@ -419,11 +419,11 @@ class Fetcher(Client):
         self._named = -1
         """The offset that the session knows."""
         self._fetching = False
-        self._pulse = Pulse(self)
+        self._heartbeats = Heartbeats(self)
 
     def go_on(self, channel: Channel) -> None:
         if self.habits.heartbeats:
-            self._pulse.beat(channel)
+            self._heartbeats.send(channel)
         if channel.socket.shut or self._fetching or self.leaves(channel):
             return
         self._fetching = True
@@ -456,10 +456,10 @@ class Fetcher(Client):
     def gave_up(self) -> None:
         self._session = self._epoch = 0
         self._fetching = False
-        self._pulse.gave_up()
+        self._heartbeats.gave_up()
 
 
-class Pulse:
+class Heartbeats:
     """The heartbeats of a member of a group: one at a time, every `HEARTBEAT_S`."""
 
     def __init__(self, client: Client) -> None:
@@ -467,7 +467,7 @@ class Pulse:
         self._joined = self._waits = False
         self._next_s = 0.0
 
-    def beat(self, channel: Channel) -> None:
+    def send(self, channel: Channel) -> None:
         """Send one if it is time, or join."""
         client, now_s = self._client, self._client.world.clock.now_s
         if self._waits or now_s < self._next_s:
@@ -498,13 +498,13 @@ class Member(Client):
 
     def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
         super().__init__(world, number, habits, chance)
-        self._pulse = Pulse(self)
+        self._heartbeats = Heartbeats(self)
 
     def go_on(self, channel: Channel) -> None:
-        self._pulse.beat(channel)
+        self._heartbeats.send(channel)
 
     def gave_up(self) -> None:
-        self._pulse.gave_up()
+        self._heartbeats.gave_up()
 
 
 class Transactional(Producer):

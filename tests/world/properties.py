@@ -66,7 +66,7 @@ class Meter:
         """So many of these may come on top: one for each instance."""
         self.hungry = False
         """Some client always wants more."""
-        self.patience_s = 0.0
+        self.timeout_s = 0.0
         """How long such a client waits for an answer, at most."""
         self.asked_bytes = 0.0
         """What all clients of the group ask for at once."""
@@ -130,7 +130,7 @@ class Meter:
         used = (self._minute_bytes + self.largest_bytes) / MINUTE_S / self.limit
         self._minute_bytes = 0
         # A client whose answers come later than it waits reconnects, and wants nothing meanwhile.
-        answered = self.asked_bytes / self.limit < self.patience_s
+        answered = self.asked_bytes / self.limit < self.timeout_s
         if calm and self.hungry and answered and used < self.least:
             self._judge.fail("work", f"{self._name}: {used:.3f} of its limit in a minute, while clients want more")
 

@@ -207,7 +207,7 @@ class World:
                     able = client.size_bytes * client.in_flight > 2.0 * limit * 4 * self.script.delay_s
                     if here and persistent and able and not client.slow_bytes_per_s:
                         meter.hungry = True
-                        meter.patience_s = max(meter.patience_s, client.timeout_s)
+                        meter.timeout_s = max(meter.timeout_s, client.timeout_s)
                     # Half a request of theirs waits to be charged until its connection ends.
                     wastes = wastes or client.leave == "vanish"
             meter.hungry = meter.hungry and not wastes

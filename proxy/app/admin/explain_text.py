@@ -249,10 +249,10 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
             lines.append(f"near its limit: {kind}, {_used(kind, one)} ({where})")
     for limit in answer["connections"]:
         lines += _refused_lines(limit, at)
-    told = answer.get("broker_throttles", {"count": 0})
-    if told["count"]:
+    broker = answer.get("broker_throttles", {"count": 0})
+    if broker["count"]:
         lines.append(
-            f"the broker's own quotas delayed this client {told['count']} times, {_span(told['sum_ms'])} in all"
+            f"the broker's own quotas delayed this client {broker['count']} times, {_span(broker['sum_ms'])} in all"
         )
     return lines or ["not throttled: the next request does not wait"]
 

@@ -104,7 +104,7 @@ class Guard:
         hosts = headers.getlist("host")
         for host in hosts:  # none: HTTP/1.0, which no browser speaks
             if not self._hosts.allow(host):
-                self._tell(host)
+                self._log_refusal(host)
                 # The page that asks may be the attacker's, and can read this: it must contain nothing new to it.
                 return PlainTextResponse(
                     f"This admin port does not accept requests for the host {safe(host)}: it accepts IP addresses, "
@@ -115,7 +115,7 @@ class Guard:
             return PlainTextResponse("This admin port does not answer to pages of other origins.\n", FORBIDDEN)
         return None
 
-    def _tell(self, host: str) -> None:
+    def _log_refusal(self, host: str) -> None:
         if host in self._logged or len(self._logged) >= MAX_NAMES_LOGGED:
             return
         self._logged.add(host)

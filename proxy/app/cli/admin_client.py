@@ -56,9 +56,9 @@ def get_json(
             raise ValueError("unexpected answer")
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(MAX_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
+            output = error.read(MAX_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
             status = f"HTTP {error.code} {error.reason}".strip()
-            raise OSError(f"{url}: {status}; {visible(said) or 'is this a kquota admin port?'}") from error
+            raise OSError(f"{url}: {status}; {visible(output) or 'is this a kquota admin port?'}") from error
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             raise OSError(
@@ -123,15 +123,15 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    said: list[str] = []
+    output: list[str] = []
     while True:
         try:
             line = lines.get(timeout=START_TIMEOUT_S)
         except Empty:
             raise OSError(f"kubectl {arguments}: no local port within {START_TIMEOUT_S:.0f} s") from None
         if line is None:
-            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it exited without a message'}")
+            raise OSError(f"kubectl {arguments}: {visible(' '.join(output)) or 'it exited without a message'}")
         port = _SERVING.match(line)
         if port is not None:
             return int(port[1])
-        said.append(line.strip())
+        output.append(line.strip())

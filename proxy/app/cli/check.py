@@ -28,7 +28,7 @@ MAX_WARNINGS = 20
 FEW_BYTES = 1000
 """Per second: no Kafka client is of use with less."""
 _NO_PREFIX = "Kafka has no prefixes: name each user"
-PATIENCE_MS = 120_000
+DELIVERY_TIMEOUT_MS = 120_000
 """Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
 
 
@@ -78,8 +78,8 @@ def _listeners(config: Config) -> str:
 
 
 def _clients(config: Config) -> tuple[str, str]:
-    """Where clients connect to, as `bootstrap.servers`, and what they are told for brokers."""
-    listen, ports = config.listen, config.listen.told
+    """Where clients connect to, as `bootstrap.servers`, and which addresses they get for brokers."""
+    listen, ports = config.listen, config.listen.advertised_ports
     host = listen.advertised.host or (None if listen.host in WILDCARDS else listen.host)
     bootstrap = HostPort(host or "(this machine)", listen.advertised.port or listen.port)
     brokers = f"{ports.first}-{ports.last}, broker N: {ports.first} + N mod {len(ports.all)}"
@@ -88,7 +88,7 @@ def _clients(config: Config) -> tuple[str, str]:
 
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
-    up, told = config.upstream, _clients(config)
+    up, addresses = config.upstream, _clients(config)
     rewrites = config.mode == "rewrite"
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = readable_span(config.max_mute) if capped else "unlimited"
@@ -96,7 +96,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     rows = [
         ["mode", config.mode],
         ["listen", _listeners(config)],
-        *([["clients use", f"bootstrap.servers {told[0]}"], ["clients get", told[1]]] if rewrites else []),
+        *([["clients use", f"bootstrap.servers {addresses[0]}"], ["clients get", addresses[1]]] if rewrites else []),
         ["upstream", ", ".join(str(address) for address in up.bootstrap) or "the original destination"],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
@@ -232,7 +232,7 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
     source = config.source or Source("(no file)")
     found = [
         *_few_ports(config, source),
-        *_patience(config, source),
+        *_max_mute(config, source),
         *_directory(config, source),
         *islice(_names(config, source), MAX_WARNINGS),
         *islice(_rates(config, source), MAX_WARNINGS),
@@ -254,11 +254,11 @@ def _few_ports(config: Config, source: Source) -> list[Problem]:
     return [source.problem(("listen", "broker_ports"), text, f"{ports.first}-{ports.last}")]
 
 
-def _patience(config: Config, source: Source) -> list[Problem]:
-    if config.pacing != "smooth" or 0 < config.max_mute <= PATIENCE_MS:
+def _max_mute(config: Config, source: Source) -> list[Problem]:
+    if config.pacing != "smooth" or 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
         return []
-    told = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
-    text = f"{told} exceeds clients' timeouts: Java producers drop records after {readable_span(PATIENCE_MS)}"
+    mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
+    text = f"{mute} exceeds clients' timeouts: Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)}"
     return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
 
 

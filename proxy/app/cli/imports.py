@@ -16,7 +16,7 @@ from proxy.app.common.text import (
     Form,
     OutputForm,
     columns,
-    errors_said,
+    errors_reported,
     json_text,
     option,
     print_data,
@@ -132,7 +132,7 @@ def kafka(
 
     if config is None and not bootstrap:
         raise typer.BadParameter("expected --config FILE or --bootstrap HOST:PORT")
-    with errors_said():
+    with errors_reported():
         if bootstrap:
             asked = load_bytes("--bootstrap", json_text({"upstream": {"bootstrap": bootstrap}}).encode())
         else:
@@ -159,7 +159,7 @@ def strimzi(
 
     found: list[dict[str, Any]] = []
     for path in files:
-        with errors_said(WRONG_USE):
+        with errors_reported(WRONG_USE):
             try:
                 data = read_file(path, MAX_FILE_BYTES)
             except OSError as error:

@@ -80,8 +80,8 @@ async def _connect(config: Config) -> dict[str, Any]:
         bootstrap.append(found)
     each: list[dict[str, Any]] = []
     nodes = [broker for _, broker in sorted(known.items())]
-    for broker, told in zip(nodes, _given(config, nodes), strict=True):
-        found = {"id": broker.node_id, "address": f"{broker.host}:{broker.port}", "clients_get": told}
+    for broker, advertised in zip(nodes, _given(config, nodes), strict=True):
+        found = {"id": broker.node_id, "address": f"{broker.host}:{broker.port}", "clients_get": advertised}
         try:
             versions = await ask_versions(broker.host, broker.port, access)
             found |= {API_NAMES[key].lower(): list(versions.get(key, ())) for key in (PRODUCE, FETCH)}
@@ -103,8 +103,8 @@ def _given(config: Config, brokers: Sequence[NodeAddress]) -> Iterator[str]:
         elif port is None:
             yield "none: listen.broker_ports has fewer ports than the cluster has brokers"
         else:
-            told = port - listen.broker_ports.first + listen.told.first
-            yield str(HostPort(listen.advertised.host or listen.host, told))
+            advertised = port - listen.broker_ports.first + listen.advertised_ports.first
+            yield str(HostPort(listen.advertised.host or listen.host, advertised))
 
 
 def connection_text(found: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from proxy.app.common.text import (
     Form,
     OutputForm,
     ascii_json,
-    errors_said,
+    errors_reported,
     flag,
     option,
     print_data,
@@ -66,7 +66,7 @@ def _table_in_force(config: Config) -> QuotaTable:
     from config.overlay import table_in_force
     from proxy.app.cli.check import overlay_text
 
-    with errors_said():
+    with errors_reported():
         table = table_in_force(config)
     if config.quota_settings.source == "cluster":
         text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
@@ -86,7 +86,7 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
             raise typer.BadParameter("expected --admin or --pod, not both")
         from proxy.app.cli.admin_client import forwarded
 
-        with errors_said():
+        with errors_reported():
             url: str = context.with_resource(forwarded(pod))
             return url
     return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
@@ -121,7 +121,7 @@ def run(
     with blocked_imports(*UNUSED):
         from proxy.app.run import main as run_main  # trio and starlette: not needed by the other commands
 
-    with errors_said():
+    with errors_reported():
         code = run_main(config, admin_port)
     raise typer.Exit(code)
 
@@ -165,7 +165,7 @@ def check(
     if connect:
         from proxy.app.cli.imports_cluster import connection_json, connection_text
 
-        with errors_said():
+        with errors_reported():
             cluster = connection_json(loaded)
     if form.is_data:
         print_data(summary_json(str(config), loaded, table) | ({} if cluster is None else {"cluster": cluster}), form)
@@ -220,7 +220,7 @@ def _ask(admin: str, user: str | None, client_id: str | None, address: str | Non
 
     given = {"user": user, "client_id": client_id, "ip": address}
     query = {name: value for name, value in given.items() if value is not None}
-    with errors_said():
+    with errors_reported():
         if query:
             return get_json(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
         return get_json(admin, "/throttled", {}, {"at", "throttled", "decisions"})
@@ -232,7 +232,7 @@ def _explain_on_paper(config: Path, user: str | None, client_id: str, address: s
     from quota.connections import canonical_address
     from quota.ledger import Ledger
 
-    with errors_said():
+    with errors_reported():
         loaded = load(config, on_paper=True)
     name, identity = identity_on_paper(loaded, user)
     try:
@@ -253,7 +253,7 @@ def simulate(
     from proxy.app.cli.simulate import run as run_simulation
 
     failed = False
-    with errors_said():
+    with errors_reported():
         loaded = load(config, on_paper=True)
     for good, line in run_simulation(loaded, sys.stdin.buffer, compare=compare):
         failed |= not good
@@ -286,7 +286,7 @@ def top(
     admin = _admin_of(context, admin, pod)
     form = Form.JSON if as_json else form
     if form.is_data:
-        with errors_said():
+        with errors_reported():
             print_data(look_json(admin, text, sort), form)
         return
     raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE))
@@ -310,7 +310,7 @@ def ui(
 
     if (namespace is None) == (admin is None):
         raise typer.BadParameter("expected --namespace NAME, or --admin URL once or more")
-    with errors_said():
+    with errors_reported():
         if namespace is None:
             urls = [with_scheme(url).rstrip("/") for url in admin or ()]
             serve(f"{len(urls)} sidecars", lambda: [Place(url.partition("://")[2], url) for url in urls], port)
@@ -337,7 +337,7 @@ def init(
 
     if produce is None and fetch is None:
         produce, fetch = "2M", "4M"
-    with errors_said():
+    with errors_reported():
         text = config_text(bootstrap, port=port, user=user, produce=produce, fetch=fetch, shadow=shadow)
     if output is None:
         say(text.rstrip("\n"))
@@ -383,7 +383,7 @@ def webhook(
     ] = None,
     key: Annotated[Path | None, option("--key", "FILE", "Its private key (PEM).")] = None,
     authority: Annotated[
-        Path | None, option("--ca", "FILE", "Its authority (PEM), which the API server is told to trust.")
+        Path | None, option("--ca", "FILE", "Its authority (PEM), which the API server trusts.")
     ] = None,
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "::",
     port: Annotated[int, option("--port", "PORT", "Port to listen on.", min=1, max=65_535)] = 8443,
@@ -431,7 +431,7 @@ def report(context: typer.Context) -> None:
     """Make a report from usage records with Spark; `kquota report --help` names the reports and their options."""
     from proxy.app.cli.report import run as run_report
 
-    with errors_said(WRONG_USE):
+    with errors_reported(WRONG_USE):
         code = run_report(context.args)
     raise typer.Exit(code)
 

@@ -88,7 +88,7 @@ def say_problems(problems: Sequence[Problem]) -> None:
 
 
 @contextmanager
-def errors_said(code: int = FAILED) -> Iterator[None]:
+def errors_reported(code: int = FAILED) -> Iterator[None]:
     """Says what is wrong on stderr and exits: for a file that is invalid, and, with `code`, for anything that cannot be
     reached."""
     try:

@@ -96,7 +96,7 @@ class TopKSeries(Generic[T]):
                 if len(waiting) > self._most + SLACK:
                     yield from self._dismiss(waiting, self._most)
         yield
-        self._make_room(present, bool(waiting), now_ms)
+        self._evict(present, bool(waiting), now_ms)
         yield from self._dismiss(waiting, max(self._most - len(self._series), 0))
         for labels, (item, gain) in waiting.items():
             self._series[labels] = _Series(item, list(gain), now_ms)
@@ -111,7 +111,7 @@ class TopKSeries(Generic[T]):
             values = self.other if series is None else series.values
             values[:] = [value + more for value, more in zip(values, gain, strict=True)]
 
-    def _make_room(self, present: set[Labels], wanted: bool, now_ms: float) -> None:
+    def _evict(self, present: set[Labels], wanted: bool, now_ms: float) -> None:
         for labels in [labels for labels in self._series if labels not in present]:
             del self._series[labels]
         if wanted and len(self._series) >= self._most:

@@ -25,7 +25,7 @@ from proxy.app.export.worker import Batch
 log = structlog.get_logger("kquota.export")
 
 OPEN_SUFFIX: Final = ".open"
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TAIL_BYTES: Final = 65_536
 
 
@@ -63,7 +63,7 @@ class FileSink:
                 self._file = _Growing(self._directory / batch.partition, name, self._clock_s())
             self._file.append(b"".join(batch.lines))
         except OSError as error:
-            if self._file is not None and (self._file.broken or error.errno not in _NO_ROOM):
+            if self._file is not None and (self._file.broken or error.errno not in _DISK_FULL):
                 with suppress(OSError):  # the first failure is reported; what is left is recovered later
                     self._finish()
                 self._file = None

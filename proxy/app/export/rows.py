@@ -193,7 +193,7 @@ class Sampler:
                 folded.add(account, account.sampled)
                 account.connections_peak = account.connections
                 account.sampled.rates = None
-                _Use.told(account, account.sampled)
+                _Use.reported(account, account.sampled)
             account = None
             if index % STEP == 0:
                 yield None
@@ -270,7 +270,7 @@ class Sampler:
             if meter.group is not None:
                 self._put_group(row, kind, meter.group, peaks, news)
         seen.rates = None
-        use.told(account, seen)
+        use.reported(account, seen)
         return row
 
     def _forget_client(self, account: Account) -> None:
@@ -303,16 +303,16 @@ class Sampler:
             row[f"{kind}_group_utilisation_peak"] = round(peaks.get(group, 0.0), 4)
         if group.candidate is not None:
             row[f"{kind}_candidate_limit"] = group.candidate.limit
-        told = news.pop(group, None)
-        if told is None:
+        totals = news.pop(group, None)
+        if totals is None:
             return
         # Once per group, in the row of its first client: the sum over its clients is right.
         before = self._trials[group]
-        self._trials[group] = told
-        row[f"{kind}_group_shadow_count"] = told[0] - before[0]
-        row[f"{kind}_group_shadow_seconds"] = (told[1] - before[1]) / 1000.0
-        row[f"{kind}_group_candidate_count"] = told[2] - before[2]
-        row[f"{kind}_group_candidate_seconds"] = (told[3] - before[3]) / 1000.0
+        self._trials[group] = totals
+        row[f"{kind}_group_shadow_count"] = totals[0] - before[0]
+        row[f"{kind}_group_shadow_seconds"] = (totals[1] - before[1]) / 1000.0
+        row[f"{kind}_group_candidate_count"] = totals[2] - before[2]
+        row[f"{kind}_group_candidate_seconds"] = (totals[3] - before[3]) / 1000.0
 
 
 class _Use:
@@ -340,7 +340,7 @@ class _Use:
                 self.requests[key] = self.requests.get(key, 0) + gain
 
     @staticmethod
-    def told(account: Account, seen: _Seen) -> None:
+    def reported(account: Account, seen: _Seen) -> None:
         """Everything is in a row now."""
         seen.amounts = tuple(meter.amount for meter in account.meters.values())
         seen.totals = _totals(account)

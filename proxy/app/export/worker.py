@@ -91,7 +91,7 @@ class Worker:
         """Queue a batch. Never blocks; what the buffer cannot hold is dropped, oldest first, and counted."""
         with self._changed:
             self._waiting.append(batch)
-            self._make_room()
+            self._evict()
             self._changed.notify()
 
     def end(self, within_s: float) -> None:
@@ -173,7 +173,7 @@ class Worker:
         with self._changed:
             self._in_work = None
             self._waiting.appendleft(batch)
-            self._make_room()
+            self._evict()
             return self._end_s is not None and time.monotonic() >= self._end_s
 
     def _rest(self, retry_s: float) -> None:
@@ -187,7 +187,7 @@ class Worker:
                     return
                 self._changed.wait(left_s)
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         while self._waiting and sum(batch.size_bytes for batch in self._waiting) > self._buffer_bytes:
             self.dropped += len(self._waiting.popleft().lines)
 

@@ -90,14 +90,14 @@ class ClientSeries:
         )
         busy = _counter("request_seconds", "Broker time of requests, estimated.")
         mutations = _counter("mutations", "Partitions created or deleted.")
-        told = _counter("broker_throttled_requests", "Responses with a throttle time of the broker's own quotas.")
+        by_broker = _counter("broker_throttled_requests", "Responses with a throttle time of the broker's own quotas.")
         waits = _counter("broker_throttle_seconds", "Delay imposed by the brokers' own quotas.")
         for number, (labels, totals) in enumerate(list(self._clients.series()), 1):
             if number % SERIES_STEP == 0:
                 yield None
             count, delay_ms = totals[-2:]
             if count:
-                told.add_metric(labels, count)
+                by_broker.add_metric(labels, count)
                 waits.add_metric(labels, delay_ms / 1000)
             for index, kind in enumerate(KINDS):
                 amount, count, delay_ms, held_count, held_ms = totals[EACH * index : EACH * index + EACH]
@@ -113,7 +113,7 @@ class ClientSeries:
                 if count:  # a client is throttled before it is queued: rates see the first wait
                     held.add_metric([kind.value, *labels], held_count)
                     held_seconds.add_metric([kind.value, *labels], held_ms / 1000)
-        yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, told, waits)
+        yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, by_broker, waits)
 
     def _group_families(self, now: int) -> Iterator[Metric | None]:
         limit = _gauge(
@@ -127,7 +127,7 @@ class ClientSeries:
         left = _gauge("throttle_remaining_seconds", "Time until the group's latest delay ends.")
         owed = _gauge(
             "throttle_owed_seconds",
-            "Delay of a group beyond what clients were told; its next requests wait for it.",
+            "Delay of a group beyond what clients were broker_throttled; its next requests wait for it.",
         )
         waiting = _gauge(
             "quota_waiting_connections", "Connections whose next request waits because the quota is overdrawn."
@@ -223,13 +223,13 @@ class LibrarySeries:
 
     def families(self) -> Iterator[Metric]:
         """The totals as of the last refresh."""
-        told = (
+        families = (
             ("mutes", "Observed mutes (200 ms or more), by the library's own name.", 1.0),
             ("mute_seconds", "Total length of the mutes counted in kquota_library_mutes_total.", 1000.0),
             ("mutes_ignored", "Mutes in whose second half the client kept sending.", 1.0),
             ("ignored_seconds", "Total length of the mutes counted in kquota_library_mutes_ignored_total.", 1000.0),
         )
-        for index, (name, text, unit) in enumerate(told):
+        for index, (name, text, unit) in enumerate(families):
             values = {labels: totals[index] / unit for labels, totals in self._fold.series()}
             yield labelled(CounterMetricFamily, f"library_{name}", text, "library version", values)
 

@@ -95,7 +95,7 @@ def source_families(state: SourceState, alterations: Mapping[str, int]) -> Itera
 def export_families(exporter: Exporter) -> Iterator[Metric]:
     """Usage records and their sinks."""
     now_s = time.time()
-    told: tuple[tuple[type[Any], str, str, Callable[[Worker], float]], ...] = (
+    families: tuple[tuple[type[Any], str, str, Callable[[Worker], float]], ...] = (
         (CounterMetricFamily, "records", "Usage records delivered.", attrgetter("records")),
         (CounterMetricFamily, "errors", "Failed attempts to deliver usage records.", attrgetter("errors")),
         (CounterMetricFamily, "dropped", "Usage records lost: buffer full, or shutdown.", attrgetter("dropped")),
@@ -103,7 +103,7 @@ def export_families(exporter: Exporter) -> Iterator[Metric]:
         (GaugeMetricFamily, "last_success_timestamp_seconds", _LAST, attrgetter("last_success_s")),
         (GaugeMetricFamily, "lag_seconds", "Age of the oldest waiting usage record.", lambda one: one.lag_s(now_s)),
     )
-    for family, name, text, value in told:
+    for family, name, text, value in families:
         yield labelled(family, f"export_{name}", text, "sink", {one.name: value(one) for one in exporter.workers})
     yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", exporter.files_deleted)
     yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", exporter.folded)
@@ -177,7 +177,7 @@ _PLAIN: Final = {
     "accept_failures": (counter, "Connections the system could not accept."),
     "upstream_connects": (counter, "Connections to brokers."),
     "upstream_connect_failures": (counter, "Failed connections to brokers."),
-    "throttles_told": (counter, "Responses that carry a throttle time of the sidecar's."),
+    "throttled_responses": (counter, "Responses that carry a throttle time of the sidecar's."),
     "produces_refused": (counter, "Produce requests refused: REQUEST_TIMED_OUT."),
     "fetches_answered": (counter, "Fetches over quota answered with an empty response."),
     "fetches_shaped": (counter, "Fetches forwarded with a lower max_bytes."),

@@ -100,8 +100,8 @@ class MutationQuota:
         if not names or fresh:
             return (yield from then(now_ms))
 
-        def told(body: bytes, now_ms: float) -> Slices[Decision]:
-            with suppress(WireError):  # the answer to the request itself will tell
+        def counted(body: bytes, now_ms: float) -> Slices[Decision]:
+            with suppress(WireError):  # the answer to the request itself has the error
                 results, _, now_ms = yield from wire.read_results(CREATE_TOPICS, version, body, MAX_ASKED, now_ms)
                 for result in results:
                     if result.partitions:
@@ -109,7 +109,7 @@ class MutationQuota:
             return (yield from then(now_ms))
 
         version, question = wire.default_count_question(names[:MAX_ASKED])
-        return Ask(CREATE_TOPICS, version, question, _in_slices(told))
+        return Ask(CREATE_TOPICS, version, question, _in_slices(counted))
 
     def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         for part in portions(work.wanted):
@@ -121,7 +121,7 @@ class MutationQuota:
         if not work.strict or not work.may_refuse(now_ms):
             return (yield from work.decide(now_ms))
 
-        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+        def counted(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, len(work.wanted), now_ms)
             existing = {topic.name for topic in described if topic.error in EXISTS}
             for part in portions(work.wanted):
@@ -131,10 +131,10 @@ class MutationQuota:
                     now_ms = yield
             return (yield from work.decide(now_ms))
 
-        # There are too few tokens for all. Topics that already exist must not use up what is left, nor be told to come
+        # There are too few tokens for all. Topics that already exist must not use up what is left, nor be asked to come
         # back later: programs that create topics "if missing" ask for them again at every start.
         version, question, _ = yield from wire.metadata_question(work.names(), [], ids_wanted=False, now_ms=now_ms)
-        return Ask(METADATA, version, question, _in_slices(told))
+        return Ask(METADATA, version, question, _in_slices(counted))
 
     def _let_create(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         """A broker creates what a Metadata request names and does not exist."""
@@ -148,7 +148,7 @@ class MutationQuota:
             return Forward()
         missing: dict[str, None] = {}
 
-        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+        def counted(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, len(asked.found), now_ms)
             for part in portions(described):
                 for topic in part:
@@ -181,12 +181,12 @@ class MutationQuota:
             version, question = request.api_version, asked.creating_none(None)
         else:
             version, question, _ = yield from wire.metadata_question(names, [], ids_wanted=False, now_ms=now_ms)
-        return Ask(METADATA, version, question, _in_slices(told))
+        return Ask(METADATA, version, question, _in_slices(counted))
 
     def _look_up(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         """Topics are deleted or grow: how many partitions they have is asked first."""
 
-        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+        def counted(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, len(work.wanted), now_ms)
             now_ms = yield from work.look_up(described, now_ms)
             return (yield from work.decide(now_ms))
@@ -195,8 +195,8 @@ class MutationQuota:
         version, question, _ = yield from wire.metadata_question(
             work.names(), work.ids(), ids_wanted=with_ids, now_ms=now_ms
         )
-        return Ask(METADATA, version, question, _in_slices(told))
+        return Ask(METADATA, version, question, _in_slices(counted))
 
 
-def _in_slices(told: Callable[[bytes, float], Slices[Decision]]) -> Callable[[bytes, float], Outcome]:
-    return lambda body, now_ms: Work(told(body, now_ms))
+def _in_slices(counted: Callable[[bytes, float], Slices[Decision]]) -> Callable[[bytes, float], Outcome]:
+    return lambda body, now_ms: Work(counted(body, now_ms))

@@ -106,7 +106,7 @@ class ReservedTopic:
     ) -> Slices[Decision]:
         """Ask the broker which topics these ids are, as far as the client may know."""
 
-        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+        def judged(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, len(ids), now_ms)
             for topic in described:
                 if topic.name == self._topic:
@@ -114,7 +114,7 @@ class ReservedTopic:
             return (yield from self._passed(request, now_ms))
 
         version, question, _ = yield from wire.metadata_question([], ids, ids_wanted=True, now_ms=now_ms)
-        return Ask(METADATA, version, question, lambda body, now_ms: Work(told(body, now_ms)))
+        return Ask(METADATA, version, question, lambda body, now_ms: Work(judged(body, now_ms)))
 
     def _refuse(self, request: AdminRequest, changes: list[Change], topic_id: uuid.UUID | None) -> Slices[Decision]:
         self.refused[api_name(request.api_key)] += 1

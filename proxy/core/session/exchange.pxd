@@ -12,7 +12,7 @@ cdef object _ASKING, _FULL
 cdef class Penalty:
     cdef public object charged, kind
     cdef public long long delay_ms
-    cdef public double told_until_ms, until_ms
+    cdef public double announced_until_ms, until_ms
 
 
 @cython.final

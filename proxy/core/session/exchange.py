@@ -25,7 +25,7 @@ _ASKING: Final = Answering.ASKING
 class Penalty:
     """The throttle that a request caused (see `Throttle.impose`); most requests have none."""
 
-    __slots__ = ("charged", "delay_ms", "kind", "told_until_ms", "until_ms")
+    __slots__ = ("announced_until_ms", "charged", "delay_ms", "kind", "until_ms")
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -33,8 +33,8 @@ class Penalty:
         self.delay_ms = 0
         self.until_ms = 0.0
         """The end of the mute."""
-        self.told_until_ms = 0.0
-        """The end of the throttle that the response tells in its throttle field; 0: it tells none."""
+        self.announced_until_ms = 0.0
+        """The end of the throttle in the response's throttle field; 0: it has none."""
         self.charged: float | None = None
         """What that quota was charged for this request; None if it was delayed before it was charged."""
 
@@ -220,7 +220,7 @@ class Exchange:
     def _weigh(self) -> None:
         full, state = self._full(), self.state
         if (state is _FULL) != full and state is not _ASKING:
-            self.state = step(EXCHANGE, state, Event.FILLED if full else Event.ROOM)
+            self.state = step(EXCHANGE, state, Event.FILLED if full else Event.FREED)
 
     def __len__(self) -> int:
         return self.count

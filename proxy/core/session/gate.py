@@ -137,7 +137,7 @@ def _queues(
 
 
 def _unanswered(header: requests.RequestHeader, buf: bytearray | memoryview, end: int) -> bool:
-    """Whether this is a Produce request whose client expects no answer (acks=0); False if it cannot be told yet."""
+    """Whether this is a Produce request whose client expects no answer (acks=0); False if that is not known yet."""
     return header.api_key == PRODUCE and requests.produce_acks(buf, header.body, end, header.api_version) == 0
 
 

@@ -50,10 +50,10 @@ class RefusedBatches:
             if (len(self._first) < MAX_BATCHES) if first is None else not _follows(batch, first):
                 self._first[key] = batch
 
-    def skips(self, batches: Batches, told_until_ms: float, now_ms: float) -> bool:
-        """Whether a request with these batches comes before a refused one that has to come first. The client was told
-        to wait until `told_until_ms`; it may have given that one up."""
-        if now_ms > told_until_ms + AWAY_MS or not self._left:
+    def skips(self, batches: Batches, announced_until_ms: float, now_ms: float) -> bool:
+        """Whether a request with these batches comes before a refused one that has to come first. The client was asked
+        to wait until `announced_until_ms`; it may have given that one up."""
+        if now_ms > announced_until_ms + AWAY_MS or not self._left:
             self._first.clear()
         self.skipping = False
         for key, batch in batches.items():

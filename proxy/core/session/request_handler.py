@@ -335,7 +335,7 @@ class RequestHandler:
             wanted = min(total, header.body - start + _BATCH_WITHIN_BYTES)
             if seen is not None and not seen.batches and end - start < wanted:
                 return need(wanted)
-            skips = awaited.skips(refusal.batches, throttle.told_until_ms, now_ms)
+            skips = awaited.skips(refusal.batches, throttle.announced_until_ms, now_ms)
             if not awaited:
                 self._awaited = None
         if skips or (throttle.refuse_to > 0 and throttle.follows(self.bytes_before, now_ms)):
@@ -409,7 +409,7 @@ class RequestHandler:
             if end - start == total:
                 raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
             return need(min(total, 2 * (end - start)))
-        if self._state.throttle.transactions.untold_ms >= 0.0:
+        if self._state.throttle.transactions.unannounced_ms >= 0.0:
             timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
             self._state.throttle.answers_within(timeout_ms or 0)
         self._begin_produce(pending, header.size, acks)
@@ -627,9 +627,9 @@ class RequestHandler:
         self._begin_fetch(pending, now_ms)
         self.reader.frames_left -= total >> BODY_SHIFT
         state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
-        tells = pending.penalty is not None and pending.penalty.told_until_ms
-        told_ms = min(delay_ms, state.throttle.slices.most_ms) if tells else 0
-        pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
+        announces = pending.penalty is not None and pending.penalty.announced_until_ms
+        announced_ms = min(delay_ms, state.throttle.slices.most_ms) if announces else 0
+        pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, announced_ms, session_id)
         state.counters.fetches_answered += 1
         return _DROP
 

@@ -199,7 +199,7 @@ class ResponseHandler:
         unchanged: bool,
         throttle_ms: int,
     ) -> None:
-        """The oldest request in flight is answered: charge a fetch, and tell the throttle if the response is
+        """The oldest request in flight is answered: charge a fetch, and announce the throttle if the response is
         `unchanged` so far."""
         api_key = pending.api_key
         self._state.exchange.popleft()
@@ -246,7 +246,7 @@ class ResponseHandler:
         raise broker_malformed(text, "broker_correlation_id")
 
     def _note(self, pending: InFlightRequest, broker_throttle_ms: int) -> None:
-        """Record the throttle that the broker tells, and the one that the request caused here."""
+        """Record the throttle that the broker announces, and the one that the request caused here."""
         state = self._state
         if broker_throttle_ms > 0:
             state.broker_throttled(pending, broker_throttle_ms, self._now_ms)
@@ -276,10 +276,10 @@ class ResponseHandler:
             state.throttle.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
 
     def _throttle_ms(self, pending: InFlightRequest) -> int:
-        """What is left of the throttle that the response tells."""
+        """What is left of the throttle that the response announces."""
         if pending.penalty is None:
             return 0
-        left_ms = pending.penalty.told_until_ms - self._now_ms
+        left_ms = pending.penalty.announced_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
     def _hand_over(
@@ -415,7 +415,7 @@ class ResponseHandler:
         self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int, size: int
     ) -> None:
         """Charge a Fetch or ShareFetch response of `size` bytes. If the request could not be answered here, the client
-        is told now what its next one would have to wait for, and muted."""
+        is muted now, for as long as its next one would have to wait."""
         state, now_ms, version = self._state, self._now_ms, pending.api_version
         account, grant = pending.account, pending.grant
         assert grant is not None  # requests of those APIs are admitted before they are forwarded

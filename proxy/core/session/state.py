@@ -101,7 +101,7 @@ class SessionState:
         return "open"
 
     def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
-        """The broker itself throttles: it has told the client so, and does not read this connection meanwhile."""
+        """The broker itself throttles: its response said so, and it does not read this connection meanwhile."""
         self.ledger.note_broker_throttle(pending.account, broker_throttle_ms)
         self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + broker_throttle_ms)
 
@@ -114,7 +114,7 @@ class SessionState:
 
     def answered_here(self, pending: InFlightRequest, began_ms: float, now_ms: float) -> int:
         """Charge an answer that is made here, as `charge_own` and at least as the cheapest request at a broker. Returns
-        the throttle in ms that the answer has to tell."""
+        the throttle in ms that the answer has to carry."""
         if pending.account is UNAUTHENTICATED:
             return 0
         spent_ms = max(self.cpu_ms() - began_ms, MIN_MS)

@@ -93,7 +93,7 @@ class Event(enum.Enum):
     ADMIT = enum.auto()
     REFUSE = enum.auto()
     FILLED = enum.auto()
-    ROOM = enum.auto()
+    FREED = enum.auto()
     ASK = enum.auto()
     DECIDED = enum.auto()
     BEGUN = enum.auto()
@@ -147,7 +147,7 @@ THROTTLE: Final[Table[Throttled]] = {
 }
 EXCHANGE: Final[Table[Answering]] = {
     Answering.FLOWING: {Event.FILLED: Answering.FULL, Event.ASK: Answering.ASKING},
-    Answering.FULL: {Event.ROOM: Answering.FLOWING, Event.ASK: Answering.ASKING},
+    Answering.FULL: {Event.FREED: Answering.FLOWING, Event.ASK: Answering.ASKING},
     Answering.ASKING: {Event.DECIDED: Answering.FLOWING},
 }
 AUTH: Final[Table[Proving]] = {

@@ -42,7 +42,7 @@ cdef class Slices:
 cdef class Transactions:
     cdef double _strict_until_ms
     cdef int _requests_left
-    cdef public double untold_ms
+    cdef public double unannounced_ms
 
     cpdef object muted(self, object kind, double until_ms)
     cpdef bint lets_end(self, int api_key, double now_ms) except -1
@@ -52,7 +52,7 @@ cdef class Transactions:
 cdef class Throttle:
     cdef LedgerType _ledger
     cdef object _counters
-    cdef double _resume_ms, _tell_again_ms, _together_ms
+    cdef double _resume_ms, _announce_again_ms, _together_ms
     cdef public Grace grace
     cdef public Arrivals arrivals
     cdef public Slices slices
@@ -60,13 +60,13 @@ cdef class Throttle:
     cdef public object place, promised, state
     cdef public bint gone
     cdef public long long client_bytes, due_bytes, refuse_to
-    cdef public double due_ms, told_until_ms, until_ms
+    cdef public double due_ms, announced_until_ms, until_ms
 
     @cython.locals(until_ms=cython.double, slice_ms=cython.longlong, penalty=PenaltyType)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
     @cython.locals(penalty=PenaltyType)
     cpdef object note(self, InFlightRequestType pending)
-    cpdef bint _tells(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
+    cpdef bint _announces(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
     cpdef object _mute(self, double until_ms, double now_ms)
     cpdef object admit(self, AccountType account, int api_key, object amount, double now_ms)
     cpdef bint lets_end(self, int api_key, double now_ms) except -1

@@ -15,17 +15,17 @@ from quota.gate import MAX_KEPT_MS
 from quota.ledger import Account, Ledger
 
 SHORT_MS: Final = 1000
-"""A paced group's clients need not be told to wait for less than this: they wait for the answer to their next request
+"""A paced group's clients need no throttle time shorter than this: they wait for the answer to their next request
 anyway. Even five requests at once, as Java's producers send them, take no more than 5 s of `request.timeout.ms`."""
 SHORT_FETCH_MS: Final = 5000
 """The same for fetches, of which a consumer sends one at a time."""
-TELL_AGAIN_MS: Final = 10_000
+ANNOUNCE_AGAIN_MS: Final = 10_000
 """A short throttle is announced to a connection once in this time, so that the client's own metrics show it."""
 MAX_ENDING: Final = 8
 """A muted producer may send so many requests to end a transaction."""
 REFUSED_TOGETHER_MS: Final = 50
 """What comes so soon after a refusal was sent before the client knew of it: retries come after 80 ms or more."""
-UNTOLD_SHARE: Final = 0.8
+UNANNOUNCED_SHARE: Final = 0.8
 """Share of a transactional producer's answer timeout that a throttle may take without being announced."""
 UNSLICED_MS: Final = 1 << 40
 """Longer than any throttle: the connection carries no heartbeats of a group's member."""
@@ -68,7 +68,7 @@ def renewal_ms(lifetime_ms: int) -> float:
 
 class Place:
     """The place of the next request in its group's queue (ADR 0026). The request has been neither charged nor
-    forwarded, and no response can tell the client of it."""
+    forwarded, and no response can announce it."""
 
     __slots__ = ("all_read", "group", "kept_bytes", "kept_until_ms", "kind", "since_ms", "unanswered")
 
@@ -213,11 +213,11 @@ class Slices:
 class Transactions:
     """The transactions of a connection. One times out if its end waits as long as its records."""
 
-    __slots__ = ("_requests_left", "_strict_until_ms", "untold_ms")
+    __slots__ = ("_requests_left", "_strict_until_ms", "unannounced_ms")
 
     def __init__(self) -> None:
-        self.untold_ms = -1.0
-        """Throttles of Produce requests that are shorter than this are not told; below 0: there are no transactions."""
+        self.unannounced_ms = -1.0
+        """Shorter throttles of Produce requests are not announced; below 0: there are no transactions."""
         self._requests_left = 0
         """How many more requests may pass the mute of a Produce request; 0: none, or EndTxn has passed."""
         self._strict_until_ms = 0.0
@@ -225,12 +225,12 @@ class Transactions:
 
     def seen(self) -> None:
         """The connection carries transactions."""
-        self.untold_ms = max(self.untold_ms, 0.0)
+        self.unannounced_ms = max(self.unannounced_ms, 0.0)
 
     def muted(self, kind: Kind, until_ms: float) -> None:
         """A request has muted the client."""
         if kind is PRODUCED:
-            self._requests_left = MAX_ENDING if self.untold_ms > 0.0 else 0
+            self._requests_left = MAX_ENDING if self.unannounced_ms > 0.0 else 0
         else:
             self._strict_until_ms = max(self._strict_until_ms, until_ms)
 
@@ -247,11 +247,12 @@ class Throttle:
     """One client's throttle. It also stands for the connection in the queues of groups."""
 
     __slots__ = (
+        "_announce_again_ms",
         "_counters",
         "_ledger",
         "_resume_ms",
-        "_tell_again_ms",
         "_together_ms",
+        "announced_until_ms",
         "arrivals",
         "client_bytes",
         "due_bytes",
@@ -263,7 +264,6 @@ class Throttle:
         "refuse_to",
         "slices",
         "state",
-        "told_until_ms",
         "transactions",
         "until_ms",
     )
@@ -287,10 +287,10 @@ class Throttle:
         self.transactions = Transactions()
         self.gone = False
         """The client has closed its side while it was muted or its request was queued."""
-        self.told_until_ms = 0.0
-        """The end of the latest throttle that a response tells the client."""
-        self._tell_again_ms = -math.inf
-        """Short throttles are not told before this time."""
+        self.announced_until_ms = 0.0
+        """The end of the latest throttle that a response announced."""
+        self._announce_again_ms = -math.inf
+        """Short throttles are not announced before this time."""
         self.due_ms = 0.0
         """The held request is refused at this time; infinite: never; 0: not decided yet; negative: more of it must
         arrive first."""
@@ -316,10 +316,10 @@ class Throttle:
 
     def answers_within(self, timeout_ms: int) -> None:
         """The client of transactions waits so long for an answer. Its EndTxn waits here for the end of a throttle.
-        Java's client, told of a throttle, sends EndTxn only after its whole `request.timeout.ms`. A broker tells, and
-        so does `pacing: kafka`."""
+        After a response with a throttle time, Java's client sends EndTxn only after its whole `request.timeout.ms`. A
+        broker announces each throttle, and so does `pacing: kafka`."""
         if self._ledger.settings.smooth:
-            self.transactions.untold_ms = timeout_ms * UNTOLD_SHARE
+            self.transactions.unannounced_ms = timeout_ms * UNANNOUNCED_SHARE
 
     def lets_end(self, api_key: int, now_ms: float) -> bool:
         """Whether this request of the muted client passes to end a transaction (`Transactions.lets_end`)."""
@@ -340,8 +340,8 @@ class Throttle:
         to the request quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for
         the request.
 
-        Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
-        for every throttle that it is told of.
+        Smooth pacing mutes for a moment after nearly each request. Not each is announced: Java's client logs a
+        line for every response with a throttle time.
         """
         slice_ms = self.slices.cut(delay_ms, now_ms)
         if delay_ms > slice_ms and kind is FETCHED:
@@ -352,12 +352,12 @@ class Throttle:
         penalty = pending.penalty
         if penalty is None:
             penalty = pending.penalty = Penalty(kind)
-        if self._tells(pending, kind, delay_ms, now_ms):
-            if not penalty.told_until_ms:
-                self._counters.throttles_told += 1
-            penalty.told_until_ms = max(penalty.told_until_ms, until_ms)
-            self.told_until_ms = max(self.told_until_ms, until_ms)
-            self._tell_again_ms = now_ms + TELL_AGAIN_MS
+        if self._announces(pending, kind, delay_ms, now_ms):
+            if not penalty.announced_until_ms:
+                self._counters.throttled_responses += 1
+            penalty.announced_until_ms = max(penalty.announced_until_ms, until_ms)
+            self.announced_until_ms = max(self.announced_until_ms, until_ms)
+            self._announce_again_ms = now_ms + ANNOUNCE_AGAIN_MS
         if until_ms >= penalty.until_ms:
             penalty.kind, penalty.delay_ms, penalty.until_ms, penalty.charged = kind, delay_ms, until_ms, charged
         self._mute(until_ms, now_ms)
@@ -381,13 +381,13 @@ class Throttle:
                 amount=penalty.charged,
             )
 
-    def _tells(self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float) -> bool:
-        """Whether the response to this request tells of a throttle of `delay_ms`."""
-        if delay_ms < self.transactions.untold_ms and kind is PRODUCED:
+    def _announces(self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float) -> bool:
+        """Whether the response to this request announces a throttle of `delay_ms`."""
+        if delay_ms < self.transactions.unannounced_ms and kind is PRODUCED:
             return False
         group = pending.account.meter(kind).group
         short_ms = SHORT_FETCH_MS if kind is FETCHED else SHORT_MS
-        return group is None or not group.paced or delay_ms >= short_ms or now_ms >= self._tell_again_ms
+        return group is None or not group.paced or delay_ms >= short_ms or now_ms >= self._announce_again_ms
 
     def renewed(self, lifetime_ms: int, now_ms: float) -> None:
         """The client has logged in, and has to log in again before the end of a session of `lifetime_ms`; 0: never."""
@@ -475,7 +475,7 @@ class Throttle:
         self.until_ms = 0.0
 
     def refused(self, wait_ms: int, now_ms: float, *, alone: bool = False) -> int:
-        """All of it has been read. Returns how long the client is told to wait; `wait_ms` is for those before it.
+        """All of it has been read. Returns the throttle time that is announced; `wait_ms` is for those before it.
         `alone`: what comes soon after it may be what has to come first."""
         if not (alone or self.refuse_to):
             self.refuse_to = max(self.arrivals.total, self.client_bytes)
@@ -484,10 +484,10 @@ class Throttle:
         if self._resume_ms > now_ms:
             self._step(Event.MUTE)
             self.until_ms = self._resume_ms
-        told_ms = min(max(wait_ms, math.ceil(self._resume_ms - now_ms)), self.slices.most_ms)
-        self.told_until_ms = max(self.told_until_ms, now_ms + told_ms)
-        self._counters.throttles_told += told_ms > 0
-        return told_ms
+        announced_ms = min(max(wait_ms, math.ceil(self._resume_ms - now_ms)), self.slices.most_ms)
+        self.announced_until_ms = max(self.announced_until_ms, now_ms + announced_ms)
+        self._counters.throttled_responses += announced_ms > 0
+        return announced_ms
 
     @property
     def missing_bytes(self) -> int:

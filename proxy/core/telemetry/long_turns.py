@@ -31,8 +31,8 @@ class LongTurns:
         self.longest_cpu_s = 0.0
         self._what = ""
         self._begun_s = 0.0
-        self._said_s = -LOG_INTERVAL_S
-        self._unsaid = 0
+        self._logged_s = -LOG_INTERVAL_S
+        self._unlogged = 0
 
     def begin(self, what: str, now_s: float) -> None:
         """Something begins that may take long; `what` is one of a small number of names."""
@@ -47,7 +47,7 @@ class LongTurns:
             what = self._what
         self.counts[what] += 1
         self.longest_cpu_s = max(self.longest_cpu_s, took_s)
-        self._unsaid += 1
-        if now_s - self._said_s >= LOG_INTERVAL_S:
-            count, self._unsaid, self._said_s = self._unsaid, 0, now_s
+        self._unlogged += 1
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            count, self._unlogged, self._logged_s = self._unlogged, 0, now_s
             log.info("long turn of the event loop", what=what, cpu_ms=round(took_s * 1000.0, 1), count=count)

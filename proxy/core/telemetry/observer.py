@@ -77,8 +77,8 @@ class Counters:
         self.upstream_latency = Histogram()
         """From the forwarding of a request to the first byte of its response, except for requests whose wait the client
         chose (Fetch, JoinGroup, SyncGroup, ShareFetch)."""
-        self.throttles_told = 0
-        """Responses that told a client to wait, because of a quota here."""
+        self.throttled_responses = 0
+        """Responses with a throttle time of a quota here."""
         self.produces_refused = 0
         """Produce requests thrown away and answered REQUEST_TIMED_OUT."""
         self.fetches_answered = 0

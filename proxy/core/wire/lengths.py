@@ -113,7 +113,7 @@ def walk(
         if field.element is None:
             at = field.step(data, at)
             continue
-        tell = each.get(field.name)
+        note = each.get(field.name)
         count, at = _count(data, at, flexible, field.may_be_null)
         for _ in range(count):
             inside = []
@@ -128,9 +128,9 @@ def walk(
                     data.due -= 1
                     if data.due <= 0:
                         now_ms, data.due = (yield), SLICE
-            if tell is not None:
+            if note is not None:
                 inside.append(at)
-                tell(inside)
+                note(inside)
             data.due -= 1
             if data.due <= 0:
                 now_ms, data.due = (yield), SLICE

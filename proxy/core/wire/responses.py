@@ -300,13 +300,13 @@ def _translated(
         if node.node_id >= 0 and node.host:
             found.append((number, at, node))
     brokers = [node for _, at, node in found if not at.controller]
-    told = iter(translate(brokers, api_key == METADATA) if brokers else ())
+    translated = iter(translate(brokers, api_key == METADATA) if brokers else ())
     edits: list[_Edit] = []
     hidden: dict[int, Address] = {}
     for number, at, node in found:
         if number % _ADDRESSES_IN_A_SLICE == 0 and number:
             yield
-        instead = None if at.controller else next(told)
+        instead = None if at.controller else next(translated)
         if instead is None:
             hidden[number] = at
         elif instead != node[1:]:

@@ -106,7 +106,7 @@ class ShareFetchScrubber:
         return passed if self._left else passed + self._scrub(self._partial)
 
     def _go_on(self, byte: int | None) -> None:
-        """Give the walk its byte, or tell it that the bytes to skip have passed, until it needs more."""
+        """Give the walk its byte, or report that the bytes to skip have passed, until it needs more."""
         try:
             self._skip = next(self._walk) if byte is None else self._walk.send(byte)
         except StopIteration:

@@ -64,7 +64,7 @@ _FLEXIBLE: Final = apis.by_place(
 """1 if there are tagged fields in the header of a response, by `place`."""
 MAX_ELEMENTS: Final = 2000
 """Elements that are walked over to find a throttle field behind them, in 3 ms: partitions of a Produce. The throttle of
-one with more is not told."""
+one with more is not read."""
 _MOST_BYTES: Final = MAX_ELEMENTS * _PARTITION_BYTES
 """The longest response in which plain partitions are counted."""
 _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)

@@ -402,7 +402,7 @@ def read_metadata(version: int, body: bytes, most: int, now_ms: float) -> Slices
 def default_count_question(names: Sequence[str]) -> tuple[int, bytes]:
     """(version, body) of a CreateTopics request that creates nothing and asks for default counts.
 
-    Version 5 is the first one whose answer tells the partitions.
+    Version 5 is the first one whose answer has the partitions.
     """
     module = module_of("create_topics", 5, "request")
     topics = tuple(

@@ -1,4 +1,4 @@
-"""Throttle compliance: whether a client waits when it is told to. Some libraries ignore throttle times.
+"""Throttle compliance: whether a client waits for its throttle time. Some libraries ignore throttle times.
 
 While a client is muted its socket is not read, but the kernel reports how much is queued there. What the client sent
 before it learned of the throttle arrives in the first half of the mute; what arrives later was sent in spite of it.

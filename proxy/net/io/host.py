@@ -70,7 +70,7 @@ async def serve(loop: EventLoop) -> None:
             with trio.move_on_at(deadline_s):
                 await trio.lowlevel.wait_readable(loop.poller.fd)
             loop.asleep = False
-            now_s = loop.serve(0.0, loop.told_s)
+            now_s = loop.serve(0.0, loop.woken_s)
             while loop.served or loop.again or loop.next_s() <= now_s:
                 await trio.lowlevel.checkpoint()
                 now_s = loop.serve(0.0, trio.current_time())

@@ -3,7 +3,7 @@ cimport cython
 from proxy.net.io cimport calls, ticks
 
 cdef double _LONG_S, _MARK_S, _WAITED_S, _NEVER
-cdef unsigned int _OVER, _READABLE, _ROOM
+cdef unsigned int _OVER, _READABLE, _WRITABLE
 cdef Py_ssize_t _AGAIN
 
 
@@ -15,7 +15,7 @@ cdef class Clock:
 
 
 cdef class Handler:
-    cdef public bint over, queued, readable, waits_for_room
+    cdef public bint over, queued, readable, waits_for_writable
     cdef public double at_s
 
     cpdef object run(self)
@@ -33,7 +33,7 @@ cdef class EventLoop:
     cdef public Clock clock
     cdef public list watches, late
     cdef public object again, turns
-    cdef public double since_ms, told_s
+    cdef public double since_ms, woken_s
     cdef public bint running, asleep
     cdef bint _has_posted, _just_woken, _waits
     cdef public int served

@@ -35,7 +35,7 @@ _AGAIN: Final = AGAIN_AT_ONCE
 _NEVER: Final = NEVER
 _OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _READABLE: Final = select.EPOLLIN | _OVER
-_ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+_WRITABLE: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 """A socket that was full is writable, or never will be again."""
 WATCHED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT | select.EPOLLET
 
@@ -57,7 +57,7 @@ class Clock:
 class Handler:
     """What runs when a socket is ready, when its turn comes, or at a certain time."""
 
-    __slots__ = ("at_s", "over", "queued", "readable", "waits_for_room")
+    __slots__ = ("at_s", "over", "queued", "readable", "waits_for_writable")
 
     def __init__(self) -> None:
         self.readable = True
@@ -65,7 +65,7 @@ class Handler:
         unless `over`."""
         self.over = False
         """The peer has closed its side; reported once, perhaps together with its last bytes."""
-        self.waits_for_room = False
+        self.waits_for_writable = False
         """It has found the socket that it writes to full, and runs once that is writable."""
         self.queued = False
         """It runs when the turn comes to it, and not before."""
@@ -117,9 +117,9 @@ class EventLoop:
         "running",
         "served",
         "since_ms",
-        "told_s",
         "turns",
         "watches",
+        "woken_s",
     )
 
     def __init__(self, clock: Clock | None = None, turns: LongTurns | None = None) -> None:
@@ -144,7 +144,7 @@ class EventLoop:
         self.running = True
         """`run` returns when this is False."""
         self.asleep = False
-        """A task waits for `poller.fd` and for `next_s`: it has to be told when there is something to do sooner."""
+        """A task waits for `poller.fd` and for `next_s`: it has to be woken when there is something to do sooner."""
         self.served = 0
         """Events of the latest round."""
         self.since_ms = 0.0
@@ -154,7 +154,7 @@ class EventLoop:
         A response that is read late because of other connections must not count as the broker's time
         (`proxy.core.session.request_time`).
         """
-        self.told_s = 0.0
+        self.woken_s = 0.0
         """When the latest wait ended."""
         self._just_woken = False
         """No handler has used that time yet."""
@@ -221,7 +221,7 @@ class EventLoop:
         """The time at which what a handler has just read was there: for the first in a round, the end of the wait."""
         if self._just_woken:
             self._just_woken = False
-            return self.told_s
+            return self.woken_s
         return self.clock.now_s()
 
     def run(self) -> None:
@@ -238,8 +238,8 @@ class EventLoop:
         poller, watches = self.poller, self.watches
         count = poller.wait(wait_s)
         now_s = self.clock.now_s()
-        self.since_ms = (now_s if now_s - asked_s > _WAITED_S else self.told_s) * 1000.0
-        self.told_s = self._turn_s = now_s
+        self.since_ms = (now_s if now_s - asked_s > _WAITED_S else self.woken_s) * 1000.0
+        self.woken_s = self._turn_s = now_s
         self._just_woken = count > 0
         if now_s - self._marked_s >= _MARK_S:
             self._marked_s = now_s
@@ -287,8 +287,8 @@ class EventLoop:
 
     def _serve(self, watch: Watch, flags: int) -> None:
         writer, reader = watch.writer, watch.reader
-        if flags & _ROOM and writer.waits_for_room:
-            writer.waits_for_room = False
+        if flags & _WRITABLE and writer.waits_for_writable:
+            writer.waits_for_writable = False
             if not writer.queued:
                 self._run(writer)
         if flags & _READABLE:

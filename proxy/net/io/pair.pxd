@@ -64,7 +64,7 @@ cdef class ConnectionPair:
     cpdef object turn(self)
     @cython.locals(up=Direction, now_s=cython.double, now_ms=cython.double)
     cpdef object stay(self)
-    cpdef object has_room(self, Direction direction)
+    cpdef object became_writable(self, Direction direction)
     @cython.locals(up=Direction)
     cdef object _look_after(self, bint was_open)
     cdef object _expect(self, Direction direction, long long left)

@@ -183,7 +183,7 @@ class Direction(Handler):
     def close(self) -> None:
         """The connection has ended. Nothing is left that refers back to it."""
         self._splice.close()
-        self.readable = self.open = self.waits_for_room = False
+        self.readable = self.open = self.waits_for_writable = False
         self.at_s = NEVER
         self.unsent = b""
         self._pair = self.source = self.sink = None
@@ -227,7 +227,7 @@ class Direction(Handler):
         elif step is EMPTY:
             self.readable = False
         elif step is FULL:
-            self.waits_for_room = True
+            self.waits_for_writable = True
         elif step is NO_PIPE:
             self.moves = 0
             return True
@@ -252,9 +252,9 @@ class Direction(Handler):
             self._fail(not self._upward, error)
             return False
         self.unsent = left[done:] if done else left
-        self.waits_for_room = done < total
+        self.waits_for_writable = done < total
         if done == total and pair is not None:
-            pair.has_room(self)
+            pair.became_writable(self)
         return done == total and self._pair is not None
 
     def _fail(self, client: bool, error: BaseException | None) -> None:
@@ -512,7 +512,7 @@ class ConnectionPair:
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
         self._come_back()
 
-    def has_room(self, direction: Direction) -> None:
+    def became_writable(self, direction: Direction) -> None:
         """What was left over has been sent."""
         self._open_or_shut()
         if direction.readable:
@@ -595,13 +595,13 @@ class ConnectionPair:
         if at_ms == _NEVER:
             self.compliance = None
             self._count_ahead(0)
-        elif throttle.place is not None:  # the client was not told to wait
+        elif throttle.place is not None:  # no throttle was announced
             self.compliance = None
         elif self.compliance is None and client is not None:
-            # Only what it was told to wait for: a client that was told nothing ignores nothing.
-            told_ms, now_ms = min(at_ms, throttle.told_until_ms), self._now_ms()
-            if told_ms - now_ms >= MIN_PROBED_MS:
-                self.compliance = ThrottleComplianceProbe(client.sock, now_ms / 1000.0, told_ms / 1000.0)
+            # Only what was announced: a client that knows of no throttle ignores none.
+            announced_ms, now_ms = min(at_ms, throttle.announced_until_ms), self._now_ms()
+            if announced_ms - now_ms >= MIN_PROBED_MS:
+                self.compliance = ThrottleComplianceProbe(client.sock, now_ms / 1000.0, announced_ms / 1000.0)
         self._come_back()
 
     def _come_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Accept loops: clients are accepted, or turned away where there is no room or no file descriptor left."""
+"""Accept loops: clients are accepted, or turned away where a limit is reached or no file descriptor is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger("kquota.proxy")
 ACCEPT_CAPACITY_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 ACCEPT_PAUSE_S: Final = 0.1
 """Out of descriptors: open connections go on, and this many new ones are turned away at a time."""
-ACCEPT_SAID_EVERY_S: Final = 10.0
+ACCEPT_LOG_EVERY_S: Final = 10.0
 TURNED_AWAY_AT_ONCE: Final = 100
 
 Start = Callable[[socket.socket, tuple[str, int], str, Dial], None]
@@ -51,7 +51,7 @@ class Acceptor:
         self._spare_fd = SpareFd()
         self._scopes: set[trio.CancelScope] = set()
         self._stopped = False
-        self._said_s = -ACCEPT_SAID_EVERY_S
+        self._logged_s = -ACCEPT_LOG_EVERY_S
         self.listeners: list[socket.socket] = []
 
     async def run(self, listener: socket.socket, name: str, dial: Dial) -> None:
@@ -94,7 +94,7 @@ class Acceptor:
             f"{len(self.listeners)} listeners and {count} connections"
         )
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Raises OSError if one more listener would leave no descriptors for connections."""
         if most_connections(1, len(self.listeners) + 1) == 0:
             raise OSError(
@@ -133,8 +133,8 @@ class Acceptor:
         if self._admission.close_muted():
             return  # descriptors are free now
         now_s = trio.current_time()
-        if now_s >= self._said_s + ACCEPT_SAID_EVERY_S:
-            self._said_s = now_s
+        if now_s >= self._logged_s + ACCEPT_LOG_EVERY_S:
+            self._logged_s = now_s
             log.error("cannot accept client connections", error=str(error), failures=self._counters.accept_failures)
         for _ in range(TURNED_AWAY_AT_ONCE):
             if not self._spare_fd.turn_away(listener):

@@ -23,7 +23,7 @@ class BadAddressError(Exception):
     """A broker was announced with an address that cannot be connected to."""
 
 
-class NoRoomError(Exception):
+class ExhaustedError(Exception):
     """No listener can be opened on any port, as there are no file descriptors."""
 
 
@@ -79,7 +79,7 @@ class _Broker:
     address: NodeAddress
     live: bool = True
     port: int | None = None
-    """The local port that clients are told."""
+    """The local port that clients are advertised."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class AddressBook:
         close: Callable[[int], None],
     ) -> None:
         """`bind(node_id, port)` opens a listener at once; it returns False if another process has the port, and raises
-        NoRoomError where any other would fail, too. `close(port)` closes one."""
+        ExhaustedError where any other would fail, too. `close(port)` closes one."""
         self._ports = ports
         self._fixed = fixed
         self._grace_s = grace_s
@@ -114,8 +114,8 @@ class AddressBook:
         self._listeners: dict[int, _Listener] = {}
         self._due_s = math.inf
         """When the next port is free."""
-        self.no_room: str | None = None
-        """Why a broker has no port although one is free, in the words of NoRoomError."""
+        self.exhausted: str | None = None
+        """Why a broker has no port although one is free, in the words of ExhaustedError."""
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class AddressBook:
             try:
                 if port not in self._ports or port in self._listeners or not self._opened(node.node_id, port):
                     continue
-            except NoRoomError:
+            except ExhaustedError:
                 break
             broker = self._brokers.setdefault(node.node_id, _Broker(node, live=False))
             if held_s is None and broker.port is None:
@@ -170,13 +170,13 @@ class AddressBook:
             if broker.port is not None and broker.port != own.get(node_id):
                 self._listeners[broker.port].until_s = now_s + self._grace_s
                 broker.port = None
-        self.no_room = None
+        self.exhausted = None
         try:
-            taken = [node_id for node_id, port in own.items() if not self._tell(node_id, port)]
+            taken = [node_id for node_id, port in own.items() if not self._advertise(node_id, port)]
             for node_id in taken:  # by another process
-                any(self._tell(node_id, port) for port in self._spare(node_id, own))
-        except NoRoomError as error:  # those without a port have none for now
-            self.no_room = str(error)
+                any(self._advertise(node_id, port) for port in self._spare(node_id, own))
+        except ExhaustedError as error:  # those without a port have none for now
+            self.exhausted = str(error)
         for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
             self._free(port)
         held = {listener.node_id for listener in self._listeners.values()}
@@ -185,19 +185,19 @@ class AddressBook:
         self._count()
 
     def _spare(self, node_id: int, own: Mapping[int, int]) -> list[int]:
-        """Ports that no live broker is told with, in turn from this broker's on; those that stand for others last."""
+        """Ports that are advertised for no live broker, from this broker's on; those that stand for others last."""
 
         def stands_for_another(port: int) -> bool:
             held = self._listeners.get(port)
             return held is not None and held.node_id != node_id
 
-        told = {*own.values(), *(broker.port for broker in self._brokers.values())}
+        advertised = {*own.values(), *(broker.port for broker in self._brokers.values())}
         at = self._ports.index(own[node_id])
-        spare = (port for port in (*self._ports[at:], *self._ports[:at]) if port not in told)
+        spare = (port for port in (*self._ports[at:], *self._ports[:at]) if port not in advertised)
         return sorted(spare, key=stands_for_another)
 
-    def _tell(self, node_id: int, port: int) -> bool:
-        """Clients are told this port from now on, whatever it stood for; False: another process has it."""
+    def _advertise(self, node_id: int, port: int) -> bool:
+        """Clients are advertised this port from now on, whatever it stood for; False: another process has it."""
         held = self._listeners.get(port)
         if held is not None and held.node_id != node_id:
             self._free(port)

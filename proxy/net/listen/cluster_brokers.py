@@ -56,7 +56,7 @@ class ClusterBrokers:
             bind_broker,
             close_broker,
         )
-        self._said: tuple[bool, list[int]] = False, []
+        self._logged: tuple[bool, list[int]] = False, []
         """What was warned of last: that few ports are left, and which brokers have none."""
         self._transparent = settings.transparent is not None
         self._nodes: list[NodeAddress] = []
@@ -83,9 +83,9 @@ class ClusterBrokers:
         return [(*node, local_port) for node, local_port in self._book.brokers()]
 
     @property
-    def no_room(self) -> str | None:
+    def exhausted(self) -> str | None:
         """Why a broker has no listener although a port is free: the process has no file descriptor for it."""
-        return self._book.no_room
+        return self._book.exhausted
 
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) of the brokers seen."""
@@ -136,12 +136,12 @@ class ClusterBrokers:
         ports, brokers = self._settings.broker_ports, self._book.brokers()
         few = len(ports) - len(brokers) <= max(1, len(ports) // 10)
         without = [node.node_id for node, port in brokers if port is None]
-        before, self._said = self._said, (few, without)
-        told = {"ports": f"{ports.start}-{ports.stop - 1}", "brokers": len(brokers)}
+        before, self._logged = self._logged, (few, without)
+        figures = {"ports": f"{ports.start}-{ports.stop - 1}", "brokers": len(brokers)}
         if without and without != before[1]:
-            log.warning("brokers without a port in listen.broker_ports", node_ids=without[:20], **told)
+            log.warning("brokers without a port in listen.broker_ports", node_ids=without[:20], **figures)
         elif few and not before[0] and not without:
-            log.warning("listen.broker_ports is nearly used up", **told)
+            log.warning("listen.broker_ports is nearly used up", **figures)
 
     # ---- connections to them ----------------------------------------------------------------------------------------
 

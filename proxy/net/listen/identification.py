@@ -1,4 +1,4 @@
-"""Which user each connection belongs to, once a login tells: asks the identity policy and the connection limits."""
+"""Which user each connection belongs to, after its login: asks the identity policy and the connection limits."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from proxy.net.io.loop import Clock, EventLoop
 from proxy.net.io.pair import Shared
 from proxy.net.io.splice import PipePool
 from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
-from proxy.net.listen.addresses import KnownPort, NoRoomError
+from proxy.net.listen.addresses import ExhaustedError, KnownPort
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.connections import Connections
@@ -118,7 +118,7 @@ class Proxy:
     @property
     def full(self) -> str | None:
         """Why the process's limit of open files allows no further connection or listener; None when it does."""
-        return self._acceptor.full or self._cluster.no_room
+        return self._acceptor.full or self._cluster.exhausted
 
     @property
     def port(self) -> int:
@@ -221,28 +221,28 @@ class Proxy:
     async def _beat(self, interception: Interception) -> None:
         with trio.CancelScope() as scope:
             self._acceptor.ends_with(scope)
-            await interception.beat(self._port)
+            await interception.send_heartbeats(self._port)
 
     def _bind_broker(self, node_id: int, port: int) -> bool:
         assert self._nursery is not None
         if self.state != "serving":  # all listeners are closed
             return True
         try:
-            self._acceptor.check_room()
+            self._acceptor.check_capacity()
             listener: socket.socket = bind(self._settings.host, port)
         except OSError as error:
-            room = error.errno not in ACCEPT_CAPACITY_ERRNOS
+            retry = error.errno not in ACCEPT_CAPACITY_ERRNOS
             if port not in self._refused:
                 log.warning(
-                    "broker port in use, trying the next" if room else "no listener for a broker",
+                    "broker port in use, trying the next" if retry else "no listener for a broker",
                     port=port,
                     node_id=node_id,
                     error=str(error),
                 )
             self._refused.add(port)
-            if room:
+            if retry:
                 return False
-            raise NoRoomError(error.strerror) from error
+            raise ExhaustedError(error.strerror) from error
         self._refused.discard(port)
         self._broker_listeners[port] = listener
         self._acceptor.listeners.append(listener)

@@ -67,7 +67,7 @@ class Sweeper:
             reason = self._quiet(connection, now_s)
             if reason is not None:
                 connection.abort(reason)
-            elif (reason := stalls.look(passed_s, sight(connection, now_s))) is not None:
+            elif (reason := stalls.look(passed_s, traffic_sample(connection, now_s))) is not None:
                 connection.abort(reason)
                 self._close_log.closed(
                     str(reason),
@@ -106,7 +106,7 @@ def abandoned(connection: Connection) -> CloseReason | None:
     return CloseReason.BROKER_SILENT if peer_has_closed(client) else None
 
 
-def sight(connection: Connection, now_s: float) -> TrafficSample:
+def traffic_sample(connection: Connection, now_s: float) -> TrafficSample:
     """Which peer is being waited for, and how much has moved."""
     session = connection.session
     client, broker = connection.sockets

@@ -132,8 +132,8 @@ class Interception:
             self._set_mark(probe)
         trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own requests
 
-    async def beat(self, port: int) -> None:
-        """Tell the redirect rules that a sidecar is running (without one they let connections through), until
+    async def send_heartbeats(self, port: int) -> None:
+        """Show the redirect rules that a sidecar is running (without one they let connections through), until
         cancelled: send an empty datagram to our own port, on which no UDP socket listens, for each family."""
         while True:
             for family, host in ((socket.AF_INET, LOOPBACK_HOSTS[0]), (socket.AF_INET6, LOOPBACK_HOSTS[1])):

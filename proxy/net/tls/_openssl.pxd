@@ -14,7 +14,7 @@ cdef struct Wire:  # what OpenSSL's callbacks, which hold no GIL, know of a chan
     bint drained, got_some, ended, fresh
     # Encrypted bytes read from the socket but not yet by OpenSSL: in INCOMING, between calls in `Channel.kept`.
     const char *ahead
-    Py_ssize_t ahead_bytes, room_bytes
+    Py_ssize_t ahead_bytes, free_bytes
     Py_ssize_t outgoing_bytes  # encrypted, in OUTGOING
 
 

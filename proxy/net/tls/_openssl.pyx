@@ -281,7 +281,7 @@ cdef class Channel(Endpoint):
         cdef size_t part = 0
         cdef int error = 0
         wire.busy, wire.drained, wire.got_some, wire.fresh = True, False, False, False
-        wire.room_bytes = min(max(wanted, MIN_BYTES), BUFFER_BYTES)
+        wire.free_bytes = min(max(wanted, MIN_BYTES), BUFFER_BYTES)
         no_errors()
         while got < wanted:
             if not SSL_read_ex(self.ssl, to + got, <size_t>(wanted - got), &part):
@@ -379,9 +379,9 @@ cdef class Channel(Endpoint):
         text = (<bytes>X509_verify_cert_error_string(refused)).decode()
         if refused == X509_V_ERR_HOSTNAME_MISMATCH or refused == X509_V_ERR_IP_ADDRESS_MISMATCH:
             text = f"{text[0].upper()}{text[1:]}, certificate is not valid for {self.name!r}."
-        told = ssl.SSLCertVerificationError(SSL_ERROR_SSL, f"{error.strerror}: {text}")
-        told.reason, told.verify_code, told.verify_message = error.reason, refused, text
-        raise told
+        raised = ssl.SSLCertVerificationError(SSL_ERROR_SSL, f"{error.strerror}: {text}")
+        raised.reason, raised.verify_code, raised.verify_message = error.reason, refused, text
+        raise raised
 
 
 # ---- OpenSSL's callbacks ------------------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ cdef int read_cipher(BIO *bio, char *to, size_t wanted, size_t *got) noexcept no
         if not wire.drained or not wire.got_some or not wire.busy:
             while True:
                 if wire.busy:
-                    count = c_recv(wire.fd, INCOMING, wire.room_bytes, MSG_DONTWAIT)
+                    count = c_recv(wire.fd, INCOMING, wire.free_bytes, MSG_DONTWAIT)
                 else:  # of a handshake, in a thread of its own: nothing may be left over
                     count = c_recv(wire.fd, to, wanted, MSG_DONTWAIT)
                 if count >= 0 or errno != EINTR:
@@ -426,7 +426,7 @@ cdef int read_cipher(BIO *bio, char *to, size_t wanted, size_t *got) noexcept no
             if count < 0 and errno != EAGAIN:
                 wire.failed_by = errno
                 return 0
-            wire.drained = count < wire.room_bytes
+            wire.drained = count < wire.free_bytes
         if count < 0:
             BIO_set_retry_read(bio)
             return 0

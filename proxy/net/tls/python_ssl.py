@@ -133,16 +133,16 @@ class Channel(Endpoint):
     def receive(self, buffer: memoryview, count: int) -> int:
         """Read plaintext of as many records as there are."""
         got, ended = 0, False
-        room_bytes = min(max(count, _MIN_BYTES), CHUNK_BYTES)
-        read_bytes = room_bytes
+        free_bytes = min(max(count, _MIN_BYTES), CHUNK_BYTES)
+        read_bytes = free_bytes
         try:
             while got < count and not ended:
                 try:
                     part = cast("int", self._tls.read(count - got, buffer[got:count]))
                 except ssl.SSLWantReadError:
-                    if got and read_bytes < room_bytes:
+                    if got and read_bytes < free_bytes:
                         break  # a record was read whole, and nothing follows it
-                    read_bytes = self._fill(room_bytes)
+                    read_bytes = self._fill(free_bytes)
                     if read_bytes < 0:
                         break
                 except (ssl.SSLEOFError, ssl.SSLZeroReturnError):

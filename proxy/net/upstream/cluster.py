@@ -47,7 +47,7 @@ _MAX_OTHERS: Final = 16
 _SECRETS: Final = trio.CapacityLimiter(4)
 """Threads that read the secret's file: no more of them hang when its file system does not answer."""
 
-_Said = TypeVar("_Said")
+_T = TypeVar("_T")
 Offered: TypeAlias = Mapping[int, tuple[int, int]]
 """API key -> (lowest, highest version) that a broker offers."""
 
@@ -118,8 +118,8 @@ class _Answer(NamedTuple):
 
 
 async def first_answer(
-    brokers: Iterable[tuple[str, int]], ask: Callable[[str, int], Awaitable[_Said]]
-) -> tuple[tuple[str, int], _Said]:
+    brokers: Iterable[tuple[str, int]], ask: Callable[[str, int], Awaitable[_T]]
+) -> tuple[tuple[str, int], _T]:
     """The first of these brokers that answers `ask(host, port)`, and its answer. Raises ClusterError with the reasons
     of all."""
     errors = []
@@ -193,7 +193,7 @@ async def ask_versions(host: str, port: int, access: Access) -> Offered:
 
 
 async def check_node(host: str, port: int, access: Access, node: Node, others: Iterable[int] = ()) -> bool:
-    """Ask a broker whether it is `node` (KIP-1242). False: it cannot tell, as brokers before 4.4.
+    """Ask a broker whether it is `node` (KIP-1242). False: it does not know, as brokers before 4.4.
 
     Raises OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError.
     """
@@ -246,7 +246,7 @@ async def _ask(host: str, port: int, access: Access, question: _Question | None,
         raise
 
 
-async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_Said]]) -> _Said:
+async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_T]]) -> _T:
     """`talk` on a connection of its own. Raises ClusterError."""
     try:
         with trio.fail_after(access.timeout_s):

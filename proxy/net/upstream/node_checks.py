@@ -28,7 +28,7 @@ log = structlog.get_logger("kquota.proxy")
 FRESH_S: Final = 5.0
 """How long an answer holds, unless a broker ends a connection: another one at its address needs longer to start."""
 ASK_AGAIN_S: Final = 600.0
-"""How long a broker that cannot tell is not asked again: it may be upgraded. Also once it could not be reached."""
+"""How long a broker that does not know is not asked again: it may be upgraded. Also once it could not be reached."""
 LIMIT_S: Final = 2.0
 """How long an answer is waited for; then the connection is used without one."""
 MAX_NODES: Final = 1000

@@ -178,7 +178,7 @@ function showConnections(answer) {
 function showLibraries(answer) {
   $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, most ignored time first` : "No mute of 200 ms or more yet.";
   fill("libraries", answer.libraries.map((one) => {
-    // As the report on obedience has it: a single one may have been sent before the client had read what it was told.
+    // As in the report compliance: a single one may have been sent before the client had read its throttle time.
     const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
     const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "partly"} (ignored ${span(one.ignored_ms)} of ${span(one.mute_ms)})`;
     return cells(element("tr"), [named(one.library), one.version || "-", element("td", waits, waits === "yes" ? "good" : "bad"),

@@ -1,4 +1,4 @@
-"""`obedience`: throttle compliance by client library."""
+"""`compliance`: throttle compliance by client library."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, cluster, ratio, some_rows, sums
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share
 
 COLUMNS = ("client_library", "client_library_version", "mutes", "mutes_ignored", "requests")
 FEW = 20
-OBEDIENT, DEAF = 0.05, 0.5
+HONOURS, IGNORES = 0.05, 0.5
 _SUMS = ("mutes", "mutes_ignored", "requests")
 
 
@@ -34,38 +34,40 @@ def run(context: Context) -> Report:
         .agg(F.count("*").alias("clients"), *sums(_SUMS))
         .select("library", "version", "clients", "requests", "mutes", "mutes_ignored", ignored)
     )
-    deaf = clients.where("mutes_ignored > 0").select(*CLIENT, "library", "version", "mutes", "mutes_ignored", ignored)
+    ignoring = clients.where("mutes_ignored > 0").select(
+        *CLIENT, "library", "version", "mutes", "mutes_ignored", ignored
+    )
     return Report(
-        "Obedience",
+        "Compliance",
         "Which client libraries honour throttle times?",
         {
             "libraries": Table(
                 libraries, "Client libraries", [F.col("mutes").desc(), F.col("library"), F.col("version")]
             ),
             "clients": Table(
-                deaf,
+                ignoring,
                 "Clients that sent while muted",
                 [F.col("mutes_ignored").desc(), *CLIENT],
                 summed=("mutes_ignored", "mutes"),
             ),
         },
-        _tell,
+        _content,
     )
 
 
-def _tell(tables: Mapping[str, DataFrame]) -> Story:
+def _content(tables: Mapping[str, DataFrame]) -> Content:
     rows = [row for row in some_rows(tables["libraries"]) if row["mutes"] > 0]
     if not rows:
-        return Story(["No client was throttled long enough to tell whether it honours throttle times."])
+        return Content(["No client was throttled long enough to tell whether it honours throttle times."])
     findings = []
     for row in rows[:8]:
         name = f"{row['library']} {row['version']}".strip()
         seen = f"{row['mutes_ignored']:,} of {several(row['mutes'], 'throttle')} ({share(row['ignored_share'])})"
         if row["mutes"] < FEW:
             findings.append(f"{name}: went on sending during {seen}; too few to judge.")
-        elif row["ignored_share"] <= OBEDIENT:
+        elif row["ignored_share"] <= HONOURS:
             findings.append(f"{name} honours throttle times: it went on sending during {seen}.")
-        elif row["ignored_share"] >= DEAF:
+        elif row["ignored_share"] >= IGNORES:
             findings.append(
                 f"{name} ignores throttle times: it went on sending during {seen}. Only the mute delays it."
             )
@@ -78,7 +80,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         }
         for row in rows[:12]
     }
-    return Story(
+    return Content(
         findings,
         [Plot("Throttled libraries: waited or went on sending", plots.bars(shown, "throttles"))],
         notes=[

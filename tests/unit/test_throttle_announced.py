@@ -95,7 +95,7 @@ def test_paced_producer_is_shown_no_longer_throttle(size_bytes: int) -> None:
     throttled, throttle_ms = imposed(paced.book, Kind.PRODUCE)
     assert throttled == paced.throttled
     assert throttle_ms == pytest.approx(170_000, rel=0.08)  # all but the first ten seconds' worth, and 1 ms each
-    assert paced.session.state.counters.throttles_told == len(paced.told)
+    assert paced.session.state.counters.throttled_responses == len(paced.told)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_request_time_is_announced_with_a_short_mute() -> None:
     state = one.session.state
     from_client(one.session, produce(2, 20_000), one.now_ms)
     pending: Any = state.exchange.oldest
-    assert (pending.penalty.delay_ms > 0, pending.penalty.told_until_ms) == (True, 0.0)
+    assert (pending.penalty.delay_ms > 0, pending.penalty.announced_until_ms) == (True, 0.0)
     state.throttle.impose(pending, Kind.REQUEST, 20, one.now_ms)
-    assert pending.penalty.told_until_ms == one.now_ms + 20 < pending.penalty.until_ms
+    assert pending.penalty.announced_until_ms == one.now_ms + 20 < pending.penalty.until_ms
     answer = from_broker(one.session, produce_response(2), one.now_ms + 1)
     assert struct.unpack_from(">i", answer, len(answer) - 4) == (19,)
