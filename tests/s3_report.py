@@ -143,19 +143,19 @@ def test_a_compacted_store_in_an_object_store(store: Store, form: str) -> None:
         rows = [record(start_s + n, start_s + 600 * n, produce_bytes=1000) for n in range(1, 9)]
         store.put(f"in/date={name}/hour=00/usage-i-1.jsonl", b"".join(map(to_line, rows)))
     compact = ["report", "compact", "--input", "s3a://usage/in", "--output", "s3a://usage/store"]
-    told = kquota(*compact, "--format", form, *quick)
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert "2025-10-20: 1 file of" in told.stdout, told.stdout
-    assert "2025-10-21: 1 file of" in told.stdout
+    done = kquota(*compact, "--format", form, *quick)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "2025-10-20: 1 file of" in done.stdout, done.stdout
+    assert "2025-10-21: 1 file of" in done.stdout
 
     late = [record(n, 600 * n, produce_bytes=1000) for n in (8, 101, 102)]  # the first is there already
     store.put("in/date=2025-10-20/hour=01/late.jsonl", b"".join(map(to_line, late)))
-    told = kquota(*compact, "--format", form, *quick)
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert "10 records" in told.stdout, told.stdout
-    told = kquota(*compact, "--format", form, *quick)
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert "nothing new" in told.stdout
+    done = kquota(*compact, "--format", form, *quick)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "10 records" in done.stdout, done.stdout
+    done = kquota(*compact, "--format", form, *quick)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "nothing new" in done.stdout
     assert bool(store.keys("store/records/metadata/version-hint.text")) == (form == "iceberg")
     assert not [key for key in store.keys("store/") if key.endswith("_compacted/lock") or "_staging" in key]
 

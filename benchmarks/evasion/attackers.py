@@ -202,9 +202,9 @@ class Attacker:
                 self.seen.answers += 1
             if error := handshake_error(await wire.answer()):
                 raise RefusedError(f"SaslHandshake: error {error}")
-            error, told = authenticated(await wire.answer())
-            if error or told:
-                raise RefusedError(f"SaslAuthenticate: error {error} {told!r}")
+            error, result = authenticated(await wire.answer())
+            if error or result:
+                raise RefusedError(f"SaslAuthenticate: error {error} {result!r}")
 
     async def _renew(self) -> None:
         """A delegation token is renewed by its owner, who has not logged in with it."""
@@ -438,10 +438,10 @@ async def attack(work: Work) -> list[Seen]:
 
 def main() -> int:
     """The command."""
-    told = json.loads(sys.stdin.readline())
-    told["rows"] = [Row(**row) for row in told["rows"]]
-    told["doors"] = {name: tuple(address) for name, address in told["doors"].items()}
-    work = Work(**told)
+    result = json.loads(sys.stdin.readline())
+    result["rows"] = [Row(**row) for row in result["rows"]]
+    result["doors"] = {name: tuple(address) for name, address in result["doors"].items()}
+    work = Work(**result)
     os.environ |= work.kerberos
     print("ready", flush=True)
     if sys.stdin.readline().strip() != "go":

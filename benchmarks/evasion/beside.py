@@ -108,9 +108,9 @@ def run(
                 attackers.stdin.write("go\n")
                 attackers.stdin.flush()
                 time.sleep(BEGIN_S)
-                told = neighbour(ways, beside_s)
+                answer = neighbour(ways, beside_s)
                 line_of(attackers)
-            found.attacks.append(Beside(row, {way: sorted(told[way]) for way in WAYS}, told["failures"]))
+            found.attacks.append(Beside(row, {way: sorted(answer[way]) for way in WAYS}, answer["failures"]))
     for kept in found.alone.values():
         kept.sort()
     for one in found.attacks:

@@ -87,19 +87,19 @@ def login(service: str) -> Generator[bytes, bytes, None]:
     kind = _Oid(len(HOST_BASED), ctypes.cast(ctypes.c_char_p(HOST_BASED), c_void_p))
     gss.call("import_name", byref(_Buffer.of(service.encode())), byref(kind), byref(name))
     try:
-        told = b""
+        answer = b""
         while True:
             out = _Buffer()
             major = gss.call(
                 "init_sec_context", None, byref(context), name, None, c_uint32(MUTUAL), c_uint32(0), None,
-                byref(_Buffer.of(told)), POINTER(_Oid)(), byref(out), None, None,
+                byref(_Buffer.of(answer)), POINTER(_Oid)(), byref(out), None, None,
             )  # fmt: skip
             token = gss.taken(out)
-            told = yield token
+            answer = yield token
             if not major & CONTINUE_NEEDED:
                 break
         offered = _Buffer()
-        gss.call("unwrap", context, byref(_Buffer.of(told)), byref(offered), None, None)
+        gss.call("unwrap", context, byref(_Buffer.of(answer)), byref(offered), None, None)
         layers = gss.taken(offered)
         if len(layers) != 4 or not layers[0] & NO_LAYER[0]:
             raise GssError(f"the broker offers the layers {layers!r}")

@@ -156,8 +156,12 @@ def run(
         until = time.monotonic()
         acknowledged: dict[str, list[int]] = {}
         for name, client in children.items():
-            told = finish(client)
-            acknowledged[name], results[name].sent, results[name].errors = told["acked"], told["sent"], told["errors"]
+            answer = finish(client)
+            acknowledged[name], results[name].sent, results[name].errors = (
+                answer["acked"],
+                answer["sent"],
+                answer["errors"],
+            )
             results[name].achieved = compute_achieved(meter.seen[name], limit, WINDOW_NUM, until).achieved
     for name in commands:
         result, log = results[name], read_numbers(on.cluster.bootstrap, prefix + name)
@@ -184,13 +188,13 @@ def finish(child: subprocess.Popen[str]) -> dict[str, Any]:
     """What a client tells at its end."""
     try:
         out, _ = child.communicate(timeout=END_LIMIT_S)
-        told: dict[str, Any] = json.loads(out)
+        answer: dict[str, Any] = json.loads(out)
     except (subprocess.TimeoutExpired, ValueError) as error:
         child.kill()
         child.wait()
-        told = {"errors": [f"its program ended badly: {error!r}"[:300]]}
+        answer = {"errors": [f"its program ended badly: {error!r}"[:300]]}
     return {"sent": 0, "acked": [], "errors": [], "read": [], "times": []} | {
-        key: value for key, value in told.items() if value is not None
+        key: value for key, value in answer.items() if value is not None
     }
 
 

@@ -77,7 +77,7 @@ def kafka_python(work: Work, result: Result) -> None:
     for number, wait_s in Pace(work, result).numbers():
         time.sleep(wait_s)
         if len(waiting) >= most:
-            with suppress(Exception):  # it is told below
+            with suppress(Exception):  # reported below
                 waiting.popleft().get(120)
         future = producer.send(work.topic, work.record(number))
         future.add_callback(lambda _told, number=number: result.acked.append(number))
@@ -131,7 +131,7 @@ def confluent(work: Work, result: Result) -> None:
     for number, wait_s in Pace(work, result).numbers():
         producer.poll(wait_s)
 
-        def told(error: Any, _message: Any, number: int = number) -> None:
+        def delivered(error: Any, _message: Any, number: int = number) -> None:
             if error is None:
                 result.acked.append(number)
             else:
@@ -139,7 +139,7 @@ def confluent(work: Work, result: Result) -> None:
 
         while True:
             try:
-                producer.produce(work.topic, work.record(number), on_delivery=told)
+                producer.produce(work.topic, work.record(number), on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.1)

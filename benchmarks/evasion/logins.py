@@ -68,9 +68,9 @@ def _bearer(user: str, token_s: float) -> Steps:
     now_s = int(time.time()) - 1  # a broker allows no token that was issued after its own clock's last millisecond
     claims = {"sub": user, "iat": now_s, "exp": now_s + token_s}
     parts = (base64.urlsafe_b64encode(json.dumps(one).encode()).rstrip(b"=") for one in ({"alg": "none"}, claims))
-    told = yield b"n,,\1auth=Bearer " + b".".join(parts) + b".\1\1"
-    if told:  # RFC 7628: what is wrong with the token; the failure itself would follow
-        raise ValueError(f"the broker does not take the token: {told!r}")
+    answer = yield b"n,,\1auth=Bearer " + b".".join(parts) + b".\1\1"
+    if answer:  # RFC 7628: what is wrong with the token; the failure itself would follow
+        raise ValueError(f"the broker does not take the token: {answer!r}")
 
 
 _salted: dict[tuple[str, str, bytes, int], bytes] = {}

@@ -119,8 +119,8 @@ class Meter(threading.Thread):
         while not self._done.wait(1.0):
             if not self._rows:
                 continue
-            told, now = charged(self._running, self._rows, self._prefix), time.monotonic()
-            for name, amount in told.items():
+            result, now = charged(self._running, self._rows, self._prefix), time.monotonic()
+            for name, amount in result.items():
                 self.seen[name].append((now, amount))
 
     def end(self) -> None:
@@ -259,7 +259,7 @@ def _attack(
         meter.end()
         if reads:
             time.sleep(1.5)
-    told = {} if running is None else charged(running, rows, prefix)
+    result = {} if running is None else charged(running, rows, prefix)
     sent = topic_counts(beans, [prefix + row.name for row in rows]) if reads else {}
     clocks = time.time() - time.monotonic()
     for row in rows:
@@ -279,7 +279,7 @@ def _attack(
         figures = compute_achieved(stairs, row.limit, float(window_num), until, at_once)
         series = seen[row.name].pop("series")
         stretches = _stretches(row, stairs, series, float(window_num), seen[row.name]["frame_bytes"])
-        batch.outcomes.append(Outcome(row, figures, told.get(row.name), seen[row.name], source, stretches))
+        batch.outcomes.append(Outcome(row, figures, result.get(row.name), seen[row.name], source, stretches))
     return batch
 
 

@@ -110,12 +110,12 @@ def _queries(queries: list[Mapping[str, Any]]) -> list[str]:
                 f"| {name} | {one['rows'] / 1e6:.1f} M | {duck['rows']:,} | {took} | {duck['seconds']:.1f} s | {cpu} "
                 f"| {faster} |"
             )
-        told = {engine: one[engine]["whole"] for engine in ("spark", "duckdb") if engine in one}
+        figures = {engine: one[engine]["whole"] for engine in ("spark", "duckdb") if engine in one}
         words = {
             engine: f"{whole['seconds']:.1f} s, CPU {whole['cpu_s']:.0f} s, {whole['peak_bytes'] / 1e9:.1f} GB"
-            for engine, whole in told.items()
+            for engine, whole in figures.items()
         }
-        faster = f"{told['spark']['seconds'] / told['duckdb']['seconds']:.1f}x" if spark_too else ""
+        faster = f"{figures['spark']['seconds'] / figures['duckdb']['seconds']:.1f}x" if spark_too else ""
         lines.append(
             f"| all of these, start included | {one['rows'] / 1e6:.1f} M | | {words.get('spark', '')} "
             f"| {words['duckdb']} | | {faster} |"

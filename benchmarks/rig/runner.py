@@ -343,8 +343,8 @@ def _sample(
         except MeasurementError as error:
             say(f"  failed: {error}")
             # The proxy's folder is gone when the run is over.
-            told = {"error": f"{type(error).__name__}: {error}", "log": "".join(one.log_tail() for one in ways)}
-            result["errors"].append({"scenario": scenario.key, "round": number, "variant": names, **told})
+            answer = {"error": f"{type(error).__name__}: {error}", "log": "".join(one.log_tail() for one in ways)}
+            result["errors"].append({"scenario": scenario.key, "round": number, "variant": names, **answer})
             if ended := context.broker_ended():
                 raise BrokerEndedError(ended) from error
             break

@@ -211,20 +211,20 @@ def moved(log: Path) -> dict[str, int]:
 
 def compare(source: Path, work: Path, engines: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     """The same queries by these engines, each in a process of its own, and where their results differ."""
-    told: dict[str, Any] = {"differences": []}
+    figures: dict[str, Any] = {"differences": []}
     for engine in engines:
         output = work / f"{engine}.json"
         program = [sys.executable, "-m", "benchmarks.suites.analysis_queries"]
         whole = measured([*program, engine, str(source), str(output), ",".join(names)])
-        told[engine] = {"whole": whole, "queries": json.loads(output.read_text())}
+        figures[engine] = {"whole": whole, "queries": json.loads(output.read_text())}
     for name in names:
-        results = [told[engine]["queries"][name]["rows"] for engine in engines]
+        results = [figures[engine]["queries"][name]["rows"] for engine in engines]
         for other in results[1:]:
-            told["differences"] += [f"{name}: {text}" for text in fleet_queries.differences(results[0], other)]
+            figures["differences"] += [f"{name}: {text}" for text in fleet_queries.differences(results[0], other)]
         for engine in engines:
-            found = told[engine]["queries"][name]
-            told[engine]["queries"][name] = found | {"rows": len(found["rows"])}
-    return told
+            found = figures[engine]["queries"][name]
+            figures[engine]["queries"][name] = found | {"rows": len(found["rows"])}
+    return figures
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--queries", default="", help="sizes at which DuckDB and Spark are compared (those of --sizes; 0: none)"
     )
-    parser.add_argument("--engines", default=",".join(fleet_queries.ASKERS), help="which answer the queries (both)")
+    parser.add_argument("--engines", default=",".join(fleet_queries.ASKERS), help="which figures the queries (both)")
     parser.add_argument("--asked", default=",".join(fleet_queries.QUERIES), help="which queries (all)")
     parser.add_argument("--add", type=Path, help="an earlier result that this one goes on with, in place of a new one")
     parser.add_argument("--memory", default="4g", help="of the JVM (4g)")

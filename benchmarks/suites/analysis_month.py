@@ -203,24 +203,24 @@ def listed(place: str, memory: str) -> dict[str, Any]:
     from analysis.store import days_below
 
     spark = open_session(memory=memory)
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
 
     def timed(name: str, began: float) -> None:
-        told[f"{name}_s"] = round(time.monotonic() - began, 2)
+        figures[f"{name}_s"] = round(time.monotonic() - began, 2)
 
     began = time.monotonic()
     found = days_below(spark, place)
     timed("find_days", began)
-    told["days"], told["directories"] = len(found), sum(map(len, found.values()))
+    figures["days"], figures["directories"] = len(found), sum(map(len, found.values()))
     began = time.monotonic()
     counts = [_summary(spark, places) for _, places in sorted(found.items())]
     timed("count", began)
-    told["files"], told["bytes"] = sum(one[0] for one in counts), sum(one[1] for one in counts)
+    figures["files"], figures["bytes"] = sum(one[0] for one in counts), sum(one[1] for one in counts)
     began = time.monotonic()
     spark.read.option("recursiveFileLookup", True).text(found[min(found)])
     timed("spark_lists_a_day", began)
     spark.stop()
-    return told
+    return figures
 
 
 def store_listed(place: str, memory: str) -> dict[str, Any]:
@@ -236,9 +236,9 @@ def store_listed(place: str, memory: str) -> dict[str, Any]:
     days = Store(spark, place).days()
     middle = time.monotonic()
     files = len(Store(spark, place).read().inputFiles())
-    told = {"days_s": round(middle - began, 2), "spark_lists_s": round(time.monotonic() - middle, 2)}
+    figures = {"days_s": round(middle - began, 2), "spark_lists_s": round(time.monotonic() - middle, 2)}
     spark.stop()
-    return {"days": len(days), "files": files, **told}
+    return {"days": len(days), "files": files, **figures}
 
 
 def fill(store: Path, compacted: int, days: int, copies: int) -> None:
@@ -298,8 +298,8 @@ def _copy_of_day(connection: duckdb.DuckDBPyConnection, file: Path, target: Path
 def _report(name: str, *more: str, memory: str) -> dict[str, Any]:
     program = [sys.executable, "-m", "proxy.app.cli.main", "report", name, "--memory", memory, "--quiet"]
     with tempfile.TemporaryDirectory() as log:
-        told = measured_with_log([*program, *more], Path(log))
-    return {name: round(value, 1) if isinstance(value, float) else value for name, value in told.items()}
+        figures = measured_with_log([*program, *more], Path(log))
+    return {name: round(value, 1) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def _inodes(place: Path) -> int:
@@ -376,9 +376,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.monotonic()
         fill(target, given.days, goal, given.filled_copies)
         filled_s = round(time.monotonic() - began, 1)
-        told = {"filled_s": filled_s, "listed": _listed_apart(target, given.memory, "--list-store"), **_size(target)}
-        result["stores"].append(told)
-        print(json.dumps(told), flush=True)
+        figures = {"filled_s": filled_s, "listed": _listed_apart(target, given.memory, "--list-store"), **_size(target)}
+        result["stores"].append(figures)
+        print(json.dumps(figures), flush=True)
         longest = max(longest, goal)
         store()
     first = datetime.fromtimestamp(START_MS / 1000, UTC).date()

@@ -210,16 +210,16 @@ def differences(one: list[list[Any]], other: list[list[Any]], tolerance: float =
 def main(engine: str, pattern: str, output: str, names: str = ",".join(QUERIES)) -> None:
     """Run each query once and write what came, how long it took, and the CPU time of that."""
     ask = ASKERS[engine](pattern)
-    told = {}
+    figures = {}
     for name in names.split(","):
         began, cpu = time.monotonic(), time.process_time()
         rows = ask(QUERIES[name])
-        told[name] = {
+        figures[name] = {
             "seconds": time.monotonic() - began,
             "cpu_s": time.process_time() - cpu,  # Spark's is the JVM's, and not in here
             "rows": [[_plain(value) for value in row] for row in rows],
         }
-    Path(output).write_text(json.dumps(told))
+    Path(output).write_text(json.dumps(figures))
 
 
 def _plain(value: Any) -> Any:

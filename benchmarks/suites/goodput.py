@@ -216,7 +216,7 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     producers = [Producer(settings, logger=Log()) for _ in range(row.producers)]
     began, sent, open_ = time.monotonic(), [0] * row.producers, [0] * row.producers
 
-    def told(one: int, number: int) -> Callable[[Any, Any], None]:
+    def delivered(one: int, number: int) -> Callable[[Any, Any], None]:
         def call(error: Any, _message: Any) -> None:
             open_[one] -= 1
             if error is None:
@@ -237,7 +237,7 @@ def librdkafka(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
                 sent[one] += 1
                 open_[one] += 1
                 try:
-                    producer.produce(topic, value, partition=one, on_delivery=told(one, sent[one] - 1))
+                    producer.produce(topic, value, partition=one, on_delivery=delivered(one, sent[one] - 1))
                 except KafkaException as error:  # fatal: an idempotent producer does nothing any more
                     seen.errors[str(error)] = seen.errors.get(str(error), 0) + 1
                     sent[one] = sys.maxsize
@@ -269,9 +269,9 @@ def java(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     version = row.version or JAVA_VERSION
     command = java_command(str(JAVA), arguments, version, (*QUICK_JVM, "-Xmx512m", *tool_arguments(version)))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
-    told = json.loads(done.stdout)
-    seen.acked, seen.given_up, seen.timeouts = told["acked"], told["given_up"], told["timeouts"]
-    seen.log_lines = told["log_lines"]
+    answer = json.loads(done.stdout)
+    seen.acked, seen.given_up, seen.timeouts = answer["acked"], answer["given_up"], answer["timeouts"]
+    seen.log_lines = answer["log_lines"]
 
 
 def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
@@ -291,8 +291,8 @@ def go(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
     }
     command = [*go_command("crowd"), json.dumps(work)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
-    told = json.loads(done.stdout)
-    seen.acked, seen.given_up, seen.errors = told["acked"], told["given_up"], told["errors"]
+    answer = json.loads(done.stdout)
+    seen.acked, seen.given_up, seen.errors = answer["acked"], answer["given_up"], answer["errors"]
 
 
 CLIENTS: Final = {"librdkafka": librdkafka, "Java": java, "franz-go": go, "sarama": go, **goodput_apps.CLIENTS}

@@ -50,11 +50,11 @@ def group(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         member.stdin.close()  # Node.js reads to its end
         member.stdin = None
     time.sleep(row.seconds)
-    for told in map(finish, members):
-        for number, at_s in zip(told["read"], told["times"], strict=True):
+    for answer in map(finish, members):
+        for number, at_s in zip(answer["read"], answer["times"], strict=True):
             seen.acked.append([at_s - began, number % row.producers, number])
-        seen.rebalances += max(told.get("joined", 0) - 1, 0)
-        for error in told["errors"]:
+        seen.rebalances += max(answer.get("joined", 0) - 1, 0)
+        for error in answer["errors"]:
             seen.errors[error] = seen.errors.get(error, 0) + 1
     seen.stored = len(seen.acked)
     seen.distinct = len({number for _, _, number in seen.acked})
@@ -70,8 +70,8 @@ def streams(row: Row, bootstrap: str, topic: str, seen: Seen) -> None:
         jvm = (*QUICK_JVM, "-Xmx512m", f"-Djava.io.tmpdir={folder}", *tool_arguments(jars))
         command = java_command(str(JAVA / "Copies.java"), arguments, jars, jvm)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=row.seconds + 120)
-    told = json.loads(done.stdout)
-    seen.rebalances, seen.given_up, seen.errors = told["rebalances"], told["failures"], told["errors"]
+    answer = json.loads(done.stdout)
+    seen.rebalances, seen.given_up, seen.errors = answer["rebalances"], answer["failures"], answer["errors"]
     seen.log_lines = sum(seen.errors.values())
 
 
@@ -141,8 +141,8 @@ def log_groups(brokers: Sequence[str]) -> None:
     """Have the broker log what becomes of groups' members. Their logger itself exists only with the first group."""
     level = ConfigResource(ConfigResourceType.BROKER_LOGGER, "1", configs={"root": "INFO"})
     with closing(KafkaAdminClient(bootstrap_servers=list(brokers))) as admin:
-        told = admin.alter_configs([level], raise_on_unknown=False)
-    assert told == {"broker_logger": {"1": "OK"}}, told
+        answer = admin.alter_configs([level], raise_on_unknown=False)
+    assert answer == {"broker_logger": {"1": "OK"}}, answer
 
 
 def thrown_out(log: Path, topic: str) -> int:

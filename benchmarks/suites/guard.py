@@ -417,8 +417,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = failures(stored, found)
     if options.store:
         if wrong or differs:
-            told = subprocess.run(["git", "log", "-1", "--format=%cI"], capture_output=True, text=True, check=True)
-            stored |= {"changed": told.stdout.strip(), "commit": describe_project()["commit"]}
+            outcome = subprocess.run(["git", "log", "-1", "--format=%cI"], capture_output=True, text=True, check=True)
+            stored |= {"changed": outcome.stdout.strip(), "commit": describe_project()["commit"]}
         least = {row: {name: float(f"{min(values):.6g}") for name, values in one.items()} for row, one in found.items()}
         STORED.write_text(json.dumps(stored | {"environment": here, "rows": least}, indent=1) + "\n", encoding="utf-8")
         return 0

@@ -219,13 +219,13 @@ def run(
         at_s = time.time()
         happen(event, one)
         for key, client in started.items():
-            outcome, told = outcomes[key], finish(client)
-            outcome.errors = [_short(text, topics[key]) for text in told["errors"] if is_trouble(text)]
+            outcome, answer = outcomes[key], finish(client)
+            outcome.errors = [_short(text, topics[key]) for text in answer["errors"] if is_trouble(text)]
             if outcome.role == "producer":
                 read = read_numbers(cluster.bootstrap, topics[key])
-                sent, acknowledged = told["sent"], told["acked"]
+                sent, acknowledged = answer["sent"], answer["acked"]
             else:  # one producer has filled the topic, directly: each number is its offset
-                read = [(one, one, int(at * 1000)) for one, at in zip(told["read"], told["times"], strict=True)]
+                read = [(one, one, int(at * 1000)) for one, at in zip(answer["read"], answer["times"], strict=True)]
                 sent, acknowledged = count, range(count)
             outcome.gap_s = _gap([at_ms / 1000 for _, _, at_ms in read], at_s)
             outcome.records = len({number for _, number, _ in read})
@@ -245,8 +245,8 @@ def _create(cluster: KafkaCluster, topics: Sequence[str]) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": ",".join(cluster.bootstrap)})
-    told = {"message.timestamp.type": "LogAppendTime"}
-    for done in admin.create_topics([NewTopic(topic, 1, 1, config=told) for topic in topics]).values():
+    answer = {"message.timestamp.type": "LogAppendTime"}
+    for done in admin.create_topics([NewTopic(topic, 1, 1, config=answer) for topic in topics]).values():
         done.result(30)
 
 

@@ -21,8 +21,8 @@ from tests.support.sidecars import Sidecar, sidecar
 FIRST_ID = 1001
 
 
-def told(proxy: Sidecar) -> dict[int, int]:
-    """Broker id -> which port of the range clients are told, counted from 0."""
+def advertised(proxy: Sidecar) -> dict[int, int]:
+    """Broker id -> which port of the range is advertised, counted from 0."""
     first = min(port for _, port in proxy.broker_addresses() if port != proxy.port)
     return {each.node_id: each.port - first for each in brokers_seen_by("127.0.0.1", proxy.port)}
 
@@ -44,9 +44,9 @@ def from_1001() -> Iterator[KafkaCluster]:
 
 def test_ids_beyond_the_range_have_ports_of_their_own(from_1001: KafkaCluster) -> None:
     with sidecar(from_1001.bootstrap, broker_ports=10) as proxy:
-        assert told(proxy) == shown(proxy) == {1001: 1, 1002: 2, 1003: 3}
+        assert advertised(proxy) == shown(proxy) == {1001: 1, 1002: 2, 1003: 3}
         first = min(port for _, port in proxy.broker_addresses() if port != proxy.port)
-        for node_id, index in told(proxy).items():
+        for node_id, index in advertised(proxy).items():
             assert reached(first + index) == reached(from_1001.node(node_id).port)
             seen = {each.node_id: each.port for each in brokers_seen_by("127.0.0.1", first + index)}
             assert seen[node_id] == first + index, "who bootstraps there finds that address among the brokers'"
@@ -71,7 +71,7 @@ def test_a_broker_without_a_port_costs_its_own_partitions_only(from_1001: KafkaC
     both = create_topic_on(direct, "both", {0: [1001], 1: [1002], 2: [1003]})
     with sidecar(from_1001.bootstrap, broker_ports=2) as proxy:
         assert shown(proxy) == {1001: 1, 1002: 0, 1003: None}
-        assert told(proxy) == {1001: 1, 1002: 0}
+        assert advertised(proxy) == {1001: 1, 1002: 0}
         assert proxy.metric("kquota_brokers_without_port") == 1
         assert '"node_ids": [1003]' in proxy.log.read_text()
         through = Job(proxy.bootstrap, direct.prefix, from_1001.version, 3)

@@ -36,8 +36,8 @@ def push(address: str, client_id: str, topic: str) -> tuple[float, list[int]]:
     with RawClient(address, client_id) as client:
         message = produce_message(9, client.topic(topic), [b"x" * (PART - 200)])
         began = time.monotonic()
-        told = [client.ask(message, 60).message.throttle_time_ms for _ in range(PARTS)]
-        return time.monotonic() - began, told
+        answer = [client.ask(message, 60).message.throttle_time_ms for _ in range(PARTS)]
+        return time.monotonic() - began, answer
 
 
 def test_two_throttles_at_once_cost_no_more_than_one(kafka: KafkaCluster, limited: Sidecar, topic: str) -> None:
@@ -47,8 +47,8 @@ def test_two_throttles_at_once_cost_no_more_than_one(kafka: KafkaCluster, limite
     clients = ("ours", "theirs", "both")
     with ThreadPoolExecutor(len(clients)) as pool:
         runs = dict(zip(clients, pool.map(lambda one: push(address, one, topic), clients), strict=True))
-    for client_id, (seconds, told) in runs.items():
-        assert max(told) >= 1000, client_id
+    for client_id, (seconds, answer) in runs.items():
+        assert max(answer) >= 1000, client_id
         assert seconds >= 1.0, client_id  # the thirteenth request waits at least for the twelfth's second
     # One throttle after the other would take as long as both together: half of that is one of them.
     assert runs["both"][0] < 0.75 * (runs["ours"][0] + runs["theirs"][0]), runs

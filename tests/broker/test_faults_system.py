@@ -53,13 +53,13 @@ def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: P
                 # 50 000 B at 100 000 B/s: half a second more each time, however the clock is set. On a slow machine the
                 # window has made room meanwhile.
                 for _ in range(30):
-                    told = client.ask(produce_message(9, target, [b"x" * 50_000]))
-                    told_ms = told.message.throttle_time_ms
+                    answer = client.ask(produce_message(9, target, [b"x" * 50_000]))
+                    told_ms = answer.message.throttle_time_ms
                     assert told_ms <= 5000, step
                     if told_ms >= 300:
                         break
                 assert told_ms >= 300, step
-                held_s = client.ask(produce_message(9, target, [b"y"])).first_byte_at - told.last_byte_at
+                held_s = client.ask(produce_message(9, target, [b"y"])).first_byte_at - answer.last_byte_at
                 assert held_s >= told_ms / 1000 - 0.05, step
                 assert held_s < told_ms / 1000 + 10, step
             text = yaml.safe_load(proxy.config.read_text())

@@ -69,15 +69,15 @@ def test_request_within_login_charges_no_client(kerberos: Kerberos, monkeypatch:
     running = kerberos.sidecar
     for address in (kerberos.direct, running.bootstrap):
         for rounds in (1, 2):
-            steps, told = gssapi.login("kafka@localhost"), None
+            steps, answer = gssapi.login("kafka@localhost"), None
             with RawClient(address) as client:
                 client.send(handshake("GSSAPI", "early"))
                 assert handshake_error(client.read_frame().payload) == 0
                 for _ in range(rounds):
-                    client.send(authenticate(next(steps) if told is None else steps.send(told), "early"))
-                    error, told = authenticated(client.read_frame().payload)
+                    client.send(authenticate(next(steps) if answer is None else steps.send(answer), "early"))
+                    error, answer = authenticated(client.read_frame().payload)
                     assert error == 0
-                    assert told, "only the last answer is empty"
+                    assert answer, "only the last answer is empty"
                 client.send(produce("any", 100_000, "early"))
                 with suppress(OSError, ClosedByPeerError):
                     assert produce_error("any", client.read_frame().payload) == ILLEGAL_SASL_STATE, "then it closes"
@@ -91,13 +91,13 @@ def test_request_within_login_charges_no_client(kerberos: Kerberos, monkeypatch:
     )
     assert running.metric("kquota_bytes_total", kind="produce") == 0
     # A whole one counts.
-    steps, told = gssapi.login("kafka@localhost"), None
+    steps, answer = gssapi.login("kafka@localhost"), None
     with RawClient(running.bootstrap) as client:
         client.send(handshake("GSSAPI", "whole"))
         client.read_frame()
-        while told != b"":
-            client.send(authenticate(next(steps) if told is None else steps.send(told), "whole"))
-            error, told = authenticated(client.read_frame().payload)
+        while answer != b"":
+            client.send(authenticate(next(steps) if answer is None else steps.send(answer), "whole"))
+            error, answer = authenticated(client.read_frame().payload)
             assert error == 0
         client.send(metadata_of_nothing("whole"))
         client.read_frame()

@@ -67,8 +67,8 @@ class Honest:
         """Produce a record, be told its offset, and read it: how long that took."""
         began = time.monotonic()
         self.sent.append(b"honest %d" % len(self.sent))
-        told = self.producer.send(TOPIC, self.sent[-1], partition=0).get(30)
-        assert told.offset == len(self.sent) - 1, "once each, and in order"
+        answer = self.producer.send(TOPIC, self.sent[-1], partition=0).get(30)
+        assert answer.offset == len(self.sent) - 1, "once each, and in order"
         while len(self.got) < len(self.sent):
             for record in self.consumer.poll(timeout_ms=1000).get(self._partition, ()):
                 assert record.offset == len(self.got)

@@ -122,16 +122,16 @@ def java(version: str, kind: str) -> Callable[[Load], Timeline]:
         work = {"bootstrap": load.bootstrap, "topic": load.topic, "client_id": load.client_id, "per_s": 1_000_000}
         work |= {"seconds": SECONDS, "record_bytes": load.record_bytes, "buffer_bytes": 500_000}
         work["reads"] = load.records if kind == "fetch" else 0
-        told = finish(
+        answer = finish(
             start(java_client(version, *(f"{name}={value}" for name, value in load.settings.items()))(work), work)
         )
         if kind == "produce":
-            assert_clean(history_of(told["sent"], told["acked"], read_numbers(load.direct, load.topic)))
+            assert_clean(history_of(answer["sent"], answer["acked"], read_numbers(load.direct, load.topic)))
         else:
-            assert told["read"] == list(range(len(told["read"])))
-        errors = [text for text in told["errors"] if is_trouble(text)]
-        timeline = Timeline(version, errors=errors, throttle={"throttle-time-max": told["throttled_ms"]})
-        timeline.points = [(at, (count + 1) * load.record_bytes) for count, at in enumerate(told["times"])]
+            assert answer["read"] == list(range(len(answer["read"])))
+        errors = [text for text in answer["errors"] if is_trouble(text)]
+        timeline = Timeline(version, errors=errors, throttle={"throttle-time-max": answer["throttled_ms"]})
+        timeline.points = [(at, (count + 1) * load.record_bytes) for count, at in enumerate(answer["times"])]
         return timeline
 
     return run

@@ -64,13 +64,13 @@ def test_fetches_fill_as_much_as_at_a_broker(kafka: KafkaCluster, topic: str) ->
             ]
             ours, theirs = (one.result() / RATE / RUN_S for one in reads)
             wire = running.metric("kquota_bytes_total", kind="fetch", client_id="ours") / RATE / RUN_S
-            told = running.metric("kquota_throttled_responses_total")
+            throttled = running.metric("kquota_throttled_responses_total")
     finally:
         set_brokers_quota(broker, "theirs", "consumer_byte_rate", None)
         admin = AdminClient({"bootstrap.servers": broker})
         admin.delete_topics([topic])[topic].result(60)
     print(
-        f"of the limit: records {ours:.2f}, at a broker {theirs:.2f}; on the wire {wire:.2f}; {told:.0f} throttles told"
+        f"of the limit: records {ours:.2f}, at a broker {theirs:.2f}; on the wire {wire:.2f}; {throttled:.0f} throttles"
     )
     assert ours >= theirs
     assert ours >= 0.7

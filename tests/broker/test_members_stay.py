@@ -31,11 +31,11 @@ def test_sarama_s_member_is_not_expelled(kafka: KafkaCluster, topic: str) -> Non
             producer.send(topic, b"%012d" % number + b"r" * RECORD_BYTES)
     with sidecar(kafka.bootstrap, [{"client-id": topic, "consumer_byte_rate": LIMIT}]) as running:
         work = {"bootstrap": [running.bootstrap], "topic": topic, "client_id": topic, "reads": 6, "seconds": SECONDS}
-        told = finish(start(go_command("sarama"), work))
+        result = finish(start(go_command("sarama"), work))
         throttled_s = running.metric("kquota_throttle_seconds_total", cause="fetch", user="ANONYMOUS", client_id=topic)
-    assert (told["joined"], told["errors"]) == (1, [])
-    assert told["read"] == list(range(len(told["read"])))
-    assert 3 <= len(told["read"]) <= 4, "at 0, 15, 30 and 50 s, as without heartbeats"
+    assert (result["joined"], result["errors"]) == (1, [])
+    assert result["read"] == list(range(len(result["read"])))
+    assert 3 <= len(result["read"]) <= 4, "at 0, 15, 30 and 50 s, as without heartbeats"
     assert throttled_s > 0.7 * SECONDS
 
 
@@ -58,10 +58,12 @@ def epoch_after(client: RawClient, group: str, member: str, epoch: int) -> int:
     until_s = time.monotonic() + client.timeout_s
     while True:
         answer = client.exchange(request(CONSUMER_HEARTBEAT, 1, 1, encode(body), client_id=group))
-        told = decode(kio_message("consumer_group_heartbeat", 1, "response").ConsumerGroupHeartbeatResponse, answer[9:])
-        if told.error_code not in (ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress):
-            assert told.error_code == ErrorCode.none
-            return int(told.member_epoch)
+        result = decode(
+            kio_message("consumer_group_heartbeat", 1, "response").ConsumerGroupHeartbeatResponse, answer[9:]
+        )
+        if result.error_code not in (ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress):
+            assert result.error_code == ErrorCode.none
+            return int(result.member_epoch)
         assert time.monotonic() < until_s, f"no coordinator of {group}"
         client.exchange(request(FIND_COORDINATOR, 0, 1, string(group), client_id=group))
         time.sleep(0.1)

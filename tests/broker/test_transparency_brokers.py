@@ -179,10 +179,10 @@ def test_new_broker_gets_listener_and_moved_one_keeps_it() -> None:
         (first,) = addresses(proxy).values()
         cluster.add_broker(2)
         # The one that comes first opens the listener: the sidecar's own look at the cluster, or a client's Metadata.
-        told = addresses(proxy)
-        assert told[1] == first
-        assert set(told) == {1, 2}
-        assert told[2] in proxy.broker_addresses()
+        outcome = addresses(proxy)
+        assert outcome[1] == first
+        assert set(outcome) == {1, 2}
+        assert outcome[2] in proxy.broker_addresses()
         job = Job(proxy.bootstrap, f"grows-{uuid.uuid4().hex[:6]}", cluster.version, 1)
         topic = create_topic_on(job, "on-2", {0: [2]})
         assert send_aiokafka(job, topic, [Record(None, b"one")]) == [0]
@@ -191,12 +191,12 @@ def test_new_broker_gets_listener_and_moved_one_keeps_it() -> None:
         cluster.stop_broker(2)
         assert cluster.start_broker(2, move=True).port != old
         wait_until_known(Job(cluster.bootstrap[0], "", cluster.version, 2), topic, {0: [2]})
-        assert addresses(proxy) == told, "clients need not hear of it"
-        wait_for("the sidecar to find the new address", lambda: answers(told[2]))
+        assert addresses(proxy) == outcome, "clients need not hear of it"
+        wait_for("the sidecar to find the new address", lambda: answers(outcome[2]))
         for send, offset in ((send_confluent, 1), (send_aiokafka, 2)):
             assert send(job, topic, [Record(None, b"more")]) == [offset]
         assert [each.value for each in read_confluent(job, topic, 1, 3)] == [b"one", b"more", b"more"]
-        assert addresses(proxy) == told
+        assert addresses(proxy) == outcome
 
 
 def answers(address: tuple[str, int]) -> bool:

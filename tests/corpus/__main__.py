@@ -76,9 +76,9 @@ def _run(job: Job, name: str) -> dict[str, Any]:
 def _try(job: Job, name: str) -> dict[str, Any]:
     try:
         result = plain(ITEMS[name].run(job), job.prefix)
-        told = json.dumps(result)
-        if any(error in told for error in COORDINATOR_BUSY):
-            return {"failure": f"a coordinator could not serve its group: {told}"}
+        answer = json.dumps(result)
+        if any(error in answer for error in COORDINATOR_BUSY):
+            return {"failure": f"a coordinator could not serve its group: {answer}"}
         return {"result": result}
     except BaseException:
         return {"failure": traceback.format_exc()}

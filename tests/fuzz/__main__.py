@@ -113,8 +113,8 @@ def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
 def _excerpt(said: str) -> str:
     """The traceback, or whatever libFuzzer said instead, and where the input is."""
     at = said.find("=== Uncaught Python exception")
-    told = said[at:].split("\n\n")[0] if at >= 0 else said[-1500:]
-    return "\n".join([told, *re.findall(r"Test unit written to .*", said)])
+    answer = said[at:].split("\n\n")[0] if at >= 0 else said[-1500:]
+    return "\n".join([answer, *re.findall(r"Test unit written to .*", said)])
 
 
 def _child(name: str, arguments: list[str]) -> None:

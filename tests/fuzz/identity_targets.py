@@ -62,7 +62,7 @@ def sasl_session(data: bytes) -> None:
     if len(data) < 2:
         return
     one = _session(_ledger(), rewrite=False)
-    told = sasl_tools.listen(one)
+    result = sasl_tools.listen(one)
     version, cut = (data[0] >> 4) % 4 - 1, data[1] & 7
     number = 0 if version < 0 else 1
     sent = sasl_tools.handshake(MECHANISMS[data[0] % 4], number)
@@ -92,7 +92,7 @@ def sasl_session(data: bytes) -> None:
                 answered = framed(correlation_id.to_bytes(4, "big") + parts[1])
     except SessionError as error:
         assert not any(len(part) > 12 and part in str(error).encode() for part in (sent[14:], answered[8:]))  # noqa: PT017
-    assert len(told) <= at
+    assert len(result) <= at
     one.close(0.0)
 
 

@@ -379,12 +379,12 @@ def _as_a_function(api_key: int, version: int, frame: bytes, missing: int) -> No
             int.from_bytes(whole.head[:4], "big") - int.from_bytes(frame[:4], "big") == len(whole.head) - whole.consumed
         )
     assert part == whole or isinstance(part, responses.NeedMore)
-    told = responses.read_throttle(frame, 0, end, api_key, version)
+    reply = responses.read_throttle(frame, 0, end, api_key, version)
     patched = bytearray(frame)
     if responses.patch_throttle(patched, 0, end, api_key, version, 0x7FFF_FFFF):
         changed = [at for at in range(len(frame)) if frame[at] != patched[at]]
         assert not changed or changed[-1] - changed[0] < 4
-        assert told == 0 or changed or told == 0x7FFF_FFFF
+        assert reply == 0 or changed or reply == 0x7FFF_FFFF
 
 
 def _response_target(api_key: int) -> None:

@@ -77,8 +77,8 @@ def test_top_and_explain_find_the_sidecar_by_its_pod(node: Node, release: Releas
     name = f"{NAMESPACE}/{name_of_pod(pod)}"
     top = kquota(node, "top", "--pod", name, "--json")
     assert "orders" in top, top
-    told = kquota(node, "explain", "--pod", name, "--client-id", "orders")
-    assert "producer_byte_rate" in told, told
+    answer = kquota(node, "explain", "--pod", name, "--client-id", "orders")
+    assert "producer_byte_rate" in answer, answer
 
 
 def test_changed_configmap_applies_without_restart(node: Node, release: Release, pod: dict[str, Any]) -> None:
@@ -99,9 +99,9 @@ def test_bad_file_is_stopped_before_anything_changes(node: Node, release: Releas
     done = release.try_upgrade(shop_values(quotas=BAD))
     assert done.returncode != 0
     assert "pre-upgrade hooks failed" in done.stderr, done.stderr
-    told = node.kubectl("logs", "--namespace", NAMESPACE, "shop-kquota-check")
-    assert "kquota.yaml" in told, told
-    assert "quotas" in told, told
+    answer = node.kubectl("logs", "--namespace", NAMESPACE, "shop-kquota-check")
+    assert "kquota.yaml" in answer, answer
+    assert "quotas" in answer, answer
     assert node.object("configmap", "shop-kquota", NAMESPACE)["metadata"]["resourceVersion"] == before
     assert metrics(node, pod)["kquota_config_last_reload_successful"] == 1
 

@@ -212,12 +212,12 @@ def ready_pod(node: Node, namespace: str, selector: str = "", limit_s: float = P
 def describe(node: Node, namespace: str, selector: str = "") -> str:
     """What went on with pods: for messages of failures."""
     chosen = ["--selector", selector] if selector else []
-    told = node.try_kubectl("describe", "pods", "--namespace", namespace, *chosen).stdout
+    answer = node.try_kubectl("describe", "pods", "--namespace", namespace, *chosen).stdout
     logs = node.try_kubectl(
         "logs", "--namespace", namespace, "--all-containers", "--prefix", "--tail=20",
         *(chosen or ["--selector", "app"]),
     )  # fmt: skip
-    return f"{told[-5000:]}\n{logs.stdout[-3000:]}{logs.stderr[-500:]}"
+    return f"{answer[-5000:]}\n{logs.stdout[-3000:]}{logs.stderr[-500:]}"
 
 
 def name_of_pod(pod: dict[str, Any]) -> str:

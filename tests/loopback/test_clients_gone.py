@@ -90,7 +90,7 @@ async def test_a_queued_request_of_a_gone_client_is_dropped() -> None:
 async def test_a_gone_muted_client_is_not_waited_for() -> None:
     """The next client is told as much as if nothing lay unread on the muted connection of the one that has gone."""
     ledger = ledger_per_client()
-    told: dict[str, list[int]] = {"clean": [], "unread": []}
+    result: dict[str, list[int]] = {"clean": [], "unread": []}
     async with through(answer, ledger=ledger) as (proxy, broker, _):
 
         def talk(name: str) -> None:
@@ -104,14 +104,14 @@ async def test_a_gone_muted_client_is_not_waited_for() -> None:
             for number in (3, 4):
                 with connection(proxy) as client:
                     client.sendall(produce(number, 10_000, client_id=name))
-                    told[name].append(told_ms(client))
+                    result[name].append(told_ms(client))
 
         async with trio.open_nursery() as both:
-            for name in told:
+            for name in result:
                 both.start_soon(trio.to_thread.run_sync, talk, name)
         assert frames(broker, "clean") == [0, 1, 3, 4] == frames(broker, "unread")
         assert amount(ledger, "unread") == amount(ledger, "clean")
-    assert told["unread"] == pytest.approx(told["clean"], rel=0.05)
+    assert result["unread"] == pytest.approx(result["clean"], rel=0.05)
 
 
 async def test_requests_that_need_no_answer_are_still_forwarded() -> None:

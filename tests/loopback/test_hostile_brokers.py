@@ -93,8 +93,8 @@ async def test_an_answer_that_cannot_be_ends_its_connection_alone(kind: str) -> 
     said = SAID[kind]
     async with through(evil(said.data, api_key=frame_api(said.asked))) as (proxy, _, _):
         client = await connect(proxy, said.asked)
-        told = await ends(client)
-        assert frame_api(said.asked) == EVIL or told == b"", "nothing of an answer that is to be rewritten"
+        result = await ends(client)
+        assert frame_api(said.asked) == EVIL or result == b"", "nothing of an answer that is to be rewritten"
         await closed_reason(proxy, "broker_malformed")
         assert proxy.counters.parse_errors[said.error] == 1, proxy.counters.parse_errors
         await honest(proxy)

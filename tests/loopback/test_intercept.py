@@ -102,8 +102,8 @@ def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
     assert from_client(one, produce(1, 90) + create(2), cut=cut) == produce(1, 90) + request(METADATA, 12, 2, b"which?")
     assert one.must_wait
     assert not one.client_at_boundary
-    told = response(METADATA, 12, 2, struct.pack(">i", 0) + b"told")
-    assert from_broker(one, produce_response(1) + told, 7.0, cut) == produce_response(1)
+    answer = response(METADATA, 12, 2, struct.pack(">i", 0) + b"told")
+    assert from_broker(one, produce_response(1) + answer, 7.0, cut) == produce_response(1)
     assert one.taken() == create(2, b"as told")
     assert one.client_at_boundary
     assert one.mute_until_ms == 67.0

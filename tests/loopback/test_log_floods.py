@@ -131,10 +131,10 @@ async def test_no_flood_of_connections_floods_the_log(
             nursery.start_soon(one_client, proxy.port, flood.send(number))
         await until(lambda: proxy.counters.connections_closed[flood.reason] == CONNECTIONS)
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
-    told = [line for line in lines if line["level"] in ("warning", "error")]
-    assert told, "the first ones have to be logged"
+    result = [line for line in lines if line["level"] in ("warning", "error")]
+    assert result, "the first ones have to be logged"
     # In ten seconds: 20 lines, and perhaps a new interval begins.
-    assert len(told) <= 45
+    assert len(result) <= 45
     assert max(len(json.dumps(line)) for line in lines) <= (9_000 if flood.reason == "internal_error" else 3_000)
 
 

@@ -132,8 +132,8 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
         await trio.open_tcp_stream("127.0.0.1", proxy.port) as silent,
     ):
         await plain.send_all(produce(1, 100))
-        for context, told, reason, _ in cases:
-            assert told in await refused(proxy, context)
+        for context, result, reason, _ in cases:
+            assert result in await refused(proxy, context)
             counted["client", reason] += 1
         await until(lambda: proxy.counters.tls_handshake_failures == counted)
         assert await silent.receive_some() == b""

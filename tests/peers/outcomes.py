@@ -92,9 +92,9 @@ def side_by_side(direct: Results, through: Results) -> list[Row]:
 def count(rows: Sequence[Row]) -> str:
     """In one line, by what the first tries were."""
     ends = [(row.direct[0].outcome, row.through[0].outcome) for row in rows]
-    told = [f"{sum(end == (one, one) for end in ends)} {one} both ways" for one in Outcome if (one, one) in ends]
-    told += [f"{sum(row.differs for row in rows)} ended differently" if any(row.differs for row in rows) else ""]
-    return f"{len(rows)} tests: " + ", ".join(filter(None, told))
+    answer = [f"{sum(end == (one, one) for end in ends)} {one} both ways" for one in Outcome if (one, one) in ends]
+    answer += [f"{sum(row.differs for row in rows)} ended differently" if any(row.differs for row in rows) else ""]
+    return f"{len(rows)} tests: " + ", ".join(filter(None, answer))
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -143,8 +143,8 @@ def _built_librdkafka() -> Path:
 def _build_librdkafka(target: Path) -> None:
     if shutil.which("cargo") is None:
         raise NoSuiteError("librdkafka's sources come inside a crate: cargo is needed on PATH (Debian's package cargo)")
-    told = json.loads(_done(["cargo", "metadata", "--format-version", "1", "--locked"], CRATE))
-    (manifest,) = [one["manifest_path"] for one in told["packages"] if one["name"] == "rdkafka-sys"]
+    answer = json.loads(_done(["cargo", "metadata", "--format-version", "1", "--locked"], CRATE))
+    (manifest,) = [one["manifest_path"] for one in answer["packages"] if one["name"] == "rdkafka-sys"]
     shutil.copytree(Path(manifest).parent / "librdkafka", target, dirs_exist_ok=True)
     _done(["bash", "./configure", "--disable-lz4-ext"], target)
     _done(["make", "-j2", "libs"], target)

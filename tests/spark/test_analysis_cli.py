@@ -51,7 +51,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["usge", "--input", "x", "--output", "y"], "invalid choice: 'usge'"),
         (["usage", "--input", "x"], "required: --output"),
@@ -68,10 +68,10 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
     ],
 )
-def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], told: str) -> None:
+def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], printed: str) -> None:
     result = kquota("report", *arguments, JAVA_HOME="/nonexistent", PATH="/nonexistent")
     assert result.returncode == 2, result.stderr
-    assert told in result.stderr
+    assert printed in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -103,7 +103,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "printed"),
     [
         ([], "got [], expected a mapping"),
         ({"prices": {"fetch_gb": 1}}, "currency: expected a value: A name such as EUR."),
@@ -123,10 +123,10 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
         ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
     ],
 )
-def test_wrong_price_models_are_named(values: Any, told: str) -> None:
+def test_wrong_price_models_are_named(values: Any, printed: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(PriceModel, Source("p.yaml", values))
-    assert told in str(caught.value)
+    assert printed in str(caught.value)
 
 
 def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def raw(tmp_path: Path) -> Path:
 
 
 def run(spark: SparkSession, raw: Path, **more: object) -> tuple[int, list[str]]:
-    told: list[str] = []
+    printed: list[str] = []
     settings = CompactSettings(str(raw), str(raw.parent / "store"), **more)  # type: ignore[arg-type]
-    return compact(spark, settings, told.append, now_ms=NOW_MS), told
+    return compact(spark, settings, printed.append, now_ms=NOW_MS), printed
 
 
 def files(raw: Path) -> dict[str, int]:
@@ -74,11 +74,11 @@ EVERY = sorted((sidecar, number) for sidecar in "ab" for number in range(1, 13))
 
 
 def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSession, raw: Path) -> None:
-    written, told = run(spark, raw)
+    written, printed = run(spark, raw)
     assert written == 3
     assert re.fullmatch(
-        r"2025-10-21: 5 files of [\d.]+ kB to 2 files of [\d.]+ kB, 8 records, 1 row set aside", told[1]
-    ), told
+        r"2025-10-21: 5 files of [\d.]+ kB to 2 files of [\d.]+ kB, 8 records, 1 row set aside", printed[1]
+    ), printed
     assert ids(raw) == EVERY
     assert sorted({name.rsplit("/", 1)[0] for name in files(raw)}) == [
         f"records/date={day}/cluster={cluster}" for day in DAYS for cluster in ("east", "west")
@@ -93,8 +93,8 @@ def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSessio
     assert run(spark, raw) == (0, [])
     assert files(raw) == before
     write(raw, [record(99, 100, instance="a", cluster_id="east")], f"pod-a/date={DAYS[0]}/hour=00/late.jsonl")
-    written, told = run(spark, raw, delete_input=True)
-    assert (written, told[0][:13]) == (1, f"{DAYS[0]}: 5")
+    written, printed = run(spark, raw, delete_input=True)
+    assert (written, printed[0][:13]) == (1, f"{DAYS[0]}: 5")
     assert ids(raw) == sorted([*EVERY, ("a", 99)])
     after = files(raw)
     assert {name: at for name, at in after.items() if DAYS[0] not in name} == {
@@ -146,10 +146,10 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
     for name, source in (("store", tmp_path / "store"), ("raw", raw)):
         with watched(spark) as seen:
             options = {"capacity": {}}  # a report that takes no rollups
-            told = make(
+            printed = make(
                 spark, "capacity", str(source), str(tmp_path / name), 60, options, quiet=True, now_ms=NOW_MS, days=days
             )
-        assert "Used: 8 records of 2 instances" in told
+        assert "Used: 8 records of 2 instances" in printed
         results[name] = table(tmp_path / name / "capacity", "clusters")
         if name == "store":
             scans = [plan for plan in seen if str(tmp_path / "store/records") in plan]
@@ -184,7 +184,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
     def figures(name: str, out: str, **more: Any) -> tuple[dict[str, list[str]], str, list[str]]:
         """The rows of all tables, what is told, and which directories of the store were read."""
         with watched(spark) as seen:
-            told = make(
+            printed = make(
                 spark, name, str(store), str(tmp_path / out), 60, options[name], quiet=True, now_ms=NOW_MS, **more
             )
         tables = [path.stem for path in (tmp_path / out / name).glob("*.csv")]
@@ -192,7 +192,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
         read = re.findall(r"Location: \w+ ?\[([^\]]*)\]", "\n".join(seen))
         places = {one.strip() for part in read for one in part.split(",") if "/store/" in one}
         found = {one: sorted(map(str, table(tmp_path / out / name, one))) for one in tables}
-        return found, told.rsplit("\n", 1)[0], sorted(places)
+        return found, printed.rsplit("\n", 1)[0], sorted(places)
 
     rolled = {name: figures(name, "rolled") for name in options}
     for name, (_, _, read) in rolled.items():
@@ -201,8 +201,8 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
         assert any("/store/records" in one for one in read) == (name == "forecast"), read
     assert "'held_seconds': '10.0'" in rolled["slo"][0]["clients"][0]
     day = Days(date(2025, 10, 21), date(2025, 10, 21))
-    _, told, read = figures("slo", "one-day", days=day)
-    assert "Used: 9 records of 2 instances" in told
+    _, printed, read = figures("slo", "one-day", days=day)
+    assert "Used: 9 records of 2 instances" in printed
     assert read
     assert all("/date=2025-10-21/" in one for one in read)
     # A grain that minutes do not make up is taken from records.
@@ -213,16 +213,16 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
         values = json.loads(state.read_text())
         del values["rollups"]
         write_text(spark, str(state), json.dumps(values))  # with its checksum next to it
-    for name, (tables, told, _) in rolled.items():
+    for name, (tables, printed, _) in rolled.items():
         of_records = figures(name, "of-records")
-        assert (tables, told) == of_records[:2]
+        assert (tables, printed) == of_records[:2]
         assert not any("/rollups/" in one for one in of_records[2])
 
 
 def test_only_days_that_are_over_and_only_as_many_as_are_kept(spark: SparkSession, raw: Path) -> None:
     assert run(spark, raw, settle_h=4)[0] == 2  # the third day ended three hours ago
-    written, told = run(spark, raw, keep_days=2)
-    assert (written, told[-1]) == (1, "2025-10-20: deleted, older than 2 days")
+    written, printed = run(spark, raw, keep_days=2)
+    assert (written, printed[-1]) == (1, "2025-10-20: deleted, older than 2 days")
     assert ids(raw) == [one for one in EVERY if one[1] > 4]
     assert run(spark, raw, keep_days=2) == (0, [])
 

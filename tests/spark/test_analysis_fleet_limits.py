@@ -52,7 +52,7 @@ def test_usage_adds_up_all_sidecars_against_a_fleet_s_limit(report: Make) -> Non
             for instance, peak in (("i1", 0.5), ("i2", 0.75))
         ),
     ]  # fmt: skip
-    told, out = report("usage", rows)
+    printed, out = report("usage", rows)
     fleet, own = table(out, "limits")
     assert (fleet["kind"], fleet["group_user"], fleet["group_client"], fleet["scope"]) == (
         "produce", "shop", "", "fleet",
@@ -60,19 +60,19 @@ def test_usage_adds_up_all_sidecars_against_a_fleet_s_limit(report: Make) -> Non
     assert floats(fleet, "limit", "highest_rate", "used_share") == [4e6, 5e6, 1.25]
     assert (own["group_user"], own["scope"]) == ("own", "instance")
     assert floats(own, "limit", "highest_rate", "used_share") == [20e6, 15e6, 0.75]  # 15 MB/s are 0.75 * 20 MB/s
-    assert "1 of 2 limits was used up at some time, 1 of them with scope: fleet." in told
+    assert "1 of 2 limits was used up at some time, 1 of them with scope: fleet." in printed
 
 
 def test_capacity_promises_a_fleet_s_limit_once(report: Make) -> None:
     own = {"user": "own", "produce_limit": 1e6, "produce_limit_mode": "enforce", "produce_group_user": "own"}
     rows = [record(1, 0, instance=f"i{n}", user="shop", **share(10e6, 0.25)) for n in range(4)]
     rows += [record(2, 0, instance=f"i{n}", **own) for n in range(3)]
-    told, out = report("capacity", rows, capacity={"produce": 26e6})
+    printed, out = report("capacity", rows, capacity={"produce": 26e6})
     _, produce = table(out, "clusters")
     # 10 MB/s of the fleet, and 1 MB/s on each of three sidecars: half of the capacity.
     assert floats(produce, "limits_bytes_per_s", "oversubscription") == [13e6, 0.5]
     assert (produce["limits"], produce["fleet_limits"], produce["sidecars"]) == ("4", "1", "4")
-    assert "4 limits on 4 sidecars, 1 of them with scope: fleet, add up to 13 MB/s, 50 % of the capacity" in told
+    assert "4 limits on 4 sidecars, 1 of them with scope: fleet, add up to 13 MB/s, 50 % of the capacity" in printed
 
 
 def test_recommend_sums_clients_of_a_shared_limit(report: Make) -> None:
@@ -125,7 +125,7 @@ quotas:
     config = load_bytes("q.yaml", file, on_paper=True)
     (tmp_path / "q.json").write_text(json.dumps(summary_json("q.yaml", config, to_table(config))))
     each = CandidateQuotas.of([{"user": "shop", "producer_byte_rate": 4e6}])
-    told, out = report("whatif", rows, candidates={"fleet": load_candidate(tmp_path / "q.json"), "each": each})
+    printed, out = report("whatif", rows, candidates={"fleet": load_candidate(tmp_path / "q.json"), "each": each})
     groups = {row["candidate"]: row for row in table(out, "groups")}
     # Together 3 MB in each of the first ten seconds, 6 in the next ten, 3 in the last ten. In the window are eleven
     # seconds over 10 s: in second 11 they make 39 MB, 3.9 MB/s, in second 12 4.2 MB/s, in seconds 19 and 20 6.3 MB/s;
@@ -138,4 +138,4 @@ quotas:
     assert groups["each"]["scope"] == "instance"
     promised = {row["candidate"]: float(row["produce_limits_bytes_per_s"]) for row in table(out, "candidates")}
     assert promised == {"fleet": 4e6, "each": 8e6}
-    assert "fleet: 1 of 1 limited group over the limit, for 16 s (53.3 %)" in told
+    assert "fleet: 1 of 1 limited group over the limit, for 16 s (53.3 %)" in printed

@@ -46,7 +46,7 @@ def test_when_limits_and_the_cluster_s_capacity_are_reached(report: Make) -> Non
             new = {"produce_group_client_id": "new", "produce_group_utilisation_peak": 0.5}
             rows.append(day_of(day, 300 + day, MB, client_id="new", **new, **own))
     owners = Owners.model_validate({"owners": [{"team": "shop", "user": "grows"}, {"team": "rest", "user": "*"}]})
-    told, out = report("forecast", rows, horizon_days=90, capacity={"produce": 200.0 * MB}, owners=owners)
+    printed, out = report("forecast", rows, horizon_days=90, capacity={"produce": 200.0 * MB}, owners=owners)
     limits = {row["group_user"] or row["group_client"]: row for row in table(out, "limits")}
     assert {name: (row["scope"], row["state"]) for name, row in limits.items()} == {
         "held": ("instance", "reached"),
@@ -73,8 +73,8 @@ def test_when_limits_and_the_cluster_s_capacity_are_reached(report: Make) -> Non
     assert (produce["state"], float(produce["limit"])) == ("expected", 200e6)
     assert "2026-01-04" <= produce["expected_on"] <= "2026-01-16"
     assert len([row for row in table(out, "ahead") if row["group_user"] == "grows"]) == 90
-    assert "1 of 4 limits were reached in the last week. Within 90 days 2 will probably be reached" in told
-    assert "grows, produce (99.9 MB/s): expected to be reached on 2025-12-09 (80 %: from 2025-12-09 to" in told
-    assert "Back-test: the last one or two weeks of" in told
+    assert "1 of 4 limits were reached in the last week. Within 90 days 2 will probably be reached" in printed
+    assert "grows, produce (99.9 MB/s): expected to be reached on 2025-12-09 (80 %: from 2025-12-09 to" in printed
+    assert "Back-test: the last one or two weeks of" in printed
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 3  # two limits, and the cluster's produce; it has no limit of fetched bytes

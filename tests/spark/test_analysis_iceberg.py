@@ -75,9 +75,9 @@ def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path:
     assert steps["wrong"] == 2
     assert f"--format files: {tmp_path / 'table'} is a store of format iceberg" in told_errors
     assert steps["made"] == {"records": raw, "files": 4, "commits": ["append"] * 2}
-    (told,) = steps["told"]
-    assert told.startswith(f"{DAYS[0]}: 2 files of ")
-    assert told.endswith(", 12 records")
+    (printed,) = steps["told"]
+    assert printed.startswith(f"{DAYS[0]}: 2 files of ")
+    assert printed.endswith(", 12 records")
     # One commit for the day, with what was not there yet; no file was rewritten.
     assert steps["merged"] == {"records": sorted(raw + late), "files": 6, "commits": ["append"] * 3}
     assert {**steps["again"], "commits": []} == {**steps["merged"], "commits": []}  # its commits add nothing

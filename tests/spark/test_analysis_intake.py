@@ -51,7 +51,7 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
     write(tmp_path / "in", [*good, set_back, *renamed, to_line(good[2]), to_line(good[2])])
     write(tmp_path / "in", [row for rows in bad.values() for row in rows], "some/where/else.txt")
     write(tmp_path / "in", [to_line(record(9, 90))[:-40]], "cut-off.jsonl")  # no newline at its end
-    told = make(spark, "usage", str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+    printed = make(spark, "usage", str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
     out = tmp_path / "out" / "usage"
     aside = json_lines(out / "set-aside")
     counts = {name: sum(row["reason"] == name for row in aside) for name in bad}
@@ -67,7 +67,7 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
         "Clocks: set back 1 time;",
         "Pods: 1 instance changed the pod's name",
     ):
-        assert text in told
+        assert text in printed
         assert text in html.unescape((out / "report.html").read_text())
     (client,) = table(out, "clients")
     assert client["produce_bytes"] == "6000"  # the repeats and the bad ones are not in it
@@ -109,9 +109,9 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
     for place, expected in bad.items():
         if place == parquet_in:  # named by Spark
             expected |= {path.name for path in (parquet_in / "types").glob("*.parquet")}
-        told = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
-        assert "Used: 4 records of 1 instance" in told
-        assert f"Set aside entirely: {len(expected)} files, cut short, damaged, or of another format: " in told
+        printed = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+        assert "Used: 4 records of 1 instance" in printed
+        assert f"Set aside entirely: {len(expected)} files, cut short, damaged, or of another format: " in printed
         aside = [row for row in json_lines(tmp_path / "out" / "usage" / "set-aside") if row["reason"] != "foreign"]
         assert {row["reason"] for row in aside} == {"unreadable_file"}
         assert {row["file"].rsplit("/", 1)[1] for row in aside} == expected

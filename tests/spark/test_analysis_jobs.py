@@ -30,10 +30,10 @@ MB = 1_000_000
 def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:
     """300 s of 1 MB/s are 1 MB/s, not 5 MB/s in one minute and nothing in four."""
     rows = [record(number, number * 300, duration_s=300, produce_bytes=300 * MB) for number in range(1, 10)]
-    told, out = report("usage", rows)
+    printed, out = report("usage", rows)
     (client,) = table(out, "clients")
     assert float(client["produce_bytes_p99_per_s"]) == float(client["produce_bytes_mean_per_s"]) == MB
-    assert "Rates are means over 300 s, as intervals are up to 300 s long." in told
+    assert "Rates are means over 300 s, as intervals are up to 300 s long." in printed
     _, out = report("capacity", rows, capacity={})
     peaks = {row["kind"]: float(row["peak_bytes_per_s"]) for row in table(out, "clusters")}
     assert peaks == {"produce": MB, "fetch": 0}
@@ -57,7 +57,7 @@ def test_usage_report(report: Make) -> None:
         record(3, 60, produce_bytes=3 * MB),
         record(4, 60, user="<evil>", client_id="", fetch_bytes=5 * MB),
     ]
-    told, out = report("usage", rows)
+    printed, out = report("usage", rows)
     first, second = table(out, "clients")
     assert (first["user"], second["user"], second["client_id"]) == ("u", "<evil>", "")
     assert floats(first, "produce_bytes", "requests", "request_seconds", "records") == [15 * MB, 3, 1.5, 4]
@@ -65,8 +65,8 @@ def test_usage_report(report: Make) -> None:
     assert floats(first, *(f"produce_bytes_{name}_per_s" for name in names)) == pytest.approx(
         [15e6 / 70, 200e3, 300e3, 300e3, 2e6]
     )
-    assert "u / c with 75 % of all bytes" in told  # 15 of 20 MB
-    assert "2 clients produced 15 MB and fetched 5 MB" in told
+    assert "u / c with 75 % of all bytes" in printed  # 15 of 20 MB
+    assert "2 clients produced 15 MB and fetched 5 MB" in printed
 
 
 @pytest.fixture
@@ -89,11 +89,11 @@ def test_rates_are_of_observed_time(report: Make) -> None:
         for number in range(3)
         for name in ("i1", "i2")
     ]
-    told, out = report("usage", rows)
+    printed, out = report("usage", rows)
     (client,) = table(out, "clients")
     assert floats(client, *(f"produce_bytes_{name}_per_s" for name in ("mean", "p50", "p99"))) == [5e6, 5e6, 5e6]
     assert [float(row["used_share"]) for row in table(out, "limits")] == [1]
-    assert "The busiest hour began 2025-10-20 00:00 UTC: 5 MB/s on average in the 20 s of it that the rec" in told
+    assert "The busiest hour began 2025-10-20 00:00 UTC: 5 MB/s on average in the 20 s of it that the rec" in printed
     _, out = report("capacity", rows)
     assert {float(row["mean_bytes_per_s"]) for row in table(out, "clusters") if row["kind"] == "produce"} == {5e6}
     for name in ("throttling", "slo"):
@@ -103,7 +103,7 @@ def test_rates_are_of_observed_time(report: Make) -> None:
     # The axis is as long as the records, and has not New York's clock.
     assert [f">{label}<" in page for label in ("40", "01:00", "10", "21:00")] == [True, True, True, False]
     model = {"currency": "EUR", "payer": "user", "burst_above": 1.1, "prices": {"burst_gb": 10}}
-    told, out = report("chargeback", rows, prices=PriceModel.model_validate(model))
+    printed, out = report("chargeback", rows, prices=PriceModel.model_validate(model))
     assert [float(row["bursts"]) for row in table(out, "bill")] == [0]
 
 
@@ -117,7 +117,7 @@ def test_throttling_report(report: Make) -> None:
         record(2, 0, client_id="free", requests=10),
         record(3, 3600, requests=10, throttle_fetch_count=1, throttle_fetch_seconds=0.5, connections_peak=2),
     ]  # fmt: skip
-    told, out = report("throttling", rows)
+    printed, out = report("throttling", rows)
     (row,) = table(out, "clients")
     # 7.5 s of 2 connections * 20 s; 5 of 20 requests
     assert floats(row, "delayed_seconds", "time_lost_share", "requests_delayed", "requests_delayed_share") == [
@@ -130,7 +130,7 @@ def test_throttling_report(report: Make) -> None:
     assert [(cause["cause"], float(cause["delayed_seconds"])) for cause in table(out, "causes")] == [
         ("produce", 6), ("broker", 1), ("fetch", 0.5),
     ]  # fmt: skip
-    assert "Most of it, 80 %, was due to the produce quota" in told
+    assert "Most of it, 80 %, was due to the produce quota" in printed
 
 
 def test_chargeback_report(report: Make) -> None:
@@ -153,7 +153,7 @@ def test_chargeback_report(report: Make) -> None:
         record(4, 0, duration_s=60, user="eve", **shadow),
         record(5, 3600, duration_s=60, user="eve", **shadow),  # so that the hour before is whole
     ]
-    told, out = report("chargeback", rows, prices=model)
+    printed, out = report("chargeback", rows, prices=model)
     bill = {row["payer"]: floats(row, "usage", "bursts", "idle_reservations", "total") for row in table(out, "bill")}
     # alice: 0.6 GB * 2; mean of the hour's 60 buckets 10 MB, so 600 - 20 MB are burst: 0.58 GB * 10; free were
     # 20 MB/s * 60 s - 600 MB = 600 MB-seconds: 0.6
@@ -162,7 +162,7 @@ def test_chargeback_report(report: Make) -> None:
     assert bill["carol"] == pytest.approx([0.02, 0.096667, 0.015, 0.131667])
     assert bill["dave"] == pytest.approx([0.04, 0.193333, 0.015, 0.248333])
     assert bill["eve"] == [0, 0, 0, 0]  # a shadow limit keeps nothing free
-    assert "4 users owe 7.98 EUR in all, most of all alice: 7.60 EUR, 95.2 % of everything." in told
+    assert "4 users owe 7.98 EUR in all, most of all alice: 7.60 EUR, 95.2 % of everything." in printed
 
 
 def test_recommend_report(report: Make) -> None:
@@ -185,7 +185,7 @@ def test_recommend_report(report: Make) -> None:
         one(5, "<default>", 1.0e6, None),  # a user of that name cannot be named in an entry
         record(6, 33_000, user="tiny", client_id="", produce_bytes=10, request_seconds=0.5),
     ]
-    told, out = report("recommend", rows, headroom=0.25)
+    printed, out = report("recommend", rows, headroom=0.25)
     advice = {
         (row["user"], row["kind"]): (float(row["recommended"]), row["change"], row["confidence"])
         for row in table(out, "recommendations")
@@ -218,7 +218,7 @@ def test_recommend_report(report: Make) -> None:
     assert "- 'calm' 'app' producer_byte_rate: 5 MB/s\n+ 'calm' 'app' producer_byte_rate: 1.3 MB/s" in difference
     assert "needs 1.9 MB/s on weekdays at 09 h UTC, was delayed 4 s" in difference
     assert "'right'" not in difference
-    assert "1 recommendations are in the table only" in told
+    assert "1 recommendations are in the table only" in printed
 
 
 def test_capacity_report(report: Make) -> None:
@@ -227,14 +227,14 @@ def test_capacity_report(report: Make) -> None:
     rows = [
         record(day + 1, day * 86_400, duration_s=60, produce_bytes=(day + 1) * 60 * MB, **limit) for day in range(4)
     ]
-    told, out = report("capacity", rows, capacity={"produce": 8e6})
+    printed, out = report("capacity", rows, capacity={"produce": 8e6})
     fetch, produce = table(out, "clusters")
     names = ("peak_bytes_per_s", "limits_bytes_per_s", "oversubscription", "peak_of_goal_share", "days_until_reached")
     assert floats(produce, *names) == pytest.approx([4e6, 10e6, 1.25, 0.5, 4])  # to the capacity, 8 MB/s, four days
     assert (produce["limits"], produce["sidecars"]) == ("1", "1")
     assert (fetch["limits"], fetch["days_until_reached"]) == ("", "")
-    assert "add up to 10 MB/s, 125 % of the capacity" in told
-    assert "they reach the capacity in 4 days" in told
+    assert "add up to 10 MB/s, 125 % of the capacity" in printed
+    assert "they reach the capacity in 4 days" in printed
 
 
 def test_noisy_report(report: Make) -> None:
@@ -263,14 +263,14 @@ def test_noisy_report(report: Make) -> None:
                 **at,
             )
         )
-    told, out = report("noisy", rows)
+    printed, out = report("noisy", rows)
     loud, meek = table(out, "neighbours")
     assert (loud["client_id"], loud["notable"], loud["bursts"], loud["buckets"]) == ("loud", "true", "2", "40")
     assert floats(loud, "lift", "correlation", "others_ms_in_bursts", "others_ms_otherwise") == pytest.approx(
         [3, 1, 30, 10]
     )
     assert (meek["lift"], meek["notable"]) == ("", "")
-    assert "While u / loud is in a burst, requests of the others take 30 ms of broker time instead of 10 ms" in told
+    assert "While u / loud is in a burst, requests of the others take 30 ms of broker time instead of 10 ms" in printed
 
 
 def test_whatif_of_all_four_quotas(report: Make) -> None:
@@ -299,7 +299,7 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
         mutation_num_samples=3,
         mutation_algorithm="windowed_burst",
     )
-    told, out = report("whatif", rows, candidates={"c": candidate})
+    printed, out = report("whatif", rows, candidates={"c": candidate})
     groups = {(row["kind"], row["group_user"]): row for row in table(out, "groups")}
     names = ("limit", "seconds_over", "longest_delay_s", "extreme_in_window")
     assert {key: floats(row, *names) for key, row in groups.items() if row["extreme_in_window"]} == {
@@ -311,7 +311,7 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
     more = ("time_over_share", "delayed_in_truth_s", "sidecars")
     assert floats(groups["produce", "u"], *more) == [0.1, 1.5, 2]
     assert float(groups["produce", "other"]["seconds_over"]) == 0
-    assert "4 of 8 limited groups would have been over the limit at some time." in told
+    assert "4 of 8 limited groups would have been over the limit at some time." in printed
 
 
 def test_whatif_side_by_side(report: Make) -> None:
@@ -322,7 +322,7 @@ def test_whatif_side_by_side(report: Make) -> None:
     rows += [record(n + 4, 20 * n, instance="i2", client_id="c1", produce_bytes=10 * MB, **at) for n in range(3)]
     quotas = CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 4e6}])
     sweep = {f"q × {factor:g}": quotas.scaled(factor) for factor in (0.5, 1, 2)}
-    told, out = report("whatif", rows, candidates=sweep, at_most=0.2)
+    printed, out = report("whatif", rows, candidates=sweep, at_most=0.2)
     # 6 MB each second: after k seconds 6 k MB in 10 s, from the eleventh on 11 * 6 / 10 s = 6.6 MB/s. Over 4 MB/s from
     # the seventh (4.2 MB/s) to the twentieth, over 2 MB/s from the fourth (2.4 MB/s); never over 8 MB/s. In all there
     # are 20 s on one sidecar and 60 s on the other, each second of which counts once for both clients.
@@ -338,7 +338,7 @@ def test_whatif_side_by_side(report: Make) -> None:
     compared = table(out, "candidates")
     assert [row["candidate"] for row in compared] == list(sweep)
     assert [row["groups_over_too_long"] for row in compared] == ["1", "0", "0"]
-    assert "q × 0.5: 1 of 1 limited group over the limit, for 17 s (21.2 %); 1 for more than 20 %" in told
+    assert "q × 0.5: 1 of 1 limited group over the limit, for 17 s (21.2 %); 1 for more than 20 %" in printed
 
 
 def test_compliance_report(report: Make) -> None:
@@ -350,14 +350,14 @@ def test_compliance_report(report: Make) -> None:
         for number, (name, ignored) in enumerate(libraries.items(), 1)
     ]
     rows.append(record(4, 0, client_id="old", mutes=3, mutes_ignored=3))
-    told, out = report("compliance", rows)
+    printed, out = report("compliance", rows)
     assert {row["library"]: float(row["ignored_share"]) for row in table(out, "libraries")} == {
         "kafka-python": 0, "librdkafka": 0.9, "strange": 0.3, "(did not say)": 1,
     }  # fmt: skip
-    assert "kafka-python 1 honours throttle times: it went on sending during 0 of 30 throttles (0 %)" in told
-    assert "librdkafka 1 ignores throttle times" in told
-    assert "strange 1 honours throttle times in part" in told
-    assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in told
+    assert "kafka-python 1 honours throttle times: it went on sending during 0 of 30 throttles (0 %)" in printed
+    assert "librdkafka 1 ignores throttle times" in printed
+    assert "strange 1 honours throttle times in part" in printed
+    assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in printed
 
 
 def test_slo_report_by_team(report: Make) -> None:
@@ -371,7 +371,7 @@ def test_slo_report_by_team(report: Make) -> None:
         record(3, 0, client_id="b", requests=100, throttle_fetch_count=1, throttle_fetch_seconds=0.1),
         record(4, 10, client_id="b", requests=100),
     ]
-    told, out = report("slo", rows, owners=owners, target=0.99)
+    printed, out = report("slo", rows, owners=owners, target=0.99)
     shop, rest = table(out, "teams")
     # 10 of 20 s (of 10 s no more than 10 s are held), 3 of 200 requests: 50 % where 1 % was left, 50 times as much.
     names = ("held_seconds", "time_held_share", "requests_delayed_share", "budget_used_share")
@@ -380,7 +380,7 @@ def test_slo_report_by_team(report: Make) -> None:
     assert [(row["team"], row["kept"], row["clients"]) for row in (shop, rest)] == [
         ("shop", "false", "1"), ("rest", "true", "1"),
     ]  # fmt: skip
-    assert "1 of 2 teams missed the target" in told
+    assert "1 of 2 teams missed the target" in printed
     _, out = report("throttling", rows, owners=owners)
     assert [(row["team"], *floats(row, "rows", "delayed_seconds")) for row in table(out, "teams")] == [
         ("shop", 1, 25.0), ("rest", 1, pytest.approx(0.1)),
@@ -427,7 +427,7 @@ def test_anomalies_report(report: Make) -> None:
         record(31, 9 * day, client_id="curious", mutations=4),
     ]
     rows += [record(32, 9 * day, client_id="fresh", **usual)]
-    told, out = report("anomalies", rows, recent_days=2)
+    printed, out = report("anomalies", rows, recent_days=2)
     found = {
         (row["client_id"], row["anomaly"], row["use"]): floats(row, "highest_hour") for row in table(out, "anomalies")
     }
@@ -438,9 +438,9 @@ def test_anomalies_report(report: Make) -> None:
     }
     assert (
         "1 client used far more than in any earlier hour, most of all u / grown: 80 MB produced in an hour, 20 MB"
-        in told
+        in printed
     )
-    assert "1 client used something for the first time, most of all u / curious: 4 partitions created" in told
+    assert "1 client used something for the first time, most of all u / curious: 4 partitions created" in printed
 
 
 def test_changes_report(report: Make) -> None:
@@ -454,15 +454,15 @@ def test_changes_report(report: Make) -> None:
         # Shares of a fleet's limit move; the limit does not.
         fleet = {"produce_limit": 1e6 + n, "produce_fleet_limit": 5e6, "produce_fleet_share": 0.2}
         rows.append(record(n + 1, n * hour, instance="i2", client_id="fleet", **fleet))
-    told, out = report("changes", rows)
+    printed, out = report("changes", rows)
     (change,) = table(out, "changes")
     assert (change["client_id"], change["kind"], change["since"][:16]) == ("c", "produce", "2025-10-21T00:00")
     names = ("limit", "rate", "held_share", "delayed")
     assert [floats(change, f"{name}_before", f"{name}_after") for name in names] == [
         [1e6, 3e6], [1e6, 1.5e6], [0.2, 0], [48, 0],
     ]  # fmt: skip
-    assert "1 change of quotas of 1 client: 1 reduced the client's throttled time, 0 increased it." in told
+    assert "1 change of quotas of 1 client: 1 reduced the client's throttled time, 0 increased it." in printed
     assert (
         "from 1 MB/s to 3 MB/s. It was throttled for 20 % of its time before and 0 % after, and used 1 MB/s before"
-        in told
+        in printed
     )

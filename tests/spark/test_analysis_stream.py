@@ -106,12 +106,12 @@ def test_state_is_bounded_and_exported(spark: SparkSession, tmp_path: Path) -> N
         write(source, [*rows, rows[0]], f"{day:02}.jsonl")
         os.utime(source / f"{day:02}.jsonl", (T0_MS / 1000 + day, T0_MS / 1000 + day))  # the order they are read in
     settings = StreamSettings(str(source), str(output), delay="1 hour", once=True, rows_per_batch=at_once)
-    metrics, told = StreamMetrics(), []
+    metrics, result = StreamMetrics(), []
     queries = start(spark, settings)
-    follow(queries, told.append, metrics=metrics, every_s=0.1)
+    follow(queries, result.append, metrics=metrics, every_s=0.1)
     port = metrics.serve(("127.0.0.1", 0))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as printed:
+        text = printed.read().decode()
     values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
     rollups = next(query for query in queries if query.name == "rollups")
     kept = [sum(one["numRowsTotal"] for one in p["stateOperators"]) for p in rollups.recentProgress]
@@ -222,8 +222,8 @@ class Stream:
 
 
 def scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as printed:
+        return str(printed.read().decode())
 
 
 @pytest.fixture

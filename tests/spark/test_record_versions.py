@@ -93,11 +93,11 @@ def test_the_report_on_throttling_reads_both(spark: SparkSession, tmp_path: Path
             frame.coalesce(1).write.parquet(str(tmp_path / "columns" / name))
         place = tmp_path / "columns"
     now_ms = T0_MS + 30 * DAY_MS
-    told = make(spark, "throttling", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=now_ms)
+    printed = make(spark, "throttling", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=now_ms)
     clients = {row["client_id"]: row for row in table(tmp_path / "out" / "throttling", "clients")}
     assert (float(clients["old"]["delayed_seconds"]), float(clients["old"]["held_seconds"])) == (4, 0)
     assert (float(clients["new"]["delayed_seconds"]), float(clients["new"]["held_seconds"])) == (6, 5)
     causes = {row["cause"]: row for row in table(tmp_path / "out" / "throttling", "causes")}
     assert (float(causes["produce"]["delayed_seconds"]), float(causes["produce"]["held_seconds"])) == (8, 3)
     assert (float(causes["request"]["delayed_seconds"]), float(causes["request"]["held_seconds"])) == (2, 2)
-    assert "5 s (50 %) was queueing in kquota" in told
+    assert "5 s (50 %) was queueing in kquota" in printed

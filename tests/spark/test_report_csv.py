@@ -84,7 +84,7 @@ def test_tables_pages_and_terminals_escape_hostile_names(report: Make, spark: Sp
     # `recommend` proposes an entry for this one, and none for a client-id that no file may name.
     rows += [row | {"client_id": "etl", "sequence": row["sequence"] + 1000} for row in rows]
     rows += [row | {"client_id": "=1+1", "sequence": row["sequence"] + 5000} for row in rows[:3]]
-    told, out = report(name, rows, headroom=0.25)
+    printed, out = report(name, rows, headroom=0.25)
     for path in out.glob("*.csv"):
         with path.open(newline="") as file:
             for cells in csv.reader(file, strict=True):
@@ -94,7 +94,7 @@ def test_tables_pages_and_terminals_escape_hostile_names(report: Make, spark: Sp
         exact = {(row["user"], row["client_id"]) for row in spark.read.parquet(str(path)).collect()}
         assert {(BIDI, "=1+1"), (BIDI, "etl")} <= exact
     page = (out / "report.html").read_text()
-    for text in (told, page):
+    for text in (printed, page):
         harmful = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
         assert harmful <= {"\n"}, harmful
     assert BIDI_SHOWN in html.unescape(page)

@@ -151,9 +151,9 @@ def test_page_script_is_the_published_one() -> None:
 def test_index_links_all_reports(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
     asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
-    told, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)
+    printed, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)
     assert list(failed) == ["chargeback"]  # it was not told what it needs
-    assert "1 client produced 19 MB" in told
+    assert "1 client produced 19 MB" in printed
     with browse(1300) as driver:
         driver.get((tmp_path / "out/index.html").as_uri())
         accessible(driver)

@@ -107,8 +107,8 @@ def source(module: str, path: str) -> Path:
     (version,) = re.findall(
         rf"^(?:require)?\s+{re.escape(path)} (\S+)$", (MODULES / module / "go.mod").read_text(), re.MULTILINE
     )
-    told = json.loads(_go(module, "mod", "download", "-json", f"{path}@{version}"))
-    return Path(told["Dir"])
+    answer = json.loads(_go(module, "mod", "download", "-json", f"{path}@{version}"))
+    return Path(answer["Dir"])
 
 
 def _go(module: str, *arguments: str | Sequence[str]) -> str:

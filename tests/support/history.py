@@ -110,14 +110,14 @@ def check(history: Sequence[Event]) -> dict[str, list[str]]:
         outcome = outcomes.get(value)
         if outcome is None:
             found["unanswered"].append(str(value))
-        told = None if outcome is None or outcome.offset is None else (outcome.partition, outcome.offset)
+        answer = None if outcome is None or outcome.offset is None else (outcome.partition, outcome.offset)
         if value in seen:
-            if told is not None and told not in seen[value]:
-                found["inconsistent"].append(f"{value} acknowledged at {told}, read at {seen[value]}")
+            if answer is not None and answer not in seen[value]:
+                found["inconsistent"].append(f"{value} acknowledged at {answer}, read at {seen[value]}")
         elif outcome is not None and outcome.what == "acknowledged" and shows(event):
-            behind = told is None or bool(shown[told[0]] and shown[told[0]][-1] > told[1])
-            found["lost" if behind else "unseen"].append(f"{value} at {told}")
-        if first := seen[value][0] if value in seen else told:
+            behind = answer is None or bool(shown[answer[0]] and shown[answer[0]][-1] > answer[1])
+            found["lost" if behind else "unseen"].append(f"{value} at {answer}")
+        if first := seen[value][0] if value in seen else answer:
             placed[event.who, first[0]].append((first[1], value))
     for (who, _), sequence in placed.items():
         for (before, earlier), (offset, value) in pairwise(sequence):

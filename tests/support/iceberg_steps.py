@@ -55,9 +55,9 @@ def main(folder: Path) -> None:
     spark = open_session("local[2]", "700m", given | session_conf({}, [str(table)], None))
 
     def run(source: str, **more: Any) -> list[str]:
-        told: list[str] = []
-        compact(spark, CompactSettings(str(folder / source), str(table), **more), told.append, now_ms=NOW_MS)
-        return told
+        answer: list[str] = []
+        compact(spark, CompactSettings(str(folder / source), str(table), **more), answer.append, now_ms=NOW_MS)
+        return answer
 
     steps["made"] = state_of(spark, table)
     steps["told"] = run("late")

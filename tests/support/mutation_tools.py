@@ -182,8 +182,8 @@ class Cluster:
                 topic_id = uuid.UUID(int=next(self._ids))
                 if not message.validate_only:
                     self.topics[topic.name] = (topic_id, count)
-            told = not error and self.describe_configs
-            counts = (count, 1) if told else (-1, -1)
+            result = not error and self.describe_configs
+            counts = (count, 1) if result else (-1, -1)
             shown = dict(zip(("num_partitions", "replication_factor"), counts, strict=True))
             shown["topic_config_error_code"] = 0 if self.describe_configs else 29
             done = {"name": topic.name, "topic_id": topic_id, "error_code": error, "error_message": None}

@@ -118,9 +118,9 @@ class ScriptedBroker:
             {"node_id": number, "host": "127.0.0.1", "port": port, "rack": None}
             for number, port in [(self.node_id, self.node_port), *self.others]
         ]
-        told = {"brokers": brokers, "controller_id": 1, "topics": []}
-        told |= {"cluster_id": self.cluster_id} if version >= 2 else {}
-        return kafka_python_frame(_kafka_python("MetadataResponse"), version, number, **told)
+        result = {"brokers": brokers, "controller_id": 1, "topics": []}
+        result |= {"cluster_id": self.cluster_id} if version >= 2 else {}
+        return kafka_python_frame(_kafka_python("MetadataResponse"), version, number, **result)
 
 
 def _kafka_python(name: str) -> Any:

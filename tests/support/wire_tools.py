@@ -275,11 +275,11 @@ def translated(message: Any, translate: Translate) -> Any:
             name: walk(old, node_id) for name in names if (old := getattr(value, name)) is not None
         }
         if {"host", "port"} <= names and node_id >= 0 and changes["host"]:
-            (told,) = (
+            (replaced,) = (
                 [None] if controllers else translate([NodeAddress(node_id, changes["host"], changes["port"])], False)
             )
-            if told is not None:
-                changes["host"], changes["port"] = told
+            if replaced is not None:
+                changes["host"], changes["port"] = replaced
             elif "error_code" in names:
                 changes |= {"node_id": -1, "host": "", "port": -1, "error_code": ErrorCode.coordinator_not_available}
             else:

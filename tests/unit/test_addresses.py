@@ -34,8 +34,8 @@ class Machine:
         self.fixed = dict(fixed or {})
         self.book = AddressBook(self.ports, self.fixed, GRACE_S, self.bind, self.close)
         self.now_s = 0.0
-        self.told: dict[tuple[int, int], float] = {}
-        """(port, node id): when a client was told so for the last time."""
+        self.advertised: dict[tuple[int, int], float] = {}
+        """(port, node id): when it was advertised last."""
 
     def bind(self, node_id: int, port: int) -> bool:
         assert port in self.ports
@@ -64,7 +64,7 @@ class Machine:
         for node_id, port in found.items():
             if port is not None:
                 assert self.open[port] == node_id
-                self.told[port, node_id] = self.now_s
+                self.advertised[port, node_id] = self.now_s
         return found
 
 
@@ -114,8 +114,8 @@ def test_own_ports_by_example(live: list[int], fixed: dict[int, int], ports: dic
     ),
 )
 def test_instances_agree_after_any_churn(size: int, events: list[tuple[str, set[int] | float]]) -> None:
-    """At each moment an instance tells what one tells that has just been started. During the grace time of what clients
-    were told, a port stands for another broker only if that is told with it."""
+    """At each moment an instance advertises what one that has just been started does. During the grace time of what
+    clients got, a port stands for another broker only if that one is advertised with it."""
     machine = Machine(size)
     live: set[int] = set()
     for what, value in events:
@@ -125,12 +125,14 @@ def test_instances_agree_after_any_churn(size: int, events: list[tuple[str, set[
         else:
             found = machine.wait(value)
         assert found == Machine(size).see(*live) == dict.fromkeys(live) | own_ports(live, machine.ports, {})
-        for (port, told), when_s in machine.told.items():
+        for (port, advertised), when_s in machine.advertised.items():
             stands_for = machine.open.get(port)
-            if stands_for != told and machine.now_s < when_s + GRACE_S:
+            if stands_for != advertised and machine.now_s < when_s + GRACE_S:
                 assert stands_for is not None
-                assert found.get(stands_for) == port or (port, stands_for) in machine.told, "it was told in between"
-                machine.told[port, told] = -GRACE_S
+                assert found.get(stands_for) == port or (port, stands_for) in machine.advertised, (
+                    "it was advertised in between"
+                )
+                machine.advertised[port, advertised] = -GRACE_S
     machine.wait(GRACE_S + 1)
     assert len(machine.open) == min(len(live), size)
 

@@ -25,7 +25,7 @@ def test_owner_patterns_match_whole_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "answer"),
     [
         ([], "o.yaml: (the whole file): got [], expected a mapping"),
         ({"owners": ["shop"]}, 'owners[0]: got "shop", expected a mapping'),
@@ -35,6 +35,6 @@ def test_owner_patterns_match_whole_names() -> None:
         ({"owners": [{"team": "a"}]}, "owners[0]: got a mapping with team, expected user or client-id"),
     ],
 )
-def test_wrong_files_are_named(values: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)):
+def test_wrong_files_are_named(values: Any, answer: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(answer)):
         validate(Owners, Source("o.yaml", values))

@@ -57,15 +57,15 @@ def simulated(config: Any, kind: str, rows: Spread, scale: float = 1.0) -> dict[
     for t_ms, _, group, amount in sorted(seconds):
         event = {"t_ms": t_ms, "kind": kind, "client_id": f"g{group}", "amount": amount * scale}
         lines.append(json.dumps(event | ({"strict": False} if kind == "mutation" else {})).encode())
-    told: dict[int, tuple[int, int, float]] = {}
+    answer: dict[int, tuple[int, int, float]] = {}
     extreme = min if kind == "mutation" else max
     for good, result in simulate(config, lines):
         assert good, result
         if result["throttle_ms"] > 0:
             group = int(result["client_id"][1:])
-            number, longest, worst = told.get(group, (0, 0, result["observed"]))
-            told[group] = (number + 1, max(longest, result["throttle_ms"]), extreme(worst, result["observed"]))
-    return told
+            number, longest, worst = answer.get(group, (0, 0, result["observed"]))
+            answer[group] = (number + 1, max(longest, result["throttle_ms"]), extreme(worst, result["observed"]))
+    return answer
 
 
 WINDOWS = [(11, 1), (5, 1), (4, 2), (3, 7), (2, 1), (1, 1)]

@@ -6,8 +6,8 @@ from tests.support.history import KINDS, Event, History, assert_clean, check
 
 
 def wrote(value: str, offset: int | None, transaction: str | None = None, what: str = "acknowledged") -> History:
-    told = Event(what, value=value, offset=offset)  # type: ignore[arg-type]
-    return [Event("sent", "writer", value, transaction=transaction), told]
+    answer = Event(what, value=value, offset=offset)  # type: ignore[arg-type]
+    return [Event("sent", "writer", value, transaction=transaction), answer]
 
 
 def read(*values: tuple[str, int], who: str = "reader") -> History:

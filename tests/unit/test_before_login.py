@@ -93,8 +93,8 @@ def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: Cut
 def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, version: int, cut: Cut) -> None:
     of = ledger(produce_rate=1000, smooth=False)
     one = identified(of, login_expected=True, probe_version=version)
-    told = []
-    one.user_of = lambda login: (told.append(login), "FALLBACK")[1]
+    answer = []
+    one.user_of = lambda login: (answer.append(login), "FALLBACK")[1]
     sent = produce(6, 1000, acks=0) + produce(7, 29_000, acks=acks)
     parts, out = cut(sent), b""
     while not one.must_wait:
@@ -102,7 +102,7 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     assert out == question(6, version)
     assert identities(of) == set()
     assert from_broker(one, takes_requests(6, version), 10.0) == b"", "the client does not hear of the question"
-    assert told == [NO_LOGIN]
+    assert answer == [NO_LOGIN]
     out = one.taken() + b"".join(from_client(one, part, 20.0) for part in parts)
     assert out == sent
     assert identities(of) == {("FALLBACK", "c")}

@@ -50,7 +50,7 @@ class Watched:
         return rows
 
 
-def told(row: record.Row, *names: str) -> list[Any]:
+def values(row: record.Row, *names: str) -> list[Any]:
     return [row[name] for name in names]
 
 
@@ -63,9 +63,9 @@ def test_a_client_s_use_of_an_interval() -> None:
     watched.charge("c", Kind.REQUEST, 250)
     watched.charge("c", Kind.MUTATION, 7)
     (row,) = watched.close()
-    assert told(row, "user", "client_id", "instance", "sequence", "pod") == ["u", "c", "i", 1, "p"]
-    assert told(row, "start_ms", "end_ms", "duration_s", "samples") == [0, 10_000, 10.0, 10]
-    assert told(row, "produce_bytes", "fetch_bytes", "request_seconds", "mutations") == [4900, 0, 0.25, 7.0]
+    assert values(row, "user", "client_id", "instance", "sequence", "pod") == ["u", "c", "i", 1, "p"]
+    assert values(row, "start_ms", "end_ms", "duration_s", "samples") == [0, 10_000, 10.0, 10]
+    assert values(row, "produce_bytes", "fetch_bytes", "request_seconds", "mutations") == [4900, 0, 0.25, 7.0]
     # charged after the last tick: in this interval's totals, in the next one's rates
     assert row["request_rate_max"] == 0.0
     watched.tick()
@@ -73,7 +73,7 @@ def test_a_client_s_use_of_an_interval() -> None:
     for client_id in ("b", "c"):
         watched.charge(client_id, Kind.PRODUCE, 2)
     watched.tick()
-    assert [told(row, "client_id", "sequence", "produce_bytes") for row in watched.close()] == [
+    assert [values(row, "client_id", "sequence", "produce_bytes") for row in watched.close()] == [
         ["c", 2, 2],
         ["b", 3, 2],
     ]
@@ -121,11 +121,11 @@ def test_connections_requests_library_and_mutes() -> None:
     assert {name: row[f"requests_{name}"] for name in record.FAMILIES} == (
         {"produce": 4, "fetch": 4, "metadata": 2, "group": 1, "transaction": 1, "admin": 1, "connection": 3, "other": 1}
     )
-    assert told(row, "connections_peak", "connections_opened", "mutes", "mutes_ignored") == [3, 3, 2, 1]
-    assert told(row, "client_library", "client_library_version") == ["apache-kafka-java", "4.2.0"]
-    assert told(row, "throttle_produce_count", "throttle_produce_seconds") == [1, 1.5]
-    assert told(row, "throttle_request_count", "throttle_request_seconds") == [1, 0.02]
-    assert told(row, "throttle_broker_count", "throttle_broker_seconds") == [1, 0.007]
+    assert values(row, "connections_peak", "connections_opened", "mutes", "mutes_ignored") == [3, 3, 2, 1]
+    assert values(row, "client_library", "client_library_version") == ["apache-kafka-java", "4.2.0"]
+    assert values(row, "throttle_produce_count", "throttle_produce_seconds") == [1, 1.5]
+    assert values(row, "throttle_request_count", "throttle_request_seconds") == [1, 0.02]
+    assert values(row, "throttle_broker_count", "throttle_broker_seconds") == [1, 0.007]
     account.leave()  # no row for a connection that only ends, but the peak of the next row knows
     watched.ledger.wake(account)
     watched.tick()
@@ -133,7 +133,7 @@ def test_connections_requests_library_and_mutes() -> None:
     watched.charge("c", Kind.PRODUCE, 1)
     watched.tick()
     (row,) = watched.close()
-    assert told(row, "connections_peak", "connections_opened", "requests", "mutes") == [1, 0, 0, 0]
+    assert values(row, "connections_peak", "connections_opened", "requests", "mutes") == [1, 0, 0, 0]
 
 
 def test_limits_and_groups() -> None:
@@ -143,11 +143,11 @@ def test_limits_and_groups() -> None:
         watched.charge("c", Kind.FETCH, 1)
         watched.tick()
     (row,) = watched.close()
-    limit = told(row, "produce_limit", "produce_limit_mode", "produce_limit_level")
+    limit = values(row, "produce_limit", "produce_limit_mode", "produce_limit_level")
     assert limit == [1000.0, "enforce", "<default client-id>"]
-    assert told(row, "produce_group_user", "produce_group_client_id") == [None, "c"]
-    assert told(row, "fetch_group_user", "fetch_group_client_id", "fetch_limit") == ["u", None, 50.0]
-    assert told(row, "mutation_limit", "mutation_limit_mode", "mutation_group_utilisation_peak") == [None, None, None]
+    assert values(row, "produce_group_user", "produce_group_client_id") == [None, "c"]
+    assert values(row, "fetch_group_user", "fetch_group_client_id", "fetch_limit") == ["u", None, 50.0]
+    assert values(row, "mutation_limit", "mutation_limit_mode", "mutation_group_utilisation_peak") == [None, None, None]
     # 4000 bytes in Kafka's window, of which at least 10 s count: 400 bytes/s of 1000
     assert row["produce_group_utilisation_peak"] == pytest.approx(0.4, abs=0.05)
 
@@ -172,7 +172,7 @@ def test_trial_limits_are_exported_once_per_group() -> None:
     watched.tick()
     (row,) = watched.close()
     assert row["produce_group_shadow_count"] == 1
-    assert told(row, "fetch_limit", "fetch_candidate_limit", "fetch_group_candidate_count") == [1e9, 10.0, 1]
+    assert values(row, "fetch_limit", "fetch_candidate_limit", "fetch_group_candidate_count") == [1e9, 10.0, 1]
     # 1000 bytes in 10 s are 100 bytes/s: (100 - 10) / 10 * 10 s
     assert row["fetch_group_candidate_seconds"] == pytest.approx(90.0, rel=0.1)
 
@@ -189,16 +189,16 @@ def test_exports_forgotten_clients_together() -> None:
     rows = watched.close()
     assert sum(row["produce_bytes"] for row in rows) == 100 + 101 + 102 + 103 + 104
     assert sum(row["requests_produce"] for row in rows) == 5
-    assert told(rows[-1], "user", "client_id", "produce_bytes", "requests") == ["u", "other", 100 + 101 + 102, 3]
+    assert values(rows[-1], "user", "client_id", "produce_bytes", "requests") == ["u", "other", 100 + 101 + 102, 3]
     assert watched.sampler.folded == 3
     assert [row["sequence"] for row in rows] == [1, 2, 3]
     watched.charge("c0", Kind.PRODUCE, 7)  # back again, a newcomer
     watched.charge("c0", Kind.MUTATION, 5)
     watched.tick()
-    assert [told(row, "client_id", "produce_bytes") for row in watched.close()] == [["c0", 7]]
+    assert [values(row, "client_id", "produce_bytes") for row in watched.close()] == [["c0", 7]]
     watched.ledger.refund(watched.ledger.account("u", "c0"), Kind.MUTATION, 3, watched.now_ms)
     watched.tick()
-    assert [told(row, "mutations", "mutation_rate_max") for row in watched.close()] == [[-3.0, 0.0]]
+    assert [values(row, "mutations", "mutation_rate_max") for row in watched.close()] == [[-3.0, 0.0]]
     watched.now_ms += 2 * 3_600_000
     assert sum(watched.ledger.sweep(watched.now_ms)) >= 1
     assert list(watched.ledger.accounts()) == [], "the sampler does not keep it alive"
@@ -236,7 +236,7 @@ def test_invented_clients_and_users_take_no_rows_from_others() -> None:
     watched.tick()
     rows = watched.close()
     assert len(rows) == MAX_ROWS + MAX_FOLDED_USERS + 1
-    assert told(rows[-1], "user", "client_id", "produce_bytes") == ["other", "other", 1500 - len(rows) + 1]
+    assert values(rows[-1], "user", "client_id", "produce_bytes") == ["other", "other", 1500 - len(rows) + 1]
 
 
 TEXT = Path(__file__, "../../../docs/usage-records.md").resolve().read_text()

@@ -47,7 +47,9 @@ OK: Mutation = Mutation(True, 0)
 )
 def test_bucket_delays_are_kafkas(rate: float, strict: bool, charges: list[tuple[float, int, Mutation]]) -> None:
     client = Mutations(rate)  # burst 10 times that
-    assert [client.charge(amount, now, strict=strict) for amount, now, _ in charges] == [told for *_, told in charges]
+    assert [client.charge(amount, now, strict=strict) for amount, now, _ in charges] == [
+        answer for *_, answer in charges
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])

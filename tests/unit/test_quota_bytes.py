@@ -16,7 +16,7 @@ from quota.table import RATE_FIELD, Entry
 from tests.support.session_tools import kafka_ledger
 
 PRODUCE, REQUEST = Kind.PRODUCE, Kind.REQUEST
-Told = tuple[float, Sequence[int], list[int]]
+Charged = tuple[float, Sequence[int], list[int]]
 """An amount, the times at which it is charged, and the delay each time."""
 
 
@@ -25,7 +25,7 @@ def charger(ledger: Ledger, account: Account) -> Callable[[float, int], int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit", "told"),
+    ("kind", "limit", "charges"),
     [
         # A2: 6300 in 10.5 s = 600 B/s; (600 - 500) / 500 * 10 500. A4, A5: the window holds 400 for each second plus
         # the 2300, so it stays over until the spike's sample (last event at 10 500) is 11 s old.
@@ -72,10 +72,10 @@ def charger(ledger: Ledger, account: Account) -> Callable[[float, int], int]:
         pytest.param(REQUEST, 1, [(500, [0], [1000]), (0, range(1000, 12_000, 1000), [1000] * 10 + [0])], id="C6"),
     ],
 )
-def test_delays_are_kafkas(kind: Kind, limit: float, told: list[Told]) -> None:
+def test_delays_are_kafkas(kind: Kind, limit: float, charges: list[Charged]) -> None:
     ledger = kafka_ledger(Entry(client_id=DEFAULT, **{RATE_FIELD[kind]: limit}))
     account = ledger.account("", "client1")
-    for amount, times, delays in told:
+    for amount, times, delays in charges:
         assert [ledger.charge(account, kind, amount, now) for now in times] == delays
 
 

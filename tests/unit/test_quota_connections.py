@@ -183,8 +183,8 @@ def test_forgetting_changes_no_decision(steps: list[tuple[int, str]], limit: int
         if delay:
             sensor.record(-1.0, now)
         decision = gate.gate.admit(address, None, now)
-        told = decision.delay_ms if isinstance(decision, Refusal) else 0
-        assert told == delay
+        answer = decision.delay_ms if isinstance(decision, Refusal) else 0
+        assert answer == delay
         if isinstance(decision, Ticket):
             gate.gate.leave(decision)
     gate.gate.forget(now + 100_000, most=10)

@@ -47,8 +47,8 @@ def describing(version: int, *components: tuple[str, int, str | None], strict: b
 
 
 def described(version: int, error: int = 0, throttle_ms: int = 0, message: str = "") -> bytes:
-    told: dict[str, Any] = {"throttle_time_ms": throttle_ms, "error_code": error, "error_message": message}
-    return body(DESCRIBE, "response", version, **told, entries=None if error else [])
+    answer: dict[str, Any] = {"throttle_time_ms": throttle_ms, "error_code": error, "error_message": message}
+    return body(DESCRIBE, "response", version, **answer, entries=None if error else [])
 
 
 def altering(version: int, *entries: tuple[Entity, dict[str, float | None]], validate_only: bool = False) -> bytes:
@@ -83,13 +83,13 @@ def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: Cut) -
     one, _ = under(authority)
     asked = from_client(one, request(DESCRIBE, version, 1, describing(version, ("user", 0, "alice"))), cut=cut)
     assert asked == request(DESCRIBE, version, 1, describing(version, strict=True))  # finds nothing, costs nothing
-    told = from_broker(one, response(DESCRIBE, version, 1, described(version, throttle_ms=7)), cut=cut)
-    message = read(DESCRIBE, version, told)
+    answer = from_broker(one, response(DESCRIBE, version, 1, described(version, throttle_ms=7)), cut=cut)
+    message = read(DESCRIBE, version, answer)
     assert (message.throttle_time, message.error_code, message.error_message) == (timedelta(milliseconds=7), 0, "")
-    assert read_described(version, told[HEAD[version] :]) == {ALICE: {PRODUCE: 1000.0}}
+    assert read_described(version, answer[HEAD[version] :]) == {ALICE: {PRODUCE: 1000.0}}
     from_client(one, request(DESCRIBE, version, 1, describe_request(version)), cut=cut)
-    told = from_broker(one, response(DESCRIBE, version, 1, described(version)), cut=cut)
-    assert read_described(version, told[HEAD[version] :]) == authority.shown
+    answer = from_broker(one, response(DESCRIBE, version, 1, described(version)), cut=cut)
+    assert read_described(version, answer[HEAD[version] :]) == authority.shown
 
 
 @versions
@@ -120,8 +120,8 @@ def test_forward_passes_untouched_and_source_looks_again(version: int) -> None:
     one, admin = under(authority)
     sent = request(ALTER, version, 1, altering(version, ((("nonsense", ""),), {"bad": -1.0})))
     assert from_client(one, sent) == sent
-    told = response(ALTER, version, 1, b"\0\0\0\0" + b"whatever the broker says")
-    assert from_broker(one, told) == told
+    answer = response(ALTER, version, 1, b"\0\0\0\0" + b"whatever the broker says")
+    assert from_broker(one, answer) == answer
     assert (authority.told_of_the_broker, admin.requests) == (1, {"forwarded": 1})
 
 
@@ -180,8 +180,8 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int) -
 
     def shown(*components: tuple[str, int, str | None]) -> int:
         from_client(one, request(DESCRIBE, version, 1, describing(version, *components)))
-        told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
-        return len(read(DESCRIBE, version, told).entries)
+        answer = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+        return len(read(DESCRIBE, version, answer).entries)
 
     assert [shown(), shown(), shown(("user", 2, None)), shown()] == [2, 2, 1, 2]
     authority.shown = {ALICE: {PRODUCE: 2.0}}
@@ -204,6 +204,6 @@ def test_the_longest_names_fit_into_complaints_about_them(version: int) -> None:
     assert all(message is not None and len(message) == 500 for _, message, _ in answered)
     one, _ = under(Authority())
     from_client(one, request(DESCRIBE, version, 1, describing(version, (long, 0, "x"))))
-    told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
-    message = read(DESCRIBE, version, told)
+    answer = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+    message = read(DESCRIBE, version, answer)
     assert (message.error_code, len(message.error_message)) == (ErrorCode.unsupported_version, 500)

@@ -105,10 +105,10 @@ steps = st.lists(
 @settings(max_examples=examples(150))
 def test_forgetting_is_unseen(smooth: bool, story: list[tuple[int, str, int]], limit: int, cap: int | None) -> None:
     table = QuotaTable([Entry("u", None, limit, limit, limit, limit)])
-    told: list[list[object]] = []
+    outcomes: list[list[object]] = []
     for forgetful in (True, False):
         ledger, now = Ledger(table, smooth=smooth, max_throttle_ms=cap), 0
-        told.append([])
+        outcomes.append([])
         for gap, action, amount in story:
             now += gap
             if forgetful:  # at once whatever may be forgotten, as an attack would make it
@@ -118,8 +118,8 @@ def test_forgetting_is_unseen(smooth: bool, story: list[tuple[int, str, int]], l
                 assert all(not group.forgettable(now) for group in ledger.groups())
             # Pacing also learns sizes of batches (ADR 0010), so with it no fetch finds any.
             fetched, kinds = 0 if smooth else amount, (PRODUCE, REQUEST, MUTATION)
-            told[-1].append(acted(ledger, action, amount, now, fetched=fetched, kinds=kinds))
-    assert told[0] == told[1]
+            outcomes[-1].append(acted(ledger, action, amount, now, fetched=fetched, kinds=kinds))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_an_admitted_fetch_keeps_its_counter() -> None:

@@ -152,14 +152,14 @@ def test_candidates_decide_nothing(smooth: bool, story: list[tuple[int, int, str
     names = RATE_FIELD.values()
     plain = Entry(user="u", **dict.fromkeys(names, live))
     on_trial = plain._replace(candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
-    told: list[list[object]] = []
+    outcomes: list[list[object]] = []
     for entry in (plain, on_trial):
         ledger, now = Ledger(QuotaTable([entry]), smooth=smooth), 0
-        told.append([])
+        outcomes.append([])
         for gap, amount, action in story:
             now += gap
-            told[-1].append(acted(ledger, action, amount, now, fetched=amount))
-    assert told[0] == told[1]
+            outcomes[-1].append(acted(ledger, action, amount, now, fetched=amount))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_the_algorithm_on_trial_is_the_live_one() -> None:

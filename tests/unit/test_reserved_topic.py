@@ -132,8 +132,8 @@ def test_the_topic_is_not_deleted_by_its_id_either(name: str) -> None:
     assert isinstance(asked, Ask)
     topics = [{"error_code": 0, "name": name, "topic_id": own, "partitions": []}]
     cls = kafka_python_class(METADATA, "response")
-    told = kafka_python_message(cls, asked.api_version, throttle_time_ms=0, brokers=[], topics=topics)
-    outcome = finished(asked.then(bytes(told.encode(version=asked.api_version)), 0.0))
+    answer = kafka_python_message(cls, asked.api_version, throttle_time_ms=0, brokers=[], topics=topics)
+    outcome = finished(asked.then(bytes(answer.encode(version=asked.api_version)), 0.0))
     if name == TOPIC:
         assert [code for _, code in _errors(DELETE_TOPICS, 6, outcome)] == [NOT_ATTEMPTED, REFUSED]
     else:
@@ -284,8 +284,8 @@ def test_metadata_does_not_show_the_topic(version: int, rewrite: bool) -> None:
     for topics in ((own,), (longer, own), (own, longer, *message.topics), (longer, *message.topics)):
         one = session(LEDGER, rewrite=rewrite, reserved=_guard())
         from_client(one, request(METADATA, version, 5, b"\1\0\0\0"))
-        told = response(METADATA, version, 5, encode(dataclasses.replace(message, topics=topics)))
-        got = b"".join(from_broker(one, told[at : at + 100]) for at in range(0, len(told), 100))
+        answer = response(METADATA, version, 5, encode(dataclasses.replace(message, topics=topics)))
+        got = b"".join(from_broker(one, answer[at : at + 100]) for at in range(0, len(answer), 100))
         found = kio_read(got, METADATA, version)
         others = tuple(topic for topic in topics if topic is not own)
         assert found == dataclasses.replace(message, topics=others, brokers=found.brokers)

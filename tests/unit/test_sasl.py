@@ -54,13 +54,13 @@ def replies(token: bytes, version: int) -> bytes:
 @pytest.mark.parametrize("mechanism", sorted(SHOWN))
 def test_a_login_is_told_once_the_broker_has_accepted_all_of_it(mechanism: str, version: int, cut: Cut) -> None:
     one = session(ledger())
-    told = listen(one)
+    answer = listen(one)
     *before, (token, reply) = SHOWN[mechanism]
     log_in(one, mechanism, before, version=version, cut=cut)
     from_client(one, asks(token, version), cut=cut)
-    assert told == []
+    assert answer == []
     from_broker(one, replies(reply, version), cut=cut)
-    assert told == [NO_TOKEN]
+    assert answer == [NO_TOKEN]
     # and requests are requests again
     assert from_client(one, produce(9, 100), cut=cut) == produce(9, 100)
     assert from_broker(one, produce_response(9), cut=cut) == produce_response(9)
@@ -69,13 +69,13 @@ def test_a_login_is_told_once_the_broker_has_accepted_all_of_it(mechanism: str, 
 @pytest.mark.parametrize("version", [-1, 2])
 def test_oauthbearers_challenge_has_error_0_and_is_no_success(version: int) -> None:
     one = session(ledger())
-    told = listen(one)
+    answer = listen(one)
     log_in(one, "OAUTHBEARER", [(OAUTH_STEPS[0][0], b'{"status":"invalid_token"}')], version=version)
-    assert told == []
+    assert answer == []
     from_client(one, asks(b"\1", version))
     # Even a broker that went on as if nothing had been would not make us believe the first message.
     from_broker(one, replies(b"", version))
-    assert told == []
+    assert answer == []
 
 
 GSSAPI_STEPS = (
@@ -108,9 +108,9 @@ ONE_WAY_STEPS = (GSSAPI_STEPS[0][:1] + GSSAPI_STEPS[1][1:], GSSAPI_STEPS[2])
 )
 def test_believes_login_after_last_answer(mechanism: str, steps: Sequence[tuple[bytes, bytes]], done: bool) -> None:
     one = session(ledger())
-    told = listen(one)
+    answer = listen(one)
     log_in(one, mechanism, steps)
-    assert set(told) == ({Login(None)} if done else set())
+    assert set(answer) == ({Login(None)} if done else set())
     if done:
         assert from_client(one, produce(9, 100)) == produce(9, 100)
     else:
@@ -122,10 +122,10 @@ def test_a_request_within_raw_gssapi_is_a_message_for_the_broker(steps: tuple[tu
     """As a broker takes it: it ends the connection, and no client is charged."""
     of = ledger(produce_rate=1000)
     one = session(of)
-    told = listen(one)
+    answer = listen(one)
     log_in(one, "GSSAPI", steps, version=-1)
     assert from_client(one, produce(9, 5000)) == produce(9, 5000)
-    assert told == []
+    assert answer == []
     assert list(of.accounts()) == []
 
 
@@ -180,7 +180,7 @@ def test_mute_pauses_for_reauthentication_and_resumes() -> None:
     which the session (10 s, the last 0.8 s left free) has room for 9.1."""
     of = ledger(produce_rate=1000, smooth=False)
     one = session(of)
-    told = listen(one)
+    answer = listen(one)
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
     assert renewal_ms(10_000) == 800
     from_client(one, produce(3, 25_000), 100.0)
@@ -193,7 +193,7 @@ def test_mute_pauses_for_reauthentication_and_resumes() -> None:
     assert from_broker(one, produce_response(4), 9500.0) == produce_response(4, 25_000 + 1000 - 10_400)
     # and so does the new login, after which the mute goes on.
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=60_000, now_ms=9900.0)
-    assert told == [NO_TOKEN, NO_TOKEN]
+    assert answer == [NO_TOKEN, NO_TOKEN]
     assert one.mute_until_ms == 9500.0 + 15_600.0
 
 

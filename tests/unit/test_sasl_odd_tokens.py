@@ -183,7 +183,7 @@ def test_scram_messages(message: bytes, name: tuple[str, bool] | None) -> None:
 def test_a_broker_that_accepts_one_all_the_same_is_left(mechanism: str, message: bytes, version: int) -> None:
     of: Ledger = ledger()
     one = session(of, login_expected=True)
-    told = listen(one)
+    result = listen(one)
     log_in(one, mechanism, (), version=version)
     sent = raw(message) if version < 0 else authenticate(message, version)
     assert from_client(one, sent) == sent
@@ -193,18 +193,18 @@ def test_a_broker_that_accepts_one_all_the_same_is_left(mechanism: str, message:
     assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "sasl_name")
     assert mechanism in str(caught.value)
     assert not any(secret in str(caught.value) for secret in ("alice", "pw-secret", HEAD))
-    assert told == []
+    assert result == []
     assert not list(of.accounts())
 
 
 def test_the_fault_of_one_login_is_not_that_of_the_next() -> None:
     one = session(ledger())
-    told = listen(one)
+    result = listen(one)
     log_in(one, "OAUTHBEARER", [(bearer(jws(FAULTY["null"])), b'{"status":"invalid_token"}')])
     log_in(one, "OAUTHBEARER", [(GOOD, b"")])
     log_in(one, "OAUTHBEARER", [(bearer("opaque"), b"")])
     log_in(one, "SCRAM-SHA-256", [(b"n,,n=jos\xc3\xa9,r=abc", b"r=abcdef,s=c2FsdA==,i=4096"), (b"c=biws", b"v=c2ln")])
-    assert told == [Login("alice"), Login(None), Login(None)]
+    assert result == [Login("alice"), Login(None), Login(None)]
 
 
 JSON = st.recursive(

@@ -183,10 +183,10 @@ def test_metadata_is_kept_only_of_clients_with_mutation_limit() -> None:
     assert from_client(one, frame[:-1]) == b""
     forbidden = encoded(metadata(12, ["t"], creates=False))
     assert from_client(one, frame[-1:]) == request(METADATA, 12, 7, forbidden)
-    told = response(METADATA, 12, 7, Cluster().handle(METADATA, 12, forbidden))
-    assert from_broker(one, told) == b""
+    answer = response(METADATA, 12, 7, Cluster().handle(METADATA, 12, forbidden))
+    assert from_broker(one, answer) == b""
     assert one.taken() == request(METADATA, 12, 7, forbidden)
-    assert from_broker(one, told) == told
+    assert from_broker(one, answer) == answer
     with pytest.raises(SessionError):
         from_client(one, request(METADATA, 12, 8, b"\xff\xff\xff\xff"))
 

@@ -131,9 +131,9 @@ def test_refusal_has_the_layout_of_its_version(version: int, cut: Cut) -> None:
     ((at_ms, frame),) = one.heard
     assert 29_000.0 <= at_ms <= 29_100.0
     ahead_ms = 59_000 + 800 - at_ms  # the debt, less what the gate lets pass
-    told = ProduceResponse.decode(frame[4:], version=version, header=True).throttle_time_ms if version else 0
-    assert told == pytest.approx(ahead_ms if version else 0, abs=2)
-    assert frame == answer(9, told, version)
+    result = ProduceResponse.decode(frame[4:], version=version, header=True).throttle_time_ms if version else 0
+    assert result == pytest.approx(ahead_ms if version else 0, abs=2)
+    assert frame == answer(9, result, version)
     assert (one.forwarded, charged(of), one.one.state.counters.produces_refused) == ([], before, 1)
 
 

@@ -75,17 +75,17 @@ def test_every_api_is_charged_and_throttled(api_key: int) -> None:
     for version in range(lowest, highest + 1):
         of = ledger(request_percentage=0.01, smooth=False)  # else most of them would not be forwarded yet (ADR 0026)
         one = session(of, rewrite=False)
-        told: list[int] = []
+        result: list[int] = []
         for number in range(30):
             now_ms = max(100.0 * number, one.mute_until_ms)
             from_client(one, request(api_key, version, number, b""), now_ms)
             answer = bytearray(from_broker(one, response(api_key, version, number, bytes(64)), now_ms + 50.0))
-            told.append(responses.read_throttle(answer, 0, len(answer), api_key, version))
+            result.append(responses.read_throttle(answer, 0, len(answer), api_key, version))
         assert charged(of) > 1
         assert of.account("", "c").meters[Kind.REQUEST].throttled > 0
         assert one.mute_until_ms > 0
         if throttle_offset(api_key, version) is not None:
-            assert 0 < max(told) <= 1000
+            assert 0 < max(result) <= 1000
     assert version == highest
 
 

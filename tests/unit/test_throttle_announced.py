@@ -1,6 +1,6 @@
-"""How often a client is told to wait: Java's logs a line for each response that carries a throttle time (KAFKA-19117).
+"""How often a throttle is announced: Java's logs a line for each response that carries a throttle time (KAFKA-19117).
 
-Clients in a closed loop, on a simulated clock: send, read the response, wait as told, and be read after the mute.
+Clients in a closed loop, on a simulated clock: send, read the response, wait as announced, and be read after the mute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MINUTE_MS = 60_000.0
 
 
 class Loop:
-    """One connection of one client; `told` are the times (ms) and lengths of the throttles that responses carry."""
+    """One connection of one client; `announced`: times (ms) and lengths of the throttles that responses carry."""
 
     def __init__(self, book: Ledger) -> None:
         self.book = book
@@ -42,12 +42,12 @@ class Loop:
         self.now_ms = 0.0
         self.passed = 0
         self.throttled = 0
-        self.told: list[tuple[float, int]] = []
+        self.announced: list[tuple[float, int]] = []
 
     def note(self, throttle_ms: int) -> None:
         self.throttled += self.session.mute_until_ms > self.now_ms
         if throttle_ms:
-            self.told.append((self.now_ms, throttle_ms))
+            self.announced.append((self.now_ms, throttle_ms))
         self.now_ms = max(self.now_ms, self.session.mute_until_ms) + 1.0
 
     def produce(self, size_bytes: int, until_ms: float) -> Loop:
@@ -69,12 +69,12 @@ class Loop:
                 self.passed += records
                 self.note(0)
             else:
-                told = kio_read(self.session.seen(), FETCH, 11).throttle_time
-                self.note(told // datetime.timedelta(milliseconds=1))
+                announced = kio_read(self.session.seen(), FETCH, 11).throttle_time
+                self.note(announced // datetime.timedelta(milliseconds=1))
         return self
 
     def told_in_minute(self, minute: int) -> int:
-        return sum(minute * MINUTE_MS <= at < (minute + 1) * MINUTE_MS for at, _ in self.told)
+        return sum(minute * MINUTE_MS <= at < (minute + 1) * MINUTE_MS for at, _ in self.announced)
 
 
 def imposed(book: Ledger, kind: Kind) -> tuple[int, int]:
@@ -88,26 +88,26 @@ def test_paced_producer_is_shown_no_longer_throttle(size_bytes: int) -> None:
     paced = Loop(ledger(produce_rate=RATE)).produce(size_bytes, 3 * MINUTE_MS)
     kafka = Loop(ledger(produce_rate=RATE, smooth=False)).produce(size_bytes, 3 * MINUTE_MS)
     assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
-    assert paced.told[0][1] > 0, "the first one always"
+    assert paced.announced[0][1] > 0, "the first one always"
     for minute in range(1, 3):
         assert 0 < paced.told_in_minute(minute) <= kafka.told_in_minute(minute)
     # The mutes are as they are, and the metrics count all of them.
     throttled, throttle_ms = imposed(paced.book, Kind.PRODUCE)
     assert throttled == paced.throttled
     assert throttle_ms == pytest.approx(170_000, rel=0.08)  # all but the first ten seconds' worth, and 1 ms each
-    assert paced.session.state.counters.throttled_responses == len(paced.told)
+    assert paced.session.state.counters.throttled_responses == len(paced.announced)
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "smooth", "told"), [(1_000_000, True, False), (6_000_000, True, True), (1_000_000, False, True)]
+    ("size_bytes", "smooth", "announced"), [(1_000_000, True, False), (6_000_000, True, True), (1_000_000, False, True)]
 )
-def test_transactions_are_told_of_long_throttles(size_bytes: int, smooth: bool, told: bool) -> None:
+def test_announces_long_throttles_of_transactions(size_bytes: int, smooth: bool, announced: bool) -> None:
     """Of those that last for most of the 30 s that the producer waits."""
     one = Loop(ledger(produce_rate=RATE, smooth=smooth))
     from_client(one.session, request(END_TXN, 1, 1, struct.pack(">h1sqh?", 1, b"t", 7, 0, True)), 0.0)
     from_broker(one.session, response(END_TXN, 1, 1, struct.pack(">ih", 0, 0)), 0.0)
     one.produce(size_bytes, 5 * MINUTE_MS)
-    assert bool(one.told) is told
+    assert bool(one.announced) is announced
     assert one.throttled > 5
     assert one.passed <= RATE * 310 + size_bytes
 
@@ -117,7 +117,7 @@ def test_paced_consumer_is_shown_no_longer_throttle() -> None:
     assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
     assert all(0 < paced.told_in_minute(minute) <= 6 for minute in range(1, 3))
     throttled, _ = imposed(paced.book, Kind.FETCH)
-    assert throttled > 10 * len(paced.told)
+    assert throttled > 10 * len(paced.announced)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_paced_consumer_is_shown_no_longer_throttle() -> None:
 )
 def test_long_and_kafkas_throttles_are_all_announced(smooth: bool, size_bytes: int) -> None:
     one = Loop(ledger(produce_rate=RATE, smooth=smooth)).produce(size_bytes, MINUTE_MS)
-    assert (len(one.told), sum(ms for _, ms in one.told)) == imposed(one.book, Kind.PRODUCE)
+    assert (len(one.announced), sum(ms for _, ms in one.announced)) == imposed(one.book, Kind.PRODUCE)
 
 
 def test_request_time_is_announced_with_a_short_mute() -> None:

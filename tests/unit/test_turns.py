@@ -116,8 +116,8 @@ def test_a_pipeline_of_tiny_responses_goes_in_slices(step: int) -> None:
     def run(watch: Watch) -> None:
         one, data = session(ledger(), watch, max_in_flight=1_000_000), produce_response(1) * 3000
         client_sends(one, produce(1, 60) * 3000)
-        told = [broker_sends(one, data[at : at + step], watch) for at in range(0, len(data), step)]
-        assert (b"".join(told), list(one.exchange)) == (data, [])
+        outcome = [broker_sends(one, data[at : at + step], watch) for at in range(0, len(data), step)]
+        assert (b"".join(outcome), list(one.exchange)) == (data, [])
 
     assert longest_part(run) < 0.25
 
@@ -152,10 +152,10 @@ def test_large_responses_are_rewritten_in_slices(of_many: str, limit: float | No
     api_key, told_of, size = LARGE[of_many]
 
     def run(watch: Watch) -> None:
-        one, told = session(ledger(request_percentage=limit), watch), told_of(size)
+        one, outcome = session(ledger(request_percentage=limit), watch), told_of(size)
         client_sends(one, request(METADATA, 9, 1, bytes(5)) if api_key == METADATA else TO_NO_TOPIC)
-        got = broker_sends(one, response(api_key, 9 if api_key == METADATA else 10, 1, told), watch, 20_000.0)
-        assert (got.count(b"broker-"), got.count(b"sidecar")) == (0, told.count(b"broker-"))
+        got = broker_sends(one, response(api_key, 9 if api_key == METADATA else 10, 1, outcome), watch, 20_000.0)
+        assert (got.count(b"broker-"), got.count(b"sidecar")) == (0, outcome.count(b"broker-"))
         assert (struct.unpack_from(">i", got)[0], list(one.exchange)) == (len(got) - 4, [])
 
     assert longest_part(run) < 0.25
@@ -177,12 +177,12 @@ def test_what_a_broker_missed_is_told_or_forgotten(partitions: int) -> None:
         for number in range(MAX_SESSIONS):
             shaper.take_over(*fetch(number + 1, epoch, offsets), 12)
     for number, offsets in ((3, {}), (4, dict.fromkeys(range(partitions), 1))):
-        told = shaper.forward(*fetch(number, 3, offsets), 12, None)
+        outcome = shaper.forward(*fetch(number, 3, offsets), 12, None)
         if 2 * partitions + len(offsets) < MAX_MISSED_PARTITIONS:
-            assert told is not None
-            assert len(told) > 2 * partitions * 33
+            assert outcome is not None
+            assert len(outcome) > 2 * partitions * 33
         else:
-            assert told is None, "the client's own epoch is not the broker's: it starts over"
+            assert outcome is None, "the client's own epoch is not the broker's: it starts over"
             assert number not in shaper.missed
 
 
@@ -295,8 +295,8 @@ def test_as_many_topics_as_a_controller_deletes_in_slices() -> None:
             bytes(2) + compact_string(f"t{n}") + uuid.UUID(int=n + 1).bytes + b"\0" + array([partition] * 2) + bytes(5)
             for n in range(MAX_TOPICS)
         ]
-        told = bytes(4) + b"\1\0" + struct.pack(">i", 1) + array(topics) + bytes(5)
-        assert broker_sends(one, response(METADATA, 10, 1, told), watch) == b""
+        outcome = bytes(4) + b"\1\0" + struct.pack(">i", 1) + array(topics) + bytes(5)
+        assert broker_sends(one, response(METADATA, 10, 1, outcome), watch) == b""
         assert one.taken() == data
         assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 2 * MAX_TOPICS
 
@@ -307,8 +307,8 @@ def test_no_more_results_are_read_than_topics_were_named() -> None:
     one, of = administered(1e9, Watch())
     client_sends(one, create_topics(of_topics("t", 3)))
     result = compact_string("x") + NO_ID + struct.pack(">h", 0) + b"\0" + struct.pack(">ih", 3, 1) + b"\1\0"
-    told = response(CREATE_TOPICS, 7, 1, struct.pack(">i", 0) + array([result] * 100_000) + b"\0")
-    assert broker_sends(one, told, watch := Watch()) == told
+    outcome = response(CREATE_TOPICS, 7, 1, struct.pack(">i", 0) + array([result] * 100_000) + b"\0")
+    assert broker_sends(one, outcome, watch := Watch()) == outcome
     assert len(watch.took_s) < 100, "what comes after the first results is not looked at"
     assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 3
 

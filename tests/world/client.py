@@ -134,7 +134,7 @@ class Channel:
             answered(frame)
 
     def _late(self, number: int) -> None:
-        """The request has waited for `timeout_s`; what the client was told to wait meanwhile comes on top."""
+        """The request has waited for `timeout_s`; throttle times meanwhile come on top."""
         client = self.client
         if not self.alive or number not in [one for one, _, _ in self._waiting]:
             return
@@ -178,7 +178,7 @@ class Client:
         self.node = -1
         """The partition's leader, as far as it knows; -1: not at all."""
         self.wait_until_s = 0.0
-        """It was told to wait."""
+        """A throttle was announced."""
         self.here = 0
         """The broker that it is connected to."""
         self.connections = self.timeouts = 0
@@ -210,7 +210,7 @@ class Client:
         self._correlation += 1
         return self._correlation
 
-    def told(self, throttle_ms: int) -> None:
+    def announced(self, throttle_ms: int) -> None:
         if throttle_ms > 0 and self.habits.obeys:
             now_s = self.world.clock.now_s
             self.wait_until_s = max(self.wait_until_s, now_s + throttle_ms / 1000)
@@ -383,8 +383,8 @@ class Producer(Client):
     def _answered(self, batch: Batch, frame: bytes) -> None:
         error, offset, throttle_ms = kafka.produce_answered(frame)
         self._out.remove(batch)
-        self.told(throttle_ms)
-        self.world.judge.told(self, throttle_ms)
+        self.announced(throttle_ms)
+        self.world.judge.announced(self, throttle_ms)
         if error:
             self.refused(batch, error)
         else:
@@ -439,8 +439,8 @@ class Fetcher(Client):
     def _answered(self, frame: bytes) -> None:
         self._fetching = False
         throttle_ms, error, session, partition_error, batches = kafka.fetch_answered(frame)
-        self.told(throttle_ms)
-        self.world.judge.told(self, throttle_ms)
+        self.announced(throttle_ms)
+        self.world.judge.announced(self, throttle_ms)
         if self.habits.sessions:
             self._session, self._epoch = (0, 0) if error or not session else (session, self._epoch + 1)
         for batch in batches:
@@ -483,8 +483,8 @@ class Heartbeats:
 
     def _answered(self, frame: bytes) -> None:
         throttle_ms, error, _, _ = kafka.simple_answered(frame)
-        self._client.told(throttle_ms)
-        self._client.world.judge.told(self._client, throttle_ms)
+        self._client.announced(throttle_ms)
+        self._client.world.judge.announced(self._client, throttle_ms)
         self._joined, self._waits = not error, False
         self._client.succeeded()
         self._client.step()
@@ -542,7 +542,7 @@ class Transactional(Producer):
 
     def _changed(self, frame: bytes) -> None:
         throttle_ms, error, _, epoch = kafka.simple_answered(frame)
-        self.told(throttle_ms)
+        self.announced(throttle_ms)
         if error:
             self._over()
         elif self.state == "new":

@@ -181,9 +181,9 @@ class Judge:
         if self.world.instances and any(host.startswith("b") for host, _ in nodes.values()):
             self.fail("addresses", f"{client} was shown {nodes}")
 
-    def told(self, client: Client, throttle_ms: int) -> None:
+    def announced(self, client: Client, throttle_ms: int) -> None:
         if client.habits.group == FREE and throttle_ms and not self.world.brokers_throttle:
-            self.fail("others", f"{client} was told to wait for {throttle_ms} ms")
+            self.fail("others", f"{client} has a throttle of {throttle_ms} ms announced")
 
     def answered(self, client: Client, sent_s: float) -> None:
         took_s = self.world.clock.now_s - sent_s

@@ -312,17 +312,17 @@ class KafkaCluster:
 
     def _format(self, slot: _Slot) -> None:
         """Run StorageTool for the first node: it writes the features (a bootstrap record) and the identity."""
-        told = [word for feature in format_features(self.version) for word in ("--feature", feature)]
+        arguments = [word for feature in format_features(self.version) for word in ("--feature", feature)]
         if self.security is not None:
-            told += self.security.format_arguments()
-        kind = (self.version, *told, *sorted(self._overrides.items()))
+            arguments += self.security.format_arguments()
+        kind = (self.version, *arguments, *sorted(self._overrides.items()))
         if kind in _formatted:
             self._write_storage(slot, *_formatted[kind])
             return
         ids = ["--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
-        arguments = ["format", *ids, *told]
+        command = ["format", *ids, *arguments]
         try:
-            run_tool("kafka.tools.StorageTool", arguments, self.version)
+            run_tool("kafka.tools.StorageTool", command, self.version)
         except ToolError as error:
             raise BrokerStartError(f"broker {slot.node_id}'s storage cannot be formatted: {error}") from None
         _formatted[kind] = _read_storage(slot)
@@ -367,7 +367,7 @@ class KafkaCluster:
             for other in self._slots.values()
             if other.process is not None
         }
-        last = "no answer yet"
+        last = "no arguments yet"
         while time.monotonic() < deadline:
             if ended := self.ended():
                 raise BrokerStartError(ended)
