@@ -147,7 +147,7 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
             records.intake = None
             if len(records.unreadable) > MAX_UNREADABLE:
                 raise ReportError(
-                    f"--input {asked.source}: more than {MAX_UNREADABLE} files cannot be read, the last one is {file}"
+                    f"--input {asked.source}: more than {MAX_UNREADABLE} unreadable files, the last {file}: {error}"
                 ) from error
 
 

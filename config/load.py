@@ -159,7 +159,9 @@ def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterat
         yield source.problem(("listen", "proxy_protocol_from"), text, at_key=True)
     scopes = [] if fleet is not None else list(map(_scope_of, config.quotas))  # there may be many thousands
     if "fleet" in scopes:
-        yield source.problem(("quotas", scopes.index("fleet"), "scope"), "expected a section fleet", "fleet")
+        yield source.problem(
+            ("quotas", scopes.index("fleet"), "scope"), "expected a section fleet at the top level", "fleet"
+        )
     if fleet is not None and fleet.key_file is None and not on_paper:  # anybody could write its records
         yield source.problem(("fleet",), "expected key_file: the file with the fleet's secret", at_key=True)
 

@@ -133,11 +133,11 @@ class Listen(Section):
 
     @field_validator("advertised")
     @classmethod
-    def _room_for_all(cls, value: Advertised, info: ValidationInfo) -> Advertised:
+    def _ports_for_all(cls, value: Advertised, info: ValidationInfo) -> Advertised:
         ports, first = info.data.get("broker_ports"), value.first_broker_port
         if ports is not None and first is not None and first + ports.last - ports.first > 65_535:
             count = len(ports.all)
-            raise wrong(f"a first_broker_port of at most {65_536 - count}, for the {count} ports of broker_ports")
+            raise wrong(f"a first_broker_port of at most {65_536 - count}, not {first}, for the {count} broker_ports")
         return value
 
     @property

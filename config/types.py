@@ -238,7 +238,7 @@ def _port_map(value: Any) -> dict[int, int]:
             raise wrong(f"{expected}; {value_text(name)} is not a broker id")
         node_id = int(name)
         if number(port) is None or port != int(port) or not 1 <= port <= 65_535:
-            raise wrong(f"{expected}; {value_text(port)} is not a port from 1 to 65535")
+            raise wrong(f"{expected}; of broker {name}, {value_text(port)} is not a port")
         if node_id in result or port in ports:
             raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats one")
         result[node_id] = int(port)

@@ -147,7 +147,7 @@ def _findings(row: Any) -> list[str]:
             f"{size(row['limits_bytes_per_s'])}/s, {against}."
         )
     if row["days"] < FEWEST_DAYS:
-        text.append(f"{name} {several(row['days'], 'whole day')} of data are too few for a forecast.")
+        text.append(f"{name} {several(row['days'], 'whole day')} of data: too few for a forecast.")
     elif row["days_until_reached"] is not None:
         text.append(
             f"{name} daily peaks grow by {size(row['growth_bytes_per_day_per_s'])}/s a day; at that pace they reach "

@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 With = Annotated[Literal["auto", "nft", "iptables"], flag("--with", "auto: nft if installed.")]
-DryRun = Annotated[bool, flag("--dry-run", "Print the rules without installing them.")]
+DryRun = Annotated[bool, flag("--dry-run", "Print the rules, change nothing.")]
 
 
 @app.command(short_help="Install rules.")

@@ -196,8 +196,8 @@ def explain(
 ) -> None:
     """Show a client's quotas: all eight levels, the effective one, the clients that share the counter.
 
-    With a running sidecar also usage, the delay of the next request and the last throttles. Without user, client-id
-    and address: the clients that are throttled now.
+    With a running sidecar also usage, the delay of the next request and the last throttles; without user, client-id
+    and address, the clients that it throttles now.
     """
     from proxy.app.admin.explain_text import explanation_text, throttled_text
 

@@ -76,7 +76,7 @@ class FileSource(QuotaSource):
                     async with self._changing:
                         reason = await self._alter(reader, job)
                 except Exception:  # an internal error must not end the traffic
-                    log.exception("quotas cannot be altered")
+                    log.exception("quotas not altered: internal error")
                 finally:
                     job.done(reason)
 

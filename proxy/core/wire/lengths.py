@@ -303,7 +303,7 @@ def _count(data: _Body, at: int, flexible: bool, may_be_null: bool) -> tuple[int
         start = _within(data, at + 4)
         count, at = int.from_bytes(data[at:start], "big", signed=True), start
     if count < 0 and not may_be_null:  # kio would return None although the type does not allow it
-        raise ValueError(f"an array that must be there has {count} elements")
+        raise ValueError(f"a non-nullable array has {count} elements")
     if count > len(data) - at:  # each element takes at least one byte
         raise ValueError(f"an array claims to have {count} elements in {len(data) - at} bytes")
     _use(data, count)
@@ -341,10 +341,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise ValueError("a length of more than 5 bytes")
+    raise ValueError("a varint of more than 5 bytes")
 
 
 def _within(data: _Body, at: int) -> int:
     if at > len(data):
-        raise ValueError(f"a field would end {at - len(data)} bytes behind it")
+        raise ValueError(f"a field ends {at - len(data)} bytes past the end")
     return at

@@ -66,7 +66,7 @@ class ProduceRefusal(TopicWalk):
         for _ in range((yield from self._array())):
             length = 16 if self._version >= 13 else (yield from self._length(2))
             if not 0 <= length <= MAX_TOPIC_BYTES:
-                raise WireError(TOO_LARGE, f"a topic's name has {length} bytes")
+                raise WireError(TOO_LARGE, f"a topic's name has {length} bytes, expected 0 to {MAX_TOPIC_BYTES}")
             if self._version < 13:
                 self._parts.append(uvarint(length + 1) if self._flexible else INT16.pack(length))
             yield from self._tell(length)

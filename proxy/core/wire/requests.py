@@ -136,7 +136,7 @@ def parse_request_header(
             client_id = _decode_client_id(raw)
         pos = body
     elif length < -1:
-        raise WireError("header_malformed", f"the client id's length is {length}")
+        raise WireError("header_malformed", f"the client id's length is {length}, expected -1 or more")
     else:
         client_id = ""
     if header_version == 2:
@@ -181,7 +181,7 @@ def _parse_unknown(buf: Buffer, frame: int, end: int) -> RequestHeader | None:
     pos: int = frame + _FIXED_BYTES
     body = pos + max(length, 0)
     if length < -1:
-        raise WireError("header_malformed", f"the client id's length is {length}")
+        raise WireError("header_malformed", f"the client id's length is {length}, expected -1 or more")
     if body > frame + FRAME_PREFIX_BYTES + size:
         raise _cut_header(size)
     if body > end:

@@ -510,7 +510,7 @@ def _too_high(frame: bytes, version: int) -> list[tuple[int, int]]:
         if lowest > known[1]:
             raise WireError(
                 "unsupported_version",
-                f"the broker offers {api_name(api_key)} from version {lowest} on, the table ends with {known[1]}",
+                f"the broker offers {api_name(api_key)} from version {lowest} on, kquota supports up to {known[1]}",
             )
         edits.append((at, known[1]))
     return edits
