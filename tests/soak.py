@@ -86,6 +86,8 @@ class Soaked:
     complaints: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     at_rest_before: Held | None = None
     at_rest_after: Held | None = None
+    left: Any = None
+    """The connections that are open then."""
     problems: list[str] = field(default_factory=list)
     closed: dict[str, float] = field(default_factory=dict)
     opened: float = 0.0
@@ -130,7 +132,7 @@ def judge(soaked: Soaked) -> list[str]:
     assert before is not None
     assert after is not None
     if not after.within(before):
-        found.append(f"left behind: before {before}, after {after}")
+        found.append(f"left behind: before {before}, after {after}: {soaked.left}")
     for (message, reason), count in soaked.complaints.items():
         if (message, reason) not in EXPLAINED:
             found.append(f"{count} times unexplained in the log: {message} ({reason})")
@@ -238,6 +240,7 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         soaked.visits, soaked.failures = dict(churn.visits), dict(churn.failures)
         soaked.problems += churn.broken
         soaked.at_rest_after = held_again(proxy, soaked.at_rest_before)
+        soaked.left = proxy.get("/connections")
         soaked.opened = proxy.metric("kquota_connections_opened_total")
         soaked.closed = _by_reason(proxy)
         for entry in complaints(proxy.log):
