@@ -9,15 +9,17 @@ import pytest
 import trio
 
 from proxy.core.wire import requests
+from proxy.core.wire.apis import OF_TRANSACTIONS
 from proxy.net.listen.server import Proxy
 from quota.entity import DEFAULT, Kind
 from quota.gate import MAX_KEPT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.scripted_broker import ScriptedBroker, answer, through, until
-from tests.support.session_tools import produce
+from tests.support.session_tools import produce, request
 
 RATE = 100_000
+LEAVE_GROUP = 13
 UNREAD_BYTES = 400_000
 """More than a socket's receive window holds at first, and with it the client's own send buffer has room for it."""
 
@@ -112,6 +114,22 @@ async def test_a_gone_muted_client_is_not_waited_for() -> None:
         assert frames(broker, "clean") == [0, 1, 3, 4] == frames(broker, "unread")
         assert amount(ledger, "unread") == amount(ledger, "clean")
     assert result["unread"] == pytest.approx(result["clean"], rel=0.05)
+
+
+@pytest.mark.parametrize(("api_key", "version"), [*((key, 0) for key in sorted(OF_TRANSACTIONS)), (LEAVE_GROUP, 0)])
+async def test_transaction_requests_of_a_gone_muted_client_are_dropped(api_key: int, version: int) -> None:
+    """The client has sent them again, and begun the next transaction, before the mute ends. It leaves a group once."""
+    async with through(answer, ledger=ledger_per_client()) as (proxy, broker, _):
+
+        def talk() -> None:
+            with connection(proxy) as gone:
+                gone.sendall(produce(0, 12 * RATE))
+                assert told_ms(gone) == pytest.approx(2000, abs=200)
+                gone.sendall(request(api_key, version, 1, b"\0\1t" * 8))
+
+        await trio.to_thread.run_sync(talk)
+        await until(lambda: not list(proxy.each_connection()))
+        assert frames(broker, "c") == ([0, 1] if api_key == LEAVE_GROUP else [0])
 
 
 async def test_requests_that_need_no_answer_are_still_forwarded() -> None:

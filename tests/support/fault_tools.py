@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import uuid
@@ -141,7 +142,9 @@ class Transacting(Working):
                 self.refused[f"transaction {number}"] = error.args[0].name()
                 producer.purge()
                 with suppress(KafkaException):  # a fatal error is raised once more
-                    producer.flush(1.0)  # what becomes of the rest is told
+                    producer.flush(1.0)  # reports what becomes of the rest
+                del producer
+                gc.collect()  # the error refers to it; it closes its connections with the last reference
             else:
                 break
         self._log.close()

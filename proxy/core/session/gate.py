@@ -14,7 +14,7 @@ from proxy.core.session.request_time import EXEMPT
 from proxy.core.session.state import SessionState
 from proxy.core.session.throttle import Throttle
 from proxy.core.wire import requests
-from proxy.core.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
+from proxy.core.wire.apis import API_VERSIONS, FETCH, OF_TRANSACTIONS, PRODUCE, SHARE_FETCH
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.topics import STRICT_FROM
 from quota.counter import QuotaCounter
@@ -36,10 +36,15 @@ GATES: Final[dict[int, tuple[Kind, ...]]] = {
 }
 """The quotas that queue requests of an API. All others are queued for request time alone, and fetches by their own
 quota (`proxy.core.session.fetch`)."""
-FOR_THE_ANSWER: Final = {PRODUCE: Kind.PRODUCE, FETCH: Kind.FETCH, SHARE_FETCH: Kind.FETCH}
+FOR_THE_ANSWER: Final = {
+    PRODUCE: Kind.PRODUCE,
+    FETCH: Kind.FETCH,
+    SHARE_FETCH: Kind.FETCH,
+    **dict.fromkeys(OF_TRANSACTIONS, Kind.REQUEST),
+}
 """Requests that are dropped when their client closes while it is muted or they are queued, as it cannot read the answer
-any more and sends them again elsewhere; of Produce those with acks other than 0. Others (LeaveGroup, EndTxn) are
-forwarded in their turn."""
+any more and sends them again elsewhere; of Produce those with acks other than 0. Others (LeaveGroup) are forwarded in
+their turn."""
 DROPPED_MS: Final = 1000
 """How long such a request is queued at most."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).

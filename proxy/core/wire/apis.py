@@ -38,6 +38,9 @@ MEMBERSHIP: Final = EPOCH_HEARTBEATS | keys_of("JoinGroup", "SyncGroup", "Heartb
 """Requests of the members of groups: they join, heartbeat (SyncGroup counts as a heartbeat), and leave."""
 TRANSACTIONS: Final = keys_of("AddPartitionsToTxn", "EndTxn")
 """With these a producer begins and ends transactions."""
+OF_TRANSACTIONS: Final = TRANSACTIONS | keys_of("InitProducerId", "AddOffsetsToTxn", "TxnOffsetCommit")
+"""All requests of transactional producers besides Produce. One that reaches a broker late may end another transaction
+than it was sent for, or fence its own producer."""
 (END_TXN,) = keys_of("EndTxn")
 ENDING: Final = keys_of("EndTxn", "FindCoordinator", "Metadata")
 """A transaction's end, and what the client may ask before it. Offsets (AddOffsetsToTxn, TxnOffsetCommit) are not among
