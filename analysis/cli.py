@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import signal
 import sys
 import threading
@@ -297,6 +298,12 @@ def _between(kind: type[int] | type[float], least: float, most: float, expected:
     return read
 
 
+def _memory(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]*[kmgt]b?", text, re.ASCII | re.IGNORECASE):
+        raise argparse.ArgumentTypeError("expected a size as Java has it, such as 512m or 4g")
+    return text
+
+
 _PERCENT = _between(float, 0, 100, "percent of the time, from 0 to 100")
 _HEADROOM = _between(float, 0, 10, "a number from 0 to 10, such as 0.25 for a quarter more")
 _DAYS = _between(float, 0.001, 366, "days, such as 7")
@@ -354,7 +361,7 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("--kafka-config", "stream: properties of Kafka clients; logins belong here", {"metavar": "FILE"}),
     ("--metrics", "stream: lag, rates and state for Prometheus", {"metavar": "[HOST:]PORT"}),
     ("--master", "Spark master; default: all cores of this machine, or what spark-submit says", {}),
-    ("--memory", "memory of a local Spark, such as 4g (2g)", {"metavar": "SIZE"}),
+    ("--memory", "memory of a local Spark, such as 4g (2g)", {"type": _memory, "metavar": "SIZE"}),
     ("--conf", "Spark's own configuration", _SEVERAL | {"metavar": "KEY=VALUE"}),
     ("--quiet", "no progress on stderr", {"action": "store_true"}),
 )

@@ -59,6 +59,8 @@ TLS_PORTS: Final = range(9093, 9099)
 """By custom: Kafka's own examples, Strimzi, Event Hubs, and Amazon MSK's 9094, 9096 and 9098."""
 TLS_DOMAINS: Final = (".confluent.cloud", ".servicebus.windows.net", ".aivencloud.com", ".cloud.redpanda.com")
 """Providers whose brokers speak TLS on every port."""
+ON_PAPER: Final = "on-paper:9092"
+"""Stands for the brokers of a file that is only looked at."""
 _NO_SUCH_USER: Final = "matches no connection yet: with this file every connection's user is {}"
 _M = typing.TypeVar("_M", bound=BaseModel)
 
@@ -79,7 +81,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
     if source.values is None and not source.problems:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
-        source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
+        source.values.setdefault("upstream", {"bootstrap": [ON_PAPER]})
         if _is_of_a_fleet(source.values.get("quotas")):
             source.values.setdefault("fleet", {})
     missing = _find_no_brokers(source)
@@ -214,7 +216,7 @@ def _clashes(config: Config, source: Source) -> Iterator[Problem]:
         host = _address(address.host)
         reached = _REACHED.get(host, frozenset({host}))
         if address.port == listen.port and any(_accepts(mine, end) for mine in bound for end in reached):
-            text = "expected a broker, this is the sidecar's own listener"
+            text = "expected a broker, this is the sidecar's own listener (change listen.port)"
             yield source.problem(("upstream", "bootstrap", index), text, str(address))
 
 

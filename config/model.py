@@ -25,7 +25,9 @@ from config.tls import ListenTls, UpstreamSasl, UpstreamTls
 from config.types import (
     ADDRESS,
     CAP_OVERRIDES,
+    CLIENTS_HOST,
     DEFAULT_WORD,
+    HOST,
     HOST_NAMES,
     HOST_PORT,
     OVERRIDES,
@@ -73,13 +75,12 @@ _ControllerMutationRate = Annotated[
     Annotated[float, rate("partitions per second")] | None,
     Field(description="Partitions created or deleted per second (KIP-599)."),
 ]
-_HOST = text("a host name or address", most=253)
 
 
 class Advertised(Section):
     """Where clients connect to, behind a Service, a balancer or a port mapping."""
 
-    host: Annotated[str, _HOST] | None = setting(
+    host: Annotated[str, CLIENTS_HOST] | None = setting(
         None, "Host that clients get; null: the address that they connected to."
     )
     port: Annotated[int, _MAPPED] | None = setting(
@@ -93,7 +94,7 @@ class Advertised(Section):
 class Listen(Section):
     """Where clients connect."""
 
-    host: Annotated[str, _HOST] = setting("127.0.0.1", "Address to listen on.")
+    host: Annotated[str, HOST] = setting("127.0.0.1", "Address to listen on.")
     port: Annotated[int, _PORT] = setting(9092, "Bootstrap port; 0: any free one.")
     broker_ports: Annotated[PortRange, PORT_RANGE] = Field(
         default_factory=lambda: PortRange(19_092, 19_191),
@@ -349,7 +350,7 @@ class _ListOrMapping:
 class Admin(Section):
     """The HTTP port for Prometheus, probes and people."""
 
-    host: Annotated[str, _HOST] = setting("127.0.0.1", "Address to listen on; ``::`` in a pod.")
+    host: Annotated[str, HOST] = setting("127.0.0.1", "Address to listen on; ``::`` in a pod.")
     port: Annotated[int, _PORT] = setting(9404, "Port; 0: any free one.")
     allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
         default_factory=list,

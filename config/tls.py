@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from config.types import (
+    HOST,
     AbsolutePath,
     Bool,
     Section,
@@ -70,7 +71,7 @@ class UpstreamTls(Section):
     ca_file: AbsolutePath | None = setting(None, "PEM file with the brokers' authorities; null: the system's.")
     certificate_file: AbsolutePath | None = setting(None, "Certificate chain shown to brokers, PEM; null: none.")
     key_file: AbsolutePath | None = setting(None, "Its private key, PEM, without a password.")
-    server_name: Annotated[str, text("a host name or address", most=253)] | None = setting(
+    server_name: Annotated[str, HOST] | None = setting(
         None, "Name sent to every broker (SNI) that its certificate must match; null: the host connected to."
     )
     verify_hostname: Bool = setting(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -84,7 +86,7 @@ def size(least: int, most: int, what: str) -> Value:
         elif number(value) is not None and value == int(value):
             result = int(value)
         if result is None or not least <= result <= most:
-            upper = "" if most == LONG_MAX else f" and at most {most}"
+            upper = f" and at most {most}" if most != LONG_MAX or (result or 0) > most else ""
             meant = similar_size(value) if isinstance(value, str) else None
             proposal = f"; did you mean {meant}?" if meant is not None and result is None else ""
             raise wrong(f"{what} of at least {least}{upper}, such as 4000000, 4M or 4MiB{proposal}")
@@ -189,7 +191,7 @@ def _if(fine: Callable[[Any], bool], expected: str, schema: dict[str, Any]) -> V
 BOOLEAN = _if(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
 ABSOLUTE_PATH = _if(  # a relative path would depend on the working directory at start; NUL cannot be in a path at all
     lambda value: isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value,
-    "the absolute path of a file, such as /var/lib/kquota/quotas-overlay.yaml",
+    "the absolute path of a file, such as /etc/kquota/tls.crt",
     {"type": "string", "pattern": "^/.*[^/]$"},
 )
 
@@ -279,6 +281,30 @@ def _host_port(value: Any) -> HostPort:
 
 
 HOST_PORT = Value(_host_port, {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
+
+
+def _host(value: Any, *, wildcard: bool) -> str:
+    expected = "a host name or address without scheme and port" + (
+        "" if wildcard else ", and not that of all addresses"
+    )
+    if not isinstance(value, str) or len(value) > 253:
+        raise wrong(expected)
+    if ":" in value:
+        try:
+            fine = not ipaddress.IPv6Address(value).is_unspecified or wildcard
+        except ValueError:
+            fine = False
+    else:
+        fine = re.fullmatch(r"[^\s/\[\]]+", value) is not None and (wildcard or value != "0.0.0.0")
+    if not fine:
+        raise wrong(expected)
+    return value
+
+
+_HOST_SCHEMA: dict[str, Any] = {"type": "string", "maxLength": 253, "pattern": r"^[^\s/\[\]]+$"}
+HOST = Value(partial(_host, wildcard=True), _HOST_SCHEMA)
+CLIENTS_HOST = Value(partial(_host, wildcard=False), _HOST_SCHEMA)
+"""One that clients connect to."""
 
 
 _HOST_NAMES_PATTERN = (

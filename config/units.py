@@ -57,7 +57,7 @@ def similar_size(text: str) -> str | None:
         number = number[zero.end() :]
     letter, rest = unit[:1], unit[1:].lower()
     if unit in _SIZE_UNITS:
-        return number + unit
+        return number + unit if zero else f"{Decimal(number.replace('_', '')) * _SIZE_UNITS[unit]:.0f} (whole bytes)"
     if unit == "b":
         return f"{number} (bytes)"
     letter = "k" if letter in "kK" else letter.upper()
@@ -120,7 +120,9 @@ def readable_rate(kind: Kind, rate: float) -> str:
 
 
 def readable_span(value_ms: float) -> str:
-    """``250 ms``, ``12.3 s``, ``4 min 10 s``, ``2 h 5 min``, ``11 d 14 h``."""
+    """``0.25 ms``, ``250 ms``, ``12.3 s``, ``4 min 10 s``, ``2 h 5 min``, ``11 d 14 h``."""
+    if value_ms < 10:
+        return f"{value_ms:.2g} ms"
     if value_ms < 1000:
         return f"{value_ms:.0f} ms"
     seconds = value_ms / 1000

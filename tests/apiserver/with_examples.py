@@ -34,7 +34,7 @@ INSTALL = re.compile(r"# +(helm install (?:.*\\\n# +)*.*)")
 
 
 def command_of(name: str, folder: Path) -> list[str]:
-    """What the head of the file says; operators of GitOps are settings the values, and install as Helm does."""
+    """What the head of the file says; operators of GitOps get the values, and install as Helm does."""
     said = INSTALL.search(EXAMPLES[name].read_text())
     if said is None:
         (file := folder / "values.yaml").write_text(yaml.safe_dump(example_values(name)))

@@ -534,7 +534,7 @@ HOOKED = {
 
 @pytest.mark.parametrize("mode", ["sidecar", "gateway"])
 def test_hook_pods_run_where_there_are_rules(mode: str, values: Callable[..., Path]) -> None:
-    """ResourceQuotas want limits, tainted nodes tolerations, and meshes to be settings that a pod ends."""
+    """ResourceQuotas want limits, tainted nodes tolerations, and meshes a sign that a pod ends."""
     hooks = pods_of_hooks(values(mode=mode))
     assert len(hooks) == 2
     for pod in hooks:
@@ -624,7 +624,7 @@ def test_gateway_admin_port_answers_to_service_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listen", "service", "host", "settings"),
+    ("listen", "service", "host", "ports"),
     [
         ({}, {}, f"{RELEASE}-kquota.{NAMESPACE}.svc", (9092, 19_092, 19_191)),
         (
@@ -643,22 +643,22 @@ def test_gateway_admin_port_answers_to_service_names() -> None:
     ],
 )
 def test_every_replica_tells_the_ports_of_the_service(
-    listen: dict[str, Any], service: dict[str, Any], host: str, settings: tuple[int, int, int], values: Any
+    listen: dict[str, Any], service: dict[str, Any], host: str, ports: tuple[int, int, int], values: Any
 ) -> None:
     advertised = {"advertised": {"host": host}} if service else {}
     path = values(mode="gateway", config={"listen": listen | advertised}, gateway={"service": service})
     manifests = documents(render_text(path))
     config = load_bytes("kquota.yaml", configuration(manifests).encode()).listen
     assert config.advertised.host == host
-    assert (config.advertised.port or config.port, *config.advertised_ports) == settings
+    assert (config.advertised.port or config.port, *config.advertised_ports) == ports
     (spec,) = (one["spec"] for one in of_kind(manifests, "Service"))
     bootstrap, *brokers = spec["ports"]
     kind = "nodePort" if service.get("type") == "NodePort" else "port"
-    assert [one[kind] for one in (bootstrap, *brokers)] == [settings[0], *range(settings[1], settings[2] + 1)]
+    assert [one[kind] for one in (bootstrap, *brokers)] == [ports[0], *range(ports[1], ports[2] + 1)]
     assert bootstrap["port"] == config.port
     assert [one["port"] for one in brokers] == list(config.broker_ports.all), "targetPort is the same by default"
     (test,) = [one for one in of_kind(manifests, "Pod") if one["metadata"]["name"].endswith("-test")]
-    assert f"--broker-ports={settings[1]}-{settings[2]}" in test["spec"]["containers"][0]["args"]
+    assert f"--broker-ports={ports[1]}-{ports[2]}" in test["spec"]["containers"][0]["args"]
 
 
 def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:

@@ -90,7 +90,7 @@ def test_operator_starts_the_file_in_the_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "settings"),
+    ("given", "output"),
     [
         (["analysis.output="], "needs an output"),
         (["analysis.kind=Job"], "kind"),
@@ -101,10 +101,10 @@ def test_operator_starts_the_file_in_the_image() -> None:
         (["analysis.stream.arguments[0]=--metrics=9405"], "use analysis.stream.metricsPort"),
     ],
 )
-def test_analysis_mistakes_fail_at_install(given: list[str], settings: str) -> None:
+def test_analysis_mistakes_fail_at_install(given: list[str], output: str) -> None:
     done = helm("template", "shop", CHART, "--values", PLAIN, *(part for one in given for part in ("--set", one)))
     assert done.returncode != 0
-    assert settings in done.stderr
+    assert output in done.stderr
 
 
 DRIVER = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7"}
@@ -154,6 +154,6 @@ def test_an_executor_starts_the_program_that_spark_s_jars_have() -> None:
         check=False,
     )
     assert done.returncode == 1
-    settings: Any = done.stderr
-    assert "Unrecognized options: --nonsense" in settings
-    assert set(program[end + 1 :: 2]) <= set(re.findall(r"--\w+(?:-\w+)*", settings))
+    output: Any = done.stderr
+    assert "Unrecognized options: --nonsense" in output
+    assert set(program[end + 1 :: 2]) <= set(re.findall(r"--\w+(?:-\w+)*", output))

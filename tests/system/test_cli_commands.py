@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from proxy.app.cli.main import app
 from proxy.net.tls import channel
+from tests.lab.kafka.ports import free_ports
 
 GOOD = """upstream: {bootstrap: ["kafka-0.kafka:9092"]}
 identity: {sources: [tls, static], static: web}
@@ -225,6 +229,53 @@ def test_explain_reports_unreachable_sidecar() -> None:
         assert result.exit_code == 1
         assert expected in result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain",)])
+def test_what_is_no_admin_port_is_one_sentence(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            stream, _ = server.accept()
+            with stream:
+                stream.sendall(b"SSH-2.0-x\r\n")
+                stream.recv(1000)
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        for admin in (f"127.0.0.1:{server.getsockname()[1]}/", "http://exa mple"):
+            result = kquota(*command, "--admin", admin)
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert "not a kquota admin port" in result.stderr
+            assert len(result.stderr.splitlines()) == 1
+        greeter.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_page_of_many_sidecars_silently(number: signal.Signals) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "proxy.app.cli.main",
+        "ui",
+        "--admin",
+        "localhost:9",
+        "--port",
+        str(free_ports(1)[0]),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "(Ctrl-C ends)" in process.stdout.readline()
+        process.send_signal(number)
+        assert (process.communicate(timeout=20), process.returncode) == (("", ""), 0)
+
+
+def test_check_connect_names_each_silent_address(tmp_path: Path) -> None:
+    path = tmp_path / "kquota.yaml"
+    path.write_text(f'upstream: {{bootstrap: ["127.0.0.1:{free_ports(1)[0]}"]}}\n')
+    result = kquota("check", "--connect", str(path))
+    assert result.exit_code == 1
+    assert "Connection refused" in result.stdout, "the kernel's reason"
 
 
 def test_simulate_reports_wrong_lines_goes_on_and_ends_with_2(good: str) -> None:

@@ -49,7 +49,7 @@ def kquota(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:
 
 
 def stand_in(folder: Path, port: int = 0, fails: str = "") -> Path:
-    """A folder with a program named kubectl; what it was settings is in `said.json` there."""
+    """A folder with a program named kubectl; its arguments are in `said.json` there."""
     made = folder / "kubectl"
     said = str(folder / "said.json")
     made.write_text(STAND_IN.format(python=sys.executable, said=said, fails=fails, port=port))

@@ -216,11 +216,11 @@ def test_duckdb_and_pandas_read_the_files_as_they_are(tmp_path: Path) -> None:
     query = "SELECT client_id, sum(produce_bytes), max(produce_limit), any_value(hour) FROM {} GROUP BY 1 ORDER BY 1"
     expected = [("a", 10, 1.5, "12"), ('b "\n ü', 2**60, None, "12")]
     with duckdb.connect() as database:
-        settings = f"read_json('{glob}', columns={record.duckdb_columns()}, hive_partitioning=true)"
-        for source in (settings, f"read_json('{glob}', hive_partitioning=true)"):
+        typed = f"read_json('{glob}', columns={record.duckdb_columns()}, hive_partitioning=true)"
+        for source in (typed, f"read_json('{glob}', hive_partitioning=true)"):
             rows = database.sql(query.format(source)).fetchall()
             assert [(name, total, limit, str(hour)) for name, total, limit, hour in rows] == expected
-        types = database.sql(f"DESCRIBE SELECT * FROM {settings}").fetchall()
+        types = database.sql(f"DESCRIBE SELECT * FROM {typed}").fetchall()
     assert {name: kind for name, kind, *_ in types if name not in ("date", "hour")} == record.duckdb_columns()
     (path,) = complete_files(tmp_path)
     frame = pandas.read_json(path, lines=True)

@@ -199,7 +199,7 @@ def test_short_delays_are_shown_with_their_history() -> None:
     at = Moment(31_000.0, AT.wall_s + 29.5, history)
     page = explanation_text(explanation_json(ledger, "web", "etl", identity=identity, at=at, addresses=[]))
     assert page.split("\n\n")[1].splitlines()[:2] == [
-        "THROTTLED by produce since 14:13:23Z, 86 % of the last minute: "
+        "THROTTLED by produce since 14:13:23Z, 50 % of the last minute: "
         "10 kB/s used of 2 MB/s (100.0 % of the fleet's 2 MB/s), 0 %",
         "  paced: even rate after a violation, possibly below the limit",
     ]
@@ -311,5 +311,7 @@ def test_top_and_quotas_show_waiting_connections(in_debt: Ledger) -> None:
     (muted,) = rows([others | {"throttled_for_ms": 5, "waiting": 0}], {}, 0.0)
     assert muted.state == "throttled 5 ms"
     seen = {"connections": [_connection_json(one) for one in WAITING], "total": 4}
-    head = page("http://h", {"total": 1}, seen, [row], 20, 200).renderables[0]  # type: ignore[union-attr]
-    assert "connections 4 (1 muted, 2 waiting)   counters 1 (1 throttled)" in str(head)
+    head = page("http://h", {"total": 2, "groups": [group, others]}, seen, [row], "o", 20, 200).renderables[0]  # type: ignore[union-attr]
+    assert "connections 4 (1 muted, 2 waiting)   counters 2 (2 throttled)" in str(head), "whatever the filter shows"
+    nothing = page("http://h", {"total": 2, "groups": [group, others]}, seen, [], "zzz", 20, 200)
+    assert "kind contains 'zzz'" in str(nothing.renderables[1])  # type: ignore[union-attr]

@@ -62,6 +62,27 @@ def test_memory_of_delays() -> None:
     assert history.delayed(group, 16 * STEP_MS) == (16 * STEP_MS, 11 / 12, False)
 
 
+def test_long_delays_count_until_they_end() -> None:
+    """Muted from 1 s on, by a delay of 30 s and then another one: since the first sample after that, in all of them."""
+    ledger = books()
+    history, etl = History(ledger, Counters()), ledger.account("u", "etl")
+    look(history, 0)
+    for second in range(1, 66):
+        now_ms = 1000.0 * second
+        if second in (1, 31):
+            delay_ms = ledger.charge(etl, Kind.PRODUCE, 40_000, now_ms)
+            ledger.note_throttle(etl, Kind.PRODUCE, delay_ms)
+            (group,) = ledger.groups()
+            ledger.decisions.note(group, etl.identity, delay_ms, now_ms, 0, 40_000)
+        if second % 5 == 0:
+            look(history, now_ms)
+            found = history.delayed(group, now_ms)
+            assert found is not None
+            assert (found.since_ms, found.last_minute) == (5000.0, min(second / 60, 1.0))
+    (one,) = history.as_json(65_000)["counters"]
+    assert all(0.9 < held < 1.1 for held in one["held"][1:-1]), "each second of it counts when it passes"
+
+
 def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
     ledger = books()
     history = History(ledger, Counters())

@@ -17,7 +17,7 @@ from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, ConnectionStatus, EntityType, Refused, canonical_address
 from quota.counter import QuotaCounter
 from quota.decisions import Decision
-from quota.entity import ANONYMOUS, DEFAULT, Kind
+from quota.entity import ANONYMOUS, DEFAULT, Kind, bounded_name
 from quota.fleet.core import FleetStatus
 from quota.ledger import KindExplanation, Ledger
 from quota.status import counter_status
@@ -270,6 +270,7 @@ def identity_of_connections(
     found: Iterable[ConnectionInfo], user: str, client_id: str, given: tuple[str, str]
 ) -> dict[str, Any]:
     """The source of the user of one client's open connections; `given` is what a new one would get."""
+    user, client_id = bounded_name(user), bounded_name(client_id)
     mine = [one for one in found if one.user == user and client_id in (one.client_ids or ("",))]
     sources = sorted({one.user_source for one in mine})
     source = ", ".join(sources) or (given[1] if user == given[0] else None)

@@ -27,7 +27,7 @@ Place = tuple[Kind, CounterKey]
 
 
 class _Series:
-    __slots__ = ("held", "imposed_ms", "limit", "peak", "use")
+    __slots__ = ("due_ms", "held", "imposed_ms", "limit", "peak", "use")
 
     def __init__(self, looks: int, imposed_ms: int) -> None:
         self.use: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
@@ -35,8 +35,19 @@ class _Series:
         self.held: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
         """Seconds of delay per second."""
         self.imposed_ms = imposed_ms
+        """All delay so far, in the counter's own sum."""
+        self.due_ms = 0.0
+        """The part of it that lasts beyond the latest sample."""
         self.peak = 0.0
         """The most that it ever used."""
+
+    def hold(self, imposed_ms: int, until_ms: float, elapsed_ms: float, now_ms: float) -> None:
+        """Another interval of `elapsed_ms` is over. A delay is spread over the time until `until_ms`, when the last one
+        ends."""
+        due_ms = self.due_ms + max(imposed_ms - self.imposed_ms, 0)
+        part_ms = due_ms * min(elapsed_ms / max(until_ms - now_ms + elapsed_ms, elapsed_ms), 1.0)
+        self.held.append(part_ms / elapsed_ms)
+        self.due_ms, self.imposed_ms = (due_ms - part_ms if until_ms > now_ms else 0.0), imposed_ms
 
 
 class Delayed(NamedTuple):
@@ -74,14 +85,14 @@ class History:
         largest: Largest[tuple[float, QuotaCounter]] = Largest(MAX_COUNTERS)
         seen: dict[Place, tuple[float, QuotaCounter]] = {}
         for index, group in enumerate(self._ledger.groups()):
-            if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
+            if group.limit is not None and max(group.last_ms, group.throttled_until) > now - USED_WITHIN_MS:
                 use = group.utilisation(now) or 0.0
                 if (group.kind, group.key) in self._series:
                     seen[group.kind, group.key] = use, group
                 largest.add((use,), (use, group))
             if index % STEP == 0:
                 yield
-        elapsed_s = (now_ms - self._at_ms[-1]) / 1000.0 if self._at_ms else INTERVAL_S
+        elapsed_ms = max(now_ms - self._at_ms[-1], 1.0) if self._at_ms else INTERVAL_S * 1000.0
         looks = len(self._at_ms)
         self._at_ms.append(now_ms)
         self._muted.append(self._counters.connections_muted)
@@ -90,7 +101,9 @@ class History:
         for use, group in reversed(list(largest.items())):
             place = (group.kind, group.key)
             if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
-                self._series[place] = _Series(looks, group.usage.throttle_ms)
+                recent = self._ledger.decisions.of(*place)
+                recent_ms = sum(one.delay_ms for one in recent if one.at_ms > now_ms - elapsed_ms)
+                self._series[place] = _Series(looks, group.usage.throttle_ms - recent_ms)
             seen[place] = use, group
         for place, series in list(self._series.items()):
             now_seen = seen.get(place)
@@ -102,12 +115,10 @@ class History:
                     del self._series[place]
                 continue
             use, group = now_seen
-            imposed_ms = group.usage.throttle_ms
             series.use.append(use)
             series.limit.append(group.limit)
             series.peak = max(series.peak, use)
-            series.held.append(max(imposed_ms - series.imposed_ms, 0) / 1000.0 / max(elapsed_s, 0.001))
-            series.imposed_ms = imposed_ms
+            series.hold(group.usage.throttle_ms, group.throttled_until, elapsed_ms, now_ms)
 
     def delays(self, group: QuotaCounter) -> bool:
         """Whether it delayed a client in the latest interval."""
@@ -121,7 +132,8 @@ class History:
             return None
         run = len(list(takewhile(bool, reversed(series.held))))
         minute = [bool(held) for at_ms, held in zip(self._at_ms, series.held, strict=True) if at_ms > now_ms - 60_000.0]
-        return Delayed(self._at_ms[-run], sum(minute) / max(len(minute), 1), run == len(series.held))
+        share = sum(minute) / max(len(minute), 60.0 // INTERVAL_S)
+        return Delayed(self._at_ms[-run], share, run == len(series.held))
 
     def as_json(self, now_ms: float) -> dict[str, Any]:
         """Everything remembered; times are seconds before now, oldest first."""

@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPException
 from queue import Empty, Queue
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ _SERVING: Final = re.compile(r"(?:Forwarding from|Starting to serve on) 127\.0\.
 
 def with_scheme(admin_url: str) -> str:
     """The URL of an admin port given as such or as host:port."""
-    return f"http://{admin_url}" if re.fullmatch(r"[^/]+:\d+", admin_url) else admin_url
+    return f"http://{admin_url}" if re.fullmatch(r"[^/]+:\d+/?", admin_url) else admin_url
 
 
 def get_json(
@@ -66,8 +67,8 @@ def get_json(
                 "KQUOTA_ADMIN or --pod NAMESPACE/NAME"
             ) from error
         raise OSError(f"{url}: {error.reason}") from error
-    except ValueError as error:
-        raise OSError(f"{url}: not a kquota admin port: {error}") from error
+    except (ValueError, HTTPException) as error:
+        raise OSError(f"{url}: not a kquota admin port: {visible(str(error).strip()) or 'no HTTP'}") from error
     return answer
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from config.load import warnings_of
+from config.load import ON_PAPER, warnings_of
 from config.model import Config
 from config.overlay import load_overlay
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD, HostPort
 from config.units import as_written, readable_bytes, readable_span
+from config.visible import visible
 from proxy.app.admin.explain import identity_on_paper
 from proxy.app.admin.explain_text import user_text
 from proxy.app.common.text import columns, more_than, readable_limit, readable_name, safe
 from proxy.net.tls import channel
+from proxy.net.upstream.credentials import LoginError
 from quota.connections import ConnectionEntry
 from quota.entity import DEFAULT, Kind, Level, Name
 from quota.table import RATE_FIELD, Entry, QuotaTable, ladder
@@ -86,6 +88,11 @@ def _clients(config: Config) -> tuple[str, str]:
     return str(bootstrap), f"{host or 'the address that they connected to'}, ports {brokers}"
 
 
+def _brokers(config: Config) -> str:
+    named = ", ".join(str(address) for address in config.upstream.bootstrap)
+    return "not in the file" if named == ON_PAPER else named or "the original destination"
+
+
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     up, addresses = config.upstream, _clients(config)
@@ -97,7 +104,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
         ["mode", config.mode],
         ["listen", _listeners(config)],
         *([["clients use", f"bootstrap.servers {addresses[0]}"], ["clients get", addresses[1]]] if rewrites else []),
-        ["upstream", ", ".join(str(address) for address in up.bootstrap) or "the original destination"],
+        ["upstream", _brokers(config)],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
         [
@@ -237,10 +244,30 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
         *islice(_names(config, source), MAX_WARNINGS),
         *islice(_rates(config, source), MAX_WARNINGS),
     ]
-    for place, path in _named_files(config):
-        if not Path(path).exists():
-            found.append(source.problem(place, "no such file on this machine", path))
-    return found
+    missing = [(place, path) for place, path in _named_files(config) if not Path(path).exists()]
+    found += [source.problem(place, "no such file on this machine", path) for place, path in missing]
+    return [*found, *_unusable_files(config, source, {place[:2] for place, _ in missing})]
+
+
+def _unusable_files(config: Config, source: Source, missing: Collection[Place]) -> Iterator[Problem]:
+    """Files that are here, and that `kquota run` would refuse, but for sections with `missing` ones."""
+    from proxy.app.sources.security import readers  # cryptography and TLS: for few configurations
+
+    for place, read in readers(config):
+        if place not in missing:
+            try:
+                read()
+            except (OSError, LoginError) as error:
+                yield source.problem(place, f"kquota run would refuse this: {visible(str(error))}", at_key=True)
+    for place, path in (
+        (("listen", "state_file"), config.listen.state_file),
+        (("quotas", "overlay"), config.quota_settings.overlay),
+    ):
+        if path is not None and not Path(path).parent.is_dir():
+            yield source.problem(place, "no such directory on this machine", str(Path(path).parent))
+    directory = Path((config.export and config.export.directory) or "/")
+    if not next(one for one in (directory, *directory.parents) if one.exists()).is_dir():
+        yield source.problem(("export", "directory"), "a file is in its place on this machine", str(directory))
 
 
 def _few_ports(config: Config, source: Source) -> list[Problem]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from config.load import load_limits
+from config.load import ON_PAPER, load_limits
 from config.model import Config
 from config.problems import ConfigError
 from config.types import DEFAULT_WORD, HostPort
@@ -56,13 +56,13 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
 
 def connection_json(config: Config) -> dict[str, Any]:
     """What the cluster answers, for `kquota check --connect`: each bootstrap address, the brokers, and what clients get
-    instead. `ok`: a sidecar could serve all of them. Raises OSError with one readable sentence."""
+    instead. `ok`: all of them answered. Raises OSError with one readable sentence."""
     return trio.run(_connect, config)
 
 
 async def _connect(config: Config) -> dict[str, Any]:
     access = _access(config)
-    if not config.upstream.bootstrap:
+    if not config.upstream.bootstrap or str(config.upstream.bootstrap[0]) == ON_PAPER:
         raise OSError("upstream.bootstrap names no broker to ask")
     bootstrap: list[dict[str, Any]] = []
     known: dict[int, NodeAddress] = {}
@@ -90,7 +90,8 @@ async def _connect(config: Config) -> dict[str, Any]:
             found["error"] = str(error)
         each.append(found)
     reached = bool(known) or login_wanted
-    return {"ok": reached and not any(one["error"] for one in each), "bootstrap": bootstrap, "brokers": each}
+    failed = any(one["error"] for one in (*bootstrap, *each))
+    return {"ok": reached and not failed, "bootstrap": bootstrap, "brokers": each}
 
 
 def _given(config: Config, brokers: Sequence[NodeAddress]) -> Iterator[str]:

@@ -3,6 +3,7 @@ top(1)."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -179,12 +180,18 @@ def _cut(text: str) -> Text:
 
 
 def page(
-    admin: str, quotas: dict[str, Any], connections: dict[str, Any], found: Sequence[Row], height: int, width: int
+    admin: str,
+    quotas: dict[str, Any],
+    connections: dict[str, Any],
+    found: Sequence[Row],
+    text: str,
+    height: int,
+    width: int,
 ) -> RenderableType:
-    """Everything on one screen."""
+    """Everything on one screen; `found` are the rows that match `text`."""
+    throttled = sum(row.throttled for row in rows(quotas["groups"], {}, 0.0))
     muted = sum(one["muted_for_ms"] > 0 for one in connections["connections"])
     waiting = sum(one.get("waiting_for") is not None for one in connections["connections"])
-    throttled = sum(row.throttled for row in found)
     waits = f", {waiting} waiting" if waiting else ""
     head = (
         f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted{waits})   "
@@ -192,8 +199,11 @@ def page(
     )
     parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
     if not found:
-        text = "No traffic on a quota yet." if not quotas["total"] else "No quotas."
-        return Group(*parts, Text(text, style="dim"))
+        if text and quotas["total"]:
+            none = f"No counter's user, client-id or kind contains {visible(text)!r}."
+        else:
+            none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
+        return Group(*parts, Text(none, style="dim"))
     most = max(height - 4, 1)
     parts.append(table(found, most, width))
     if len(found) > most:
@@ -219,7 +229,7 @@ class Look:
         now_s = time.monotonic()
         found = chosen(rows(quotas["groups"], self._before, now_s - self._looked_s), self._text, self._sort)
         self._before, self._looked_s = imposed(quotas["groups"]), now_s
-        return page(self._admin, quotas, connections, found, height, width)
+        return page(self._admin, quotas, connections, found, self._text, height, width)
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
@@ -234,7 +244,7 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
 
 
 def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, uncut: bool = False) -> int:
-    """Show until Ctrl-C, or once, with `uncut` in lines of any length. 0: shown; 1: the sidecar does not answer."""
+    """Show until Ctrl-C or SIGTERM, or once, with `uncut` in lines of any length. 0: shown; 1: no answer."""
     console = Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT)
     look = Look(admin, text, sort)
     if once or uncut or not console.is_terminal:
@@ -244,6 +254,7 @@ def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, un
             say(f"error: {error}", err=True)
             return 1
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its screen and cursor back
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:

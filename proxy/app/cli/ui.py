@@ -4,6 +4,7 @@ open it."""
 from __future__ import annotations
 
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def _libraries(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
-    """Serve the page on this port of the loopback until Ctrl-C; `places()` is asked each time. Raises OSError."""
+    """Serve the page on this port of the loopback until Ctrl-C or SIGTERM; `places()` is asked each time. Raises
+    OSError."""
 
     def ask(place: Place) -> dict[str, Any] | OSError:
         query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]
@@ -137,11 +139,13 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
     async def to_page(request: Request) -> Response:
         return RedirectResponse("ui/", 307)
 
+    async def until_signal(listener: socket.socket) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(AdminServer(listener, Guard(pages, Hosts([]))).serve)
+                say(f"{title}: http://127.0.0.1:{listener.getsockname()[1]}/ui/ (Ctrl-C ends)")
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+
     pages = Starlette(routes=[Route("/", to_page), Route("/snapshot", snapshot), *ui.ROUTES])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that kubectl ends as well
-    listener = bind("127.0.0.1", port)
-    say(f"{title}: http://127.0.0.1:{listener.getsockname()[1]}/ui/ (Ctrl-C ends)")
-    try:
-        trio.run(AdminServer(listener, Guard(pages, Hosts([]))).serve)
-    except KeyboardInterrupt:
-        return
+    trio.run(until_signal, bind("127.0.0.1", port))

@@ -6,11 +6,14 @@ import base64
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from config.model import Config
+from config.problems import Place
 from config.sections import IdentitySection, StaticIdentity, template_fields
 from config.tls import ListenTls, UpstreamTls
 from proxy.app.sources.follow import Followed, Follower
@@ -198,6 +201,20 @@ def load_security(config: Config) -> Security:
         keys = FleetKeys(config.fleet.key_file)
         followed.append(Followed(keys.setting, [keys.path], keys.load))
     return Security(listen, upstream, identity, Follower(followed), own_credentials(config), keys)
+
+
+def readers(config: Config) -> Iterator[tuple[Place, Callable[[], object]]]:
+    """What reads the files of each section that names some. They raise OSError, as `load_security`, and LoginError."""
+    if config.listen.tls is not None:
+        yield ("listen", "tls"), partial(server_tls, config.listen.tls)
+    if config.upstream.tls is not None:
+        yield ("upstream", "tls"), partial(client_tls, config.upstream.tls)
+    if (credentials := own_credentials(config)) is not None:
+        yield ("upstream", "sasl"), credentials.secret
+    if config.identity.static is not None and config.identity.static_elsewhere:
+        yield ("identity", "static"), StaticUser(config.identity.static).read
+    if config.fleet is not None and config.fleet.key_file is not None:
+        yield ("fleet", "key_file"), partial(FleetKeys, config.fleet.key_file)
 
 
 def own_credentials(config: Config) -> Credentials | None:

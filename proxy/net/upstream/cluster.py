@@ -32,6 +32,7 @@ from proxy.net.upstream.credentials import (
     LoginError,
     login,
 )
+from proxy.net.upstream.dial import open_stream
 from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
@@ -292,7 +293,7 @@ def common(offered: Offered, api_key: int, known: range) -> int:
 
 async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
     """Connect to a broker, with TLS if configured. Raises OSError and BrokenResourceError."""
-    plain = await trio.open_tcp_stream(host, port)
+    plain = await open_stream(host, port)
     if tls is None:
         return plain
     # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.

@@ -17,6 +17,16 @@ from proxy.net.tls.handshakes import Handshakes
 Dial = Callable[[], Awaitable[socket.socket]]
 
 
+async def open_stream(host: str, port: int) -> trio.SocketStream:
+    """As `trio.open_tcp_stream`, but for the error if no address of the host can be reached: that of the first one."""
+    try:
+        return await trio.open_tcp_stream(host, port)
+    except OSError as error:
+        if isinstance(error.__cause__, ExceptionGroup):
+            raise error.__cause__.exceptions[0] from error
+        raise
+
+
 class Dialer:
     """Connects to brokers."""
 
@@ -67,7 +77,7 @@ class Dialer:
         return dial
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        stream = await trio.open_tcp_stream(host, port)
+        stream = await open_stream(host, port)
         broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
         broker.setblocking(False)
         return broker

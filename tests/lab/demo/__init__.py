@@ -34,11 +34,19 @@ def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
     longer for their first window.
 
     Returns the exit code: 0 when every client was held to its limit (or, without one, not slowed), 1 when not or when
-    something failed, 128 + n after signal n (130 for Ctrl-C).
+    something failed, 2 for an unusable `usage`, 128 + n after signal n (130 for Ctrl-C).
     """
     # No terminal, no width: lines in a log are not cut.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     plain = plain or not console.is_terminal or console.is_dumb_terminal
+    if usage is not None:
+        try:
+            usage.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            console.print(
+                f"[bold red]error:[/] --usage {escape(visible(str(usage)))}: {error.strerror}", soft_wrap=True
+            )
+            return 2
     with Interrupts() as interrupts:
         try:
             return _demo(console, seconds, plain, interrupts, usage)
