@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 import uuid
@@ -144,8 +143,10 @@ class Transacting(Working):
                 with suppress(KafkaException):  # a fatal error is raised once more
                     producer.flush(1.0)  # reports what becomes of the rest
                 del producer
-                gc.collect()  # the error refers to it; it closes its connections with the last reference
             else:
+                # Its connections close with the last reference, and confluent-kafka never releases what `flush` has
+                # raised after a fatal error, nor the frame of this call.
+                del producer
                 break
         self._log.close()
 
