@@ -78,7 +78,7 @@ $(VENV)/.s3: $(VENV)/.dev tests/s3_server.txt
 	@$(VENV)/s3/bin/python -m pip --disable-pip-version-check --quiet install -r tests/s3_server.txt
 	@touch $@
 
-# With what the tests need, in one go: pip prepares the project anew each time.
+# With what the tests need, in one go: pip prepares the project each time.
 $(VENV)/.docs: $(VENV)/.created $(PINS) | $(VENV)/.compiled
 	@echo "· installing kquota with everything the tests and the documentation's site need (pinned)"
 	@$(INSTALL) -e '.[dev,docs]'
@@ -129,16 +129,16 @@ docs: $(VENV)/.docs ## The documentation's site in build/docs; dead links and an
 	@$(MKDOCS) build --strict
 	@echo "open $(CURDIR)/build/docs/index.html"
 
-docs-pictures: $(VENV)/.dev ## The pictures of the README anew: architecture, a recording of a real run of the demo, the page in use (four minutes)
+docs-pictures: $(VENV)/.dev ## The pictures of the README again: architecture, a recording of a real run of the demo, the page in use (four minutes)
 	@$(BIN)/python docs/_site/draw_architecture.py
 	@$(AS_IMAGES) $(BIN)/python docs/_site/record_demo.py
 	@$(AS_IMAGES) $(BIN)/python docs/_site/picture_page.py
 
 .PHONY: docs-report-pictures
-docs-report-pictures: $(VENV)/.dev ## The picture of a report anew, of a generated fleet (minutes; Java 17 or 21 has to be there)
+docs-report-pictures: $(VENV)/.dev ## The picture of a report again, of a generated fleet (minutes; Java 17 or 21 has to be there)
 	@$(BIN)/python docs/_site/picture_reports.py
 
-docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
+docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built at each change
 	@$(MKDOCS) serve --strict
 
 # Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
@@ -261,7 +261,7 @@ bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million 
 peer-suites: $(VENV)/.dev ## franz-go's and librdkafka's own tests, at a broker and through the sidecar, compared (Go and cargo; PEER_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m tests.peers $(PEER_ARGS)
 
-schema: $(VENV)/.dev ## Generate proxy/core/wire/schema.py anew from Kafka's published message schemas
+schema: $(VENV)/.dev ## Generate proxy/core/wire/schema.py from Kafka's published message schemas
 	@$(BIN)/python -m tests.lab.wire_schema
 
 # The newest release is recorded whole, the one before it then in part.

@@ -71,7 +71,7 @@ QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
     "-Djdk.lang.Process.launchMechanism=VFORK"
 )
-"""A JVM for a few rows: the quick compiler only, with room for its code, one collector thread, and vfork for Hadoop's
+"""A JVM for a few rows: the quick compiler only, a cache for its code, one collector thread, and vfork for Hadoop's
 `chmod`."""
 SMALL = {
     # Of the time for a few records most is spent on compiling: Java's quick compiler alone, and no code for queries.

@@ -2,7 +2,7 @@
 
     {"version": 1, "ports": [{"port": 19093, "broker": 1, "host": "kafka-1.kafka", "broker_port": 9092, "until": null}]}
 
-`until`: null for the port that clients are told, else when it ceases to stand for the broker, in seconds since 1970.
+`until`: null for the advertised port, else when it ceases to stand for the broker, in seconds since 1970.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def run(context: Context) -> Report:
 def _content(tables: Mapping[str, DataFrame]) -> Content:
     rows = [row for row in some_rows(tables["libraries"]) if row["mutes"] > 0]
     if not rows:
-        return Content(["No client was throttled long enough to tell whether it honours throttle times."])
+        return Content(["No client was throttled long enough to see whether it honours throttle times."])
     findings = []
     for row in rows[:8]:
         name = f"{row['library']} {row['version']}".strip()

@@ -34,7 +34,7 @@ def run(context: Context) -> Report:
     )
     usual = mine.groupBy(*CLIENT).agg(F.percentile_approx("bytes", BURST_PERCENTILE, 10_000).alias("burst_above"))
     others_ms = ratio((F.col("all_busy") - F.col("busy")) * 1000, F.col("all_requests") - F.col("requests"))
-    beside = (
+    others = (
         mine.join(all_clients, ["cluster_id", "bucket"])
         .join(usual, [*CLIENT])
         .withColumns({"others_ms": others_ms, "burst": F.col("bytes") > F.col("burst_above")})
@@ -44,7 +44,7 @@ def run(context: Context) -> Report:
     else_ = F.avg(F.when(~F.col("burst"), F.col("others_ms")))
     constant = (F.min("bytes") == F.max("bytes")) | (F.min("others_ms") == F.max("others_ms"))
     spread = F.stddev_pop("bytes") * F.stddev_pop("others_ms")
-    measured = beside.groupBy(*CLIENT).agg(
+    measured = others.groupBy(*CLIENT).agg(
         F.count("*").alias("buckets"),
         F.sum(F.col("burst").cast("long")).alias("bursts"),
         in_burst.alias("others_ms_in_bursts"),

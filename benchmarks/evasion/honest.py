@@ -79,7 +79,7 @@ def go_command(package: str, *tags: str) -> list[str]:
     """How a client of tests/go/honest is started. Raises NoGoError."""
     sources = go_tools.MODULES / "honest"
     text = "".join(file.read_text() for file in sorted(sources.rglob("*.go")))
-    stamp = f"-X=main.source={abs(hash_of(text)):x}"  # built anew when the sources have changed
+    stamp = f"-X=main.source={abs(hash_of(text)):x}"  # built again when the sources have changed
     return [str(go_tools.program("honest", f"kquota/tests/go/honest/{package}", stamp, tags=tags))]
 
 

@@ -2,7 +2,7 @@
 
     KQUOTA_LOSSY=FILE python -m benchmarks.rig.lossy_sidecar run --config …
 
-FILE holds JSON, looked at anew ten times a second, so a benchmark changes it while the sidecar runs: `lost` and `late`
+FILE holds JSON, read ten times a second, so a benchmark changes it while the sidecar runs: `lost` and `late`
 are the shares of the records read that are dropped and delayed (by one to three seconds, so that later ones overtake
 them), `cut` is true where nothing is sent nor read. Nothing else of the sidecar is another.
 """

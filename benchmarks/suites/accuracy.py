@@ -217,7 +217,7 @@ class _Sidecar:
 
     @contextmanager
     def running(self, cells: Sequence[Cell]) -> Iterator[_Sidecar]:
-        """Started anew for each phase: no counter remembers the last one."""
+        """Started again for each phase: no counter remembers the last one."""
         self.limit(cells, 1.0)
         with self._log.open("wb") as log:
             command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(self._file)]

@@ -200,7 +200,7 @@ class Bench:
                     self._shares[at] = 0.0
                 continue
             amount = group["totals"]["amount"]
-            if amount < self._last[at]:  # started anew
+            if amount < self._last[at]:  # started again
                 self._before[at] += self._last[at]
             self._last[at] = amount
             self._shares[at] = 0.0 if group["fleet"] is None else group["fleet"]["share"]

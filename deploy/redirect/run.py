@@ -157,14 +157,14 @@ def _iptables_rules(rules: Rules, version: Literal[4, 6]) -> list[str]:
 
 def _multiports(ports: Sequence[range]) -> list[str]:
     matches: list[list[str]] = []
-    room = 0
+    left = 0
     for one, text in zip(ports, _spans(ports, ":"), strict=True):
         size = 1 if len(one) == 1 else 2
-        if size > room:
+        if size > left:
             matches.append([])
-            room = MAX_PORTS
+            left = MAX_PORTS
         matches[-1].append(text)
-        room -= size
+        left -= size
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]
 
 

@@ -152,7 +152,7 @@ class Shares:
         if local is None:
             local = self._locals[id(group)] = _Local(group)
             self.fleet.join(local.hash, self._now)
-        self._give(local, self._now, anew=True)
+        self._give(local, self._now, again=True)
 
     def _forgotten(self, group: QuotaCounter) -> None:
         local = self._locals.pop(id(group), None)
@@ -228,10 +228,10 @@ class Shares:
                 self._ledger.connections.move(entity_type, name, rate.share * limit, share * limit, level, now)
                 rate.share = share
 
-    def _give(self, local: _Local, now: float, *, anew: bool = False) -> None:
+    def _give(self, local: _Local, now: float, *, again: bool = False) -> None:
         fleet, group = self.fleet, local.group
         share = fleet.share(local.hash)
-        if not anew and not _moved(share, group.share):
+        if not again and not _moved(share, group.share):
             return  # nearly always
         if _moved(share, group.share):
             group.take_share(share, fleet.level(local.hash, now), int(now))

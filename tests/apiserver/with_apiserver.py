@@ -271,7 +271,7 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
         if os.environ.get("KQUOTA_RECORD"):
             REVIEWS.write_text(yaml.safe_dump(reviews, default_flow_style=None, width=120, sort_keys=False))
         for name, asked in reviews.items():
-            assert shape(admission_review(name)) == shape(asked), f"{name}: record it anew (KQUOTA_RECORD=1)"
+            assert shape(admission_review(name)) == shape(asked), f"{name}: record it again (KQUOTA_RECORD=1)"
 
         skipped = pods.bare_pod()
         skipped["metadata"] = {"name": "skipped", "labels": {"kquota.io/inject": "false"}}

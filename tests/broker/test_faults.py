@@ -95,7 +95,7 @@ def test_faults_lose_and_repeat_nothing(rig: Rig, topic: str, fault: str, anomal
             direct.wait_for_progress()
     anomalies[fault] = f"{in_words(through.history)} | {in_words(direct.history)}"
     assert_clean(through.history)
-    if not fault.startswith("sidecar "):  # whose counters began anew
+    if not fault.startswith("sidecar "):  # whose counters began again
         now, moved = charged(rig.proxy), traffic(rig)
         assert VALUE_BYTES * through.acknowledged < now.produce - before.produce <= moved.produce - carried.produce
         assert VALUE_BYTES * through.consuming.done < now.fetch - before.fetch <= moved.fetch - carried.fetch

@@ -1,4 +1,4 @@
-"""Transparent mode before a real broker with TLS: taken and made anew with a key, passed through without one."""
+"""Transparent mode before a real broker with TLS: taken and made again with a key, passed through without one."""
 
 from __future__ import annotations
 

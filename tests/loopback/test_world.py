@@ -5,6 +5,7 @@ import pytest
 from quota.entity import Kind
 from quota.fleet.claim import Claim
 from tests.world.__main__ import Tally, play
+from tests.world.mutations import MUTATIONS, ROOT, Mutation
 from tests.world.script import crowd, draw, members
 from tests.world.search import SEARCHES, Bounds, ExceededError, search
 from tests.world.world import World
@@ -72,3 +73,8 @@ def test_claims_confirmed_twice_hold() -> None:
 @pytest.mark.parametrize("name", SEARCHES)
 def test_shares_hold_within_the_bounds(name: str) -> None:
     assert search(SEARCHES[name]) > 50_000
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+def test_planted_bugs_fit_the_sources(mutation: Mutation) -> None:
+    assert (ROOT / mutation.file).read_text().count(mutation.old) == 1

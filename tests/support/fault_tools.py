@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any, NamedTuple, Self
 
 from tests.corpus.job import wait_for
@@ -142,10 +143,11 @@ class Transacting(Working):
                 producer.purge()
                 with suppress(KafkaException):  # a fatal error is raised once more
                     producer.flush(1.0)  # reports what becomes of the rest
+                # confluent-kafka never releases a fatal error, whose frames refer to the producer, and that keeps its
+                # connections open until the last reference goes.
+                clear_frames(error.__traceback__)
                 del producer
             else:
-                # Its connections close with the last reference, and confluent-kafka never releases what `flush` has
-                # raised after a fatal error, nor the frame of this call.
                 del producer
                 break
         self._log.close()

@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
     what: Literal["sent", "acknowledged", "failed", "unknown", "assigned", "polled", "committed", "aborted"]
     """`failed`: it was certainly not written; `unknown`: it may have been. `assigned`: a reader begins at this offset,
-    anew after a rebalance or a seek."""
+    again after a rebalance or a seek."""
     who: Hashable = ""
     """The producer of what was sent, or the reader."""
     value: Hashable = None

@@ -32,7 +32,7 @@ def test_separates_growth_from_weekends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alike", "least", "most_error"), [(0.0, 0.75, 0.07), (0.5, 0.68, 0.09)], ids=["each day anew", "days alike"]
+    ("alike", "least", "most_error"), [(0.0, 0.75, 0.07), (0.5, 0.68, 0.09)], ids=["each day again", "days alike"]
 )
 def test_held_out_weeks_are_within_stated_bounds(alike: float, least: float, most_error: float) -> None:
     """300 series of eight weeks and two that are held out, with noise of 6 % of an average day: of what is forecast to

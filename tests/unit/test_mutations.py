@@ -187,7 +187,7 @@ def test_a_topic_that_only_seemed_to_exist_is_charged_afterwards() -> None:
 
 @pytest.mark.parametrize("version", DELETE_VERSIONS)
 def test_remembered_counts_do_not_outlive_the_topic(version: int) -> None:
-    # Made here, and this very moment deleted and made anew, smaller, by another client: that one counts.
+    # Made here, and this very moment deleted and made again, smaller, by another client: that one counts.
     client = Client(2)
     client.send(create(7, {"a": 15}))
     client.cluster.add(a=2)

@@ -55,7 +55,7 @@ def ledger_of(limit: float) -> Ledger:
 
 
 class Log:
-    """One partition as a broker serves it, to a client that starts anew at the first batch that did not come whole."""
+    """One partition as a broker serves it, to a client that starts again at the first batch that did not come whole."""
 
     def __init__(self, batch: int, mixed: bool, seed: int) -> None:
         sizes = random.Random(seed)

@@ -91,7 +91,7 @@ def test_incremental_fetch_over_quota_keeps_the_session(version: int) -> None:
     # From then on only the epoch differs: patched in place.
     later = sent_request(ask(4, 6, 12_001, partitions={0: 11}), version)
     assert (later.session_epoch, [p.partition for p in later.topics[0].partitions]) == (4, [0])
-    # A new full fetch starts the count anew.
+    # A new full fetch starts the count again.
     full = sent_request(ask(5, 0, 12_002, partitions={0: 11}), version)
     assert full.session_epoch == 0
     assert sent_request(ask(6, 1, 12_003), version).session_epoch == 1
@@ -193,7 +193,7 @@ def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
     assert one.mute_until_ms == 2000.0
     assert len(resumed(one, 20_000.0)) == len(frame)
     assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].queued == 1
-    # Nor can news be added to it: the broker expects epoch 3, says so, and the client begins anew.
+    # Nor can news be added to it: the broker expects epoch 3, says so, and the client begins again.
     _, one = over_quota()
     small = fetch_body(12, session_id=77, epoch=3, partitions={0: 10})
     assert from_client(one, request(FETCH, 12, 1, small)) == b""

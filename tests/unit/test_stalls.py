@@ -74,7 +74,7 @@ def test_time_before_first_request_counts() -> None:
     assert ended_after_s({"client_bytes": 1000}, 100, under_way=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
     assert ended_after_s({}, 1000, under_way=False, owed=True) is None
     assert ended_after_s({}, 1000, under_way=False, muted=True) is None
-    stalls = Stalls(LIMITS)  # not from the beginning anew after each answer
+    stalls = Stalls(LIMITS)  # not from the beginning again after each answer
     for _ in range(30):
         assert stalls.look(1.0, replace(QUIET, under_way=False)) is None
         assert stalls.look(1.0, replace(QUIET, under_way=False, owed=True)) is None

@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation(
         "a share is raised before its claim came back twice",
         "quota/fleet/claim.py",
-        "grant = exact(min(before, found, room, *(claim for _, claim in self._sent)))",
+        "grant = exact(min(before, found, capacity, *(claim for _, claim in self._sent)))",
         "grant = exact(max(before, found))",
     ),
     Mutation(
@@ -102,9 +102,9 @@ MUTATIONS = (
     Mutation(
         "clients without a limit are charged to a group of others",
         "quota/ledger.py",
-        "        user, client_id = account.identity\n        self.counters.lead(",
+        "        user, client_id = account.identity\n        self.counters.attach(",
         "        user, client_id = account.identity\n"
-        "        client_id = 'g0' if client_id == 'free' else client_id\n        self.counters.lead(",
+        "        client_id = 'g0' if client_id == 'free' else client_id\n        self.counters.attach(",
     ),
     Mutation(
         "throttles of members are not cut",

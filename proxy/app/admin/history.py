@@ -155,7 +155,7 @@ class History:
         }
 
     def _forget_one(self, use: float) -> bool:
-        """Make room for a counter that uses more than the least used remembered one ever did."""
+        """Evict a counter for one that uses more than the least used remembered one ever did."""
         place, series = min(self._series.items(), key=lambda item: item[1].peak)
         if series.peak >= use:
             return False

@@ -30,7 +30,7 @@ FIGURES = {"limit", "now", "held"}
 UNCUT = 1000
 """The width without a terminal: nothing is cut, so that the output can be piped."""
 WIDE = 100
-"""From this many columns on there is room for bars and for wider gaps."""
+"""From this many columns on bars and wider gaps fit."""
 GROUPS_ASKED = 10_000
 
 Key = tuple[str, str | None, str | None]

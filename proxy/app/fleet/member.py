@@ -248,7 +248,7 @@ class Exchange:
         if not found:
             return 0
         topic_id = uuid.UUID(found[0].get("topic_id") or "0" * 32)
-        self.topic_id = topic_id.bytes if topic_id.int else None  # brokers older than 2.8 tell none
+        self.topic_id = topic_id.bytes if topic_id.int else None  # brokers older than 2.8 send none
         return len(found[0]["partitions"])
 
     def _restore_partitions(self, admin: Any) -> int:

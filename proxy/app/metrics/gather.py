@@ -82,4 +82,4 @@ class Exposition:
         yield from self._libraries.families()
         yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
         yield from self._own()
-        yield counter("admin_evicted", "Admin connections closed to make room.", self.admin_evicted)
+        yield counter("admin_evicted", "Admin connections closed for newer ones.", self.admin_evicted)

@@ -25,7 +25,7 @@ from proxy.core.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, Buffer,
 MAX_STRING_BYTES: Final = 32_767
 """Kafka's strings are no longer, compact ones included: brokers refuse them."""
 MAX_HEADER_BYTES: Final = 40 * 1024
-"""The longest request header: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
+"""The longest request header: 14 bytes, a client id of at most 32767 bytes, and tagged fields."""
 MAX_HEADER_TAGS: Final = 100
 """None has been defined yet. Twenty thousand empty ones fit into a header and would be walked over one by one."""
 

@@ -65,7 +65,7 @@ class Shared:
 class Direction(Handler):
     """What is read from `source`, and sent to `sink`. A pair has two, and both run the same way:
 
-    unsent? --> send it, or wait for room ------+
+    unsent? --> send it, or wait ---------------+
     a large body? --> splice                    |  all of it without blocking
     else read --> a door of the session --> `ConnectionPair.apply` --> `send`
     """

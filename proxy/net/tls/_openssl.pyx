@@ -254,7 +254,7 @@ cdef class Channel(Endpoint):
         PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
         try:
             if not 0 <= count <= view.len:
-                raise ValueError("more than the buffer has room for")
+                raise ValueError("more than the buffer holds")
             return self.read_into(<char *>view.buf, count)
         finally:
             PyBuffer_Release(&view)

@@ -119,7 +119,7 @@ def verify(path: Path, jar: LockedJar) -> None:
             f"wrong checksum of {path}\n"
             f"  expected SHA-256 {jar.sha256}  ({jar.coordinate})\n"
             f"  found    SHA-256 {found}  ({path.stat().st_size} bytes)\n"
-            "The file is damaged or was replaced. Delete it; it is fetched anew at the next start."
+            "The file is damaged or was replaced. Delete it; it is fetched again at the next start."
         )
 
 
