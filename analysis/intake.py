@@ -38,7 +38,7 @@ REASONS = {
 """Why rows are set aside, in the order of the checks."""
 _COUNTED = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
 UNREADABLE = "cut short, damaged, or of another format"
-FILES_TOLD = 5
+FILES_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Quality:
         ]
         text += [f"Set aside: {several(count, 'row')}, {REASONS[name]}." for name, count in self.aside.items() if count]
         if self.files:
-            names = ", ".join(file.rsplit("/", 1)[1] for file in self.files[:FILES_TOLD])
-            more = f" and {len(self.files) - FILES_TOLD} more" if len(self.files) > FILES_TOLD else ""
+            names = ", ".join(file.rsplit("/", 1)[1] for file in self.files[:FILES_NAMED])
+            more = f" and {len(self.files) - FILES_NAMED} more" if len(self.files) > FILES_NAMED else ""
             text.append(f"Set aside entirely: {several(len(self.files), 'file')}, {UNREADABLE}: {names}{more}.")
         if self.grain_s is not None:
             text.append(f"Rates are means over {self.grain_s} s, as intervals are up to {self.interval_s:.4g} s long.")

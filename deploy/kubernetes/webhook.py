@@ -39,7 +39,7 @@ log = structlog.get_logger("kquota.webhook")
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 """etcd stores objects of up to 1.5 MiB; a review contains up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
-TOLD_S: Final = 3.0
+TRUSTED_AFTER_S: Final = 3.0
 """After this time every API server uses the authority it was given: a certificate is not served before."""
 TRUST_LIMIT_S: Final = 10.0
 GRACE_S: Final = 5.0
@@ -234,7 +234,7 @@ class _Certificates:
         self._problem = ""
         if changed:
             log.info("CA bundle of the webhook configuration updated", configuration=self.configuration)
-            await trio.sleep(TOLD_S)
+            await trio.sleep(TRUSTED_AFTER_S)
 
     async def first(self) -> Pair:
         """The certificate to begin with, when the API server has answered."""

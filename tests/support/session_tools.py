@@ -148,7 +148,7 @@ def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) 
 def acted(
     of: Ledger, action: str, amount: int, now: int, *, fetched: int, kinds: Sequence[Kind] = tuple(Kind)
 ) -> object:
-    """What a ledger answers to one step of a content about user "u": amounts of busy time are in tens of milliseconds,
+    """What a ledger answers to one step of a sequence about user "u": amounts of busy time are in tens of milliseconds,
     whole percent-seconds, whose sums are exact."""
     account = of.account("u", "c")
     if action == "charge":

@@ -47,7 +47,7 @@ _MS_PER_BYTE: Final = MS_PER_BYTE
 _UNKNOWN: Final = -1.0
 
 NEVER_WAIT: Final = keys_of(
-    "Produce",  # those with acks=1; acks=0 has no response, the caller keeps acks=all apart
+    "Produce",  # those with acks=1; acks=0 has no response, the caller treats acks=all separately
     "ListOffsets",
     "Metadata",
     "OffsetFetch",

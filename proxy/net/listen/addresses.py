@@ -79,7 +79,7 @@ class _Broker:
     address: NodeAddress
     live: bool = True
     port: int | None = None
-    """The local port that clients are advertised."""
+    """The local port that is advertised to clients."""
 
 
 @dataclass(slots=True)
@@ -197,7 +197,7 @@ class AddressBook:
         return sorted(spare, key=stands_for_another)
 
     def _advertise(self, node_id: int, port: int) -> bool:
-        """Clients are advertised this port from now on, whatever it stood for; False: another process has it."""
+        """Advertise this port from now on, whatever it stood for; False: another process has it."""
         held = self._listeners.get(port)
         if held is not None and held.node_id != node_id:
             self._free(port)

@@ -379,9 +379,9 @@ cdef class Channel(Endpoint):
         text = (<bytes>X509_verify_cert_error_string(refused)).decode()
         if refused == X509_V_ERR_HOSTNAME_MISMATCH or refused == X509_V_ERR_IP_ADDRESS_MISMATCH:
             text = f"{text[0].upper()}{text[1:]}, certificate is not valid for {self.name!r}."
-        raised = ssl.SSLCertVerificationError(SSL_ERROR_SSL, f"{error.strerror}: {text}")
-        raised.reason, raised.verify_code, raised.verify_message = error.reason, refused, text
-        raise raised
+        unverified = ssl.SSLCertVerificationError(SSL_ERROR_SSL, f"{error.strerror}: {text}")
+        unverified.reason, unverified.verify_code, unverified.verify_message = error.reason, refused, text
+        raise unverified
 
 
 # ---- OpenSSL's callbacks ------------------------------------------------------------------------------------------------

@@ -367,7 +367,7 @@ class KafkaCluster:
             for other in self._slots.values()
             if other.process is not None
         }
-        last = "no arguments yet"
+        last = "no answer yet"
         while time.monotonic() < deadline:
             if ended := self.ended():
                 raise BrokerStartError(ended)
