@@ -311,7 +311,7 @@ def test_top_and_quotas_show_waiting_connections(in_debt: Ledger) -> None:
     (muted,) = rows([others | {"throttled_for_ms": 5, "waiting": 0}], {}, 0.0)
     assert muted.state == "throttled 5 ms"
     seen = {"connections": [_connection_json(one) for one in WAITING], "total": 4}
-    head = page("http://h", {"total": 2, "groups": [group, others]}, seen, [row], "o", 20, 200).renderables[0]  # type: ignore[union-attr]
+    head = page("http://h", {"total": 2}, seen, [row, muted], [row], "o", 20, 200).renderables[0]  # type: ignore[union-attr]
     assert "connections 4 (1 muted, 2 waiting)   counters 2 (2 throttled)" in str(head), "whatever the filter shows"
-    nothing = page("http://h", {"total": 2, "groups": [group, others]}, seen, [], "zzz", 20, 200)
+    nothing = page("http://h", {"total": 2}, seen, [row, muted], [], "zzz", 20, 200)
     assert "kind contains 'zzz'" in str(nothing.renderables[1])  # type: ignore[union-attr]

@@ -44,10 +44,11 @@ class _Series:
     def hold(self, imposed_ms: int, until_ms: float, elapsed_ms: float, now_ms: float) -> None:
         """Another interval of `elapsed_ms` is over. A delay is spread over the time until `until_ms`, when the last one
         ends."""
-        due_ms = self.due_ms + max(imposed_ms - self.imposed_ms, 0)
-        part_ms = due_ms * min(elapsed_ms / max(until_ms - now_ms + elapsed_ms, elapsed_ms), 1.0)
+        self.due_ms += max(imposed_ms - self.imposed_ms, 0)
+        self.imposed_ms = imposed_ms
+        part_ms = self.due_ms * elapsed_ms / (elapsed_ms + max(until_ms - now_ms, 0.0))
         self.held.append(part_ms / elapsed_ms)
-        self.due_ms, self.imposed_ms = (due_ms - part_ms if until_ms > now_ms else 0.0), imposed_ms
+        self.due_ms -= part_ms
 
 
 class Delayed(NamedTuple):

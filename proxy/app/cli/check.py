@@ -240,34 +240,28 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
     found = [
         *_few_ports(config, source),
         *_max_mute(config, source),
-        *_directory(config, source),
+        *_directories(config, source),
         *islice(_names(config, source), MAX_WARNINGS),
         *islice(_rates(config, source), MAX_WARNINGS),
     ]
-    missing = [(place, path) for place, path in _named_files(config) if not Path(path).exists()]
+    named = list(_named_files(config))
+    missing = [(place, path) for place, path in named if not Path(path).exists()]
     found += [source.problem(place, "no such file on this machine", path) for place, path in missing]
-    return [*found, *_unusable_files(config, source, {place[:2] for place, _ in missing})]
+    if len(missing) < len(named):
+        found += _unusable_files(config, source, {place[:2] for place, _ in missing})
+    return found
 
 
 def _unusable_files(config: Config, source: Source, missing: Collection[Place]) -> Iterator[Problem]:
     """Files that are here, and that `kquota run` would refuse, but for sections with `missing` ones."""
-    from proxy.app.sources.security import readers  # cryptography and TLS: for few configurations
+    from proxy.app.sources.security import READERS  # trio and cryptography: most configurations name no file
 
-    for place, read in readers(config):
+    for place, read in READERS:
         if place not in missing:
             try:
-                read()
+                read(config)
             except (OSError, LoginError) as error:
                 yield source.problem(place, f"kquota run would refuse this: {visible(str(error))}", at_key=True)
-    for place, path in (
-        (("listen", "state_file"), config.listen.state_file),
-        (("quotas", "overlay"), config.quota_settings.overlay),
-    ):
-        if path is not None and not Path(path).parent.is_dir():
-            yield source.problem(place, "no such directory on this machine", str(Path(path).parent))
-    directory = Path((config.export and config.export.directory) or "/")
-    if not next(one for one in (directory, *directory.parents) if one.exists()).is_dir():
-        yield source.problem(("export", "directory"), "a file is in its place on this machine", str(directory))
 
 
 def _few_ports(config: Config, source: Source) -> list[Problem]:
@@ -315,11 +309,23 @@ def _rates(config: Config, source: Source) -> Iterator[Problem]:
                 yield source.problem(("quotas", index, name), text, int(rate))
 
 
-def _directory(config: Config, source: Source) -> list[Problem]:
-    if config.export is None or config.export.directory is None or config.export.directory.startswith("/"):
-        return []
-    text = "is relative to the sidecar's working directory; expected an absolute path"
-    return [source.problem(("export", "directory"), text, config.export.directory)]
+def _directories(config: Config, source: Source) -> Iterator[Problem]:
+    """Those that the sidecar writes to. It makes that of usage records itself."""
+    for place, path in (
+        (("listen", "state_file"), config.listen.state_file),
+        (("quotas", "overlay"), config.quota_settings.overlay),
+    ):
+        if path is not None and not Path(path).parent.is_dir():
+            yield source.problem(place, "no such directory on this machine", str(Path(path).parent))
+    if config.export is None or config.export.directory is None:
+        return
+    directory = Path(config.export.directory)
+    there = next(one for one in (directory, *directory.parents) if one.exists())
+    if not directory.is_absolute():
+        text = "is relative to the sidecar's working directory; expected an absolute path"
+        yield source.problem(("export", "directory"), text, config.export.directory)
+    elif not there.is_dir():
+        yield source.problem(("export", "directory"), f"{there} is no directory on this machine", str(directory))
 
 
 def _named_files(config: Config) -> Iterator[tuple[Place, str]]:

@@ -183,13 +183,14 @@ def page(
     admin: str,
     quotas: dict[str, Any],
     connections: dict[str, Any],
+    every: Sequence[Row],
     found: Sequence[Row],
     text: str,
     height: int,
     width: int,
 ) -> RenderableType:
-    """Everything on one screen; `found` are the rows that match `text`."""
-    throttled = sum(row.throttled for row in rows(quotas["groups"], {}, 0.0))
+    """All of it on one screen: the totals of `every` row, and the rows `found`, which match `text`."""
+    throttled = sum(row.throttled for row in every)
     muted = sum(one["muted_for_ms"] > 0 for one in connections["connections"])
     waiting = sum(one.get("waiting_for") is not None for one in connections["connections"])
     waits = f", {waiting} waiting" if waiting else ""
@@ -227,9 +228,10 @@ class Look:
         quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
         connections = get_json(self._admin, "/connections", most, ("connections", "total"))
         now_s = time.monotonic()
-        found = chosen(rows(quotas["groups"], self._before, now_s - self._looked_s), self._text, self._sort)
+        every = rows(quotas["groups"], self._before, now_s - self._looked_s)
         self._before, self._looked_s = imposed(quotas["groups"]), now_s
-        return page(self._admin, quotas, connections, found, self._text, height, width)
+        found = chosen(every, self._text, self._sort)
+        return page(self._admin, quotas, connections, every, found, self._text, height, width)
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:

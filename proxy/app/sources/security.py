@@ -6,16 +6,14 @@ import base64
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from config.model import Config
 from config.problems import Place
 from config.sections import IdentitySection, StaticIdentity, template_fields
-from config.tls import ListenTls, UpstreamTls
 from proxy.app.sources.follow import Followed, Follower
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.files import read_file
@@ -192,29 +190,12 @@ class Security:
 
 def load_security(config: Config) -> Security:
     """Read all the files. Raises OSError that names the setting, the file and the reason."""
-    listen = None if config.listen.tls is None else server_tls(config.listen.tls)
-    upstream = None if config.upstream.tls is None else client_tls(config.upstream.tls)
+    listen, upstream, keys = listen_tls(config), upstream_tls(config), fleet_keys(config)
     followed = [Followed(side.setting, side.paths, side.load) for side in (listen, upstream) if side and side.paths]
     identity = _identity(config.identity, followed)
-    keys = None
-    if config.fleet is not None and config.fleet.key_file is not None:
-        keys = FleetKeys(config.fleet.key_file)
+    if keys is not None:
         followed.append(Followed(keys.setting, [keys.path], keys.load))
     return Security(listen, upstream, identity, Follower(followed), own_credentials(config), keys)
-
-
-def readers(config: Config) -> Iterator[tuple[Place, Callable[[], object]]]:
-    """What reads the files of each section that names some. They raise OSError, as `load_security`, and LoginError."""
-    if config.listen.tls is not None:
-        yield ("listen", "tls"), partial(server_tls, config.listen.tls)
-    if config.upstream.tls is not None:
-        yield ("upstream", "tls"), partial(client_tls, config.upstream.tls)
-    if (credentials := own_credentials(config)) is not None:
-        yield ("upstream", "sasl"), credentials.secret
-    if config.identity.static is not None and config.identity.static_elsewhere:
-        yield ("identity", "static"), StaticUser(config.identity.static).read
-    if config.fleet is not None and config.fleet.key_file is not None:
-        yield ("fleet", "key_file"), partial(FleetKeys, config.fleet.key_file)
 
 
 def own_credentials(config: Config) -> Credentials | None:
@@ -243,8 +224,11 @@ def _kafka_python_login(credentials: Credentials) -> dict[str, Any]:
     return settings | {"sasl_plain_username": credentials.username, "sasl_plain_password": credentials.secret()}
 
 
-def server_tls(settings: ListenTls) -> ServerTls:
-    """Raises OSError as `load_security`."""
+def listen_tls(config: Config) -> ServerTls | None:
+    """TLS from clients; None without it. Raises OSError as `load_security`."""
+    settings = config.listen.tls
+    if settings is None:
+        return None
     return ServerTls(
         KeyPair(Path(settings.certificate_file), Path(settings.key_file)),
         client_auth=settings.client_auth,
@@ -254,9 +238,11 @@ def server_tls(settings: ListenTls) -> ServerTls:
     )
 
 
-def client_tls(settings: UpstreamTls) -> ClientTls:
-    """Raises OSError as `load_security`."""
-    pair = None
+def upstream_tls(config: Config) -> ClientTls | None:
+    """TLS to brokers; None without it. Raises OSError as `load_security`."""
+    settings, pair = config.upstream.tls, None
+    if settings is None:
+        return None
     if settings.certificate_file is not None and settings.key_file is not None:
         pair = KeyPair(Path(settings.certificate_file), Path(settings.key_file))
     return ClientTls(
@@ -267,10 +253,39 @@ def client_tls(settings: UpstreamTls) -> ClientTls:
     )
 
 
+def fleet_keys(config: Config) -> FleetKeys | None:
+    """The fleet's keys; None without any. Raises FleetKeysError."""
+    return None if config.fleet is None or config.fleet.key_file is None else FleetKeys(config.fleet.key_file)
+
+
+def static_user(settings: IdentitySection) -> StaticUser | None:
+    """The static user that is in files; None if there is none."""
+    return StaticUser(settings.static) if settings.static is not None and settings.static_elsewhere else None
+
+
+def _read_static_user(config: Config) -> None:
+    if (source := static_user(config.identity)) is not None:
+        source.read()
+
+
+def _read_secret(config: Config) -> None:
+    if (credentials := own_credentials(config)) is not None:
+        credentials.secret()
+
+
+READERS: Final[tuple[tuple[Place, Callable[[Config], object]], ...]] = (
+    (("listen", "tls"), listen_tls),
+    (("upstream", "tls"), upstream_tls),
+    (("upstream", "sasl"), _read_secret),
+    (("identity", "static"), _read_static_user),
+    (("fleet", "key_file"), fleet_keys),
+)
+"""What reads the files of a section, if it names some. Raises OSError, as `load_security`, and LoginError."""
+
+
 def _identity(settings: IdentitySection, followed: list[Followed]) -> IdentityPolicy:
     policy = IdentityPolicy(tuple(settings.sources), settings.static_user, settings.sasl.unknown_user)
-    if settings.static is not None and settings.static_elsewhere:
-        source = StaticUser(settings.static)
+    if (source := static_user(settings)) is not None:
 
         def load() -> None:
             policy.static_user = source.read()
