@@ -1,4 +1,4 @@
-"""Rooms: the folder says which kind a test is, and is its marker. tests/README.md tells which kind goes where.
+"""The folder says which kind a test is, and is its marker. tests/README.md says which kind goes where.
 
 Nothing heavy is imported here, so that a run of unit tests alone stays quick.
 """

@@ -74,7 +74,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def options(store: Store) -> list[str]:
-    """What Spark has to be told to reach it: as docs/analysis.md says."""
+    """The settings with which Spark reaches it, as in docs/analysis.md."""
     conf = {
         **documented(),
         "spark.hadoop.fs.s3a.endpoint": store.url,

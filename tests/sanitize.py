@@ -114,7 +114,7 @@ def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) 
 
 
 def pytest_arguments(files: tuple[str, ...]) -> list[str]:
-    """Each in this one process: a worker's end would be hard to tell from a sanitizer's."""
+    """Each in this one process: a worker's end would be hard to distinguish from a sanitizer's."""
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist"]
     return ["-m", "pytest", "-q", *plugins, "-o", "addopts=--import-mode=importlib --strict-markers", *files]
 

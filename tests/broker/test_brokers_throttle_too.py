@@ -1,4 +1,4 @@
-"""A broker with quotas of its own next to ours: the longer throttle counts, once, and metrics tell the two apart."""
+"""A broker with quotas of its own next to ours: the longer throttle counts, once, and metrics distinguish the two."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
 
 
 def push(address: str, client_id: str, topic: str) -> tuple[float, list[int]]:
-    """Produce as fast as answers come; the seconds that took until the last answer, and the throttle times told."""
+    """Produce as fast as answers come; the seconds until the last answer, and the announced throttle times."""
     with RawClient(address, client_id) as client:
         message = produce_message(9, client.topic(topic), [b"x" * (PART - 200)])
         began = time.monotonic()

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
 """ApiVersions v0, correlation id 99, null client-id."""
 STORM_FROM = "127.0.0.2"
-"""Linux lets any address of 127/8 connect, so that two peers can be told apart on one machine."""
+"""Linux lets any address of 127/8 connect, so that one machine can have two peers."""
 RATE = 20
 
 

@@ -52,7 +52,7 @@ def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
     for name, share in found.items():
         assert 90 <= share <= 110, f"{name}\n{output}"
     # Over its limit from the first second on, each limited client has been held for most of the time, and the two
-    # libraries that tell throttle times have told them.
+    # libraries that report throttle times have reported them.
     assert re.search(r"orders .* muted$", output, re.MULTILINE), output
     for name in ("orders", "reports"):
         row = next(line for line in output.splitlines() if line.startswith(f"{name} "))

@@ -27,7 +27,7 @@ LIMIT_S = 60.0
 
 
 def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
-    """A day forward, two days back: throttles last as long as told, and no usage is lost or counted twice."""
+    """A day forward, two days back: throttles last as long as announced, and no usage is lost or counted twice."""
     program("faketime", "faketime")
     (library,) = glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
     clock, usage = tmp_path / "clock", tmp_path / "usage"

@@ -37,7 +37,7 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
             CliRunner().invoke(app, arguments)
         driver.get(f"{running.admin}/ui")
         wait_for("the page", lambda: text(driver, "#status").startswith("ready"))
-        # 20 s' worth: (40 - 20) / 20 * 10 s is 10 s of debt, of which the client is told 1 s
+        # 20 s' worth: (40 - 20) / 20 * 10 s is 10 s of debt, of which 1 s is announced
         begun_at = time.monotonic()
         answer = first.ask(produce_message(9, name, [b"x" * 20 * RATE]), 60)
         took_ms = (answer.first_byte_at - begun_at) * 1000

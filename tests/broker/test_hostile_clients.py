@@ -64,7 +64,7 @@ class Honest:
         self.got: list[bytes] = []
 
     def exchange_ms(self) -> float:
-        """Produce a record, be told its offset, and read it: how long that took."""
+        """Produce a record, get its offset, and read it: how long that took."""
         began = time.monotonic()
         self.sent.append(b"honest %d" % len(self.sent))
         answer = self.producer.send(TOPIC, self.sent[-1], partition=0).get(30)

@@ -1,4 +1,4 @@
-"""Which client libraries wait when they are told to, as /metrics has it: librdkafka does not, Java does."""
+"""Which client libraries wait when they are throttled, as /metrics has it: librdkafka does not, Java does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 60.0
 
 
 def hasty(running: Sidecar, topic: str) -> None:
-    """librdkafka goes on sending whatever it is told (KIP-219), until a mute has been judged."""
+    """librdkafka goes on sending whatever the throttle time (KIP-219), until a mute has been judged."""
     producer = Producer({"bootstrap.servers": running.bootstrap, "client.id": "hasty", "linger.ms": 0})
     producer.produce(topic, b"x" * 450_000)  # most of what the window of 10 s holds
     until = time.monotonic() + LIMIT_S
@@ -62,7 +62,7 @@ def test_librdkafka_ignores_and_java_honours_throttle_time(kafka: KafkaCluster, 
         java, rdkafka = (libraries(running)[name] for name in ("apache-kafka-java", "confluent-kafka-python"))
         assert java["mutes"] >= 1
         assert java["mute_seconds"] >= 0.2 * java["mutes"]
-        # On a machine with too much to do it may once be later in reading what it was told than half of a mute.
+        # On a machine with too much to do it may once be later in reading a throttle time than half of a mute.
         assert java["mutes_ignored"] * 3 <= java["mutes"]
         assert 1 <= rdkafka["mutes_ignored"] <= rdkafka["mutes"]
         assert 0.2 * rdkafka["mutes_ignored"] <= rdkafka["ignored_seconds"] <= rdkafka["mute_seconds"]

@@ -33,7 +33,7 @@ def run_all(running: Sidecar, clients: Mapping[str, Client], kind: str) -> None:
     futures = {name: in_background(clients[name], load) for name, load in loads.items()}
     for name, future in futures.items():
         timeline = future.result(200)
-        # What librdkafka tells of a cluster of one broker whenever that closes a connection.
+        # What librdkafka reports of a cluster of one broker whenever that closes a connection.
         timeline.errors = [error for error in timeline.errors if "_ALL_BROKERS_DOWN" not in error]
         timeline.assert_complete(loads[name])
         assert timeline.duration_s > 3 * AGE_MS / 1000, name

@@ -349,7 +349,7 @@ def test_forwarded_alteration_applies_at_once(kafka: KafkaCluster, java_tool: Ja
 
 def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
     """A function that produces so many bytes through the sidecar, each time on a connection of its own, and returns the
-    throttle time that it is told."""
+    throttle time of the answer."""
 
     def produce(size_bytes: int) -> int:
         with RawClient(proxy.bootstrap, "c") as client:

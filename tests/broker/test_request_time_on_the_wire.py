@@ -1,4 +1,4 @@
-"""The request quota with real brokers and real clients: who is throttled and told so, and how good the estimate is."""
+"""The request quota with real brokers and real clients: who is throttled, and how good the estimate is."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def metadata_message() -> Any:
 
 
 def ask_until(client: RawClient, message: Callable[[], Any], enough_ms: int = 1) -> Frame:
-    """Ask the same again and again until the answer tells a throttle of so much."""
+    """Ask the same again and again until the answer has a throttle of so much."""
     for _ in range(20_000):
         answer = client.ask(message())
         assert 0 <= answer.message.throttle_time_ms <= WINDOW_MS

@@ -1,4 +1,4 @@
-"""KIP-219 as a client sees it: the answer leaves at once and tells the throttle time, then no byte is read."""
+"""KIP-219 as a client sees it: the answer leaves at once with the throttle time, then no byte is read."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_fetch_session_changes_names_for_ids(
             session_id = client.ask(fetch_message(first, where, session=(0, 0))).message.session_id
             client.ask(fetch_message(first, where, offset=1, session=(session_id, 1)))
             deadline = time.monotonic() + 25
-            while True:  # over its quota, a broker too tells a changed session nothing but that it is none
+            while True:  # over its quota, a broker too answers a changed session only that it is none
                 changed = client.ask(fetch_message(second, where, offset=1, session=(session_id, 2))).message
                 assert changed.session_id == 0
                 if changed.error_code or time.monotonic() > deadline:
@@ -213,7 +213,7 @@ def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str)
 def test_releases_client_that_leaves_while_muted(limited: Sidecar, topic: str) -> None:
     before = limited.metric("kquota_connections_open")
     with RawClient(limited.bootstrap, f"gone-{topic}") as client:
-        # 3 MB: 300 000 B/s over 10 s, (300 000 - 20 000) / 20 000 * 10 s = 140 s, of which max_mute is told: 120 s.
+        # 3 MB: 300 000 B/s over 10 s, (300 000 - 20 000) / 20 000 * 10 s = 140 s, announced: max_mute, 120 s.
         # (It is more than a broker takes in one batch, and charged all the same.)
         answer = client.ask(produce_message(9, client.topic(topic), [b"r" * 1_000_000] * 3))
         assert 119_000 < answer.message.throttle_time_ms <= 120_000

@@ -41,7 +41,7 @@ def job_for(cluster: KafkaCluster) -> Job:
 
 
 def addresses(proxy: Sidecar) -> dict[int, tuple[str, int]]:
-    """Node id -> the address that the sidecar tells for it."""
+    """Node id -> the address that the sidecar advertises for it."""
     return {each.node_id: (each.host, each.port) for each in brokers_seen_by("127.0.0.1", proxy.port)}
 
 
@@ -83,7 +83,7 @@ def test_fetch_from_the_wrong_broker_names_no_real_address(
     error, leader, endpoints, _ = ask(real_addresses(kafka3)[2])
     assert error == NOT_LEADER_OR_FOLLOWER
     assert (leader, endpoints) == ((1, {real_addresses(kafka3)[1]}) if version >= 16 else (None, set()))
-    # The broker is asked with version 15, to which it tells no leader at all: clients ask for Metadata, as they always
+    # The broker is asked with version 15, whose answer has no leader: clients ask for Metadata, as they always
     # did before KIP-951.
     error, leader, endpoints, payload = ask(addresses(proxy3)[2])
     assert error == NOT_LEADER_OR_FOLLOWER

@@ -202,7 +202,7 @@ def test_follows_brokers_that_come_move_and_go(
         try:
             with net.brokers.inside():
                 cluster.add_broker(4, address=NEW)
-                move_leader(admin, topic, [4, 1])  # a broker that the sidecar has not been told of
+                move_leader(admin, topic, [4, 1])  # a broker that the sidecar does not know
             clients.wait_for_progress()
             assert bootstrap_text(NEW) in brokers_of(proxy)
             with net.brokers.inside():

@@ -86,7 +86,7 @@ def test_terminates_tls_with_key_and_applies_all_quotas(
     machine: Namespace, cluster: KafkaCluster, authority: Authority, topic: str
 ) -> None:
     """One client is known by its certificate, one by its login inside; the broker's certificate is checked for the
-    address that the clients asked for, and what they are told of the cluster is the broker's own."""
+    address that the clients asked for, and the cluster's description is the broker's own."""
     own, web = authority.issue("sidecar", BROKER), authority.issue("web", common_name="web")
     by_certificate = {
         "batch.size": 50_000,  # else it is all in two batches, and no third one has to wait
@@ -119,7 +119,7 @@ def test_terminates_tls_with_key_and_applies_all_quotas(
             timeline = future.result(2 * LIMIT_S)
             timeline.assert_complete(each)
             # The window of two samples lets 200 000 or 400 000 pass at once, and five batches of 50 000 are in flight
-            # when the last one is told: (1 000 000 - 400 000 - 250 000) / 200 000 = 1.75 s at least.
+            # when the last one is announced: (1 000 000 - 400 000 - 250 000) / 200 000 = 1.75 s at least.
             assert timeline.duration_s > 1.2, each.client_id
             assert proxy.metric("kquota_throttled_requests_total", client_id=each.client_id) > 0
         wait_for_bytes(proxy, LOAD_BYTES, kind="produce", user="alice", client_id="app")
@@ -166,7 +166,7 @@ def test_without_a_key_tls_is_passed_through_under_byte_quotas(
             timeline = in_background(work, there).result(2 * LIMIT_S)
             timeline.assert_complete(there)
             assert timeline.duration_s > 0.9 * (size_bytes - 2 * RATE) / RATE, kind
-            assert timeline.throttle == {}, "it cannot be told"
+            assert timeline.throttle == {}, "it cannot be announced"
             assert proxy.metric("kquota_throttled_requests_total", cause=kind, user="pod") > 0
             assert proxy.metric("kquota_passthrough_bytes_total", kind=kind) > size_bytes
             wait_for_bytes(proxy, size_bytes, kind=kind, user="pod", client_id="")

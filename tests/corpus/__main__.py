@@ -1,6 +1,6 @@
 """Run the corpus against one address, several items at a time; the results go to a file as JSON.
 
-A process of its own, so that its connections can be told from all others (see connections.py).
+A process of its own, so that its connections can be distinguished from all others (see connections.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _note_connections(connected: set[tuple[str, int]]) -> None:
-    """Have Python tell every address that a client written in Python connects to, however briefly."""
+    """Have Python report every address that a client written in Python connects to, however briefly."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "socket.connect" and isinstance(arguments[1], tuple):

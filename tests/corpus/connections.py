@@ -1,4 +1,4 @@
-"""Where processes connect to, as Linux tells it: the proof that nothing goes around the sidecar."""
+"""Where processes connect to, as Linux reports it: the proof that nothing goes around the sidecar."""
 
 from __future__ import annotations
 

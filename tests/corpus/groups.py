@@ -31,7 +31,7 @@ def filled_topic(job: Job, suffix: str) -> str:
 
 
 class Member:
-    """A consumer in a thread of its own, polled until it is told to leave."""
+    """A consumer in a thread of its own, polled until it is stopped."""
 
     def __init__(self, poll: Callable[[], tuple[set[int], set[tuple[int, int]]]], close: Callable[[], None]) -> None:
         """`poll` returns the partitions that the member has and the (partition, offset) of records just read."""
@@ -67,7 +67,7 @@ def rebalances(
     more: Callable[[], set[tuple[int, int]]] = set,
 ) -> Any:
     """One member has all partitions, then two have half each, then the second one is left alone; all is committed.
-    `more` produces records while there are two, and tells which the members have to read."""
+    `more` produces records while there are two, and returns which the members have to read."""
     steps: list[Any] = []
     first = join("first")
     second: Member | None = None
@@ -174,7 +174,7 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
         }
 
     def settled() -> Any:
-        """A group of the new protocol settles in steps: what the coordinator tells may lag behind the members."""
+        """A group of the new protocol settles in steps: what the coordinator reports may lag behind the members."""
 
         def done() -> bool:
             found = describe()

@@ -27,7 +27,7 @@ class Job:
     """Kafka's version, also that of the Java tools to use."""
     brokers: int
     learned: set[tuple[str, str, int]] = field(default_factory=set)
-    """(who says so, host, port): every broker address a client was told."""
+    """(who says so, host, port): every broker address a client received."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def name(self, suffix: str) -> str:
@@ -35,7 +35,7 @@ class Job:
         return f"{self.prefix}-{suffix}"
 
     def learn(self, source: str, addresses: Iterable[tuple[str, int]]) -> None:
-        """Note addresses that a client was told."""
+        """Note addresses that a client received."""
         with self._lock:
             self.learned |= {(source, host, port) for host, port in addresses}
 

@@ -42,7 +42,7 @@ def create_topic_on(
 
 
 def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]]) -> None:
-    """Wait until every broker tells that these brokers have the partitions, in sync, with the first one leading."""
+    """Wait until every broker reports that these brokers have the partitions, in sync, with the first one leading."""
     expected = {partition: (nodes[0], sorted(nodes), sorted(nodes)) for partition, nodes in sorted(assignments.items())}
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
@@ -50,7 +50,7 @@ def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]])
 
 
 def leaders(job: Job, topic: str) -> dict[int, int]:
-    """Partition -> its leader, as the bootstrap server tells it."""
+    """Partition -> its leader, as the bootstrap server reports it."""
     with RawClient(job.bootstrap.split(",")[0]) as client:
         return {partition: found[0] for partition, found in _partitions(client, topic).items()}
 

@@ -246,7 +246,7 @@ def client_stream(data: bytes) -> None:
 
 
 def _same_but_fetch_versions(received: bytes, sent: bytes, *, all_of_it: bool) -> None:
-    """Without quotas a request is changed in one thing: the version of a Fetch that would be told addresses."""
+    """Without quotas a request is changed in one thing: the version of a Fetch whose response would have addresses."""
     at = from_there = 0
     while at < len(received):
         size = 4 + int.from_bytes(received[at : at + 4], "big")

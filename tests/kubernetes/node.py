@@ -42,7 +42,7 @@ RUN_LIMIT_S: Final = 180.0
 
 
 class NodeError(Exception):
-    """The node, or a command in it, did not do what it should; has the end of the log that tells why."""
+    """The node, or a command in it, did not do what it should; has the end of the log that shows why."""
 
 
 class Node:
@@ -291,7 +291,7 @@ class Node:
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def kubelet_answers(self) -> bool:
-        """Whether the kubelet runs, as far as the API server can tell: a node stays ready for some time without it."""
+        """Whether the kubelet runs, as far as the API server can see: a node stays ready for some time without it."""
         return self.get(f"/api/v1/nodes/{NAME}/proxy/healthz").text == "ok"
 
     def _start_dns(self) -> None:

@@ -55,7 +55,7 @@ def discovery(node: Node, namespaces: list[str]) -> dict[str, Any]:
 
 
 def scrape_configs(discovered: dict[str, Any]) -> list[dict[str, Any]]:
-    """By pods' annotations, as Prometheus without the operator is told; and by the port, as the PodMonitor says it."""
+    """By pods' annotations, as Prometheus finds them without the operator; and by the port, as in the PodMonitor."""
     named = [
         {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
         {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},

@@ -148,7 +148,7 @@ def test_job_with_a_sidecar_completes(node: Node, shop: Path) -> None:
 
 
 def test_sidecar_ends_after_the_application(node: Node, release: Release, pod: dict[str, Any]) -> None:
-    """What the application still holds when it is told to end is acknowledged through the sidecar."""
+    """What the application still holds when it gets SIGTERM is acknowledged through the sidecar."""
     release.settled_rate(pod, RATE, 0.3)
     with release.following(pod, "app", "kquota") as said:
         began = time.monotonic()

@@ -181,7 +181,7 @@ def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
 
 
 def assert_exactly(node: Node, topic: str, done: dict[str, Any], pod: str) -> None:
-    """What an application has been told in the end is what the topic has."""
+    """The last acknowledgement of an application is what the topic has."""
     assert (done["what"], done["unanswered"], done["failed"]) == ("done", 0, 0), done
     assert_records(node, topic, done["acknowledged"], pod)
 
@@ -231,7 +231,7 @@ def log_lines(node: Node, namespace: str, pod: str, container: str = "app", *mor
 
 
 def rate_per_s(lines: list[dict[str, Any]], seconds: float) -> float:
-    """Acknowledged records per second over the last so many seconds that were told of."""
+    """Acknowledged records per second over the last so many seconds that were reported."""
     last = lines[-1]
     first = next(line for line in lines if line["at"] >= last["at"] - seconds)
     return float((last["acknowledged"] - first["acknowledged"]) / (last["at"] - first["at"]))

@@ -90,7 +90,7 @@ async def test_a_queued_request_of_a_gone_client_is_dropped() -> None:
 
 
 async def test_a_gone_muted_client_is_not_waited_for() -> None:
-    """The next client is told as much as if nothing lay unread on the muted connection of the one that has gone."""
+    """The next client's throttle is the same as if nothing was unread on the muted connection of a closed client."""
     ledger = ledger_per_client()
     result: dict[str, list[int]] = {"clean": [], "unread": []}
     async with through(answer, ledger=ledger) as (proxy, broker, _):

@@ -185,7 +185,7 @@ async def test_bad_configuration_keeps_the_former_and_is_told_once(kind: str, tm
             assert (running.limits, running.state.successful) == ([], False)
             failures = running.state.failures
             await trio.sleep(0.1)
-            assert running.state.failures == failures, "told once, not at each look"
+            assert running.state.failures == failures, "reported once, not at each look"
             put_file(path, quota(1))  # the very content in force: whole again
             await until(lambda: running.limits == [1])
             assert running.state.successful

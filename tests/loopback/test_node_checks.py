@@ -77,7 +77,7 @@ async def test_many_connections_are_confirmed_once(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("found", ["unknown", "unanswered"])
 async def test_without_an_answer_the_connection_is_used(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a broker that cannot tell, asked once, or that does not."""
+    """Of a broker that cannot say, asked once, or that does not."""
     monkeypatch.setattr(node_checks, "LIMIT_S", 0.1 if found == "unanswered" else 5.0)
     async with cluster(OLD if found == "unknown" else NEW) as (proxy, (one, _)):
         if found == "unanswered":

@@ -1,4 +1,4 @@
-"""Each mute has its own deadline (ThrottledChannelExpirationTest, case F1), on a clock that stands until told to go."""
+"""Each mute has its own deadline (ThrottledChannelExpirationTest, case F1), on a clock that the test moves."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: M
             await client.send_all(produce(1, 10_000 + delay_ms, client_id=name))
             await client.send_all(request(UNKNOWN_API, 0, 2, b"", client_id=name))  # under no quota of bytes
             first = await read_frame(client)
-            assert first == produce_response(1, throttle_ms=delay_ms)  # answered at once, and told its own delay
+            assert first == produce_response(1, throttle_ms=delay_ms)  # answered at once, with its own delay
         counters = proxy.counters
         await really(lambda: counters.connections_muted == 4)
         passed = [client_id(frame) for frame in broker.received]

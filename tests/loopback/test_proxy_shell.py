@@ -286,7 +286,7 @@ async def test_brokers_may_change_during_a_drain() -> None:
 
 
 async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
-    """The others are told, and the connection goes on."""
+    """The others get an error, and the connection goes on."""
 
     async def many(stream: trio.SocketStream, frame: bytes) -> None:
         kio = kio_message("metadata", 1, "response")

@@ -145,7 +145,7 @@ def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: s
             read(made.ours)
         assert failed.value.reason
         assert failed.value.reason.replace("_", " ").lower() in str(failed.value).replace("_", " ").lower()
-        # The peer is told (an alert), and this thread's other connections know nothing of it.
+        # The peer gets an alert, and this thread's other connections know nothing of it.
         made.settle()
         with pytest.raises(ssl.SSLError, match="alert"):
             made.theirs.recv(1)

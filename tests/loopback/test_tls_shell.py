@@ -111,7 +111,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
     for bound in ("minimum_version", "maximum_version"):
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             setattr(old, bound, ssl.TLSVersion.TLSv1_1)
-    cases = [  # what the client is told, what is counted, what is logged
+    cases = [  # what the client gets, what is counted, what is logged
         (client_context(issuer), "certificate required", "certificate", "the client sent no certificate, and one is"),
         (client_context(issuer, eve), "unknown ca", "certificate", "is listen.tls.client_ca_file its authority?"),
         (client_context(issuer, expired), "expired", "certificate", "certificate has expired"),

@@ -45,7 +45,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def report(spark: SparkSession, tmp_path: Path) -> Make:
-    """report(name, records, **options) -> what is told, and where the files are. The page must be in order."""
+    """report(name, records, **options) -> what is printed, and where the files are. The page must be in order."""
 
     from analysis.runner import make
 

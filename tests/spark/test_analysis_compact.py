@@ -182,7 +182,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
     store = raw.parent / "store"
 
     def figures(name: str, out: str, **more: Any) -> tuple[dict[str, list[str]], str, list[str]]:
-        """The rows of all tables, what is told, and which directories of the store were read."""
+        """The rows of all tables, what is printed, and which directories of the store were read."""
         with watched(spark) as seen:
             printed = make(
                 spark, name, str(store), str(tmp_path / out), 60, options[name], quiet=True, now_ms=NOW_MS, **more

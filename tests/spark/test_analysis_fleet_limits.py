@@ -27,7 +27,7 @@ MB = 1_000_000
 
 
 def share(limit: float, part: float, *, kind: str = "produce") -> dict[str, Any]:
-    """A sidecar's part of the fleet's limit, as its records tell it."""
+    """A sidecar's part of the fleet's limit, as in its records."""
     return {
         f"{kind}_limit": limit * part,
         f"{kind}_limit_mode": "enforce",

@@ -75,7 +75,7 @@ def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path:
     assert steps["wrong"] == 2
     assert f"--format files: {tmp_path / 'table'} is a store of format iceberg" in told_errors
     assert steps["made"] == {"records": raw, "files": 4, "commits": ["append"] * 2}
-    (printed,) = steps["told"]
+    (printed,) = steps["printed"]
     assert printed.startswith(f"{DAYS[0]}: 2 files of ")
     assert printed.endswith(", 12 records")
     # One commit for the day, with what was not there yet; no file was rewritten.

@@ -303,7 +303,7 @@ def test_a_kill_9_loses_nothing_and_repeats_nothing(
         assert first.process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
-    # The rest of the topic is told as lag, and will be after the next batches. (2 001 messages in 14 batches.)
+    # The rest of the topic is reported as lag, and will be after the next batches. (2 001 messages in 14 batches.)
     lag = until(lambda: re.search(r'^kquota_stream_lag_messages{query="rollups"} (\S+)$', scraped(port), re.MULTILINE))
     assert 0 < float(lag[1]) < 2001
     first.kill()

@@ -83,7 +83,7 @@ def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool, browse: Browse
 
 
 def test_sorts_and_filters_tables_by_keyboard_offline(pages: dict[str, Path], browse: Browse) -> None:
-    """And nothing but the page's own script may run: browsers are told its hash, and that nothing is to be loaded."""
+    """And nothing but the page's own script may run: browsers get its hash, and may load nothing."""
     from selenium.webdriver.common.keys import Keys
 
     with browse(1300) as driver:
@@ -152,7 +152,7 @@ def test_index_links_all_reports(spark: SparkSession, tmp_path: Path, browse: Br
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
     asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
     printed, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)
-    assert list(failed) == ["chargeback"]  # it was not told what it needs
+    assert list(failed) == ["chargeback"]  # it lacks a required option
     assert "1 client produced 19 MB" in printed
     with browse(1300) as driver:
         driver.get((tmp_path / "out/index.html").as_uri())

@@ -197,7 +197,7 @@ def _run_asyncio(work: Coroutine[Any, Any, None]) -> None:
 
     async def closed() -> None:
         until = time.monotonic() + CLOSE_LIMIT_S
-        # The loop itself has one. Nothing tells when a socket goes.
+        # The loop itself has one. Nothing reports when a socket goes.
         while len(selector.get_map()) > 1 and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -398,7 +398,7 @@ def produce_java_console(load: Load) -> Timeline:
 
 @contextmanager
 def _watch_end_of_topic(load: Load, timeline: Timeline) -> Iterator[None]:
-    """Add a point whenever the log of partition 0 has grown: what the broker has, whatever its producer tells."""
+    """Add a point whenever the log of partition 0 has grown: what the broker has, whatever its producer reports."""
     from kafka import KafkaConsumer, TopicPartition
 
     partition = TopicPartition(load.topic, 0)
@@ -469,7 +469,7 @@ def consume_java_perf(load: Load) -> Timeline:
         with _java(load, timeline, "ConsumerPerformance", *arguments) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                # time, thread, MB so far, MB/s, records so far, records/s, ...; the end is told by a metric only
+                # time, thread, MB so far, MB/s, records so far, records/s, ...; only a metric has the end
                 cells = line.split(", ")
                 total = re.match(
                     r"consumer-fetch-manager-metrics:records-consumed-total:\{client-id=[^,}]*\}\s*: (\d+)", line

@@ -1,4 +1,4 @@
-"""Real clients at work while something breaks, what they were told, and what a sidecar holds when they are gone."""
+"""Real clients at work while something breaks, the answers they get, and what a sidecar holds when they are gone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Working:
         self.done = 0
         """Records acknowledged or read; transactions committed."""
         self.refused: dict[str, str] = {}
-        """Value -> the error that its producer was told."""
+        """Value -> the error that its producer got."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
@@ -289,7 +289,7 @@ def at_work(
     bootstrap: str, topic: str, direct: str, *, transactions: bool = False, clean: bool = True, client_id: str = ""
 ) -> Iterator[Work]:
     """Clients at work from before the block, when something has been acknowledged and read, to its end; then the log is
-    read straight from the brokers, and there may be no anomaly: what was acknowledged stands where the client was told,
+    read straight from the brokers, and there may be no anomaly: what was acknowledged stands where the answer said,
     once, in order; readers saw exactly what is there. With `transactions` the topic has two partitions; without `clean`
     the caller looks at the history."""
     history: History = []

@@ -1,4 +1,4 @@
-"""A network that fails when told to: TCP links between clients, the sidecar and brokers."""
+"""A network that fails on command: TCP links between clients, the sidecar and brokers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Link:
                 pair.dead = pair.dead or self.half_open
                 if pair.dead:
                     if not data:
-                        return  # and the other side is not told
+                        return  # and the other side gets nothing
                     continue
                 if not data:
                     await sink.send_eof()

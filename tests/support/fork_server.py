@@ -52,7 +52,7 @@ def _serve(requests: socket.socket) -> list[str] | None:
 
 
 def _watch(request: dict[str, Any], log: int, report: int) -> list[str]:
-    """In the process that watches a sidecar: fork it, tell its id, and later its exit code. Returns in the sidecar."""
+    """In the process that watches a sidecar: fork it, report its id, later its exit code. Returns in the sidecar."""
     _end_with(os.getppid())
     os.setsid()
     os.sched_setaffinity(0, request["cores"])

@@ -80,7 +80,7 @@ def tests_of(module: str, package: str) -> Path:
 
 
 def _built(module: str, package: str, flavour: tuple[str, ...], *verb: str) -> Path:
-    """`flavour` is what tells it from other programs of the same package in the cache."""
+    """`flavour` distinguishes it from other programs of the same package in the cache."""
     pins = b"".join((MODULES / module / name).read_bytes() for name in ("go.mod", "go.sum"))
     digest = hashlib.sha256(pins + repr((package, flavour)).encode()).hexdigest()[:16]
     # go.etcd.io/etcd/server/v3 is a program named server

@@ -1,4 +1,4 @@
-"""What clients did with a log and were told of it, and the anomalies in that: the one checker of losses and repeats."""
+"""What clients did with a log and got as answers, and the anomalies in that: the one checker of losses and repeats."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KINDS: Final = {
     "aborted read": "read, although it had failed or its transaction was aborted",
     "late": "written after the end of its transaction",
     "never sent": "read, and nobody sent it",
-    "unanswered": "its producer was told nothing",
+    "unanswered": "its producer got no answer",
 }
 """Anomalies, and what a value or offset that is named for one has done."""
 
 
 class Event(NamedTuple):
-    """One thing that a client did or was told."""
+    """One thing that a client did, or an answer."""
 
     what: Literal["sent", "acknowledged", "failed", "unknown", "assigned", "polled", "committed", "aborted"]
     """`failed`: it was certainly not written; `unknown`: it may have been. `assigned`: a reader begins at this offset,
@@ -35,7 +35,7 @@ class Event(NamedTuple):
     value: Hashable = None
     partition: Hashable = 0
     offset: int | None = None
-    """None: not known. Of the end of a transaction: where the partition ended when its producer was told."""
+    """None: not known. Of the end of a transaction: where the partition ended when its producer got the answer."""
     transaction: Hashable = None
 
 

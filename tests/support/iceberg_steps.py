@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
         return answer
 
     steps["made"] = state_of(spark, table)
-    steps["told"] = run("late")
+    steps["printed"] = run("late")
     steps["merged"] = state_of(spark, table)
     # A day once more, as after a run that was interrupted before it wrote its state.
     for state in (table / "_compacted").glob(f"*date={DAYS[0]}*"):

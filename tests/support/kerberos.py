@@ -48,7 +48,7 @@ START_LIMIT_S: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class Realm:
     config: Path
-    """What Java is told by `java.security.krb5.conf`."""
+    """The file of `java.security.krb5.conf`."""
     keytab: Path
     """The keys of all its principals."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def keep_names() -> None:
-    """Have py4j keep what it was told of a class, a package or a static method, next to what it was asked for on."""
+    """Have py4j keep what it has learned of a class, a package or a static method, next to what it was asked for on."""
     from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
 
     def is_known(name: str, found: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A Kafka client with nothing automatic: frames go out when told, answers come back with the times of their bytes."""
+"""A Kafka client with nothing automatic: frames go out on command, answers come back with the times of their bytes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class RawClient:
             created = True
             assert time.monotonic() < deadline, f"no leader for {name}: error {found.error_code}"
             time.sleep(0.05)
-        # A KRaft broker tells of a new topic's leader a moment before the leader itself takes requests.
+        # A KRaft broker announces a new topic's leader a moment before the leader itself takes requests.
         while created and not self._leads(name):
             assert time.monotonic() < deadline, f"the leader of {name} takes no requests"
             time.sleep(0.05)

@@ -227,7 +227,7 @@ class Driven(Session):
         self.carry_out(self.on_deadline(now_ms), now_ms)
 
     def wake(self, now_ms: float) -> None:
-        """What a shell does when it is time: it reads ahead, and tells what is unread."""
+        """What a shell does when it is time: it reads ahead, and reports what is unread."""
         self.carry_out(self.on_deadline(now_ms), now_ms)
         if len(self.unread) > self.read_ahead_over(now_ms):
             data, self.unread = self.unread, b""
@@ -342,7 +342,7 @@ def finished(result: Any, now_ms: float = 0.0) -> Any:
 
 
 class Scripted:
-    """An interceptor that wants every request and decides as it is told."""
+    """An interceptor that wants every request and decides as given."""
 
     def __init__(self, decide: Callable[[AdminRequest, float], Outcome]) -> None:
         self.decide = decide
@@ -358,7 +358,7 @@ class Scripted:
 
 @dataclass
 class Authority:
-    """Of limits that administrators ask for. Does as it is told; keeps what it was asked to change."""
+    """Of limits that administrators ask for. Does as given; keeps what it was asked to change."""
 
     rule: AlterRule = "deny"
     shown: Quotas = field(

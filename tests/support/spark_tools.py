@@ -17,7 +17,7 @@ from tests.support.usage_rows import build
 
 not_before_4 = pytest.mark.skipif(before_spark_4(), reason="Spark 3.5 cannot (docs/analysis.md)")
 Make = Callable[..., tuple[str, Path]]
-"""make(name, records, **options) -> what a report tells, and where its files are."""
+"""make(name, records, **options) -> what a report prints, and where its files are."""
 DAY_MS = 86_400_000
 T0_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""

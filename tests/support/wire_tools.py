@@ -66,7 +66,7 @@ def kio_class(api_key: int, version: int, kind: EntityType = EntityType.response
 
 
 def sample(cls: Any, rng: random.Random, throttle_ms: int = THROTTLE_MS, repeat: int | None = None) -> Any:
-    """An instance with random values; `throttle_time` as told, arrays of `repeat` or else 0 to 3 elements."""
+    """An instance with random values; `throttle_time` as given, arrays of `repeat` or else 0 to 3 elements."""
     hints = _hints(cls)
     values = {
         field.name: datetime.timedelta(milliseconds=throttle_ms)

@@ -121,7 +121,7 @@ def test_a_reload_changes_the_log_level() -> None:
         visits = 0
 
         def visit() -> int:
-            """A client that comes and goes, which only debug tells of; how many lines there are once it has been."""
+            """A client that comes and goes, which only debug logs; how many lines there are once it has been."""
             nonlocal visits
             visits += 1
             socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S).close()

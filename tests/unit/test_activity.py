@@ -1,4 +1,4 @@
-"""Requests and libraries of a client are counted, and whether it waits when told to."""
+"""Requests and libraries of a client are counted, and whether it waits when throttled."""
 
 import math
 import socket

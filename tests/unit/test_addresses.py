@@ -52,14 +52,14 @@ class Machine:
 
     def see(self, *ids: int, complete: bool = True) -> dict[int, int | None]:
         self.book.learn([node(one) for one in ids], complete=complete, now_s=self.now_s)
-        return self.tell()
+        return self.by_id()
 
     def wait(self, seconds: float) -> dict[int, int | None]:
         self.now_s += seconds
         self.book.settle(self.now_s)
-        return self.tell()
+        return self.by_id()
 
-    def tell(self) -> dict[int, int | None]:
+    def by_id(self) -> dict[int, int | None]:
         found = {broker.node_id: port for broker, port in self.book.brokers()}
         for node_id, port in found.items():
             if port is not None:
@@ -183,7 +183,7 @@ def test_a_restart_restores_what_the_ports_stood_for() -> None:
     after.now_s = 7.0
     after.book.restore([*known, KnownPort(80, node(9), None)], after.now_s)
     assert after.open == before.open
-    assert after.tell() == before.tell()
+    assert after.by_id() == before.by_id()
     assert after.see(2, 4) == {2: FIRST + 2, 4: FIRST}
     assert after.open == before.open
     after.wait(GRACE_S - 99)
@@ -199,12 +199,12 @@ def test_addresses_that_cannot_be_are_refused(bad: NodeAddress) -> None:
     machine.see(1)
     with pytest.raises(BadAddressError):
         machine.book.learn([node(3), bad], complete=True, now_s=0.0)
-    assert machine.tell() == {1: FIRST + 1}
+    assert machine.by_id() == {1: FIRST + 1}
 
 
 def test_brokers_at_each_others_ports_change_places() -> None:
     machine = Machine(4)
     machine.book.restore([KnownPort(FIRST, node(1), None), KnownPort(FIRST + 1, node(0), None)], 0.0)
-    assert machine.tell() == {0: FIRST + 1, 1: FIRST}
+    assert machine.by_id() == {0: FIRST + 1, 1: FIRST}
     machine.see(0, 1)
     assert machine.wait(1) == {0: FIRST, 1: FIRST + 1}

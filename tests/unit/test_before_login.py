@@ -164,7 +164,7 @@ SO_FAR = {
 @pytest.mark.parametrize("login_expected", [False, True])
 @pytest.mark.parametrize("so_far", SO_FAR)
 def test_no_client_is_charged_before_a_login_is_accepted(so_far: str, login_expected: bool) -> None:
-    """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
+    """The broker has begun a login, so its listener wants one, whatever the sidecar's configuration says."""
     of = ledger()
     one = identified(of, login_expected=login_expected)
     for asked, answered in SO_FAR[so_far]:

@@ -154,7 +154,7 @@ def test_a_certificate_is_made_once_and_renewed_by_its_authority() -> None:
     assert renewed(first, HOST, NOW) is None
     assert renewed(first, HOST, days(CERTIFICATE_DAYS * 2 / 3 - 1)) is None
     second = made(first, days(CERTIFICATE_DAYS * 2 / 3 + 1))
-    assert (second["ca.crt"], second["ca.key"]) == (first["ca.crt"], first["ca.key"]), "nothing to tell the API server"
+    assert (second["ca.crt"], second["ca.key"]) == (first["ca.crt"], first["ca.key"]), "no change at the API server"
     assert second["tls.crt"] != first["tls.crt"]
     ssl.create_default_context(cadata=second["ca.crt"].decode())
 

@@ -273,7 +273,7 @@ WAITING = [
 
 @pytest.fixture
 def in_debt() -> Ledger:
-    """web/etl used 8.4 s' worth more than its window has at 0, was told 1 s of that; two connections wait at 4 s."""
+    """web/etl used 8.4 s' worth over its window at 0, of which 1 s was announced; two connections wait at 4 s."""
     made = Ledger(QuotaTable([LIMITS]), max_throttle_ms=1000)
     account = made.account("web", "etl")
     delay_ms = made.charge(account, Kind.PRODUCE, 18_400, 0)

@@ -128,7 +128,7 @@ def test_default_counts_are_asked_for_once_and_kept_right(version: int) -> None:
     assert client.cluster.counts == {"a": 7, "b": 2}  # asking has created nothing
     client.send(create(version, {"c": -1}))
     assert (client.charged, len(client.cluster.seen)) == (16, 3)
-    client.cluster.default_count = 4  # changed elsewhere: answers from version 5 on tell
+    client.cluster.default_count = 4  # changed elsewhere: answers from version 5 on show it
     client.send(create(7, {"d": -1}))
     assert client.charged == 20
     client.send(create(version, {"e": -1}))

@@ -1,4 +1,4 @@
-"""Smooth pacing, simulated: clients in a closed loop (ask, be told to wait, wait, ask again) on a simulated clock."""
+"""Smooth pacing, simulated: clients in a closed loop (ask, get a delay, wait, ask again) on a simulated clock."""
 
 import heapq
 import itertools

@@ -122,7 +122,7 @@ def test_request_time_queues_new_connections_too() -> None:
     body = struct.pack(">i", 0)
     from_client(one, request(METADATA, 1, 1, body), 0.0)
     from_broker(one, struct.pack(">iiii", 12, 1, 0, 0), 500.0)  # busy for 500 ms: 5 % of the window, 40 s owed
-    assert one.mute_until_ms == 1500.0, "told as much as Kafka tells"
+    assert one.mute_until_ms == 1500.0, "the same as in Kafka"
     new = session(of)
     assert from_client(new, request(METADATA, 1, 1, body), 600.0) == b""
     at_ms, out = wait(new, 600.0)

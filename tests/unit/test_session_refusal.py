@@ -248,7 +248,7 @@ def test_batches_ahead_are_refused(
     one.forwarded.clear()
     one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0, cut)
     one.wait(30_000.0)
-    # Past the time that it was told: what is sent ahead of it is refused at once, and it passes.
+    # Past the announced time: what is sent ahead of it is refused at once, and it passes.
     one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 61_000.0, cut)
     again = produce(3, version=version, head=first, topics={"u": (0,)})
     one.send(again, 61_100.0, cut)

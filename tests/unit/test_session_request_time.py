@@ -1,4 +1,4 @@
-"""The request quota as transcripts: what responses tell, until when the client is muted, and which quota is named."""
+"""The request quota as transcripts: the announced throttle, the end of the mute, and the quota's name."""
 
 import struct
 

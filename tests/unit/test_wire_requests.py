@@ -87,7 +87,7 @@ def test_odd_headers_are_read(head: bytes, expected: tuple[object, ...]) -> None
 
 
 def reason_of(frame: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> str:
-    """The reason of the WireError, which comes byte by byte too as soon as it can be told, and nothing else before."""
+    """The reason of the WireError, which comes as soon as possible with single bytes too, and nothing else before."""
     reasons = set()
     for buf, end in growing(frame + TRAILING):
         try:

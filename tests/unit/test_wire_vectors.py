@@ -159,7 +159,7 @@ def test_answers_fetch_in_the_version_asked_upstream(vector: Vector) -> None:
         for topic in one["responses"]:
             for partition in topic["partitions"]:
                 partition.pop("records")
-                partition.pop("current_leader")  # brokers tell it from 16 on: an id and an epoch, no address
+                partition.pop("current_leader")  # brokers send it from 16 on: an id and an epoch, no address
     assert here == there
 
 

@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--faults", type=_numbers, help="these alone")
     parser.add_argument("--direct", action="store_true", help="the same worlds without kquota")
     parser.add_argument("--go-on", action="store_true", help="after a failure")
-    parser.add_argument("--no-shrink", action="store_true", help="tell of a failure as it is")
+    parser.add_argument("--no-shrink", action="store_true", help="report a failure as it is")
     parser.add_argument("--hours", type=float, default=inf, help="simulated; end once so many have held")
     parser.add_argument("--store", type=Path, metavar="FILE", help="write what was simulated, from time to time")
     parser.add_argument("--search", action="store_true", help="all orders of a fleet's actions, within bounds")

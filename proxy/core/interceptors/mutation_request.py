@@ -100,7 +100,7 @@ class Wanted:
 
     name: str | None
     topic_id: uuid.UUID | None = None
-    said: int | None = None
+    partitions: int | None = None
     """The count in the request: a new topic's, or the one a topic is to grow to; None where it gives none."""
     cost: int | None = None
     """Partitions to be created or deleted; None: not known (yet)."""
@@ -144,7 +144,7 @@ class MutationRequest:
         for parts in portions(self.wanted):
             for topic in parts:
                 topic.counts = repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
-                if creates and topic.said is not None and topic.said <= 0:
+                if creates and topic.partitions is not None and topic.partitions <= 0:
                     topic.counts = False
             if len(parts) == SLICE:
                 now_ms = yield
@@ -190,7 +190,7 @@ class MutationRequest:
                 self._look_at(topic, found.get(topic.key))
                 repeated[topic.topic_id] += 1
                 if extends and topic.cost is not None:
-                    topic.cost = (topic.said or 0) - topic.cost
+                    topic.cost = (topic.partitions or 0) - topic.cost
                     topic.counts = topic.counts and topic.cost > 0
             if len(parts) == SLICE:
                 now_ms = yield
@@ -317,9 +317,9 @@ class MutationRequest:
         recent = self._knowledge.recent
         if self.request.api_key == CREATE_TOPICS:
             recent.put(result.name, result.topic_id, partitions, unseen=True)
-            if topic.said is None and result.partitions:
+            if topic.partitions is None and result.partitions:
                 self._knowledge.learn_default(result.partitions, now_ms)
         elif self.request.api_key == CREATE_PARTITIONS:
-            recent.put(result.name, None, topic.said or 0)
+            recent.put(result.name, None, topic.partitions or 0)
         else:
             recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)

@@ -89,8 +89,8 @@ class MutationQuota:
             self.ledger.charge_no_throttle(work.request.account, Kind.MUTATION, total, now_ms)
 
     def _create(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
-        unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.counts]
-        return (yield from self._with_default(unsaid, lambda now_ms: self._create_counted(work, now_ms), now_ms))
+        without_count = [str(topic.name) for topic in work.wanted if topic.partitions is None and topic.counts]
+        return (yield from self._with_default(without_count, lambda now_ms: self._create_counted(work, now_ms), now_ms))
 
     def _with_default(
         self, names: list[str], then: Callable[[float], Slices[Decision]], now_ms: float
@@ -114,7 +114,7 @@ class MutationQuota:
     def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         for part in portions(work.wanted):
             for topic in part:
-                if topic.said is None:
+                if topic.partitions is None:
                     topic.cost = self.default_count or 1
             if len(part) == SLICE:
                 now_ms = yield

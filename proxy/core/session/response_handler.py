@@ -331,15 +331,15 @@ class ResponseHandler:
             if broker_throttle_ms > 0:
                 state.broker_throttled(pending, broker_throttle_ms, now_ms)
             at = responses.body_at(buf, start, start + total, pending.api_key, pending.api_version)
-            said = hook(bytes(buf[at : start + total]), now_ms)
+            result = hook(bytes(buf[at : start + total]), now_ms)
             if pending is state.exchange.question:
-                assert not isinstance(said, Reply)
-                state.exchange.decide(said)
+                assert not isinstance(result, Reply)
+                state.exchange.decide(result)
                 return Reply()
-            if not isinstance(said, Work):
-                assert isinstance(said, Reply)
-                return said
-            pending.hook = hook = said
+            if not isinstance(result, Work):
+                assert isinstance(result, Reply)
+                return result
+            pending.hook = hook = result
         return hook.advance(now_ms)
 
     def _rewrite(

@@ -69,10 +69,10 @@ class ProduceRefusal(TopicWalk):
                 raise WireError(TOO_LARGE, f"a topic's name has {length} bytes, expected 0 to {MAX_TOPIC_BYTES}")
             if self._version < 13:
                 self._parts.append(uvarint(length + 1) if self._flexible else INT16.pack(length))
-            yield from self._tell(length)
+            yield from self._take(length)
             topic = self._parts[-1]
             for _ in range((yield from self._array())):
-                yield from self._tell(4)
+                yield from self._take(4)
                 partition = self._parts[-1]
                 self._parts.append(self._tail)
                 length = yield from self._length(4)

@@ -75,7 +75,7 @@ class TopicWalk:
                 count = yield from self._uvarint()
                 yield from self._sized(code, argument, count - 1)
             elif code == p.TOPIC_ID:
-                yield from self._tell(argument)
+                yield from self._take(argument)
             elif code == p.TAGS:
                 yield from self._tags()
             else:
@@ -86,7 +86,7 @@ class TopicWalk:
         if count <= 0:
             return
         if code in (p.TOPIC, p.VARTOPIC) and count <= MAX_TOPIC_BYTES:
-            yield from self._tell(count)
+            yield from self._take(count)
         elif code not in (p.ARRAY, p.VARARRAY):
             self._at += count
         elif len(argument) == 1 and argument[0][0] == p.SKIP:
@@ -104,7 +104,7 @@ class TopicWalk:
             size = yield from self._uvarint()
             self._at += size
 
-    def _tell(self, size: int) -> Generator[None, None, None]:
+    def _take(self, size: int) -> Generator[None, None, None]:
         while self._at + size > len(self._data):
             yield
         self._named(bytes(self._data[self._at : self._at + size]))

@@ -170,11 +170,11 @@ def read_request(api_key: int, version: int, body: bytes, now_ms: float) -> Slic
         elif api_key == DELETE_TOPICS:
             topic = RequestedTopic(name, None, None, whole[starts[0] : starts[-1]])
         else:
-            said: int | None = read_int32(whole, starts[1])
+            partitions: int | None = read_int32(whole, starts[1])
             if api_key == CREATE_TOPICS:
                 assigned = array_count(whole, starts[3], flexible)
-                said = assigned if assigned > 0 else None if said == _DEFAULT_COUNT else said
-            topic = RequestedTopic(name, None, said, whole[starts[0] : starts[-1]])
+                partitions = assigned if assigned > 0 else None if partitions == _DEFAULT_COUNT else partitions
+            topic = RequestedTopic(name, None, partitions, whole[starts[0] : starts[-1]])
         found.append(topic)
 
     def refuse(starts: Starts) -> None:

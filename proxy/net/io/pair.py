@@ -144,7 +144,7 @@ class Direction(Handler):
             pair.close(sys.exc_info()[1])
 
     def send(self, out: Outgoing) -> None:
-        """Send what the session said, in order; keep what the sink does not take."""
+        """Send what the session gave, in order; keep what the sink does not take."""
         sink = self.sink
         if sink is None or self.unsent:
             self.unsent += b"".join(out.parts())

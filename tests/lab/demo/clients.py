@@ -111,7 +111,7 @@ def aiokafka_producer(task: Task) -> None:
 
 
 def kafka_python_producer(task: Task) -> None:
-    """Polite: wants a steady rate, and waits when it is told a throttle time (KIP-219)."""
+    """Polite: wants a steady rate, and waits for the throttle time of a response (KIP-219)."""
     import kafka
 
     logging.getLogger("kafka").setLevel(logging.ERROR)  # it logs every throttle as a warning

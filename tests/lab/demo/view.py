@@ -161,7 +161,7 @@ def summary_notes(outcomes: Sequence[ClientResult]) -> str:
     return (
         f"steady: after the first window, from about second {STEADY_FROM_S} on. whole run: with the {WINDOW_S} s' "
         f"worth that the first window lets through at once.{starred} × 70%: the part of a limit of the fleet that this "
-        "client's sidecar may use. client saw: the longest throttle time that the library tells (aiokafka tells "
+        "client's sidecar may use. client saw: the longest throttle time that the library reports (aiokafka has "
         "none). Rates count the records alone; the quota counts the bytes on the wire, a few per cent more."
     )
 

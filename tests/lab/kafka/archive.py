@@ -26,7 +26,7 @@ def archive_path(name: str, java: Path, jars: Sequence[Path], contents: str = ""
     """Where the archive `name` of these jars and this Java is, or would be.
 
     A JVM ignores, without a word, an archive that was made when a jar had another time or size: such a one has another
-    path. `contents` tells apart what was run to learn the classes.
+    path. `contents` distinguishes what was run to learn the classes.
     """
     real = java.resolve()
     text = "\n".join([contents, *(f"{path} {_facts(path)}" for path in (real, *jars))])

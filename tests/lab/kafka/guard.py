@@ -22,7 +22,7 @@ import sys
 import time
 
 PR_SET_PDEATHSIG = 1
-# Belt and braces: if some forked process of the parent keeps the control pipe open, a changed parent id tells as well.
+# If some forked process of the parent keeps the control pipe open, a changed parent id shows the end.
 PARENT_CHECK_S = 1.0
 
 

@@ -106,5 +106,5 @@ class GuardedProcess(subprocess.Popen[str]):
 
     def __del__(self, *args: Any, **kwargs: Any) -> None:
         if getattr(self, "_control", -1) >= 0:
-            self._close_control()  # its owner forgot it: end of file tells the guardian to stop the child
+            self._close_control()  # its owner forgot it: at the end of file the guardian stops the child
         super().__del__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""An application: numbered records to one topic, until it has sent enough or is told to end."""
+"""An application: numbered records to one topic, until it has sent enough or gets SIGTERM."""
 
 import argparse
 import functools
