@@ -51,7 +51,7 @@ _SUFFIXES: Final = (
     | {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
     | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 )
-_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
+_PORT: Final = re.compile(r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]")
 _IMAGE_NAME: Final = re.compile(r"[\w.:/-]+(@sha256:[0-9a-f]{64})?")
 _VARIABLE: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -170,7 +170,7 @@ def admin_port(wishes: dict[str, str], usual: int) -> int:
     """The sidecar's admin port: `usual`, unless the pod says another. Raises AnnotationError."""
     if ADMIN_PORT not in wishes:
         return usual
-    _expect(_PORT, ADMIN_PORT, wishes[ADMIN_PORT], "a port, such as 9405")
+    _expect(_PORT, ADMIN_PORT, wishes[ADMIN_PORT], "a port from 1 to 65535, such as 9405")
     return int(wishes[ADMIN_PORT])
 
 
@@ -373,9 +373,10 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
     if template.bootstrap is not None:
         _, address = template.bootstrap
         names = bootstrap_variables(asked(pod), template.bootstrap[0])
+        local = {address, f"localhost:{address.rpartition(':')[2]}"}
         for container in _containers(pod["spec"]):
             for one in container.get("env") or []:
-                if one["name"] in names and "value" in one and not one["value"].startswith(("localhost", address)):
+                if one["name"] in names and "value" in one and not local.issuperset(map(str.strip, one["value"].split(","))):
                     yield (
                         f"container {container['name']} sets {one['name']} to {one['value']}: "
                         f"this bypasses the sidecar at {address}"
@@ -402,17 +403,22 @@ def injection(pod: Json, template: Template) -> list[Json]:
     secrets = spec.get("imagePullSecrets") or []
     if more := [one for one in template.pull_secrets if one not in secrets]:
         spec["imagePullSecrets"] = [*secrets, *more]
+    _check_ports(wishes, template)
     container, volumes = customized(template.container, template.volumes, wishes, template.pods_may_set)
     _grow(spec.get("resources") or {}, container.get("resources") or {})
-    first = [] if template.redirect is None else [template.redirect]
+    first = [] if template.redirect is None else [copy.deepcopy(template.redirect)]
+    for one in _containers(spec):
+        if one["name"] in [ours["name"] for ours in first]:
+            raise AnnotationError(f"container {one['name']}: expected another name, this is the sidecar's own container")
+    own = spec.get("volumes") or []
+    _rename_volumes(volumes, [container, *first], own)
     if template.native:
         first.append(container)
     else:
         spec["containers"].append(container)
     if first:
         spec["initContainers"] = [*first, *(spec.get("initContainers") or [])]
-    ours = {one["name"]: one for one in volumes}
-    spec["volumes"] = [ours.pop(one["name"], one) for one in spec.get("volumes") or []] + list(ours.values())
+    spec["volumes"] = own + [one for one in volumes if one not in own]
     grace = spec.get("terminationGracePeriodSeconds")
     if (DEFAULT_GRACE_S if grace is None else grace) < template.grace_s:
         spec["terminationGracePeriodSeconds"] = template.grace_s
@@ -420,6 +426,40 @@ def injection(pod: Json, template: Template) -> list[Json]:
     metadata["labels"] = labels | template.labels | {INJECTED_LABEL: "true"}
     metadata["annotations"] = metadata_of(pod, "annotations") | _annotations(pod, template)
     return _patch(pod, changed)
+
+
+def _check_ports(wishes: dict[str, str], template: Template) -> None:
+    """The pod's admin port goes together with the sidecar's other ports and with the NetworkPolicy. Raises
+    AnnotationError."""
+    if ADMIN_PORT not in wishes:
+        return
+    port, usual = admin_port(wishes, 0), int(template.ports[_ADMIN])
+    for setting, ports in template.ports.items():
+        first, _, last = ports.partition("-")
+        if setting != _ADMIN and int(first) <= port <= int(last or first):
+            raise AnnotationError(
+                f"pod annotation {ADMIN_PORT}: expected another port than {setting} ({ports}), got '{port}'"
+            )
+    if port != usual and template.distribution.network_policy is not None:
+        raise AnnotationError(
+            f"pod annotation {ADMIN_PORT}: expected {usual}, the port that the chart's webhook.networkPolicy protects, "
+            f"got '{port}'"
+        )
+
+
+def _rename_volumes(volumes: list[Json], containers: list[Json], own: list[Json]) -> None:
+    """Volumes of the sidecar whose name the pod has for a volume of its own get another one."""
+    taken = {one["name"]: one for one in own}
+    for volume in volumes:
+        name = volume["name"]
+        if taken.get(name, volume) == volume:
+            continue
+        while volume["name"] in taken:
+            volume["name"] = f"kquota-{volume['name']}"
+        for container in containers:
+            for mount in container["volumeMounts"]:
+                if mount["name"] == name:
+                    mount["name"] = volume["name"]
 
 
 def _set_addresses(spec: Json, wishes: dict[str, str], template: Template) -> None:

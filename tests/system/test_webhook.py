@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,14 @@ from tests.support.webhook_tools import (
 LIMIT_S = 60.0
 
 
+def _protecting(template: Template, policy: dict[str, Any] | None) -> Template:
+    return replace(template, distribution=replace(template.distribution, network_policy=policy))
+
+
 @pytest.fixture(scope="module")
 def template() -> Template:
-    return Template.parse(sidecar_template())
+    """Without webhook.networkPolicy."""
+    return _protecting(Template.parse(sidecar_template()), None)
 
 
 def _patched(asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -174,17 +180,42 @@ def test_webhook_honours_opt_in() -> None:
 
 
 def test_ignores_a_pods_own_labels(template: Template) -> None:
-    """Our labels, annotations and volumes win, so that no pod brings a configuration of its own under our name."""
+    """Our labels and annotations win, and our volumes are mounted: no pod brings a configuration under our name."""
     labels = {"kquota.io/config": "mine", "kquota.io/injection-skipped": "no-need"}
     asked = admission_review("deployment", labels, {"kquota.io/restart-checksum": "0"})
-    asked["request"]["object"]["spec"]["volumes"].append({"name": "kquota-config", "configMap": {"name": "mine"}})
+    own = {"name": "kquota-config", "configMap": {"name": "mine"}}
+    asked["request"]["object"]["spec"]["volumes"].append(own)
     pod, skipped = _decide(asked, template)
     assert skipped is None
     assert pod["metadata"]["labels"]["kquota.io/config"] == "shop-kquota"
     assert "kquota.io/injection-skipped" not in pod["metadata"]["labels"]
     assert pod["metadata"]["annotations"].items() >= template.annotations.items()
-    named = [one for one in pod["spec"]["volumes"] if one["name"] == "kquota-config"]
-    assert named == [{"name": "kquota-config", "configMap": {"name": "shop-kquota"}}]
+    ours = {"name": "kquota-kquota-config", "configMap": {"name": "shop-kquota"}}
+    assert [one for one in pod["spec"]["volumes"] if "configMap" in one] == [own, ours]
+    mounts = {one["mountPath"]: one["name"] for one in pod["spec"]["initContainers"][0]["volumeMounts"]}
+    assert mounts["/etc/kquota"] == ours["name"]
+
+
+def test_neither_replaces_the_volumes_of_the_other() -> None:
+    """A Secret of the sidecar has the name that the pod has for its own."""
+    secret = {"name": "tls", "secret": {"secretName": "kafka-client"}}
+    template = sidecar_template(volumes=[secret])
+    parsed = Template.parse(template)
+    parsed.container["volumeMounts"] = [{"name": "tls", "mountPath": "/etc/kquota-tls"}]
+    own = {"name": "tls", "secret": {"secretName": "app"}}
+    asked = admission_review("bare", volumes=[own])
+    pod, _ = _decide(asked, parsed)
+    assert pod["spec"]["volumes"] == [own, secret | {"name": "kquota-tls"}]
+    assert pod["spec"]["initContainers"][0]["volumeMounts"][0]["name"] == "kquota-tls"
+    again, _ = _decide(admission_review("bare", volumes=[secret]), parsed)
+    assert again["spec"]["volumes"] == [secret], "the same volume"
+
+
+def test_admin_port_stays_the_protected_one() -> None:
+    """webhook.networkPolicy restricts one port."""
+    asked = json.dumps(_annotated(admin_port="9405")).encode()
+    found = review(asked, Template.parse(sidecar_template(VALUES)))
+    assert "expected 9404, the port that the chart's webhook.networkPolicy protects, got '9405'" in str(found.refused)
 
 
 RESOURCES: dict[str, tuple[dict[str, str], dict[str, dict[str, str]]]] = {
@@ -302,7 +333,13 @@ WARNED: dict[str, tuple[dict[str, Any], str | None]] = {
         _with(env=[DIRECT]),
         "container app sets KAFKA_BOOTSTRAP_SERVERS to kafka:9092: this bypasses the sidecar at 127.0.0.1:9092",
     ),
+    "partly past the sidecar": (
+        _with(env=[ADDRESS | {"value": "127.0.0.1:9092, kafka:9092"}]),
+        "to 127.0.0.1:9092, kafka:9092: this bypasses",
+    ),
+    "another port": (_with(env=[ADDRESS | {"value": "localhost:9999"}]), "to localhost:9999: this bypasses"),
     "to the sidecar": (_with(env=[ADDRESS]), None),
+    "by name": (_with(env=[ADDRESS | {"value": "localhost:9092"}]), None),
     "annotation": (
         _annotated(memory_limits="1Gi"),
         "annotation kquota.io/memory-limits is unknown to kquota; did you mean kquota.io/memory-limit?",
@@ -346,7 +383,7 @@ def test_keeps_a_pods_own_prometheus_annotations() -> None:
 
 
 def test_a_pod_selects_another_admin_port() -> None:
-    found = Template.parse(sidecar_template(annotations={"prometheus.io/port": "9404"}))
+    found = _protecting(Template.parse(sidecar_template(annotations={"prometheus.io/port": "9404"})), None)
     pod, _ = _decide(_with(ELSEWHERE, ports=[{"containerPort": 9404}]), found)
     sidecar = pod["spec"]["initContainers"][0]
     assert sidecar["ports"] == [{"name": "kquota-metrics", "containerPort": 9405, "protocol": "TCP"}]
@@ -387,7 +424,10 @@ WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "cpu": ({"cpu_request": "half"}, "such as 250m or 1, got 'half'"),
     "image": ({"image": "kquota latest"}, "expected an image"),
-    "port": ({"admin_port": "metrics"}, "annotation kquota.io/admin-port: expected a port, such as 9405"),
+    "port": ({"admin_port": "metrics"}, "annotation kquota.io/admin-port: expected a port from 1 to 65535"),
+    "no port": ({"admin_port": "65536"}, "such as 9405, got '65536'"),
+    "clients' port": ({"admin_port": "9092"}, "expected another port than config.listen.port (9092), got '9092'"),
+    "a broker's port": ({"admin_port": "19100"}, "than config.listen.broker_ports (19092-19191), got '19100'"),
     "variable": ({"bootstrap_variable": "A,=B"}, "names of environment variables, separated by commas, got '=B'"),
     "config": ({"config_map": "mine"}, "webhook.podsMaySet of the chart has no config"),
 }  # fmt: skip
