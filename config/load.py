@@ -206,12 +206,16 @@ def _clashes(config: Config, source: Source) -> Iterator[Problem]:
     """Addresses that contradict each other: one port for two listeners, and a sidecar in front of itself."""
     listen, admin = config.listen, config.admin
     bound = _bound(listen.host, both=config.mode == "transparent")
-    if (
-        admin is not None
-        and admin.port == listen.port != 0
-        and (any(_overlap(mine, other) for mine in bound for other in _bound(admin.host)))
-    ):
+    shared = admin is not None and any(_overlap(mine, other) for mine in bound for other in _bound(admin.host))
+    if shared and admin is not None and admin.port == listen.port != 0:
         yield source.problem(("admin", "port"), "expected another port than listen.port", admin.port)
+    if config.mode == "rewrite":
+        ports = listen.broker_ports
+        outside = f"expected a port outside listen.broker_ports ({ports.first}-{ports.last})"
+        if ports.first <= listen.port <= ports.last:
+            yield source.problem(("listen", "port"), outside, listen.port)
+        if shared and admin is not None and ports.first <= admin.port <= ports.last:
+            yield source.problem(("admin", "port"), outside, admin.port)
     for index, address in enumerate(config.upstream.bootstrap):
         host = _address(address.host)
         reached = _REACHED.get(host, frozenset({host}))

@@ -376,7 +376,11 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
         local = {address, f"localhost:{address.rpartition(':')[2]}"}
         for container in _containers(pod["spec"]):
             for one in container.get("env") or []:
-                if one["name"] in names and "value" in one and not local.issuperset(map(str.strip, one["value"].split(","))):
+                if (
+                    one["name"] in names
+                    and "value" in one
+                    and not local.issuperset(map(str.strip, one["value"].split(",")))
+                ):
                     yield (
                         f"container {container['name']} sets {one['name']} to {one['value']}: "
                         f"this bypasses the sidecar at {address}"
@@ -409,7 +413,9 @@ def injection(pod: Json, template: Template) -> list[Json]:
     first = [] if template.redirect is None else [copy.deepcopy(template.redirect)]
     for one in _containers(spec):
         if one["name"] in [ours["name"] for ours in first]:
-            raise AnnotationError(f"container {one['name']}: expected another name, this is the sidecar's own container")
+            raise AnnotationError(
+                f"container {one['name']}: expected another name, this is the sidecar's own container"
+            )
     own = spec.get("volumes") or []
     _rename_volumes(volumes, [container, *first], own)
     if template.native:

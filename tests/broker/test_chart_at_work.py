@@ -39,7 +39,8 @@ def test_the_sidecar_serves_as_the_chart_runs_it(
 
     manifests = rendered()
     pods = pod_specs(manifests)
-    (producer,), (tester,) = pods["Job/shop-kquota-demo"]["containers"], pods["Pod/shop-kquota-test"]["containers"]
+    (job,) = [pod for name, pod in pods.items() if name.startswith("Job/shop-kquota-demo-")]
+    (producer,), (tester,) = job["containers"], pods["Pod/shop-kquota-test"]["containers"]
     config, log = tmp_path / "kquota.yaml", tmp_path / "log"
     config.write_text(configuration(manifests))
     process = run_kquota(["run", "--config", str(config)], log)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from proxy.app.cli import smoke
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, run_tool
 from tests.lab.kafka.security import MECHANISMS
@@ -82,6 +83,18 @@ def produce(client: str, mechanism: str, way: Way, direct: list[str], topic: str
     client_id = f"{client}-{mechanism}"
     load = Load([way.sidecar.bootstrap], topic, client_id, RECORDS, RECORD_BYTES, 60.0, settings, direct)
     return PRODUCERS[client](load)
+
+
+@pytest.mark.parametrize(
+    ("listener", "arguments", "said"),
+    [(PLAIN, [], "wants a login"), (TLS, ["--tls"], "answers with TLS")],
+)
+def test_helm_test_needs_no_secret(
+    listener: str, arguments: list[str], said: str, ways: Ways, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bootstrap = ways(listener).sidecar.bootstrap
+    assert smoke.main([*arguments, f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 0
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -21,6 +21,8 @@ Schema = dict[str, Any]
 _ANY_OBJECT: Final[Schema] = {"type": "object"}
 _OBJECTS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
+_LABEL: Final[Schema] = {"type": "string", "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"}
+_DNS_NAME: Final[Schema] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"}
 _SECONDS: Final[Schema] = {"type": "integer", "minimum": 0}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 1}
 _COUNT_OR_PERCENT: Final[Schema] = {
@@ -30,20 +32,6 @@ _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _TEXT: Final[Schema] = {"type": "string"}
 _NAME: Final[Schema] = {"type": "string", "minLength": 1}
 _DIGEST: Final[Schema] = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
-_SCHEDULING: Final[dict[str, Schema]] = {
-    "nodeSelector": _STRINGS,
-    "tolerations": _OBJECTS,
-    "affinity": _ANY_OBJECT,
-    "topologySpreadConstraints": _OBJECTS,
-    "priorityClassName": _TEXT,
-}
-_HOOK: Final[dict[str, Schema]] = {
-    "resources": _ANY_OBJECT,
-    "labels": _STRINGS,
-    "annotations": _STRINGS,
-    "nodeSelector": _STRINGS,
-    "tolerations": _OBJECTS,
-}
 _NAMES: Final[Schema] = {"type": "array", "items": _NAME}
 _NODE_PORT: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 65_535}
 _PORTS: Final[Schema] = {
@@ -53,6 +41,112 @@ _PORTS: Final[Schema] = {
 
 def _closed(**properties: Schema) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _each(*required: str, **properties: Schema) -> Schema:
+    """A list of objects with these properties and no others."""
+    return {"type": "array", "items": {**_closed(**properties), "required": list(required)}}
+
+
+_SHARED: Final[dict[str, Schema]] = {}
+"""Definitions by name."""
+
+
+def _shared(name: str, schema: Schema) -> Schema:
+    """A reference to a definition, next to which other keywords count."""
+    _SHARED[name] = schema
+    return {"allOf": [{"$ref": f"#/definitions/{name}"}]}
+
+
+_QUANTITY: Final[Schema] = {
+    "type": ["string", "number"],
+    "pattern": r"^([0-9]+\.?[0-9]*|\.[0-9]+)(n|u|m|[kMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$",
+    "minimum": 0,
+}
+_QUANTITIES: Final = _shared("Quantities", {"type": "object", "additionalProperties": _QUANTITY})
+_RESOURCES: Final = _shared(
+    "Resources", _closed(requests=_QUANTITIES, limits=_QUANTITIES, claims=_each("name", name=_NAME, request=_NAME))
+)
+_TOLERATIONS: Final = _shared(
+    "Tolerations",
+    _each(
+        key=_TEXT,
+        operator={"enum": ["Exists", "Equal", "Lt", "Gt"]},
+        value=_TEXT,
+        effect={"enum": ["", "NoSchedule", "PreferNoSchedule", "NoExecute"]},
+        tolerationSeconds={"type": "integer"},
+    ),
+)
+_LABELS: Final = _shared("Labels", {"type": "object", "additionalProperties": _LABEL})
+_SELECTOR: Final = _shared(
+    "Selector",
+    _closed(
+        matchLabels=_LABELS,
+        matchExpressions=_each(
+            "key",
+            "operator",
+            key=_NAME,
+            operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
+            values={"type": "array", "items": _TEXT},
+        ),
+    ),
+)
+_PEERS: Final = _shared(
+    "Peers",
+    _each(
+        namespaceSelector=_SELECTOR,
+        podSelector=_SELECTOR,
+        ipBlock={**_closed(cidr=_NAME, **{"except": {"type": "array", "items": _NAME}}), "required": ["cidr"]},
+    ),
+)
+_INGRESS: Final = _each(
+    **{"from": _PEERS}, ports=_each(port={"type": ["integer", "string"]}, endPort=_COUNT, protocol=_NAME)
+)
+_VARIABLES: Final = r"^(\s*[-._a-zA-Z][-._a-zA-Z0-9]*\s*(,|$))*$"
+_ENV: Final = _shared("Env", _each("name", name=_NAME, value=_TEXT, valueFrom=_ANY_OBJECT))
+_VOLUMES: Final[Schema] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {
+                "type": "string",
+                "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+                "not": {"enum": ["kquota-config", "kquota-state", "kquota-pod", "kquota-fleet"]},
+            }
+        },
+    },
+}
+"""Of other names than the sidecar's own."""
+_MOUNTS: Final[Schema] = _each(
+    "name",
+    "mountPath",
+    name=_NAME,
+    mountPath={"type": "string", "pattern": "^/.", "not": {"pattern": "^/(etc|var/lib)/kquota(/|$)"}},
+    readOnly=_BOOLEAN,
+    recursiveReadOnly=_TEXT,
+    mountPropagation=_TEXT,
+    subPath=_TEXT,
+    subPathExpr=_TEXT,
+)
+_SCHEDULING: Final[dict[str, Schema]] = {
+    "nodeSelector": _STRINGS,
+    "tolerations": _TOLERATIONS,
+    "affinity": _closed(nodeAffinity=_ANY_OBJECT, podAffinity=_ANY_OBJECT, podAntiAffinity=_ANY_OBJECT),
+    "topologySpreadConstraints": {
+        "type": "array",
+        "items": {"type": "object", "required": ["maxSkew", "topologyKey", "whenUnsatisfiable"]},
+    },
+    "priorityClassName": _TEXT,
+}
+_HOOK: Final[dict[str, Schema]] = {
+    "resources": _RESOURCES,
+    "labels": _LABELS,
+    "annotations": _STRINGS,
+    "nodeSelector": _STRINGS,
+    "tolerations": _TOLERATIONS,
+}
 
 
 def _probe(*, path: bool = False, ends: bool = False) -> Schema:
@@ -68,8 +162,13 @@ def _probe(*, path: bool = False, ends: bool = False) -> Schema:
 _OWN: Final[dict[str, Schema]] = {
     "global": {**_ANY_OBJECT, "description": "Helm's own; not used."},
     "enabled": {**_BOOLEAN, "description": "For charts that include this one under a condition."},
-    "nameOverride": {**_TEXT, "description": "In place of the chart's name in names and labels."},
-    "fullnameOverride": {**_TEXT, "description": "In place of release and chart name in names."},
+    "nameOverride": {**_LABEL, "description": "In place of the chart's name in names and labels."},
+    "fullnameOverride": {
+        "type": "string",
+        "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$",
+        "not": {"enum": ["y", "n", "yes", "no", "on", "off", "true", "false", "null"]},
+        "description": "In place of release and chart name in names.",
+    },
     "mode": {
         "enum": ["sidecar", "gateway"],
         "description": "sidecar: templates to include in pods; gateway: a Deployment of its own.",
@@ -84,15 +183,15 @@ _OWN: Final[dict[str, Schema]] = {
         "anyOf": [_COUNT, {"enum": ["namespace"]}],
         "description": "User of the containers; namespace: the namespace assigns user and groups.",
     },
-    "commonLabels": {**_STRINGS, "description": "Labels of every object, next to the chart's own."},
+    "commonLabels": {**_LABELS, "description": "Labels of every object, next to the chart's own."},
     "commonAnnotations": {**_STRINGS, "description": "Annotations of every object, next to the chart's own."},
-    "namespaceOverride": {**_TEXT, "description": "In place of the release's namespace."},
+    "namespaceOverride": {**_DNS_NAME, "description": "In place of the release's namespace."},
     "extraObjects": {
         "type": "array",
         "items": {"type": ["object", "string"]},
         "description": "Further objects of the release, as objects or as templates.",
     },
-    "imagePullSecrets": {**_OBJECTS, "description": "For the pods that this chart makes itself."},
+    "imagePullSecrets": {**_each("name", name=_NAME), "description": "For the pods that this chart makes itself."},
     "sidecar": {
         **_closed(native={"enum": ["auto", True, False]}, preStopSleepSeconds=_SECONDS),
         "description": "native: an init container with restartPolicy Always; auto: from Kubernetes 1.29 on.",
@@ -107,20 +206,20 @@ _OWN: Final[dict[str, Schema]] = {
             excludeUids={"type": "array", "items": {"type": "integer", "minimum": 0}},
             uid=_COUNT,
             whenDown={"enum": ["closed", "open"]},
-            resources=_ANY_OBJECT,
+            resources=_RESOURCES,
         ),
         "description": "Only with config.mode: transparent: which connections an init container has redirected.",
     },
-    "resources": {**_ANY_OBJECT, "description": "Of the kquota container."},
+    "resources": {**_RESOURCES, "description": "Of the kquota container."},
     "memoryLimit": {
         **_closed(enabled=_BOOLEAN, connections=_COUNT),
         "description": "The memory limit of the kquota container that follows from the settings.",
     },
-    "extraEnv": {**_OBJECTS, "description": "More environment of the kquota container."},
-    "extraVolumes": {**_OBJECTS, "description": "More volumes of the pod, for files that the configuration names."},
-    "extraVolumeMounts": {**_OBJECTS, "description": "Where the kquota container finds them."},
+    "extraEnv": {**_ENV, "description": "More environment of the kquota container."},
+    "extraVolumes": {**_VOLUMES, "description": "More volumes of the pod, for files that the configuration names."},
+    "extraVolumeMounts": {**_MOUNTS, "description": "Where the kquota container finds them."},
     "fleetKey": {
-        **_closed(secret=_TEXT, entry=_NAME),
+        **_closed(secret=_DNS_NAME, entry={"type": "string", "pattern": "^[-._a-zA-Z0-9]+$"}),
         "description": "The Secret with the key that authenticates a fleet's records; empty: the chart makes one.",
     },
     "podIdentity": {
@@ -141,16 +240,16 @@ _OWN: Final[dict[str, Schema]] = {
                 type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
                 nodePorts=_closed(bootstrap=_NODE_PORT, firstBroker=_NODE_PORT),
                 annotations=_STRINGS,
-                labels=_STRINGS,
+                labels=_LABELS,
             ),
-            serviceAccount=_closed(create=_BOOLEAN, name=_TEXT, annotations=_STRINGS),
+            serviceAccount=_closed(create=_BOOLEAN, name=_DNS_NAME, annotations=_STRINGS),
             sharedLimits=_BOOLEAN,
             podDisruptionBudget=_closed(enabled=_BOOLEAN, maxUnavailable=_COUNT_OR_PERCENT),
             autoscaling=_closed(
                 enabled=_BOOLEAN, minReplicas=_COUNT, maxReplicas=_COUNT, targetCPUUtilizationPercentage=_COUNT
             ),
             podAnnotations=_STRINGS,
-            podLabels=_STRINGS,
+            podLabels=_LABELS,
             **_SCHEDULING,
         ),
         "description": "Only with mode: gateway.",
@@ -160,22 +259,27 @@ _OWN: Final[dict[str, Schema]] = {
             enabled=_BOOLEAN,
             interval={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
             scrapeTimeout={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
-            labels=_STRINGS,
+            labels=_LABELS,
             relabelings=_OBJECTS,
             metricRelabelings=_OBJECTS,
         ),
         "description": "For the Prometheus operator. Sidecars have no Service, hence no ServiceMonitor.",
     },
     "prometheusRule": {
-        **_closed(enabled=_BOOLEAN, labels=_STRINGS, runbookUrl=_TEXT),
+        **_closed(enabled=_BOOLEAN, labels=_LABELS, runbookUrl=_TEXT),
         "description": "The rules in files/rules.",
     },
     "dashboards": {
-        **_closed(enabled=_BOOLEAN, labels=_STRINGS, annotations=_STRINGS),
+        **_closed(enabled=_BOOLEAN, labels=_LABELS, annotations=_STRINGS),
         "description": "ConfigMaps for Grafana's sidecar, of the files in files/dashboards.",
     },
     "networkPolicy": {
-        **_closed(enabled=_BOOLEAN, monitoring=_OBJECTS, clients=_OBJECTS, extraIngress=_OBJECTS),
+        **_closed(
+            enabled=_BOOLEAN,
+            monitoring=_PEERS,
+            clients=_PEERS,
+            extraIngress=_INGRESS,
+        ),
         "description": "What may connect to the pods.",
     },
     "demo": {
@@ -196,14 +300,14 @@ _OWN: Final[dict[str, Schema]] = {
                 "uniqueItems": True,
                 "description": "The former name of podsMaySet.",
             },
-            bootstrapVariable=_TEXT,
+            bootstrapVariable={"type": "string", "pattern": _VARIABLES},
             networkPolicy=_BOOLEAN,
             timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
             replicas=_COUNT,
             certificates={"enum": ["own", "cert-manager", "generated"]},
             generatedDays=_COUNT,
-            issuerRef=_STRINGS,
-            resources=_ANY_OBJECT,
+            issuerRef=_closed(name=_NAME, kind=_NAME, group=_NAME),
+            resources=_RESOURCES,
             **_SCHEDULING,
         ),
         "description": "Puts sidecars into the pods of chosen namespaces.",
@@ -239,13 +343,13 @@ _OWN: Final[dict[str, Schema]] = {
             ),
             conf=_STRINGS,
             files=_STRINGS,
-            env=_OBJECTS,
-            driver=_closed(cores=_COUNT, memory=_NAME, resources=_ANY_OBJECT, serviceAccount=_TEXT),
+            env=_ENV,
+            driver=_closed(cores=_COUNT, memory=_NAME, resources=_RESOURCES, serviceAccount=_TEXT),
             executor=_closed(instances=_COUNT, cores=_COUNT, memory=_NAME),
             volumes=_OBJECTS,
             volumeMounts=_OBJECTS,
             nodeSelector=_STRINGS,
-            tolerations=_OBJECTS,
+            tolerations=_TOLERATIONS,
         ),
         "description": "Reports over usage records by schedule, and the stream.",
     },
@@ -263,6 +367,7 @@ def values_schema() -> Schema:
     definitions: dict[str, Schema] = model["definitions"]
     settings: dict[str, Schema] = dict(model["properties"])
     quotas = settings.pop("quotas")
+    definitions |= _SHARED
     definitions["Config"] = {
         "type": "object",
         "additionalProperties": False,

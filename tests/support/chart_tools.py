@@ -170,9 +170,22 @@ def render_text(
     return done.stdout
 
 
+class _Loader(yaml.CSafeLoader):
+    """Refuses a key that is there twice, of which PyYAML takes the last."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    found = loader.construct_mapping(node, deep=True)
+    assert len(found) == len(node.value), f"a key twice:\n{yaml.serialize(node)}"
+    return found
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
 def documents(text: str) -> list[dict[str, Any]]:
     """The manifests in a render."""
-    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+    return [document for document in yaml.load_all(text, _Loader) if document]
 
 
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -144,10 +144,16 @@ def test_generated_files_are_up_to_date(made: Callable[[], dict[Path, str]]) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "kubernetes", "said"), [(MINIMAL, "1.24.0", "kubeVersion"), (DEMO, "1.28.0", "never completes")]
+    ("kubernetes", "native", "said"),
+    [
+        ("1.24.0", "auto", "kubeVersion"),
+        ("1.28.0", "auto", "never completes"),
+        ("1.27.0", "true", "needs Kubernetes 1.28"),
+    ],
 )
-def test_a_kubernetes_that_is_too_old_is_refused(values: Path, kubernetes: str, said: str) -> None:
-    done = helm("template", RELEASE, CHART, "--values", values, "--kube-version", kubernetes)
+def test_a_kubernetes_that_is_too_old_is_refused(kubernetes: str, native: str, said: str) -> None:
+    settings = ["--kube-version", kubernetes, "--set", f"sidecar.native={native}"]
+    done = helm("template", RELEASE, CHART, "--values", DEMO, *settings)
     assert done.returncode != 0
     assert said in done.stderr
 
@@ -181,6 +187,55 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
             "config": {"listen": {"advertised": {"host": "node"}}},
         },
         "gateway.service.nodePorts is missing",
+    ),
+    "a typo in resources": ({"resources": {"request": {"cpu": "1"}}}, "request"),
+    "a quantity": ({"resources": {"limits": {"memory": "1GB"}}}, "memory"),
+    "a request above its limit": (
+        {"resources": {"limits": {"memory": "100Mi"}}},
+        "resources.requests.memory: expected at most 100Mi (resources.limits.memory), got 128Mi",
+    ),
+    "a number in the environment": ({"extraEnv": [{"name": "KQUOTA_PURE", "value": 1}]}, "extraEnv"),
+    "a mount without a volume": (
+        {"extraVolumeMounts": [{"name": "tls", "mountPath": "/tls"}]},
+        "extraVolumeMounts: expected a volume of extraVolumes, got tls",
+    ),
+    "a mount over the configuration": (
+        {
+            "extraVolumes": [{"name": "more", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "more", "mountPath": "/etc/kquota/more"}],
+        },
+        "mountPath",
+    ),
+    "a volume of the sidecar's name": ({"extraVolumes": [{"name": "kquota-config", "emptyDir": {}}]}, "extraVolumes"),
+    "a toleration": ({"webhook": {"tolerations": [{"keys": "spot"}]}}, "keys"),
+    "a peer": ({"networkPolicy": {"monitoring": [{"namespaceSelektor": {}}]}}, "namespaceSelektor"),
+    "a label": ({"commonLabels": {"team": "Team A"}}, "team"),
+    "a full name": ({"fullnameOverride": "My_Kafka"}, "fullnameOverride"),
+    "a variable": ({"webhook": {"bootstrapVariable": "A B"}}, "bootstrapVariable"),
+    "an entry": ({"fleetKey": {"entry": "my key"}}, "entry"),
+    "no port": ({"config": {"listen": {"port": 0}}, "demo": {"enabled": True}}, "config.listen.port: expected a port"),
+    "replicas": (
+        {"mode": "gateway", "gateway": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
+        "gateway.autoscaling.minReplicas: expected at most maxReplicas (6), got 9",
+    ),
+    "node ports that overlap": (
+        {
+            "mode": "gateway",
+            "gateway": {"service": {"type": "NodePort", "nodePorts": {"bootstrap": 30092, "firstBroker": 30000}}},
+            "config": {"listen": {"advertised": {"host": "node"}}},
+        },
+        "gateway.service.nodePorts.bootstrap: expected none of the brokers' (30000-30099), got 30092",
+    ),
+    "a report twice": (
+        {
+            "analysis": {
+                "enabled": True,
+                "input": "/in",
+                "output": "/out",
+                "reports": [{"name": "slo"}, {"name": "slo"}],
+            }
+        },
+        "analysis.reports: expected each report once, got slo twice",
     ),
     "a fleet's key of the chart": (
         {"config": {"fleet": {"id": "shop"}}, "webhook": {"enabled": True}},
@@ -352,6 +407,7 @@ LIMITS: dict[str, tuple[dict[str, Any], str | None]] = {
     # 362.4 + 16 + 16
     "export": ({"config": {"export": {"directory": "/var/lib/kquota", "kafka_topic": "usage"}}}, "400Mi"),
     "one's own": ({"resources": {"limits": {"memory": "1Gi"}}}, "1Gi"),
+    "a higher request": ({"resources": {"requests": {"cpu": "100m", "memory": "2Gi"}}}, "2Gi"),
     "a CPU limit next to it": ({"resources": {"limits": {"cpu": "2"}}}, "368Mi"),
     "none": ({"memoryLimit": {"enabled": False}}, None),
 }
@@ -363,7 +419,7 @@ def test_the_memory_limit_follows_from_the_settings(case: str, values: Any) -> N
     (deployment,) = of_kind(documents(render_text(values(mode="gateway", **given))), "Deployment")
     resources = sidecar_of(deployment["spec"]["template"]["spec"])["resources"]
     assert resources.get("limits", {}).get("memory") == expected
-    assert resources["requests"] == {"cpu": "100m", "memory": "128Mi"}
+    assert resources["requests"] == {"cpu": "100m", "memory": "2Gi" if case == "a higher request" else "128Mi"}
     if case == "a CPU limit next to it":
         assert resources["limits"]["cpu"] == "2"
 
@@ -677,6 +733,28 @@ def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:
     assert all(len(text) < 1_000_000 for text in originals.values()), "a ConfigMap holds 1 MiB"
 
 
+def test_the_webhooks_metrics_are_scraped(values: Callable[..., Path]) -> None:
+    manifests = documents(render_text(values(podMonitor={"enabled": True}, webhook={"enabled": True})))
+    (monitor,) = [one for one in of_kind(manifests, "PodMonitor") if one["metadata"]["name"].endswith("-webhook")]
+    (webhook,) = of_kind(manifests, "Deployment")
+    pod = webhook["spec"]["template"]
+    assert pod["metadata"]["labels"].items() >= monitor["spec"]["selector"]["matchLabels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in [one["name"] for one in pod["spec"]["containers"][0]["ports"]]
+
+
+def test_no_peers_means_nobody(values: Callable[..., Path]) -> None:
+    """An empty `from` would admit all."""
+    closed = values(networkPolicy={"enabled": True, "monitoring": []}, mode="gateway")
+    (policy,) = of_kind(documents(render_text(closed)), "NetworkPolicy")
+    assert [one["ports"][0]["port"] for one in policy["spec"]["ingress"]] == ["kafka"]
+    injected = values(networkPolicy={"monitoring": []}, webhook={"enabled": True, "networkPolicy": True})
+    maps = of_kind(documents(render_text(injected)), "ConfigMap")
+    (text,) = [one["data"]["sidecar.json"] for one in maps if "sidecar.json" in one["data"]]
+    (others,) = json.loads(text)["distribution"]["networkPolicy"]["ingress"]
+    assert {"protocol": "TCP", "port": 1, "endPort": 9403} in others["ports"]
+
+
 def test_network_policy_admits_only_known_peers() -> None:
     (policy,) = of_kind(render("gateway-full"), "NetworkPolicy")
     metrics, clients = policy["spec"]["ingress"]
@@ -713,6 +791,67 @@ def test_every_object_has_what_is_common(name: str, values: Callable[..., Path])
         expected = None if one["kind"] in CLUSTER_KINDS else "elsewhere"
         assert metadata.get("namespace") == expected, (one["kind"], metadata["name"])
     assert NAMESPACE not in text
+
+
+def test_the_charts_own_labels_win(values: Callable[..., Path]) -> None:
+    """Given twice, a label is there once; selectors keep theirs."""
+    twice = {"app.kubernetes.io/name": "x", "app.kubernetes.io/component": "x", "sidecar.istio.io/inject": "true"}
+    gateway = {
+        "podLabels": twice,
+        "podAnnotations": {"prometheus.io/port": "1"},
+        "service": {"labels": twice | {"tier": "a"}},
+    }
+    given = values(
+        mode="gateway", commonLabels=twice | {"tier": "b"}, gateway=gateway, prometheusAnnotations=True,
+        podMonitor={"enabled": True, "labels": {"tier": "c"}},
+    )  # fmt: skip
+    manifests = documents(render_text(given))
+    (deployment,), (service,) = of_kind(manifests, "Deployment"), of_kind(manifests, "Service")
+    pod = deployment["spec"]["template"]["metadata"]
+    assert pod["labels"].items() >= deployment["spec"]["selector"]["matchLabels"].items()
+    assert pod["annotations"]["prometheus.io/port"] == "1", "the pod's own"
+    assert service["metadata"]["labels"].items() >= {"app.kubernetes.io/name": "kquota", "tier": "a"}.items()
+    assert [one["metadata"]["labels"]["tier"] for one in of_kind(manifests, "PodMonitor")] == ["c"]
+
+
+@pytest.mark.parametrize("name", ["123", "1e3", "no", "y"])
+def test_names_may_look_like_other_types(name: str) -> None:
+    done = helm(
+        "template", name, CHART, "--values", CHART / "ci/monitoring-values.yaml", "--set-string", "nameOverride=12"
+    )
+    for one in documents(done.stdout):
+        assert all(isinstance(value, str) for value in one["metadata"]["labels"].values())
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == name
+
+
+def test_long_releases_have_names_of_their_own() -> None:
+    names = [
+        {one["metadata"]["name"] for one in documents(helm("template", release, CHART, "--values", MINIMAL).stdout)}
+        for release in (
+            "payments-platform-production-europe-west-cluster-001",
+            "payments-platform-production-europe-west-cluster-002",
+        )
+    ]
+    assert names[0].isdisjoint(names[1])
+
+
+def test_a_service_needs_a_name_that_it_may_have() -> None:
+    done = helm("template", "123", CHART, "--values", MINIMAL, "--set", "mode=gateway")
+    assert "no Service can have the name 123-kquota: set fullnameOverride" in done.stderr
+
+
+def test_changed_settings_make_another_demo(values: Callable[..., Path]) -> None:
+    """A Job's template cannot be changed."""
+    (before,), (after,) = (
+        of_kind(documents(render_text(values(demo={"enabled": True}, image={"tag": tag}))), "Job") for tag in ("1", "2")
+    )
+    assert before["metadata"]["name"] != after["metadata"]["name"]
+
+
+def test_files_of_reports_are_exact(values: Callable[..., Path]) -> None:
+    files = {"1.5": "  x: 1\n  y: 2\n"}
+    given = values(analysis={"enabled": True, "input": "/in", "output": "/out", "files": files})
+    assert files in [one["data"] for one in of_kind(documents(render_text(given)), "ConfigMap")]
 
 
 def test_extra_objects_are_rendered(values: Callable[..., Path]) -> None:

@@ -337,7 +337,7 @@ WARNED: dict[str, tuple[dict[str, Any], str | None]] = {
         _with(env=[ADDRESS | {"value": "127.0.0.1:9092, kafka:9092"}]),
         "to 127.0.0.1:9092, kafka:9092: this bypasses",
     ),
-    "another port": (_with(env=[ADDRESS | {"value": "localhost:9999"}]), "to localhost:9999: this bypasses"),
+    "another local port": (_with(env=[ADDRESS | {"value": "localhost:9999"}]), "to localhost:9999: this bypasses"),
     "to the sidecar": (_with(env=[ADDRESS]), None),
     "by name": (_with(env=[ADDRESS | {"value": "localhost:9092"}]), None),
     "annotation": (

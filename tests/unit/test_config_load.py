@@ -267,6 +267,15 @@ def test_which_listeners_cannot_share_a_port(listen: str, admin: str, clash: boo
         configured(text)
 
 
+def test_ports_of_brokers_are_not_those_of_listeners() -> None:
+    text = "listen: {port: 9092, broker_ports: 9090-9099}\n"
+    assert "9090-9099" in only_problem(MINIMAL + text)
+    text = text.replace("9090-", "9093-")
+    configured(text)
+    assert "admin.port" in only_problem(MINIMAL + text + "admin: {host: '127.0.0.1', port: 9099}\n")
+    configured(text + "admin: {host: 10.0.0.1, port: 9099}\n")
+
+
 def test_anchors_and_merge_keys_work() -> None:
     text = MINIMAL + "quotas:\n- &base {user: a, producer_byte_rate: 1M}\n- {<<: *base, user: b}\n"
     assert entries(load_bytes("q.yaml", text.encode())) == [Entry("a", None, 1e6), Entry("b", None, 1e6)]

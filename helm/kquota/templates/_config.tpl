@@ -135,7 +135,11 @@
 {{- end -}}
 
 {{- define "kquota.port" -}}
-{{- (default dict .Values.config.listen).port | default 9092 | int -}}
+{{- $listen := default dict .Values.config.listen -}}
+{{- range $setting, $port := dict "listen.port" (dig "port" 9092 $listen) "admin.port" .Values.config.admin.port -}}
+{{- if not $port }}{{ fail (printf "config.%s: expected a port from 1 to 65535, got 0: probes and Services need a fixed one" $setting) }}{{ end -}}
+{{- end -}}
+{{- dig "port" 9092 $listen | int -}}
 {{- end -}}
 
 {{/* The memory limit that follows from the settings, in MiB; docs/operations.md has the arithmetic. */}}
@@ -154,11 +158,35 @@
 {{- mul 16 (div (add $bytes 16777215) 16777216) -}}Mi
 {{- end -}}
 
-{{/* Resources of the kquota container. */}}
+{{/* Resources of the kquota container: the computed memory limit is at least the request. */}}
 {{- define "kquota.resources" -}}
 {{- $resources := deepCopy .Values.resources -}}
+{{- $requests := default dict $resources.requests -}}
 {{- if and .Values.memoryLimit.enabled (not (default dict $resources.limits).memory) -}}
-{{- $_ := set $resources "limits" (merge (dict "memory" (include "kquota.memoryLimit" .)) (default dict $resources.limits)) -}}
+{{- $limit := include "kquota.memoryLimit" . -}}
+{{- if gt (include "kquota.quantity" $requests.memory | float64) (include "kquota.quantity" $limit | float64) }}{{ $limit = $requests.memory }}{{ end -}}
+{{- $_ := set $resources "limits" (merge (dict "memory" $limit) (default dict $resources.limits)) -}}
 {{- end -}}
-{{- toYaml $resources -}}
+{{- include "kquota.fitting" (list "resources" $resources) -}}
+{{- end -}}
+
+{{/* Resources of a container as they are. Fails if a request is above its limit. Called with the setting and its value. */}}
+{{- define "kquota.fitting" -}}
+{{- $setting := index . 0 -}}
+{{- $requests := default dict (index . 1).requests -}}
+{{- range $resource, $limit := default dict (index . 1).limits -}}
+{{- $request := get $requests $resource -}}
+{{- if gt (include "kquota.quantity" $request | float64) (include "kquota.quantity" $limit | float64) -}}
+{{- fail (printf "%s.requests.%s: expected at most %v (%s.limits.%s), got %v" $setting $resource $limit $setting $resource $request) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (index . 1) -}}
+{{- end -}}
+
+{{/* A resource quantity as a number; none is 0. */}}
+{{- define "kquota.quantity" -}}
+{{- $text := toString (default 0 .) -}}
+{{- $suffixes := dict "n" 1e-9 "u" 1e-6 "m" 1e-3 "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{- $suffix := regexFind "[a-zA-Z]*$" $text -}}
+{{- mulf (trimSuffix $suffix $text | float64) (get $suffixes $suffix) -}}
 {{- end -}}

@@ -133,7 +133,7 @@ args:
   - --exclude-uid={{ int . }}
   {{- end }}
 resources:
-  {{- toYaml $redirect.resources | nindent 2 }}
+  {{- include "kquota.fitting" (list "redirect.resources" $redirect.resources) | nindent 2 }}
 securityContext:
   allowPrivilegeEscalation: false
   capabilities:
@@ -208,8 +208,13 @@ projected:
 {{- with include "kquota.fleetSecret" . }}
 - name: kquota-fleet
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | toYaml }}
 {{- end }}
+{{- $names := list -}}
+{{- range .Values.extraVolumes }}{{ $names = append $names .name }}{{ end -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- if not (has .name $names) }}{{ fail (printf "extraVolumeMounts: expected a volume of extraVolumes, got %s" .name) }}{{ end -}}
+{{- end -}}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}

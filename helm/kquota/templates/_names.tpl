@@ -7,8 +7,28 @@
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := include "kquota.name" . -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- include "kquota.cut" (list (ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name)) 50) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A name within so many characters. One that is cut has a digest of the whole, so that those of two releases differ. */}}
+{{- define "kquota.cut" -}}
+{{- $name := index . 0 -}}
+{{- $most := index . 1 | int -}}
+{{- if gt (len $name) $most -}}
+{{- printf "%s-%s" ($name | trunc (sub $most 6 | int) | trimSuffix "-") ($name | sha256sum | trunc 5) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The same, of objects with a Service. */}}
+{{- define "kquota.serviceName" -}}
+{{- $name := include "kquota.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "no Service can have the name %s: set fullnameOverride to lower-case letters, digits and -, beginning with a letter" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "kquota.namespace" -}}
@@ -23,7 +43,7 @@
 
 {{- define "kquota.namespaceOf" -}}
 {{- with .Values.namespaceOverride }}
-  namespace: {{ . }}
+  namespace: {{ . | toYaml }}
 {{- end -}}
 {{- end -}}
 
@@ -34,33 +54,33 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The full name with a suffix, within so many characters. Called with (list root suffix characters). A name that is cut
-has a digest of the whole, so that those of two releases differ. */}}
+{{/* The full name with a suffix, within so many characters. Called with (list root suffix characters). */}}
 {{- define "kquota.shortName" -}}
-{{- $full := include "kquota.fullname" (index . 0) -}}
-{{- $name := printf "%s-%s" $full (index . 1) -}}
-{{- $room := sub (index . 2) (add (len (index . 1)) 1) | int -}}
-{{- if gt (len $full) $room -}}
-{{- printf "%s-%s-%s" ($full | trunc (sub $room 6 | int) | trimSuffix "-") ($full | sha256sum | trunc 5) (index . 1) -}}
-{{- else -}}
-{{- $name -}}
-{{- end -}}
+{{- $most := sub (index . 2) (add (len (index . 1)) 1) -}}
+{{- printf "%s-%s" (include "kquota.cut" (list (include "kquota.fullname" (index . 0)) $most)) (index . 1) -}}
 {{- end -}}
 
 {{/* Labels that never change, for selectors. */}}
 {{- define "kquota.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "kquota.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "kquota.name" . | toYaml }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end -}}
 
 {{- define "kquota.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{ include "kquota.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "kquota.labelsWith" (list . dict) -}}
+{{- end -}}
+
+{{/* Labels of an object. Called with the root, the chart's own labels of it, and those of values: the former win. */}}
+{{- define "kquota.labelsWith" -}}
+{{- $root := index . 0 -}}
+{{- $chart := dict
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_")
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" $root.Release.Service
+-}}
+{{- $given := dict -}}
+{{- range rest (rest .) }}{{ $given = merge $given (default dict .) }}{{ end -}}
+{{- merge (dict) (index . 1) (include "kquota.selectorLabels" $root | fromYaml) $chart $given $root.Values.commonLabels | toYaml -}}
 {{- end -}}
 
 {{/* Where pods may run. Called with the values of one Deployment. */}}
@@ -75,7 +95,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* On every pod with a kquota container of this release: what PodMonitor and NetworkPolicy select. */}}
 {{- define "kquota.memberLabels" -}}
-kquota.io/config: {{ include "kquota.fullname" . }}
+kquota.io/config: {{ include "kquota.fullname" . | toYaml }}
 {{- end -}}
 
 {{/* For a Prometheus without the operator. Called with the port. */}}
@@ -133,8 +153,16 @@ ingress:
       {{- end }}
       - {protocol: UDP, port: 1, endPort: 65535}
       - {protocol: SCTP, port: 1, endPort: 65535}
+  {{- with .Values.networkPolicy.monitoring }}
   - ports:
       - {protocol: TCP, port: {{ $admin }}}
     from:
-      {{- toYaml .Values.networkPolicy.monitoring | nindent 6 }}
+      {{- toYaml . | nindent 6 }}
+  {{- end }}
+{{- end -}}
+
+{{/* "true" where `helm test` has a pod. It asks the sidecar itself, which in transparent mode serves redirected connections
+only, and completes next to a native sidecar alone. */}}
+{{- define "kquota.tests" -}}
+{{- if and .Values.test.enabled (not (include "kquota.transparent" .)) (or (eq .Values.mode "gateway") (include "kquota.native" .)) -}}true{{- end -}}
 {{- end -}}

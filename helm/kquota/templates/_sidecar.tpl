@@ -13,7 +13,9 @@ docs/kubernetes.md shows a whole chart.
 {{- $native := $scope.Values.sidecar.native | toString -}}
 {{- if eq $native "auto" -}}
 {{- if semverCompare ">=1.29.0-0" $scope.Capabilities.KubeVersion.Version -}}true{{- end -}}
-{{- else if eq $native "true" -}}true
+{{- else if eq $native "true" -}}
+{{- if semverCompare "<1.28.0-0" $scope.Capabilities.KubeVersion.Version }}{{ fail (printf "sidecar.native: true needs Kubernetes 1.28 with the feature gate SidecarContainers, got %s" $scope.Capabilities.KubeVersion.Version) }}{{ end -}}
+true
 {{- end -}}
 {{- end -}}
 

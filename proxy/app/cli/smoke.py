@@ -1,20 +1,24 @@
 """Does a sidecar serve Kafka clients? `python -m proxy.app.cli.smoke`, for `helm test`: every broker address that it
-reports must be one of its own ports and answer. Before that /readyz and /metrics, if the admin port is given."""
+reports must be one of its own ports and answer. Before that /readyz and /metrics, if the admin port is given. Where
+clients log in or use TLS, it has none of their secrets: brokers that want a login and a TLS handshake are enough."""
 
 from __future__ import annotations
 
 import argparse
+import socket
+import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from proxy.app.common.text import say
 from proxy.core.wire.responses import NodeAddress
-from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
+from proxy.net.upstream.cluster import Access, ClusterError, LoginWantedError, ask_brokers
 
 ATTEMPT_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
@@ -27,7 +31,10 @@ class SmokeError(Exception):
 def check_brokers(bootstrap: str, ports: range) -> str:
     """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
     host, _, port = bootstrap.rpartition(":")
-    brokers = _brokers(host, int(port))
+    try:
+        brokers = _brokers(host, int(port))
+    except LoginWantedError:
+        return f"a broker answers behind {bootstrap}, and wants a login: the addresses of brokers are not checked"
     strangers = [broker for broker in brokers if broker.port not in ports]
     if strangers:
         shown = ", ".join(f"{broker.host}:{broker.port}" for broker in strangers)
@@ -40,8 +47,23 @@ def check_brokers(bootstrap: str, ports: range) -> str:
 def _brokers(host: str, port: int) -> list[NodeAddress]:
     try:
         return trio.run(ask_brokers, host, port, Access(ATTEMPT_TIMEOUT_S)).brokers
+    except LoginWantedError:
+        raise
     except ClusterError as error:
         raise SmokeError(str(error)) from error
+
+
+def check_tls(bootstrap: str) -> str:
+    """Clients can begin TLS, with whichever certificate. Raises SmokeError."""
+    host, _, port = bootstrap.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, int(port)), ATTEMPT_TIMEOUT_S) as opened:
+            context.wrap_socket(opened, server_hostname=host).close()
+    except OSError as error:
+        raise SmokeError(f"{bootstrap}: no TLS: {error}") from error
+    return f"{bootstrap} answers with TLS: the addresses of brokers are not checked"
 
 
 def check_admin(url: str) -> str:
@@ -79,14 +101,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="where clients connect")
     parser.add_argument("--broker-ports", required=True, metavar="FIRST-LAST", help="the sidecar's ports for brokers")
     parser.add_argument("--admin", metavar="URL", help="the admin port, checked first")
+    parser.add_argument("--tls", action="store_true", help="clients connect with TLS")
     parser.add_argument("--limit-s", type=float, default=60.0, help="give up after this time")
     given = parser.parse_args(arguments)
     first, _, last = given.broker_ports.partition("-")
     ports = range(int(first), int(last) + 1)
     try:
         if given.admin is not None:
-            say(insist(lambda: check_admin(given.admin), given.limit_s))
-        say(insist(lambda: check_brokers(given.bootstrap, ports), given.limit_s))
+            say(insist(partial(check_admin, given.admin), given.limit_s))
+        check = check_tls if given.tls else partial(check_brokers, ports=ports)
+        say(insist(partial(check, given.bootstrap), given.limit_s))
     except SmokeError as error:
         say(f"error: {error}", err=True)
         return 1
