@@ -140,7 +140,8 @@ def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, re
     install(api, namespace, values, release=release)
     there = api.get(path("ConfigMap", namespace))["items"]
     assert any("kquota.yaml" in one["data"] for one in there)
-    install(api, namespace, values, what="upgrade", release=release)
+    changed = ["--set", "config.drain_timeout_s=41", "--set", "image.tag=next"]
+    install(api, namespace, values, *changed, what="upgrade", release=release)
     done = helm("uninstall", "shop", "--namespace", namespace, "--kubeconfig", api.kubeconfig, release=release)
     assert done.returncode == 0, done.stderr
     for kind in ("ConfigMap", "Deployment", "PodMonitor", "PrometheusRule", "Service", "NetworkPolicy"):
