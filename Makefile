@@ -178,14 +178,14 @@ test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no wa
 # Workers are measured as well (pyproject.toml). Compiled modules cannot be seen into: the Python code runs. A test that fails
 # is not what this looks for: those that bound the CPU time of a charge may, as measuring takes several times of it.
 # Floors: raise one when it is passed by more than three, lower one only with a reason in the commit.
-COVERAGE_ROOMS ?= unit loopback
+COVERAGE_FOLDERS ?= unit loopback
 COVERAGE_FLOORS = quota=95 proxy=85 config=94
-coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a floor for each (COVERAGE_ROOMS="unit loopback")
+coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a floor for each (COVERAGE_FOLDERS="unit loopback")
 	@rm -rf $(VENV)/coverage && mkdir -p $(VENV)/coverage
-	@for room in $(COVERAGE_ROOMS); do KQUOTA_PURE=1 HYPOTHESIS_PROFILE=ci $(BIN)/python -m coverage run \
-		-m pytest -q -n 2 --dist loadfile --timeout 900 -m $$room tests/$$room $(PYTEST_ARGS) || [ $$? = 1 ]; done
+	@for folder in $(COVERAGE_FOLDERS); do KQUOTA_PURE=1 HYPOTHESIS_PROFILE=ci $(BIN)/python -m coverage run \
+		-m pytest -q -n 2 --dist loadfile --timeout 900 -m $$folder tests/$$folder $(PYTEST_ARGS) || [ $$? = 1 ]; done
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --sort=cover
-	@[ "$(COVERAGE_ROOMS)" != "unit loopback" ] || for floor in $(COVERAGE_FLOORS); do \
+	@[ "$(COVERAGE_FOLDERS)" != "unit loopback" ] || for floor in $(COVERAGE_FLOORS); do \
 		$(BIN)/python -m coverage report --include="$${floor%=*}/**" --fail-under=$${floor#*=} --format=total; done
 
 test-integration: $(VENV)/.dev classes ## make test without check and the unit tests: sockets, processes, brokers, Spark

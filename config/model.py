@@ -333,8 +333,9 @@ class QuotaSettings(Section):
     @field_validator("alter_principals")
     @classmethod
     def _names_alone(cls, value: list[str]) -> list[str]:
-        if any(name.startswith("User:") for name in value):
-            raise wrong("user names alone, without User: before them, as in quota entries")
+        for name in value:
+            if name.startswith("User:"):
+                raise wrong(f"user names as in quota entries, {name.removeprefix('User:')} instead of {name}")
         return value
 
 

@@ -21,7 +21,7 @@ HEADER: Final = re.compile(rb"# kquota\.io/parts: (\d{1,3}) sha256:([0-9a-f]{64}
 
 
 def read_config(path: str | Path) -> bytes:
-    """The whole file. Raises OSError; its `strerror` is for people."""
+    """The whole file. Raises OSError; its `strerror` is readable."""
     data = read_file(path, MAX_FILE_BYTES)
     if data.startswith(_GZIP):
         data = _expanded(path, data)

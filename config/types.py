@@ -142,7 +142,7 @@ def text(what: str, *, most: int = 32_767) -> Value:
     def check(value: Any) -> str:
         if isinstance(value, str) and 0 < len(value.encode("utf-8", "surrogatepass")) <= most:
             if has_control(value):
-                raise wrong(f"{what}: text without control characters")
+                raise wrong(f"{what} without control characters")
             return value
         if value is None or isinstance(value, str | dict | list):
             raise wrong(f"{what}: text that is not empty and at most {most} bytes long")

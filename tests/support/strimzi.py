@@ -1,7 +1,7 @@
 """Resources of Strimzi that tests import quotas from."""
 
 KAFKA_USERS = """
-apiVersion: kafka.strimzi.io/v1beta2
+apiVersion: kafka.strimzi.io/v1
 kind: KafkaUser
 metadata: {name: reporting}
 spec:

@@ -98,7 +98,7 @@ max_mute: 30
         ("quotas: {user: a}", "got a mapping with user, expected a list"),
         ("quotas: 5", "got 5, expected a list of quota entries, or a mapping with source"),
         ("quotas: {source: file, alter: yes}", 'quotas.alter: got "yes", expected a rule: one of deny, forward, apply'),
-        ("quotas: {alter_principals: ['User:a']}", "expected user names alone, without User: before them"),
+        ("quotas: {alter_principals: ['User:a']}", "expected user names as in quota entries, a instead of User:a"),
         ("quotas: {alter: apply, alter_principals: [a]}", "quotas.overlay: expected the path of a file: with alter:"),
         ("quotas: {alter: apply, overlay: /o.yaml}", "quotas.alter_principals: got [], expected at least one user"),
         ("quotas: {source: cluster, alter: apply, alter_principals: [a]}", 'got "apply", expected deny or forward'),

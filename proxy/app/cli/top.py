@@ -24,9 +24,9 @@ from quota.entity import Kind
 SORTS = ("use", "throttled", "rate", "name")
 NEAR = 0.9
 BAR_COLUMNS = 10
-HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "held", "state", "limit from")
+HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "delay", "state", "limit from")
 NAMES = ("client-id", "user", "limit from")
-FIGURES = {"limit", "now", "held"}
+FIGURES = {"limit", "now", "delay"}
 UNCUT = 1000
 """The width without a terminal: nothing is cut, so that the output can be piped."""
 WIDE = 100

@@ -120,7 +120,7 @@ def security_families(security: Security, counters: Counters) -> Iterator[Metric
     text = "TLS handshakes that failed."
     yield labelled(CounterMetricFamily, "tls_handshake_failures", text, "peer reason", failed)
     expiry = {side.setting: side.expires_at_s for side in security.sides if side.expires_at_s is not None}
-    text = "Expiry of the first certificate of the sidecar's chain."
+    text = "Expiry of the sidecar's own certificate (Unix time)."
     yield labelled(GaugeMetricFamily, "tls_certificate_expiry_timestamp_seconds", text, "setting", expiry)
     for family, name, value, text in (
         (CounterMetricFamily, "reloads", "reloads", "Changed files loaded."),

@@ -69,7 +69,7 @@ MAX_OPS: Final = 10
 """Operations of one such entry. Each key may occur once, and there are five."""
 _TOO_LARGE: Final = AdminError(
     INVALID_REQUEST,
-    f"expected at most {MAX_ALTERED} entries in one request, each with at most {MAX_OPS} operations: split it",
+    f"expected at most {MAX_ALTERED} entries, each with at most {MAX_OPS} operations: split the request",
 )
 Question: TypeAlias = tuple[int, bool, tuple[Component, ...]]
 """Version, strict, and components of a DescribeClientQuotas request."""

@@ -290,7 +290,7 @@ class ResponseHandler:
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
             text = f"{api_name(api_key)} v{version} response of {total} bytes"
-            raise broker_malformed(f"{text}: at most {MAX_INTERCEPTED_BYTES} are buffered", "broker_too_large")
+            raise broker_malformed(f"{text}, expected at most {MAX_INTERCEPTED_BYTES}", "broker_too_large")
         if here < total:
             return need(total)
         self.reader.frames_left = 0  # one in a turn

@@ -64,7 +64,7 @@ class Answering(enum.IntEnum):
 
 
 class Proving(enum.IntEnum):
-    """How far a login is. (Whether one has to come before other requests: `Auth.expected`.)"""
+    """How far a login is. (`Auth.expected`: whether a login must precede other requests.)"""
 
     IDLE = 0
     """No login is under way: before the first, or after one."""

@@ -89,7 +89,7 @@ class Place:
 
 
 class Grace:
-    """The last part of a login's session, in which a client is not muted so that it can log in again (KIP-368)."""
+    """The last part of a SASL session, in which a client is not muted so that it can log in again (KIP-368)."""
 
     __slots__ = ("_again", "_from_bytes", "expire_ms", "owed_until_ms", "renew_ms")
 

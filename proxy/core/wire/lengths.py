@@ -328,7 +328,7 @@ def _tags(data: _Body, at: int) -> int:
 def _use(data: _Body, elements: int) -> None:
     data.left -= max(elements, 0)
     if data.left < 0:
-        raise ValueError("it has more elements than any client sends")
+        raise ValueError("it has more elements than expected")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ _TIMESTAMP: Final = struct.Struct(">q")
 
 
 class ProduceRefusal(TopicWalk):
-    """Of one request, whose body it sees. Raises WireError (`TOO_LARGE`: it has too many partitions)."""
+    """Refuses one request, whose body it sees. Raises WireError (`TOO_LARGE`: it has too many partitions)."""
 
     __slots__ = ("_flexible", "_left", "_parts", "_tail", "_timed", "_version", "_whole", "batches")
 

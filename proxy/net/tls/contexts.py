@@ -32,7 +32,7 @@ MAX_KNOWN_SUBJECTS: Final = 1024
 
 
 class TlsFilesError(OSError):
-    """The files do not make a context; the message has the setting, the file and the reason."""
+    """No context can be made of the files; the message has the setting, the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

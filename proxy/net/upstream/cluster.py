@@ -277,7 +277,7 @@ def offers(address: str, node: Node | None = None) -> Generator[bytes, bytes, Of
         if error == REBOOTSTRAP_REQUIRED and node is not None:
             raise OtherNodeError(address, node, None)
         if error != UNSUPPORTED_VERSION or version == 0:
-            raise ValueError(f"the broker answers ApiVersions version {version} with error {error}")
+            raise ValueError(f"the broker answers ApiVersions {version} with error code {error}")
         version = max(0, min(version - 1, offered.get(API_VERSIONS, (0, 0))[1]))  # brokers before 2.4 name none
 
 

@@ -115,7 +115,7 @@ def _scram(credentials: Credentials, client_id: str, secret: str, version: int) 
     final, signature = scram_final(_HASHES[credentials.mechanism], secret, first, nonce, server_first)
     server_final = (yield from _message(client_id, version, final)).token
     if not hmac.compare_digest(server_final, b"v=" + base64.b64encode(signature)):
-        raise LoginError("the broker does not prove that it knows the password")
+        raise LoginError("the broker's SCRAM signature does not match the password")
 
 
 def scram_final(hash_name: str, password: str, first: str, nonce: str, server_first: bytes) -> tuple[bytes, bytes]:
