@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analysis.audit import words
-from analysis.columns import cluster
+from analysis.columns import cluster, only_row
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import WrongUseError
-from analysis.files import delete, delete_files, file_system, input_files, kept, same_system
-from analysis.intake import parse
+from analysis.files import (
+    addresses,
+    delete,
+    delete_files,
+    file_system,
+    input_bytes,
+    input_files,
+    kept,
+    same_system,
+    without_unreadable,
+)
+from analysis.intake import checked_lines, files_aside, set_aside
 from analysis.rollups import STEPS, coarser, with_library
 from analysis.store import ROW_GROUP_BYTES, WORDS, Day, Store, days_below
 from analysis.words import several, size
@@ -54,9 +66,11 @@ def compact(
     spark: SparkSession, settings: CompactSettings, say: Callable[[str], None] = print, *, now_ms: int | None = None
 ) -> int:
     """Bring the store up to date, day by day; returns how many days were written. Raises ReportError when another run
-    is in progress, WrongUseError when there are no days to be read."""
+    is in progress, WrongUseError when there are no days of JSON lines to be read."""
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    if Store(spark, settings.source).exists():
+        raise WrongUseError(f"--input {settings.source}: got a store, expected the records that sidecars wrote")
     found = days_below(spark, settings.source)
     store = Store(spark, settings.place)
     if not found and not store.exists():
@@ -99,25 +113,34 @@ def _day(
     spark = store.spark
     generation = 0 if state is None else state.generation
     store.tidy(day, generation)
-    there = _summary(spark, places)
-    if not there[0] or (state is not None and state.read == there):
-        return False  # before Spark lists it once more
     lines = spark.read.option("recursiveFileLookup", True).text(list(places))
-    files = input_files(lines)
-    if not files:
+    files, size_read = input_files(lines), input_bytes(lines)
+    if not files or (state is not None and state.read == _digest(files, size_read)):
         return False
+    parquet = next((one for one in files if one.endswith(".parquet")), None)
+    if parquet is not None:
+        raise WrongUseError(f"--input {unquote(parquet)}: got Parquet, expected JSON lines")
     staging = f"{store.place}/_staging"
     delete(spark, staging)
-    text = lines.withColumn("file", F.col("_metadata.file_path")).where(F.trim("value") != "")
-    rows = kept(parse(text, now_ms), f"{staging}/parsed")
+    unreadable: list[str] = []
+    rows = without_unreadable(
+        settings.source,
+        unreadable,
+        lambda: kept(checked_lines(lines, unreadable, now_ms), f"{staging}/parsed"),
+    )
+    done = _with_records(rows) if settings.delete_input else set()
     fit = rows.where("reason IS NULL").select(*NAMES)
     if store.table is None and state is not None and state.records:
         old = store.read().where(F.col("date") == day).select(*(F.col(f.name).cast(f.type) for f in FIELDS))
         fit = fit.unionByName(old)
-    aside = rows.where("reason IS NOT NULL").select("reason", "file", "raw")
-    number_aside = aside.count()
-    if number_aside:
-        aside.write.mode("overwrite").json(f"{store.place}/set-aside/date={day}")
+    number_aside = rows.where("reason IS NOT NULL").count()
+    aside = set_aside(rows, unreadable, spark)
+    if aside is not None and (number_aside or unreadable):
+        place = f"{store.place}/set-aside/date={day}"
+        system, path = file_system(spark, place)
+        if system.exists(path):  # its rows may be nowhere else: their files may have been deleted
+            aside = aside.subtract(spark.read.schema(aside.schema).json(place))
+        aside.write.mode("append").json(place)
     parts = _parts(store, day, settings.file_bytes)
     if store.table is None:
         made = _files_made(fit, parts, f"{staging}/made")
@@ -129,16 +152,18 @@ def _day(
     count = store.place_files(f"{staging}/made", day, generation + 1)
     for name in (*STEPS, WORDS) if records else ():
         store.place_files(f"{staging}/{name}", day, generation + 1, name)
-    store.commit(Day(day, generation + 1, records, count, there, rollups=True))
+    left = [one for one in files if one not in done]
+    size_left = _bytes(spark, [unquote(one) for one in left]) if done else size_read
+    store.commit(Day(day, generation + 1, records, count, _digest(left, size_left), rollups=True))
     store.tidy(day, generation + 1)
-    if settings.delete_input:
-        delete_files(spark, files, above="date=")
+    delete_files(spark, [one for one in files if one in done], above="date=")
     more = f", {several(number_aside, 'row')} set aside" if number_aside else ""
-    bytes_now = _summary(spark, [f"{store.records}/date={day}"])[1] if records else 0
+    more += f", set aside entirely: {files_aside(unreadable)}" if unreadable else ""
+    bytes_now = _bytes(spark, [f"{store.records}/date={day}"]) if records else 0
     if store.table is not None:
         count, bytes_now = store.table.files(day)
     say(
-        f"{day}: {several(len(files), 'file')} of {size(there[1])} to {several(count, 'file')} of {size(bytes_now)}, "
+        f"{day}: {several(len(files), 'file')} of {size(size_read)} to {several(count, 'file')} of {size(bytes_now)}, "
         f"{several(records, 'record')}{more}"
     )
     return True
@@ -175,18 +200,23 @@ def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:
 
 
 def _parts(store: Store, day: str, file_bytes: int) -> int:
-    staged = _summary(store.spark, [f"{store.place}/_staging/parsed"])[1] * SHRINKS
-    before = _summary(store.spark, [f"{store.records}/date={day}"])[1]
+    staged = _bytes(store.spark, [f"{store.place}/_staging/parsed"]) * SHRINKS
+    before = _bytes(store.spark, [f"{store.records}/date={day}"])
     return max(round((staged + before) / file_bytes), 1)
 
 
-def _summary(spark: SparkSession, places: Sequence[str]) -> tuple[int, int]:
-    count = total = 0
-    for system, path in same_system(spark, places):  # a directory for each sidecar
-        if system.exists(path):
-            found = system.getContentSummary(path)
-            count, total = count + int(found.getFileCount()), total + int(found.getLength())
-    return count, total
+def _with_records(rows: DataFrame) -> set[str]:
+    """The addresses of the files with a usable record, as one text: rows would be too many for the driver."""
+    return set(addresses(only_row(rows.where("reason IS NULL").agg(F.array_join(F.collect_set("file"), "\n")))[0]))
+
+
+def _digest(files: Sequence[str], total: int) -> str:
+    return hashlib.sha256("\n".join([str(total), *sorted(files)]).encode()).hexdigest()
+
+
+def _bytes(spark: SparkSession, places: Sequence[str]) -> int:
+    there = [(system, path) for system, path in same_system(spark, places) if system.exists(path)]
+    return sum(int(system.getContentSummary(path).getLength()) for system, path in there)
 
 
 def _is_day(text: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
@@ -17,7 +17,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
+from analysis.errors import ReportError
+
+T = TypeVar("T")
 LOOKED_AT = 50
+MAX_UNREADABLE = 200
 DELETED_AT_ONCE = 16
 """An object store takes some 30 ms for each."""
 _FORMULA = r"[[\s\p{Z}\p{C}]&&[^\t\r\n]]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]"
@@ -63,6 +67,23 @@ def unreadable_file(error: Exception) -> str | None:
     otherwise."""
     found = re.search(r"Encountered error while reading file (\S+)", str(error))
     return found[1].removesuffix(".") if found else None
+
+
+def without_unreadable(source: str, unreadable: list[str], make: Callable[[], T]) -> T:
+    """What `make` returns. It is called again with each file added to `unreadable` that Spark cannot read: such a file
+    is only found while it is read. Raises ReportError when there are too many."""
+    while True:
+        try:
+            return make()
+        except Exception as error:
+            file = unreadable_file(error)
+            if file is None or file in unreadable:
+                raise
+            unreadable.append(file)
+            if len(unreadable) > MAX_UNREADABLE:
+                raise ReportError(
+                    f"--input {source}: more than {MAX_UNREADABLE} unreadable files, the last {file}: {error}"
+                ) from error
 
 
 def without_files(frame: DataFrame, addresses: Sequence[str]) -> DataFrame:
@@ -149,11 +170,21 @@ def without_formulas(frame: DataFrame) -> DataFrame:
     )
 
 
+def addresses(lines: str | None) -> list[str]:
+    """The addresses that are the lines of a text; a local one is file:/a/b, whether it was that or file:///a/b."""
+    return lines.replace(":///", ":/").split("\n") if lines else []
+
+
 def input_files(frame: DataFrame) -> list[str]:
     """The addresses of the files of a frame, by one call to the JVM; :meth:`DataFrame.inputFiles` makes many."""
     strings = cast(Any, frame.sparkSession._jvm).org.apache.hadoop.util.StringUtils
     joined = str(strings.join("\n", frame._jdf.inputFiles()))
-    return joined.split("\n") if joined else []
+    return addresses(joined)
+
+
+def input_bytes(frame: DataFrame) -> int:
+    """The bytes of the files of a frame that was just opened, as Spark has listed them."""
+    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
 def delete_files(spark: SparkSession, addresses: Sequence[str], above: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -87,9 +88,7 @@ class Quality:
         ]
         text += [f"Set aside: {several(count, 'row')}, {REASONS[name]}." for name, count in self.aside.items() if count]
         if self.files:
-            names = ", ".join(file.rsplit("/", 1)[1] for file in self.files[:FILES_NAMED])
-            more = f" and {len(self.files) - FILES_NAMED} more" if len(self.files) > FILES_NAMED else ""
-            text.append(f"Set aside entirely: {several(len(self.files), 'file')}, {UNREADABLE}: {names}{more}.")
+            text.append(f"Set aside entirely: {files_aside(self.files)}.")
         if self.grain_s is not None:
             text.append(f"Rates are means over {self.grain_s} s, as intervals are up to {self.interval_s:.4g} s long.")
         if self.missing:
@@ -139,6 +138,30 @@ def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
         F.when(F.col("reason").isNotNull(), F.col("value")).alias("raw"),
         "file",
     )
+
+
+def checked_lines(lines: DataFrame, unreadable: Sequence[str], now_ms: int | None) -> DataFrame:
+    """:func:`parse` of text files, but for the unreadable ones."""
+    text = without_files(lines, unreadable).withColumn("file", F.col("_metadata.file_path"))
+    return parse(text.where(F.trim("value") != ""), now_ms)
+
+
+def set_aside(rows: DataFrame | None, unreadable: Sequence[str], spark: SparkSession) -> DataFrame | None:
+    """The rows of :func:`parse` with a reason, and one for each unreadable file; None without either."""
+    aside = None if rows is None else rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
+    if not unreadable:
+        return aside
+    whole = as_rows(spark, unreadable, "file").select(
+        F.lit("unreadable_file").alias("reason"), "file", F.lit(None).cast("string").alias("raw")
+    )
+    return whole if aside is None else aside.unionByName(whole)
+
+
+def files_aside(files: Sequence[str]) -> str:
+    """How many files were set aside as unreadable, why, and the names of some."""
+    names = ", ".join(unquote(file.rsplit("/", 1)[1]) for file in files[:FILES_NAMED])
+    more = f" and {len(files) - FILES_NAMED} more" if len(files) > FILES_NAMED else ""
+    return f"{several(len(files), 'file')}, {UNREADABLE}: {names}{more}"
 
 
 def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
@@ -193,26 +216,16 @@ def read(
     first = store.records if store.exists() else next(filter(None, (some_file(spark, one) for one in places)), None)
     if first is None:
         raise WrongUseError(f"--input {pattern}: no files there" + (" of these days" if days.bounded else ""))
-    aside: DataFrame | None = None
+    parsed: DataFrame | None = None
     if store.exists():
         rows = _checked(without_files(store.read().where(days.partitions()), unreadable), wanted, now_ms)
     elif first.endswith(".parquet"):
         rows = _from_parquet(spark, places, wanted, now_ms, unreadable)
     else:
-        text = (
-            without_files(spark.read.option("recursiveFileLookup", True).text(places), unreadable)
-            .withColumn("file", F.col("_metadata.file_path"))
-            .where(F.trim("value") != "")
-        )
-        rows = kept(parse(text, now_ms).select(*wanted, "reason", "raw", "file"), f"{staging}/records")
-        aside = rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
+        lines = checked_lines(spark.read.option("recursiveFileLookup", True).text(places), unreadable, now_ms)
+        rows = parsed = kept(lines.select(*wanted, "reason", "raw", "file"), f"{staging}/records")
     if days.bounded:
         rows = rows.where(F.col("reason").isNotNull() | days.records())
-    if unreadable:
-        whole = as_rows(spark, unreadable, "file").select(
-            F.lit("unreadable_file").alias("reason"), "file", F.lit(None).cast("string").alias("raw")
-        )
-        aside = whole if aside is None else aside.unionByName(whole)
     rollups: Callable[[str], DataFrame | None] | None = None
     parts = store.rollup(WORDS, days) if rolled and store.exists() and not unreadable else None
     if parts is not None:
@@ -230,6 +243,7 @@ def read(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
+    aside = set_aside(parsed, unreadable, spark)
     intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))
     return replace(intake, rollups=rollups)
 

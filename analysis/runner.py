@@ -15,14 +15,12 @@ from pyspark.sql import SparkSession
 from analysis.columns import grain_for, seen
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import delete, unreadable_file, write_csv, write_text
+from analysis.files import delete, without_unreadable, write_csv, write_text
 from analysis.intake import Intake, read
 from analysis.page import IndexEntry, render, render_index
 from analysis.report import Context, with_teams, written
 from analysis.store import Store
 from config.visible import visible
-
-MAX_UNREADABLE = 200
 
 
 @dataclass(slots=True)
@@ -35,10 +33,10 @@ class _Records:
     """Rollups will do in place of records."""
     unreadable: list[str] = field(default_factory=list)
     intake: Intake | None = None
-    """Without the unreadable files; None: not read yet, or one more was found."""
+    """None: not read yet."""
 
     def read(self, spark: SparkSession, asked: Asked) -> Intake:
-        if self.intake is None:
+        if self.intake is None or self.intake.quality.files != tuple(self.unreadable):
             self.intake = read(
                 spark,
                 asked.source,
@@ -135,20 +133,7 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
     job = _job(name)
     staging = f"{asked.output}/{name}/_staging"
     records = asked.records or _Records(job.COLUMNS, staging, getattr(job, "ROLLED", False))
-    # Unreadable files are only found while they are read: they are then skipped, and everything starts again.
-    while True:
-        try:
-            return _made(spark, name, asked, step, records)
-        except Exception as error:
-            file = unreadable_file(error)
-            if file is None or file in records.unreadable:
-                raise
-            records.unreadable.append(file)
-            records.intake = None
-            if len(records.unreadable) > MAX_UNREADABLE:
-                raise ReportError(
-                    f"--input {asked.source}: more than {MAX_UNREADABLE} unreadable files, the last {file}: {error}"
-                ) from error
+    return without_unreadable(asked.source, records.unreadable, lambda: _made(spark, name, asked, step, records))
 
 
 def _made(spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], records: _Records) -> IndexEntry:

@@ -218,8 +218,8 @@ class Day:
     generation: int
     records: int
     files: int
-    read: tuple[int, int]
-    """The number of input files, and their bytes, when it was made."""
+    read: str
+    """A digest of the input files: of those that were there when it was made, less those that were to be deleted."""
     rollups: bool = False
     """Whether it has rollups: days made by an earlier version have none."""
 
@@ -282,9 +282,8 @@ class Store:
         found: dict[str, Day] = {}
         for name in sorted(self._names(f"{self.place}/_compacted")):
             if re.fullmatch(r"date=[\d-]+\.g\d+\.json", name):
-                text = read_text(self.spark, f"{self.place}/_compacted/{name}")
-                values = json.loads(text or "{}")
-                found[values["date"]] = Day(**{**values, "read": tuple(values["read"])})
+                one = Day(**json.loads(read_text(self.spark, f"{self.place}/_compacted/{name}") or "{}"))
+                found[one.date] = one
         return found
 
     def place_files(self, made: str, day: str, generation: int, rollup: str | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from analysis.files import write_text
 from analysis.runner import make
 from analysis.store import STALE_MS, Store
 from tests.support.plan_tools import watched
-from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
+from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, write
 
 pytestmark = pytest.mark.long
 
@@ -109,6 +110,41 @@ def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSessio
     write(raw, [record(100, 100, instance="a", cluster_id="east")], f"pod-a/date={DAYS[0]}/hour=00/later.jsonl")
     assert run(spark, raw)[0] == 1
     assert ids(raw) == sorted([*EVERY, ("a", 99), ("a", 100)])
+
+
+@not_before_4
+def test_input_that_gave_no_record_is_kept(spark: SparkSession, raw: Path) -> None:
+    """Cut short, without a record, empty; the other files of its day and the other days are compacted."""
+    day = raw / f"pod-a/date={DAYS[0]}/hour=00"
+    (day / "cut 1.jsonl.gz").write_bytes(gzip.compress(os.urandom(100_000))[:50_000])
+    (day / "foreign.jsonl").write_bytes(b"{}\n")
+    (day / "empty.jsonl").touch()
+    written, printed = run(spark, raw, delete_input=True)
+    assert written == 3
+    aside = "1 row set aside, set aside entirely: 1 file, cut short, damaged, or of another format: cut 1.jsonl.gz"
+    assert printed[0].endswith(aside)
+    assert ids(raw) == EVERY
+    kept = {path.name for path in raw.rglob("*.*") if path.is_file()}
+    assert kept == {"cut 1.jsonl.gz", "foreign.jsonl", "empty.jsonl", ".usage-a-99.jsonl.open"}
+    assert run(spark, raw, delete_input=True) == (0, [])
+
+
+def test_late_files_count_whatever_their_size(spark: SparkSession, tmp_path: Path) -> None:
+    """Each as large as the one before, which was deleted; the rows that were set aside of all of them are kept."""
+    for number in (1, 2):
+        rows = [record(number, 0), f"no record {number}\n".encode()]
+        write(tmp_path / "raw", rows, f"date={DAYS[0]}/{number} %41.jsonl")
+        assert run(spark, tmp_path / "raw", delete_input=True)[0] == 1
+    assert ids(tmp_path / "raw") == [("i1", 1), ("i1", 2)]
+    assert [row["raw"] for row in json_lines(tmp_path / "store/set-aside")] == ["no record 1", "no record 2"]
+    with pytest.raises(WrongUseError, match="got a store, expected the records that sidecars wrote"):
+        compact(spark, CompactSettings(str(tmp_path / "store"), str(tmp_path / "other"), delete_input=True))
+    parquet = tmp_path / f"raw/date={DAYS[0]}/3.parquet"
+    parquet.parent.mkdir()
+    parquet.write_bytes(next((tmp_path / "store/records").rglob("*.parquet")).read_bytes())
+    with pytest.raises(WrongUseError, match=r"3\.parquet: got Parquet, expected JSON lines"):
+        run(spark, tmp_path / "raw", delete_input=True)
+    assert parquet.exists()
 
 
 @pytest.mark.parametrize("step", ["place_files", "commit", "tidy", "files moved"])
