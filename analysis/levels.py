@@ -50,12 +50,21 @@ def _times(entry: Entry, factor: float) -> dict[str, Any]:
 
 
 def _entry(written: Mapping[str, Any]) -> Entry:
-    limits: dict[str, Any] = {name: written.get(name) for name in RATE_FIELD.values()}
+    limits = {name: _number(written, name) for name in RATE_FIELD.values() if written.get(name) is not None}
     return Entry(_name(written.get("user")), _name(written.get("client-id")), scope=written.get("scope"), **limits)
 
 
-def _name(written: str | None) -> Name:
+def _name(written: Any) -> Name:
+    if written is not None and not isinstance(written, str):
+        raise ValueError(f"got {written!r}, expected a name")
     return DEFAULT if written == DEFAULT.value else written
+
+
+def _number(written: Mapping[str, Any], name: str) -> Any:
+    value = written[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}: got {value!r}, expected a number above 0")
+    return value
 
 
 def load_candidate(path: str | Path) -> CandidateQuotas:
@@ -70,15 +79,20 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints: {error}") from None
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration")
-    windows = values["windows"]
-    return CandidateQuotas.of(
-        values["quotas"],
-        num_samples=windows["num"],
-        window_ms=windows["size_seconds"] * 1000,
-        mutation_num_samples=windows["controller_num"],
-        mutation_window_ms=windows["controller_size_seconds"] * 1000,
-        mutation_algorithm=windows["controller_algorithm"],
-    )
+    try:
+        windows = values["windows"]
+        return CandidateQuotas.of(
+            values["quotas"],
+            num_samples=_number(windows, "num"),
+            window_ms=_number(windows, "size_seconds") * 1000,
+            mutation_num_samples=_number(windows, "controller_num"),
+            mutation_window_ms=_number(windows, "controller_size_seconds") * 1000,
+            mutation_algorithm=windows["controller_algorithm"],
+        )
+    except KeyError as error:
+        raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints, with {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints: {error}") from None
 
 
 def _of_configuration(path: str | Path) -> CandidateQuotas:

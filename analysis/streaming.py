@@ -198,7 +198,7 @@ def read_properties(path: str | None) -> dict[str, str]:
 
 
 def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    """The source as text lines: `value`, and `file`, its origin."""
+    """The source as text lines: `value`, and `file`, its origin. Raises WrongUseError."""
     reader = spark.readStream
     if is_kafka(settings.source):
         servers, topic = address(settings.source)
@@ -214,6 +214,9 @@ def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
         )
         origin = F.concat_ws("@", F.concat_ws("-", "topic", "partition"), "offset")
         return records.select(F.col("value").cast("string"), origin.alias("file"))
+    system, path = file_system(spark, settings.source)
+    if not system.globStatus(path):
+        raise WrongUseError(f"--input {settings.source}: no directory there")
     if settings.rows_per_batch:
         reader = reader.option("maxFilesPerTrigger", settings.rows_per_batch)
     text = reader.option("recursiveFileLookup", True).text(settings.source)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from analysis.errors import WrongUseError
 from analysis.levels import load_candidate, resolved
 from config.load import load_bytes
 from config.table import to_table
@@ -39,6 +41,10 @@ QUOTAS = {
 - {user: <default>, client-id: b, producer_byte_rate: 1000}
 fleet: {id: f, default_scope: fleet, key_file: /key}""",
 }
+WINDOWS = {
+    "num": 11, "size_seconds": 1, "controller_num": 11, "controller_size_seconds": 1,
+    "controller_algorithm": "token_bucket",
+}  # fmt: skip
 CLIENTS = list(itertools.product(("u1", "u2", "u3"), ("a", "b", "", "d")))
 
 
@@ -64,3 +70,23 @@ def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -
             names = ("group_user", "group_client")
             if right.limit is not None:
                 assert all(mine[key] == found[other][key] for key in names) == same, (kind, one, other)
+
+
+@pytest.mark.parametrize(
+    ("values", "printed"),
+    [
+        ({"windows": {}}, "prints, with 'quotas'"),
+        ({"windows": {}, "quotas": []}, "prints, with 'num'"),
+        ({"windows": WINDOWS | {"num": "11"}, "quotas": []}, "prints: num: got '11', expected a number above 0"),
+        ({"windows": WINDOWS, "quotas": [{"user": "a", "producer_byte_rate": "x"}]}, "producer_byte_rate: got 'x'"),
+        ({"windows": WINDOWS, "quotas": [{"user": 5, "producer_byte_rate": 1}]}, "prints: got 5, expected a name"),
+        ({"windows": WINDOWS, "quotas": 3}, "prints: 'int' object is not iterable"),
+    ],
+)
+def test_a_candidate_that_check_did_not_print_is_refused(values: dict[str, Any], printed: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"ok": True} | values))
+    with pytest.raises(WrongUseError) as caught:
+        load_candidate(path)
+    assert str(caught.value).startswith(f"--candidate {path}: expected what `kquota check --json` prints")
+    assert printed in str(caught.value)

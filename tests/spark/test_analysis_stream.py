@@ -79,6 +79,8 @@ def run_once(spark: SparkSession, source: Path, output: Path) -> tuple[int, int]
 
 def test_drops_repeats_and_late_records_by_record_time(spark: SparkSession, tmp_path: Path) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
+    with pytest.raises(WrongUseError, match=f"--input {source}: no directory there"):
+        run_once(spark, source, output)
     first = [record(1, 0, produce_bytes=100), record(2, 50, produce_bytes=10), record(3, 58, produce_bytes=1)]
     write(source, [*first, first[0], b"foreign\n"], "a.jsonl")  # the third is of the second minute: middle at 63 s
     assert run_once(spark, source, output) == (5, 0)
