@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from analysis.errors import ReportError, WrongUseError
 from config.visible import visible
@@ -40,6 +43,8 @@ JOBS = {
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+HOUR_S = 3600
+_T = TypeVar("_T")
 INSTALL = "pip install 'kquota[analysis]'"
 _PACKAGES = ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels", "pydantic")
 
@@ -79,7 +84,44 @@ def main(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are reported before a JVM is started
     conf = dict(_pairs("--conf", options.conf))
-    return _stream(options, conf) if options.name == "stream" else _report(options, job, conf)
+    _check_output(options.name, options.input, options.output)
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        return _stream(options, conf) if options.name == "stream" else _report(options, job, conf)
+    except (PySparkException, Py4JJavaError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise ReportError("Spark failed: " + " ".join(lines[:2])) from error
+
+
+def _check_output(name: str, source: str, output: str) -> None:
+    """Raises WrongUseError if the output cannot be written, or is where the input is."""
+    for one in WRITTEN.get(name, (name,)):
+        target = f"{output.rstrip('/')}/{one}"
+        if _within(target, source) or _within(source, target):
+            raise WrongUseError(f"--output {output}: {target} and --input {source} overlap, expected places apart")
+    if "://" in _place(output):
+        return
+    whole = Path(_place(output))
+    nearest = next(one for one in (whole, *whole.parents) if one.exists())
+    if not nearest.is_dir():
+        raise WrongUseError(f"--output {output}: {nearest} is a file, expected a directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise WrongUseError(f"--output {output}: {nearest} cannot be written, expected a directory that can")
+
+
+def _within(place: str, pattern: str) -> bool:
+    """Whether a place is one that the pattern (a glob) matches, or lies below one."""
+    there, asked = (_place(one).split("/") for one in (place, pattern))
+    return len(there) >= len(asked) and all(map(fnmatchcase, there, asked))
+
+
+def _place(text: str) -> str:
+    """An address without a slash at its end; of a local file its whole path."""
+    if "://" in text.removeprefix("file://"):
+        return text.rstrip("/")
+    return str(Path(text.removeprefix("file:")).resolve())
 
 
 def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, str]) -> int:
@@ -107,16 +149,9 @@ def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, st
             for name, reason in failed.items():
                 _complain(f"{name}: {reason}", FAILED)
             return FAILED if failed else OK
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        try:
-            result = make(
-                spark, options.name, options.input, options.output, options.grain, job, quiet=options.quiet, days=days
-            )
-        except (PySparkException, Py4JJavaError) as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            raise ReportError("Spark failed: " + " ".join(lines[:2])) from error
+        result = make(
+            spark, options.name, options.input, options.output, options.grain, job, quiet=options.quiet, days=days
+        )
     finally:
         spark.stop()
     print(result)
@@ -187,6 +222,8 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
 
 
 NOT_REPORTS = ("all", "compact", "stream")
+WRITTEN = {"all": tuple(JOBS), "compact": ("records", "rollups", "set-aside"), "stream": ("rollups", "set-aside")}
+"""What is written below the output; by others a directory of their name."""
 NEEDED = {"prices": "chargeback", "candidate": "whatif"}
 """Options without which a report cannot be made -> the report."""
 
@@ -221,7 +258,7 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
         prices = load_prices(options.prices)
         if prices.payer == "team" and options.owners is None:
             raise WrongUseError(
-                f"{options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
+                f"--prices {options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
             )
         return owners | {"prices": prices}
     if name == "whatif":
@@ -239,7 +276,7 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
             capacity[kind] = float(value)
         except ValueError:
             capacity[kind] = 0.0
-        if kind not in ("produce", "fetch") or not capacity[kind] > 0:
+        if kind not in ("produce", "fetch") or not 0 < capacity[kind] < float("inf"):
             raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
     return owners | {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
@@ -267,56 +304,58 @@ def _pairs(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, rest) for name, _, rest in (value.partition("=") for value in values)]
 
 
-def _seconds(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 3600 or 3600 % value:
-        raise argparse.ArgumentTypeError("expected a number of seconds that divides an hour")
-    return value
+def _checked(expected: str, read: Callable[[str], _T], fits: Callable[[_T], object]) -> Callable[[str], _T]:
+    """A type of an option: what `read` makes of its text, if that `fits`."""
 
+    def checked(text: str) -> _T:
+        with suppress(ValueError):
+            if fits(value := read(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
 
-def _factors(text: str) -> list[float]:
-    try:
-        values = [float(one) for one in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or not all(0 < value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError("expected numbers above 0 with commas between, such as 0.5,0.75,1,1.5")
-    return sorted(set(values))
+    return checked
 
 
 def _between(kind: type[int] | type[float], least: float, most: float, expected: str) -> Callable[[str], float]:
-
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = -1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"expected {expected}")
-        return value
-
-    return read
+    return _checked(expected, kind, lambda value: least <= value <= most)
 
 
-def _memory(text: str) -> str:
-    if not re.fullmatch(r"[1-9][0-9]*[kmgt]b?", text, re.ASCII | re.IGNORECASE):
-        raise argparse.ArgumentTypeError("expected a size as Java has it, such as 512m or 4g")
-    return text
+def _written(pattern: str, expected: str) -> Callable[[str], str]:
+    return _checked(expected, str, re.compile(pattern, re.ASCII | re.IGNORECASE).fullmatch)
 
 
+_MOST_DAYS = 36_500
+_GRAIN = _checked(
+    "a number of seconds that divides an hour", int, lambda value: 1 <= value <= HOUR_S and not HOUR_S % value
+)
+_FACTORS = _checked(
+    "numbers above 0 with commas between, such as 0.5,0.75,1,1.5",
+    lambda text: sorted({float(one) for one in text.split(",")}),
+    lambda values: all(0 < value < float("inf") for value in values),
+)
 _PERCENT = _between(float, 0, 100, "percent of the time, from 0 to 100")
 _HEADROOM = _between(float, 0, 10, "a number from 0 to 10, such as 0.25 for a quarter more")
 _DAYS = _between(float, 0.001, 366, "days, such as 7")
 _HORIZON = _between(int, 1, 730, "whole days, from 1 to 730")
-
+_KEEP = _between(int, 1, _MOST_DAYS, f"a whole number of days of at least 1 and at most {_MOST_DAYS}")
+_HOURS = _between(float, 0, 24 * _MOST_DAYS, "a number of hours of at least 0, such as 2")
+_NUMBER = _between(int, 1, 2**31 - 1, "a whole number of at least 1")
+_MEMORY = _written(r"[1-9][0-9]*[kmgt]b?", "a size as Java has it, such as 512m or 4g")
+_SPAN = _written(
+    r"([0-9]{1,9} +(millisecond|second|minute|hour|day|week)s? *)+", "a time as Spark has it, such as 10 minutes"
+)
 
 _SEVERAL: Final = {"action": "append", "default": []}
 _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
-    ("--input", "usage records: a file, a directory or a glob; JSON lines or Parquet", {"required": True}),
+    (
+        "--input",
+        "usage records: a file, a directory or a glob; JSON lines or (not for compact) Parquet",
+        {"required": True},
+    ),
     ("--output", "directory for the results; each report has one below it", {"required": True}),
     ("--from", "the first day to read (UTC), such as 2026-08-01", {"dest": "first", "metavar": "DAY"}),
     ("--to", "the last day to read, itself included", {"dest": "last", "metavar": "DAY"}),
-    ("--grain", "time bucket of fleet-wide rates (60)", {"type": _seconds, "default": 60, "metavar": "S"}),
+    ("--grain", "time bucket of fleet-wide rates (60)", {"type": _GRAIN, "default": 60, "metavar": "S"}),
     ("--prices", "chargeback: the price model (YAML)", {"metavar": "FILE"}),
     (
         "--candidate",
@@ -326,7 +365,7 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     (
         "--sweep",
         "whatif: try each candidate with its limits times each of these",
-        {"type": _factors, "metavar": "X,X,…"},
+        {"type": _FACTORS, "metavar": "X,X,…"},
     ),
     (
         "--at-most",
@@ -343,25 +382,33 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ),
     ("--recent", "anomalies: length of the recent period (7)", {"type": _DAYS, "default": 7.0, "metavar": "DAYS"}),
     ("--horizon", "forecast: how many days ahead to look (90)", {"type": _HORIZON, "default": 90, "metavar": "DAYS"}),
-    ("--settle", "compact: hours to wait after a day has ended (2)", {"type": float, "default": 2.0, "metavar": "H"}),
-    ("--keep-days", "compact: delete days from the output that are older than N days", {"type": int, "metavar": "N"}),
+    ("--settle", "compact: hours to wait after a day has ended (2)", {"type": _HOURS, "default": 2.0, "metavar": "H"}),
+    ("--keep-days", "compact: delete days from the output that are older than N days", {"type": _KEEP, "metavar": "N"}),
     (
         "--format",
         "compact: format of a new store, plain files (the default) or an Iceberg table; reports: that of a store which "
         "is not a local directory",
         {"choices": ("files", "iceberg")},
     ),
-    ("--delete-input", "compact: delete input files once they are compacted", {"action": "store_true"}),
+    (
+        "--delete-input",
+        "compact: delete input files with usable records once they are compacted",
+        {"action": "store_true"},
+    ),
     ("--alerts", "stream: kafka://host:port/topic for alerts", {"metavar": "PLACE"}),
-    ("--delay", "stream: how late records may be", {"default": "10 minutes", "metavar": "TIME"}),
-    ("--trigger", "stream: time between batches (30 seconds)", {"default": "30 seconds", "metavar": "TIME"}),
+    ("--delay", "stream: how late records may be", {"type": _SPAN, "default": "10 minutes", "metavar": "TIME"}),
+    (
+        "--trigger",
+        "stream: time between batches (30 seconds)",
+        {"type": _SPAN, "default": "30 seconds", "metavar": "TIME"},
+    ),
     ("--once", "stream: take what is there, then end", {"action": "store_true"}),
-    ("--batch", "stream: at most N messages (files) per batch", {"type": int, "metavar": "N"}),
+    ("--batch", "stream: at most N messages (files) per batch", {"type": _NUMBER, "metavar": "N"}),
     ("--kafka", "stream: property of Kafka clients", _SEVERAL | {"metavar": "KEY=VALUE"}),
     ("--kafka-config", "stream: properties of Kafka clients; logins belong here", {"metavar": "FILE"}),
     ("--metrics", "stream: lag, rates and state for Prometheus", {"metavar": "[HOST:]PORT"}),
     ("--master", "Spark master; default: all cores of this machine, or what spark-submit says", {}),
-    ("--memory", "memory of a local Spark, such as 4g (2g)", {"type": _memory, "metavar": "SIZE"}),
+    ("--memory", "memory of a local Spark, such as 4g (2g)", {"type": _MEMORY, "metavar": "SIZE"}),
     ("--conf", "Spark's own configuration", _SEVERAL | {"metavar": "KEY=VALUE"}),
     ("--quiet", "no progress on stderr", {"action": "store_true"}),
 )

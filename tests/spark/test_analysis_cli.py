@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
+from analysis.cli import main
 from analysis.errors import ReportError, WrongUseError
 from analysis.levels import load_candidate
 from analysis.owners import PriceModel, load_prices
@@ -67,13 +69,42 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         (["usage", "--input", "x", "--output", "y", "--memory", "4x"], "expected a size as Java has it, such as 512m"),
         (["stream", "--input", "x", "--output", "y", "--format", "iceberg"], "--format is not for stream"),
         (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
+        (
+            ["compact", "--input", "x", "--output", "y", "--keep-days", "-5"],
+            "days of at least 1 and at most 36500, got",
+        ),
+        (["compact", "--input", "x", "--output", "y", "--settle", "nan"], "hours of at least 0, such as 2, got nan"),
+        (["compact", "--input", "x", "--output", "x"], "x/records and --input x overlap, expected places apart"),
+        (["compact", "--input", "y/records", "--output", "y"], "y/records and --input y/records overlap"),
+        (["usage", "--input", "d*s", "--output", "docs/reports/"], "docs/reports/usage and --input d*s overlap"),
+        (["usage", "--input", "x", "--output", "Makefile/y"], "--output Makefile/y: {}/Makefile is a file, expected"),
+        (
+            ["usage", "--input", "x", "--output", "y", "--grain", "x"],
+            "--grain: expected a number of seconds that divid",
+        ),
+        (["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=inf"], "--capacity fetch=inf: expected"),
+        (["stream", "--input", "x", "--output", "y", "--batch", "0"], "--batch: expected a whole number of at least 1"),
+        (["stream", "--input", "x", "--output", "y", "--delay", "banana"], "such as 10 minutes, got banana"),
+        (["stream", "--input", "x", "--output", "y", "--trigger", "often"], "--trigger: expected a time as Spark has"),
     ],
 )
 def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], printed: str) -> None:
     result = kquota("report", *arguments, JAVA_HOME="/nonexistent", PATH="/nonexistent")
     assert result.returncode == 2, result.stderr
-    assert printed in result.stderr
+    assert printed.replace("{}", str(ROOT)) in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["compact", "stream", "usage"])
+def test_failures_of_spark_are_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise AnalysisException("[NO] why\n\nin detail\nJVM stacktrace:")
+
+    monkeypatch.setattr("analysis.session.open_session", fail)
+    assert main([name, "--input", "x", "--output", "y"]) == 1
+    assert capsys.readouterr().err == "error: Spark failed: [NO] why in detail\n"
 
 
 def test_missing_java_names_the_package() -> None:
@@ -130,12 +161,16 @@ def test_wrong_price_models_are_named(values: Any, printed: str) -> None:
     assert printed in str(caught.value)
 
 
-def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:
+def test_the_price_model_of_the_docs_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs/analysis.md").read_text()
     example = text[text.index("# prices.yaml") :].split("```")[0]
     (tmp_path / "prices.yaml").write_text(example)
     model = load_prices(tmp_path / "prices.yaml")
     assert (model.currency, model.payer, model.prices.request_hour) == ("EUR", "user", 0.1)
+    (tmp_path / "prices.yaml").write_text(example.replace("payer: user", "payer: team"))
+    names = ["--prices", str(tmp_path / "prices.yaml")]
+    assert main(["chargeback", "--input", "x", "--output", "y", *names]) == 2
+    assert f"error: {' '.join(names)}: payer: got 'team', which needs --owners FILE" in capsys.readouterr().err
     (tmp_path / "prices.yaml").write_text("a: [")
     with pytest.raises(WrongUseError, match="expected YAML"):
         load_prices(tmp_path / "prices.yaml")
