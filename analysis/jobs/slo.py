@@ -37,7 +37,7 @@ def run(context: Context) -> Report:
     worst: list[Column | str] = [F.col("budget_used_share").desc_nulls_last(), TEAM]
     return Report(
         "Service level",
-        f"Was each team free of delays for {share(target)} of its time and {share(target)} of its requests?",
+        f"Was each team free of delays for {target * 100:.6g} % of its time and of its requests?",
         {
             "teams": Table(teams, "Teams" if owners else "Users, as no file of owners was given", worst),
             "clients": Table(clients.where("requests_delayed > 0"), "Delayed clients", [*worst, *CLIENT]),
@@ -54,7 +54,13 @@ def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame
     delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))
     shares = summed.withColumns({"time_held_share": time_held, "requests_delayed_share": delayed})
     worse = F.greatest("time_held_share", "requests_delayed_share")
-    return shares.withColumns({"budget_used_share": worse / (1 - target), "kept": worse <= 1 - target})
+    # Rounded: 1 - 0.9 is less than 0.1 in floating point, and a sum of seconds is not exact either.
+    used = F.round(worse / _allowed(target), 9)
+    return shares.withColumns({"budget_used_share": used, "kept": used <= 1})
+
+
+def _allowed(target: float) -> float:
+    return round(1 - target, 9)
 
 
 def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> Content:
@@ -62,8 +68,8 @@ def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -
     number, missed = teams.count(), some_rows(teams.where("NOT kept"), 12)
     several_missed = teams.where("NOT kept").count()
     findings = [
-        f"{several_missed:,} of {several(number, 'team')} missed the target: more than {share(1 - target)} of their "
-        "time or of their requests was delayed by quotas."
+        f"{several_missed:,} of {several(number, 'team')} missed the target: more than {share(_allowed(target))} of "
+        "their time or of their requests was delayed by quotas."
     ]
     findings += [
         f"{row[TEAM]}: delayed for {span(row['held_seconds'])} ({share(row['time_held_share'])} of its time), "

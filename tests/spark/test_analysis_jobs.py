@@ -381,6 +381,12 @@ def test_slo_report_by_team(report: Make) -> None:
         ("shop", "false", "1"), ("rest", "true", "1"),
     ]  # fmt: skip
     assert "1 of 2 teams missed the target" in printed
+    for target, delayed in ((0.9, 100), (0.9995, 1)):  # exactly what it allows
+        exact = {"requests": 2000 if delayed == 1 else 1000, "throttle_fetch_count": delayed}
+        printed, out = report("slo", [record(1, 0, **exact)], target=target)
+        assert "0 of 1 team missed the target" in printed
+        assert floats(table(out, "teams")[0], "budget_used_share") == [1]
+        assert f"free of delays for {target * 100:g} % of its time" in (out / "report.html").read_text()
     _, out = report("throttling", rows, owners=owners)
     assert [(row["team"], *floats(row, "rows", "delayed_seconds")) for row in table(out, "teams")] == [
         ("shop", 1, 25.0), ("rest", 1, pytest.approx(0.1)),
