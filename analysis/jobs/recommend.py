@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, DAY_S, MAX_ROWS, bucket, cluster, grain_for, some_rows
+from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, cluster, grain_for, moment, some_rows
 from analysis.kinds import MEASURES, by_kind, of_kind
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import rate, several, span, who
@@ -46,29 +46,26 @@ def run(context: Context) -> Report:
     """Options: `headroom` (0.25 is a quarter above the need)."""
     headroom = float(context.options.get("headroom", 0.25))
     rows = context.records.withColumn("cluster_id", cluster())
-    when = F.timestamp_seconds(F.col("end_ms") / 1000)
     alone = rows.select(
-        *CLIENT, "end_ms", F.lit(False).alias("of_fleet"), *(column for kind in KINDS for column in _of_a_record(kind))
+        *CLIENT,
+        bucket(HOUR_S).alias("hour_s"),
+        "end_ms",
+        F.lit(False).alias("of_fleet"),
+        *(column for kind in KINDS for column in _of_a_record(kind)),
     )
     whole = _of_the_fleet(context, rows)
     # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, as
     # the shuffle of the rows of a client's hour costs most.
     days = (
         alone.unionByName(whole)
-        .withColumns(
-            {
-                "weekend": F.dayofweek(when).isin(1, 7),
-                "hour": F.hour(when),
-                "day": F.floor(F.col("end_ms") / (DAY_S * 1000)),
-            }
-        )
-        .groupBy(*CLIENT, "of_fleet", "weekend", "hour", "day")
+        .groupBy(*CLIENT, "of_fleet", "hour_s")
         .agg(F.max("end_ms").alias("end_ms"), *(column for kind in KINDS for column in _of_a_day(kind)))
     )
+    when = moment("hour_s")
     slots = (
         by_kind(
             days,
-            [*CLIENT, "of_fleet", "weekend", "hour", "day", "end_ms"],
+            [*CLIENT, "of_fleet", "hour_s", "end_ms"],
             KINDS,
             records="records_{kind}",
             need="need_{kind}",
@@ -76,15 +73,15 @@ def run(context: Context) -> Report:
             current="current_{kind}",
         )
         .where("records > 0")
-        .groupBy(*CLIENT, "kind", "of_fleet", "weekend", "hour")
+        .groupBy(*CLIENT, "kind", "of_fleet", F.dayofweek(when).isin(1, 7).alias("weekend"), F.hour(when).alias("hour"))
         .agg(
             F.max("need").alias("need"),
             F.sum("records").cast("long").alias("records"),
             F.sum("held").alias("held"),
             F.max_by("current", "end_ms").alias("current"),
             F.max("end_ms").alias("end_ms"),
-            F.min("day").alias("first_day"),
-            F.max("day").alias("last_day"),
+            F.min("hour_s").alias("first_s"),
+            F.max("hour_s").alias("last_s"),
         )
     )
     clients = slots.groupBy(*CLIENT, "kind", "of_fleet").agg(
@@ -94,7 +91,7 @@ def run(context: Context) -> Report:
         F.sum("records").alias("records"),
         F.sum("held").alias("delayed_seconds"),
         F.max_by("current", "end_ms").alias("current"),
-        (F.max("last_day") - F.min("first_day") + 1).alias("days"),
+        (F.floor(F.max("last_s") / DAY_S) - F.floor(F.min("first_s") / DAY_S) + 1).alias("days"),
         F.max("end_ms").alias("end_ms"),
     )
     # If a limit has become the fleet's, or has ceased to be, its current scope counts.
@@ -171,7 +168,13 @@ def _of_the_fleet(context: Context, rows: DataFrame) -> DataFrame:
             F.sum(F.when(mine, F.col(f"throttle_{name}_seconds"))).alias(f"seconds_{name}"),
             F.max(F.when(mine, F.col(f"{name}_fleet_limit"))).alias(f"limit_{name}"),
         ]
-    return some.groupBy(*CLIENT, "bucket").agg(*sums).drop("bucket").withColumn("of_fleet", F.lit(True))
+    hour = (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long")
+    return (
+        some.groupBy(*CLIENT, "bucket", hour.alias("hour_s"))
+        .agg(*sums)
+        .drop("bucket")
+        .withColumn("of_fleet", F.lit(True))
+    )
 
 
 def _of_a_day(kind: Kind) -> list[Column]:

@@ -221,6 +221,18 @@ def test_recommend_report(report: Make) -> None:
     assert "1 recommendations are in the table only" in printed
 
 
+def test_recommend_takes_an_intervals_middle_for_its_hour(report: Make) -> None:
+    """Here the last five minutes of a Sunday, for a limit of a sidecar and one of the fleet."""
+    of_fleet = {"produce_limit": 5e6, "produce_fleet_limit": 5e6}
+    rows = [
+        record(number, 7 * 86_400 - 300 * number, duration_s=300, user=user, produce_bytes=300 * MB, **limit)
+        for number, user, limit in ((1, "alone", {}), (2, "alone", {}), (1, "all", of_fleet), (2, "all", of_fleet))
+    ]
+    _, out = report("recommend", [row | {"instance": row["user"]} for row in rows])
+    names = ("busiest_hour", "busiest_on_weekends", "days")
+    assert [[row[name] for name in names] for row in table(out, "recommendations")] == [["23", "true", "1"]] * 2
+
+
 def test_capacity_report(report: Make) -> None:
     # Peaks of 1, 2, 3, 4 MB/s on four days; 10 MB/s are allowed: at 1 MB/s a day reached six days after the last.
     limit = {"produce_limit": 10e6, "produce_limit_mode": "enforce", "produce_group_user": "u"}
