@@ -96,10 +96,13 @@ OF_USE = tuple(
     for kind in Kind
     for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
 )
-OF_PROMISES = tuple(
-    f"{kind.value}_{name}"
-    for kind in BYTE_KINDS
-    for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
+OF_PROMISES = (
+    "namespace",
+    *(
+        f"{kind.value}_{name}"
+        for kind in BYTE_KINDS
+        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
+    ),
 )
 GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""
@@ -168,10 +171,12 @@ def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
 
 
 def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
-    """Enforced byte limits that were in force on each sidecar since then (`rows`: records with `sidecar`)."""
+    """Enforced byte limits that were in force on each sidecar since then (`rows`: records)."""
+    # A pod's sidecar that was started again is the same one; pods of two namespaces may have the same name.
+    of_pod = F.when(F.col("pod").isNotNull(), F.concat_ws("/", "namespace", "pod"))
     return (
         by_kind(
-            rows.where(F.col("end_ms") > since_ms),
+            rows.where(F.col("end_ms") > since_ms).withColumn("sidecar", F.coalesce(of_pod, "instance")),
             ["cluster_id", "sidecar", "end_ms"],
             BYTE_KINDS,
             limit="{kind}_limit",

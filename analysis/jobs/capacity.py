@@ -18,8 +18,6 @@ from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share, size
 
 COLUMNS = (
-    "instance",
-    "pod",
     *(MEASURES[kind].column for kind in BYTE_KINDS),
     *OF_PROMISES,
 )
@@ -30,9 +28,7 @@ def run(context: Context) -> Report:
     """Per cluster: limits in force in the last hour, peaks, and their trend. Option `capacity`: kind -> bytes/s, if
     known."""
     grain = context.grain_s
-    rows = context.records.withColumns(
-        {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
-    )
+    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
     summed = rows.groupBy("cluster_id", "bucket").agg(
         *sums(MEASURES[kind].column for kind in BYTE_KINDS),
         F.min("start_ms").alias("first_ms"),

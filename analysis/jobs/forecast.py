@@ -30,7 +30,7 @@ from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
 from quota.record import UNITS
 
-COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
+COLUMNS = (*(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
 ROLLED = True
 NEARLY = 0.95
 """A limit used to this fraction in the last week has been reached: its clients are throttled and use no more."""
@@ -49,7 +49,7 @@ def run(context: Context) -> Report:
     grain = context.grain_s
     amounts = tuple(MEASURES[kind].column for kind in Kind)
     buckets = context.kept(context.in_buckets(grain, (*amounts, *LIMITS)), "buckets")
-    rows = context.records.withColumns({"cluster_id": cluster(), "sidecar": F.coalesce("pod", "instance")})
+    rows = context.records.withColumn("cluster_id", cluster())
     limits = promised(context.kept(of_sidecars(rows, quality.last_ms - HOUR_S * 1000), "promised"))
     used = by_group(buckets, F.lit(float(grain))).unionByName(_of_clusters(buckets, limits, grain, context.options))
     day = F.floor(F.col("bucket") / DAY_S).cast("long")

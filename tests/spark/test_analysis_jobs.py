@@ -247,6 +247,11 @@ def test_capacity_report(report: Make) -> None:
     assert (fetch["limits"], fetch["days_until_reached"]) == ("", "")
     assert "add up to 10 MB/s, 125 % of the capacity" in printed
     assert "they reach the capacity in 4 days" in printed
+    # Pods of two namespaces may have the same name; one that was started again is the same sidecar.
+    pods = [("i1", "a"), ("i2", "b"), ("i3", "b")]
+    rows = [record(1, 0, instance=one, namespace=name, pod="orders-0", **limit) for one, name in pods]
+    printed, _ = report("capacity", rows)
+    assert "2 limits on 2 sidecars add up to 20 MB/s" in printed
 
 
 def test_noisy_report(report: Make) -> None:
