@@ -35,6 +35,7 @@ def run(context: Context) -> Report:
     recent_days: float = context.options["recent_days"]
     quality = context.intake.quality
     since_s = quality.last_ms // 1000 - round(recent_days * DAY_S)
+    history_s = since_s - quality.first_ms / 1000
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(*(F.sum(name).cast("double").alias(name) for name in USES))
     recent = F.col("hour_s") >= since_s
@@ -67,7 +68,7 @@ def run(context: Context) -> Report:
             NEWS[2],
         )
     )
-    found = uses.withColumn("anomaly", kind).where("anomaly IS NOT NULL")
+    found = uses.withColumn("anomaly", kind).where(F.col("anomaly").isNotNull() & F.lit(history_s >= HOUR_S))
     found = found.select(
         "anomaly",
         *CLIENT,
@@ -87,11 +88,13 @@ def run(context: Context) -> Report:
                 [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"],
             )
         },
-        lambda tables: _content(tables, since_s - quality.first_ms / 1000),
+        lambda tables: _content(tables, quality.seconds, history_s),
     )
 
 
-def _content(tables: Mapping[str, DataFrame], history_s: float) -> Content:
+def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) -> Content:
+    if history_s < HOUR_S:
+        return Content([f"Only {span(whole_s)} of records: nothing earlier to compare with."])
     found = tables["anomalies"]
     findings = []
     for name in NEWS:
@@ -106,7 +109,7 @@ def _content(tables: Mapping[str, DataFrame], history_s: float) -> Content:
     if not findings:
         findings = ["No client used anything for the first time, or far more than before."]
     notes = [
-        f"Earlier usage is {span(max(history_s, 0.0))} of records. A monthly job counts as new, unless the records "
+        f"Earlier usage is {span(history_s)} of records. A monthly job counts as new, unless the records "
         "contain an earlier run.",
         f"More than ever: an hour with more than {MUCH:g} times the highest earlier hour.",
     ]

@@ -464,6 +464,9 @@ def test_anomalies_report(report: Make) -> None:
         in printed
     )
     assert "1 client used something for the first time, most of all u / curious: 4 partitions created" in printed
+    printed, out = report("anomalies", rows, recent_days=9)
+    assert "Only 9 d of records: nothing earlier to compare with." in printed
+    assert table(out, "anomalies") == []
 
 
 def test_changes_report(report: Make) -> None:
