@@ -22,6 +22,9 @@ COLUMNS = (*COUNTS, *SECONDS, *_HELD.values(), "requests", "connections_peak")
 _SUMS = ("requests_delayed", "delayed_seconds", "held_seconds")
 
 
+HALF = 0.5
+
+
 def run(context: Context) -> Report:
     """Delays per client and cause, and per hour. One request has one cause, so they may be added up."""
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
@@ -110,18 +113,19 @@ def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
     number = tables["clients"].count()
     if not causes:
         return Content(["No client was throttled in this time."])
+    part = causes[0]["delayed_seconds"] / total if total else 0.0
     findings = [
         f"{several(number, 'client')} lost {span(total)} to throttles, in "
         f"{sum(row['requests_delayed'] for row in causes):,} delayed requests.",
         (
-            f"Most of it, {share(causes[0]['delayed_seconds'] / total if total else 0)}, was due to "
+            f"{'Most' if part > HALF else 'The largest part'} of it, {share(part)}, was due to "
             if len(causes) > 1
             else "All of it was due to "
         )
         + ("the brokers' own quotas." if causes[0]["cause"] == "broker" else f"the {causes[0]['cause']} quota."),
     ]
     held = sum(row["held_seconds"] for row in causes)
-    if held:
+    if held and total:
         findings.append(
             f"{span(held)} ({share(held / total)}) was queueing in kquota; clients saw the rest as throttle_time_ms."
         )

@@ -131,6 +131,13 @@ def test_throttling_report(report: Make) -> None:
         ("produce", 6), ("broker", 1), ("fetch", 0.5),
     ]  # fmt: skip
     assert "Most of it, 80 %, was due to the produce quota" in printed
+    thirds = {"throttle_produce_seconds": 3.4, "throttle_fetch_seconds": 3.3, "throttle_request_seconds": 3.3}
+    printed, _ = report(
+        "throttling", [record(1, 0, **thirds, **{name.replace("seconds", "count"): 1 for name in thirds})]
+    )
+    assert "The largest part of it, 34 %, was due to the produce quota" in printed
+    printed, _ = report("throttling", [record(1, 0, throttle_produce_count=1, throttle_produce_held_seconds=0.5)])
+    assert "1 client lost 0 ms to throttles, in 1 delayed requests." in printed
 
 
 def test_chargeback_report(report: Make) -> None:
