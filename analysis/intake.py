@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from operator import add, or_
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -20,11 +21,14 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
 from analysis.store import WORDS, Store, days_below, parquet_ddl
 from analysis.words import several
-from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
+from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, UNITS, Field, spark_ddl
 
 BASE = (*IDENTITY, "schema_version", "start_ms", "end_ms", "duration_s", "cluster_id", "pod", "user", "client_id")
 EARLIEST_MS = 1_577_836_800_000
 """2020-01-01: an earlier record was written by a machine whose clock had not been set."""
+MOST, MOST_RATE = 1e13, 1e100
+"""The greatest amounts and times (10 TB, the year 2286), and the greatest rates, limits and shares. Greater ones are
+not finite, or a fleet's sum of them is no bigint."""
 TOLERANCE_MS = DAY_S * 1000
 """How far ahead of this machine's clock a record may be."""
 
@@ -32,7 +36,7 @@ REASONS = {
     "not_a_record": "not a JSON object, truncated, or with a value of the wrong type",
     "foreign": "JSON, but not a usage record",
     "unknown_version": f"with a schema version that this reader does not know (it knows 1 to {SCHEMA_VERSION})",
-    "wrong_value": "with an impossible value: missing, negative, or an end before its start",
+    "wrong_value": "with an impossible value: missing, negative, too large, or an end before its start",
     "clock_off": "with a time before 2020 or more than a day in the future",
     "duplicate": "with an id (instance, sequence) that was already read",
 }
@@ -170,26 +174,31 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
     fields = list(fields)
     numbers = [field for field in fields if field.type != "string"]
     no_null = [F.col(field.name).isNull() for field in fields if not field.nullable]
-    # least() skips nulls; a number that may be negative has no minimum.
-    lowest = F.least(
-        *(F.col(f.name).cast("double") - F.lit(f.least) for f in numbers if f.least is not None), F.lit(0.0)
-    )
+    as_double = {field.name: F.col(field.name).cast("double") for field in numbers}
+    # least() and greatest() skip nulls; a number that may be negative has no minimum; NaN is the greatest.
+    lowest = F.least(*(as_double[f.name] - F.lit(f.least) for f in numbers if f.least is not None), F.lit(0.0))
+    highest = F.greatest(*(F.abs(as_double[f.name]) * F.lit(1 / _most(f)) for f in numbers), F.lit(0.0))
     wrong = (
-        reduce(lambda a, b: a | b, no_null)
+        reduce(or_, no_null)
         | (lowest < 0)
+        | (highest > 1)
         | (F.col("end_ms") < F.col("start_ms"))
         | (F.col("sequence") < 1)
     )
-    families = [F.col(field.name) for field in fields if field.name.startswith("requests_")]
+    families = [as_double[field.name] for field in fields if field.name.startswith("requests_")]
     if families:
-        wrong |= reduce(lambda a, b: a + b, families) != F.col("requests")
-    end = F.col("end_ms")
+        wrong |= reduce(add, families) != as_double["requests"]
+    start, end = F.col("start_ms"), F.col("end_ms")
     return (
         F.when(F.col("schema_version").isNull() & F.col("instance").isNull(), "foreign")
         .when(~F.coalesce(F.col("schema_version").between(1, SCHEMA_VERSION), F.lit(False)), "unknown_version")
         .when(F.coalesce(wrong, F.lit(True)), "wrong_value")
-        .when((end < EARLIEST_MS) | (end > now_ms + TOLERANCE_MS), "clock_off")
+        .when((start < EARLIEST_MS) | (end > now_ms + TOLERANCE_MS), "clock_off")
     )
+
+
+def _most(field: Field) -> float:
+    return MOST_RATE if field.unit in (*UNITS.values(), "1") else MOST
 
 
 def read(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,13 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
             to_line(good[0] | {"produce_bytes": -1}),
             to_line(good[0] | {"end_ms": T0_MS - 1}),
             to_line(good[0] | {"requests": 5}),  # its families sum to 0
+            to_line(good[0] | {"produce_bytes": 2**63 - 1}),
+            to_line(good[0] | {"requests": 4, "requests_produce": 2**63 - 1, "requests_fetch": 5}),
+            to_line(good[0] | {"request_seconds": 123.25}).replace(b"123.25", b"1e999"),
         ],
         "clock_off": [
             to_line(record(20, 0, instance="i3") | {"start_ms": 0, "end_ms": 10_000}),
+            to_line(record(22, 0, instance="i3") | {"start_ms": 0}),
             to_line(record(21, 0, instance="i3") | {"end_ms": NOW_MS + 2 * DAY_MS}),
         ],
     }
@@ -61,7 +66,7 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
         line.decode().strip() for line in bad["foreign"]
     }
     for text in (
-        "Used: 7 records of 2 instances, of 25 rows read.",
+        "Used: 7 records of 2 instances, of 29 rows read.",
         "Set aside: 2 rows, with an id (instance, sequence) that was already read.",
         "Missing: 3 records, in 1 gap of instances' sequence numbers.",
         "Clocks: set back 1 time;",
@@ -133,12 +138,17 @@ def test_reads_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> 
     """The same records give the same figures; a foreign Parquet file is set aside row by row."""
     lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in (1, 2, 2, 4))
     (tmp_path / "a.jsonl").write_text(lines)
-    spark.read.json(str(tmp_path / "a.jsonl")).write.parquet(str(tmp_path / "in" / "ours"))
+    ours = spark.read.json(str(tmp_path / "a.jsonl"))
+    ours.withColumns({"sequence": F.lit(9), "duration_s": F.lit(math.nan)}).limit(1).unionByName(ours).write.parquet(
+        str(tmp_path / "in" / "ours")
+    )
     spark.range(3).write.parquet(str(tmp_path / "in" / "foreign"))
     with pytest.raises(ReportError, match=r"no usable record in 3 rows \(3 foreign\)"):
         read(spark, str(tmp_path / "in" / "foreign"), ["produce_bytes"], str(tmp_path / "s"), now_ms=NOW_MS)
     intake = read(spark, str(tmp_path / "in"), ["produce_bytes"], str(tmp_path / "s"), now_ms=NOW_MS)
     quality = intake.quality
-    assert (quality.read, quality.used, quality.missing, quality.gaps) == (7, 3, 1, 1)
-    assert {name: count for name, count in quality.aside.items() if count} == {"foreign": 3, "duplicate": 1}
+    assert (quality.read, quality.used, quality.missing, quality.gaps) == (8, 3, 1, 1)
+    assert {name: count for name, count in quality.aside.items() if count} == {
+        "foreign": 3, "wrong_value": 1, "duplicate": 1,
+    }  # fmt: skip
     assert intake.records.count() == 3
