@@ -44,6 +44,22 @@ REASONS = {
 _COUNTED = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
 UNREADABLE = "cut short, damaged, or of another format"
 FILES_NAMED = 5
+_COVERED = """aggregate(
+    runs,
+    CAST(array() AS array<struct<first_ms: bigint, last_ms: bigint>>),
+    (done, run) -> IF(
+        size(done) > 0 AND run.first_ms <= element_at(done, -1).last_ms + interval_ms,
+        concat(
+            slice(done, 1, size(done) - 1),
+            array(named_struct(
+                'first_ms', element_at(done, -1).first_ms,
+                'last_ms', greatest(element_at(done, -1).last_ms, run.last_ms)
+            ))
+        ),
+        concat(done, array(run))
+    )
+)"""
+"""The times of instances (`runs`, in order), merged where an interval or less is between them: few, of any fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,8 @@ class Quality:
     """Instances that changed the name of their pod."""
     first_ms: int
     last_ms: int
+    covered: tuple[tuple[int, int], ...] = ()
+    """The times (ms) between which some instance ran: from its first record to its last one."""
     interval_s: float = 0.0
     """The interval length of the instance with the longest intervals."""
     grain_s: int | None = None
@@ -291,7 +309,10 @@ def _audited(
             F.count("*").alias("instances"),
             F.sum(F.col("renamed").cast("long")).alias("renamed"),
             F.max("interval_ms").alias("interval_ms"),
+            F.sort_array(F.collect_list(F.struct("first_ms", "last_ms"))).alias("runs"),
         )
+        .withColumn("covered", F.expr(_COVERED))
+        .drop("runs")
     )
     repeats = int(total["duplicates"])
     records = fit
@@ -304,6 +325,7 @@ def _audited(
         aside=reasons,
         used=int(total["records"]) - repeats,
         **{name: int(total[name]) for name in _COUNTED},
+        covered=tuple((int(run["first_ms"]), int(run["last_ms"])) for run in total["covered"]),
         interval_s=total["interval_ms"] / 1000,
         files=files,
     )

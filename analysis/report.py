@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from analysis.owners import Owners
 
 TEAM = "team"
+LEAST_S = 0.001
+"""No rate is over less, whatever records say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +59,22 @@ class Context:
         return self.intake.records
 
     def observed_s(self, frame: DataFrame, step_s: int, time: str = "bucket") -> Column:
-        """Seconds of each bucket of `frame` (`time`: its start; `first_ms`, `last_ms`) that the input covers, for
-        rates: all but in the first and last bucket, and no less than an interval."""
+        """Seconds of each bucket of `frame` (`time`: its start; `first_ms`, `last_ms`) in which a sidecar ran, for
+        rates: all but where they began or ended, and no less than an interval."""
         quality = self.intake.quality
         interval_ms = quality.interval_s * 1000
-        start, end = F.col(time) * 1000, (F.col(time) + step_s) * 1000
-        partial = frame.where((start < quality.first_ms) | (end > quality.last_ms))
-        found = F.lit(float(step_s))
+        ends_s = {int(one // 1000) for times in quality.covered for one in times}
+        partial = frame.where(F.col(time).isin([one // step_s * step_s for one in ends_s]))
+        found: dict[int, float] = {}
         for row in some_rows(partial.groupBy(time).agg(F.min("first_ms").alias("low"), F.max("last_ms").alias("high"))):
             begin, finish = row[time] * 1000, (row[time] + step_s) * 1000
-            low = row["low"] if row["low"] <= begin + interval_ms / 2 else max(begin, quality.first_ms)
-            high = row["high"] if row["high"] >= finish - interval_ms / 2 else min(finish, quality.last_ms)
-            seconds = min(max((high - low) / 1000, quality.interval_s), float(step_s))
-            found = F.when(F.col(time) == row[time], F.lit(seconds)).otherwise(found)
-        return found
+            # An interval belongs to one bucket, also the part of it that lies outside.
+            low = row["low"] if row["low"] <= begin + interval_ms / 2 else begin
+            high = row["high"] if row["high"] >= finish - interval_ms / 2 else finish
+            covered_ms = sum(max(min(high, last) - max(low, first), 0) for first, last in quality.covered)
+            found[row[time]] = min(max(covered_ms / 1000, quality.interval_s, LEAST_S), float(step_s))
+        seconds = F.from_json(F.lit(json.dumps(found)), "map<string, double>")
+        return F.coalesce(seconds[F.col(time).cast("string")], F.lit(float(step_s)))
 
     def hours(self, hourly: DataFrame, names: Sequence[str]) -> Table:
         """Sums of these columns by `hour`, for plots, and how much of it the input covers (`hourly`: with `hour_s`)."""

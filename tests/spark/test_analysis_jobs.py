@@ -96,6 +96,15 @@ def test_rates_are_of_observed_time(report: Make) -> None:
     assert "The busiest hour began 2025-10-20 00:00 UTC: 5 MB/s on average in the 20 s of it that the rec" in printed
     _, out = report("capacity", rows)
     assert {float(row["mean_bytes_per_s"]) for row in table(out, "clusters") if row["kind"] == "produce"} == {5e6}
+    # Half an hour on each of three days, of other sidecars; the middle one is no end of the input.
+    days = [
+        record(n + 1, day * 86_400 + 300 * n, duration_s=300, instance=f"i{day}", produce_bytes=30 * MB)
+        for day in range(3)
+        for n in range(6)
+    ]
+    printed, out = report("usage", days)
+    assert {float(row["observed_seconds"]) for row in table(out, "hours")} == {1800}
+    assert "100 kB/s on average in the 30 min of it that the records cover" in printed
     for name in ("throttling", "slo"):
         _, out = report(name, rows, target=0.99)
         assert [float(row["observed_seconds"]) for row in table(out, "hours")] == [20, 10]
