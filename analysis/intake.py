@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial, reduce
 from operator import add, or_
 from urllib.parse import unquote
@@ -111,6 +112,8 @@ class Quality:
         text += [f"Set aside: {several(count, 'row')}, {REASONS[name]}." for name, count in self.aside.items() if count]
         if self.files:
             text.append(f"Set aside entirely: {files_aside(self.files)}.")
+            if any(file.endswith((".json", ".jsonl")) for file in self.files):
+                text.append("JSON lines next to Parquet are not read: give each --input one of the two.")
         if self.grain_s is not None:
             text.append(f"Rates are means over {self.grain_s} s, as intervals are up to {self.interval_s:.4g} s long.")
         if self.missing:
@@ -237,12 +240,13 @@ def read(
     wanted = list(dict.fromkeys((*BASE, *columns)))
     store = Store(spark, pattern)
     places = [pattern]
-    if not store.exists() and days.bounded:
-        below = days_below(spark, pattern)
-        places = [place for day, found in below.items() if day in days for place in found] if below else places
+    below = days_below(spark, pattern) if days.bounded and not store.exists() else {}
+    if below:
+        places = [place for day, found in below.items() if day in days for place in found]
     first = store.records if store.exists() else next(filter(None, (some_file(spark, one) for one in places)), None)
     if first is None:
-        raise WrongUseError(f"--input {pattern}: no files there" + (" of these days" if days.bounded else ""))
+        there = f": it has those of {min(below)} to {max(below)}" if below else ""
+        raise WrongUseError(f"--input {pattern}: no files there" + (f" of these days{there}" if days.bounded else ""))
     parsed: DataFrame | None = None
     if store.exists():
         rows = _checked(without_files(store.read().where(days.partitions()), unreadable), wanted, now_ms)
@@ -251,6 +255,7 @@ def read(
     else:
         lines = checked_lines(spark.read.option("recursiveFileLookup", True).text(places), unreadable, now_ms)
         rows = parsed = kept(lines.select(*wanted, "reason", "raw", "file"), f"{staging}/records")
+    every = rows
     if days.bounded:
         rows = rows.where(F.col("reason").isNotNull() | days.records())
     rollups: Callable[[str], DataFrame | None] | None = None
@@ -265,6 +270,9 @@ def read(
     counts = audit.reasons(found)
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
     if not counts.get(None):
+        ends = _days_of(store, every) if days.bounded else []
+        if ends:
+            raise ReportError(f"--input {pattern}: none of these days: it has records of {ends[0]} to {ends[-1]}")
         reasons = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name)
         raise ReportError(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"
@@ -273,6 +281,14 @@ def read(
     aside = set_aside(parsed, unreadable, spark)
     intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))
     return replace(intake, rollups=rollups)
+
+
+def _days_of(store: Store, rows: DataFrame) -> list[str]:
+    """The first and the last day with usable records; of a store, which was read by day, all of them."""
+    if store.exists():
+        return sorted(one.date for one in store.days().values() if one.records)
+    ends = only_row(rows.where("reason IS NULL").agg(F.min("start_ms"), F.max("end_ms")))
+    return [f"{datetime.fromtimestamp(one / 1000, UTC):%Y-%m-%d}" for one in ends if one is not None]
 
 
 def _from_parquet(

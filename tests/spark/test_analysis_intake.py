@@ -7,11 +7,13 @@ import html
 import json
 import math
 import random
+from datetime import date
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
+from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.intake import read
 from analysis.runner import make
@@ -104,12 +106,13 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
         "damaged.parquet": whole[:8] + bytes(len(whole) // 2) + whole[8 + len(whole) // 2 :],
         "short.parquet": b"PAR",
         "README.txt": b"Records of 2025.\n",
+        "late.jsonl": lines.encode(),
         "empty.parquet": b"",
     }.items():
         (parquet_in / name).write_bytes(content)
     bad = {
         json_in: {"cut%20short%20é.jsonl.gz", "none.jsonl.gz"},
-        parquet_in: {"cut.parquet", "damaged.parquet", "short.parquet", "README.txt"},
+        parquet_in: {"cut.parquet", "damaged.parquet", "short.parquet", "README.txt", "late.jsonl"},
     }
     for place, expected in bad.items():
         if place == parquet_in:  # named by Spark
@@ -117,6 +120,8 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
         printed = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
         assert "Used: 4 records of 1 instance" in printed
         assert f"Set aside entirely: {len(expected)} files, cut short, damaged, or of another format: " in printed
+        assert ("JSON lines next to Parquet are not read" in printed) == (place == parquet_in)
+        assert place == parquet_in or "cut short é.jsonl.gz" in printed
         aside = [row for row in json_lines(tmp_path / "out" / "usage" / "set-aside") if row["reason"] != "foreign"]
         assert {row["reason"] for row in aside} == {"unreadable_file"}
         assert {row["file"].rsplit("/", 1)[1] for row in aside} == expected
@@ -131,6 +136,12 @@ def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: P
     write(tmp_path / "in", [b"{}\n", b"\n"])
     with pytest.raises(ReportError, match=r"no usable record in 1 rows \(1 foreign\)"):
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"))
+    write(tmp_path / "in", [record(1, 0), record(2, 86_400)], "records.jsonl")
+    after = Days(date(2027, 1, 1))
+    with pytest.raises(ReportError, match="none of these days: it has records of 2025-10-20 to 2025-10-21"):
+        read(spark, str(tmp_path / "in/*.jsonl"), (), str(tmp_path / "s"), days=after)
+    with pytest.raises(WrongUseError, match="no files there of these days: it has those of 2025-10-20 to 2025-10-20"):
+        read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"), days=after)
 
 
 @not_before_4
