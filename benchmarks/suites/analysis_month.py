@@ -195,10 +195,8 @@ def _values(day: int, interval_s: int, at: int, sequence: int, used: int) -> dic
 
 
 def listed(place: str, memory: str) -> dict[str, Any]:
-    """What `compact` does before it reads anything, in a Spark of its own: find the days, count files and bytes of
-    each, and have Spark list one.
-    """
-    from analysis.compact import _summary
+    """What `compact` does before it reads anything, in a Spark of its own: find the days, and have Spark list each."""
+    from analysis.files import input_bytes, input_files
     from analysis.session import open_session
     from analysis.store import days_below
 
@@ -213,12 +211,9 @@ def listed(place: str, memory: str) -> dict[str, Any]:
     timed("find_days", began)
     figures["days"], figures["directories"] = len(found), sum(map(len, found.values()))
     began = time.monotonic()
-    counts = [_summary(spark, places) for _, places in sorted(found.items())]
-    timed("count", began)
-    figures["files"], figures["bytes"] = sum(one[0] for one in counts), sum(one[1] for one in counts)
-    began = time.monotonic()
-    spark.read.option("recursiveFileLookup", True).text(found[min(found)])
-    timed("spark_lists_a_day", began)
+    days = [spark.read.option("recursiveFileLookup", True).text(places) for places in found.values()]
+    figures["files"], figures["bytes"] = sum(len(input_files(day)) for day in days), sum(map(input_bytes, days))
+    timed("spark_lists", began)
     spark.stop()
     return figures
 
