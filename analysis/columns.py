@@ -22,8 +22,12 @@ def cluster() -> Column:
 
 def bucket(seconds: int) -> Column:
     """Start of the time bucket (s since 1970, UTC) that contains the middle of the interval, which is not split."""
-    middle_s = (F.col("start_ms") + F.col("end_ms")) / 2 / 1000
-    return (F.floor(middle_s / seconds) * seconds).cast("long")
+    return start_of((F.col("start_ms") + F.col("end_ms")) / 2 / 1000, seconds)
+
+
+def start_of(time_s: Column, seconds: int) -> Column:
+    """Start of the time bucket (s since 1970, UTC) that contains this time."""
+    return (F.floor(time_s / seconds) * seconds).cast("long")
 
 
 def place_in(name: str, texts: Sequence[str]) -> Column:

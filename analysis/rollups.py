@@ -9,7 +9,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, start_of
 from analysis.kinds import COUNTS, FLAGS, SECONDS, all_of, of_limits
 from quota.entity import Kind
 
@@ -55,7 +55,7 @@ def with_library(rows: DataFrame, step_s: int) -> DataFrame:
 
 def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
     """A rollup of shorter buckets -> one of longer ones, which the shorter ones divide."""
-    start = (F.floor(F.col("bucket") / step_s) * step_s).cast("long")
+    start = start_of(F.col("bucket"), step_s)
     return (
         rollup.withColumn("bucket", start)
         .groupBy(*CLIENT, "bucket")

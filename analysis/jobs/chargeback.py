@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, sums
+from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, start_of, sums
 from analysis.kinds import BYTE_KINDS, by_kind
 from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share
@@ -115,9 +115,7 @@ def _observed(context: Context, rows: DataFrame, step_s: int) -> Column:
 def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:
     """Per payer and hour; bytes above `burst_above` times the hour's mean rate (silent buckets included) separately."""
     amounts = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
-    buckets = rows.groupBy(
-        "payer", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long").alias("hour_s"), "bucket"
-    ).agg(*sums(amounts))
+    buckets = rows.groupBy("payer", start_of(F.col("bucket"), HOUR_S).alias("hour_s"), "bucket").agg(*sums(amounts))
     moved = F.col("produce_bytes") + F.col("fetch_bytes")
     whole_hour = Window.partitionBy("payer", "hour_s")  # at most 3600 / grain rows each
     usual = F.sum(moved).over(whole_hour) / hour_seconds * seconds

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, cluster, grain_for, moment, some_rows
+from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, cluster, grain_for, moment, some_rows, start_of
 from analysis.kinds import MEASURES, by_kind, of_kind
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import rate, several, span, who
@@ -168,9 +168,8 @@ def _of_the_fleet(context: Context, rows: DataFrame) -> DataFrame:
             F.sum(F.when(mine, F.col(f"throttle_{name}_seconds"))).alias(f"seconds_{name}"),
             F.max(F.when(mine, F.col(f"{name}_fleet_limit"))).alias(f"limit_{name}"),
         ]
-    hour = (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long")
     return (
-        some.groupBy(*CLIENT, "bucket", hour.alias("hour_s"))
+        some.groupBy(*CLIENT, "bucket", start_of(F.col("bucket"), HOUR_S).alias("hour_s"))
         .agg(*sums)
         .drop("bucket")
         .withColumn("of_fleet", F.lit(True))

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, only_row, over_time, seen, some_rows, sums, together
+from analysis.columns import CLIENT, HOUR_S, only_row, over_time, seen, some_rows, start_of, sums, together
 from analysis.intake import Quality
 from analysis.kinds import GROUP, OF_USE, by_group
 from analysis.report import Content, Context, Plot, Report, Table
@@ -64,7 +64,7 @@ def run(context: Context) -> Report:
         "first_ms",
         "last_ms",
     )
-    hourly = buckets.withColumn("hour_s", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long"))
+    hourly = buckets.withColumn("hour_s", start_of(F.col("bucket"), HOUR_S))
     return Report(
         "Usage",
         "Which clients used how much, and how fast?",
