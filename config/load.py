@@ -206,15 +206,15 @@ def _clashes(config: Config, source: Source) -> Iterator[Problem]:
     """Addresses that contradict each other: one port for two listeners, and a sidecar in front of itself."""
     listen, admin = config.listen, config.admin
     bound = _bound(listen.host, both=config.mode == "transparent")
-    shared = admin is not None and any(_overlap(mine, other) for mine in bound for other in _bound(admin.host))
-    if shared and admin is not None and admin.port == listen.port != 0:
-        yield source.problem(("admin", "port"), "expected another port than listen.port", admin.port)
-    if config.mode == "rewrite":
-        ports = listen.broker_ports
-        outside = f"expected a port outside listen.broker_ports ({ports.first}-{ports.last})"
-        if ports.first <= listen.port <= ports.last:
-            yield source.problem(("listen", "port"), outside, listen.port)
-        if shared and admin is not None and ports.first <= admin.port <= ports.last:
+    ports = listen.broker_ports
+    of_brokers = ports.all if config.mode == "rewrite" else ()
+    outside = f"expected a port outside listen.broker_ports ({ports.first}-{ports.last})"
+    if listen.port in of_brokers:
+        yield source.problem(("listen", "port"), outside, listen.port)
+    if admin is not None and any(_overlap(mine, other) for mine in bound for other in _bound(admin.host)):
+        if admin.port == listen.port != 0:
+            yield source.problem(("admin", "port"), "expected another port than listen.port", admin.port)
+        if admin.port in of_brokers:
             yield source.problem(("admin", "port"), outside, admin.port)
     for index, address in enumerate(config.upstream.bootstrap):
         host = _address(address.host)

@@ -51,7 +51,7 @@ _SUFFIXES: Final = (
     | {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
     | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 )
-_PORT: Final = re.compile(r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]")
+_PORT: Final = re.compile(r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]", re.ASCII)
 _IMAGE_NAME: Final = re.compile(r"[\w.:/-]+(@sha256:[0-9a-f]{64})?")
 _VARIABLE: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -357,14 +357,13 @@ def misunderstood(pod: Json, skipped: str | None) -> list[str]:
 
 
 def clashes(pod: Json, template: Template) -> Iterator[str]:
-    """A sentence about each thing of the pod's own that does not go together with the sidecar."""
+    """A sentence about each thing of the pod's own that conflicts with the sidecar."""
     listened = template.ports | {_ADMIN: str(admin_port(asked(pod), int(template.ports[_ADMIN])))}
     for container in _containers(pod["spec"]):
         for declared in container.get("ports") or []:
             port = declared["containerPort"]
             for setting, ports in listened.items():
-                first, _, last = ports.partition("-")
-                if int(first) <= port <= int(last or first):
+                if _includes(ports, port):
                     other = f"; annotation {ADMIN_PORT} selects another" if setting == _ADMIN else ""
                     yield (
                         f"container {container['name']} declares port {port}, and the sidecar listens on {ports} "
@@ -390,6 +389,12 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
         yield f"the pod keeps its own {', '.join(sorted(own))}: Prometheus misses the sidecar's port {port}"
 
 
+def _includes(ports: str, port: int) -> bool:
+    """Whether a port is in FIRST-LAST, or is the only one."""
+    first, _, last = ports.partition("-")
+    return int(first) <= port <= int(last or first)
+
+
 def _containers(spec: Json) -> list[Json]:
     return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
 
@@ -411,11 +416,10 @@ def injection(pod: Json, template: Template) -> list[Json]:
     container, volumes = customized(template.container, template.volumes, wishes, template.pods_may_set)
     _grow(spec.get("resources") or {}, container.get("resources") or {})
     first = [] if template.redirect is None else [copy.deepcopy(template.redirect)]
-    for one in _containers(spec):
-        if one["name"] in [ours["name"] for ours in first]:
-            raise AnnotationError(
-                f"container {one['name']}: expected another name, this is the sidecar's own container"
-            )
+    if {one["name"] for one in first} & {one["name"] for one in _containers(spec)}:
+        raise AnnotationError(
+            f"container {first[0]['name']}: expected another name, the sidecar's container has this one"
+        )
     own = spec.get("volumes") or []
     _rename_volumes(volumes, [container, *first], own)
     if template.native:
@@ -435,14 +439,13 @@ def injection(pod: Json, template: Template) -> list[Json]:
 
 
 def _check_ports(wishes: dict[str, str], template: Template) -> None:
-    """The pod's admin port goes together with the sidecar's other ports and with the NetworkPolicy. Raises
-    AnnotationError."""
+    """The pod's admin port is none of the sidecar's other ports, and protected by the NetworkPolicy if there is one.
+    Raises AnnotationError."""
     if ADMIN_PORT not in wishes:
         return
     port, usual = admin_port(wishes, 0), int(template.ports[_ADMIN])
     for setting, ports in template.ports.items():
-        first, _, last = ports.partition("-")
-        if setting != _ADMIN and int(first) <= port <= int(last or first):
+        if setting != _ADMIN and _includes(ports, port):
             raise AnnotationError(
                 f"pod annotation {ADMIN_PORT}: expected another port than {setting} ({ports}), got '{port}'"
             )
