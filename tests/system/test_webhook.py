@@ -132,6 +132,9 @@ def test_redirect_rules_are_set_before_all_others(name: str, kubernetes: str, tm
     sidecars = ["kquota"] if kubernetes == NEWEST else []
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota-redirect", *sidecars, *own]
     assert [one["name"] for one in pod["spec"]["containers"]][1:] == ([] if sidecars else ["kquota"])
+    asked["request"]["object"]["spec"]["containers"][0]["name"] = "kquota-redirect"
+    refused = review(json.dumps(asked).encode(), Template.parse(sidecar_template(path, kubernetes))).refused
+    assert "container kquota-redirect: expected another name" in str(refused)
 
 
 IN = {"kquota.io/inject": "true"}
