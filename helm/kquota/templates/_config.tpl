@@ -136,10 +136,10 @@
 
 {{- define "kquota.port" -}}
 {{- $listen := default dict .Values.config.listen -}}
-{{- range $setting, $port := dict "listen.port" (dig "port" 9092 $listen) "admin.port" .Values.config.admin.port -}}
-{{- if not $port }}{{ fail (printf "config.%s: expected a port from 1 to 65535, got 0: probes and Services need a fixed one" $setting) }}{{ end -}}
+{{- range $setting, $port := dict "listen.port" $listen.port "admin.port" .Values.config.admin.port -}}
+{{- if eq (toString $port) "0" }}{{ fail (printf "config.%s: expected a port from 1 to 65535, got 0: probes and Services need a fixed one" $setting) }}{{ end -}}
 {{- end -}}
-{{- dig "port" 9092 $listen | int -}}
+{{- $listen.port | default 9092 | int -}}
 {{- end -}}
 
 {{/* The memory limit that follows from the settings, in MiB; docs/operations.md has the arithmetic. */}}

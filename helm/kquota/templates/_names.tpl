@@ -22,7 +22,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The same, of objects with a Service. */}}
+{{/* The full name of objects with a Service. */}}
 {{- define "kquota.serviceName" -}}
 {{- $name := include "kquota.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
@@ -78,8 +78,7 @@ app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
   "app.kubernetes.io/version" $root.Chart.AppVersion
   "app.kubernetes.io/managed-by" $root.Release.Service
 -}}
-{{- $given := dict -}}
-{{- range rest (rest .) }}{{ $given = merge $given (default dict .) }}{{ end -}}
+{{- $given := rest (rest .) | first | default dict -}}
 {{- merge (dict) (index . 1) (include "kquota.selectorLabels" $root | fromYaml) $chart $given $root.Values.commonLabels | toYaml -}}
 {{- end -}}
 
