@@ -127,7 +127,7 @@ class ClientSeries:
         left = _gauge("throttle_remaining_seconds", "Time until the group's latest delay ends.")
         owed = _gauge(
             "throttle_owed_seconds",
-            "Delay of a group beyond what clients were broker_throttled; its next requests wait for it.",
+            "Debt of a group beyond the announced delays; its next requests wait for it.",
         )
         waiting = _gauge(
             "quota_waiting_connections", "Connections whose next request waits because the quota is overdrawn."
