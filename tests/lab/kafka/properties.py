@@ -90,6 +90,7 @@ def broker_properties(
         # Kafka's own topics: few partitions, because each costs time when the topic is created at first use.
         "offsets.topic.num.partitions": "3",
         "offsets.topic.replication.factor": replicas,
+        "offsets.commit.timeout.ms": "30000",  # on a busy machine 5 s are over before the broker has written
         "transaction.state.log.num.partitions": "3",
         "transaction.state.log.replication.factor": replicas,
         "transaction.state.log.min.isr": "1",
