@@ -106,6 +106,7 @@ class NamespacePlan:
     immutable: bool = False
     """The copy was made immutable: it has to be deleted first."""
     refused: str | None = None
+    """Which quotas are in force in place of the namespace's new ones, and why."""
     problem: str | None = None
     policy: Json | None = None
     """The NetworkPolicy as it should be; None: it already is, or there should be none."""
@@ -236,6 +237,9 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, settings: Distribut
             given, outcome = before, judged(seen.base, labels, before, settings, known, (namespace, True))
         if outcome.text is not None:
             text, accepted = outcome.text, given
+        if refused is not None:
+            rest = "The chart's quotas alone are" if accepted is None else "The former quotas stay"
+            refused = f"{rest} in force. {refused}"
     body = _copy(namespace, text, accepted, seen.owner, settings)
     if copy is not None and _is_so(copy, body):
         return NamespacePlan(namespace, refused=refused)

@@ -101,9 +101,7 @@ class Distributor:
             plan.problem = fault(error)
         if plan.problem is None:
             self._served.add(namespace)
-        wrong = [f"The former quotas stay in force. {plan.refused}"] if plan.refused else []
-        wrong += [plan.problem] if plan.problem else []
-        if self._complain(namespace, " ".join(wrong) or None):
+        if self._complain(namespace, " ".join(filter(None, (plan.refused, plan.problem))) or None):
             name, reason = (
                 (self.settings.name, "NotDistributed") if plan.problem else (self.settings.quotas_name, "QuotasRefused")
             )

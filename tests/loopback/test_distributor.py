@@ -78,7 +78,7 @@ async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
     assert distributor.metrics().splitlines()[2:] == ['kquota_webhook_namespace_problem{namespace="orders"} 1']
     (event,) = events(api)
     assert event["reason"] == "QuotasRefused"
-    assert event["message"].startswith("The former quotas stay in force. ConfigMap kquota-quotas, quotas.yaml:")
+    assert event["message"].startswith("The chart's quotas alone are in force. ConfigMap kquota-quotas, quotas.yaml:")
     assert len(event["message"]) < 1024
     assert event["message"].endswith("…")
     assert [line["namespace"] for line in lines if line["log_level"] == "warning"] == ["orders"]

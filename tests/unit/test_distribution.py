@@ -110,11 +110,14 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
     plan = only(seen(namespaces={"orders": ENABLED}, **refused))
     assert plan.body is None
     assert "would get producer_byte_rate 3000000" in (plan.refused or "")
+    assert (plan.refused or "").startswith("The former quotas stay in force. ConfigMap kquota-quotas")
     later = copy(base=BASE + "max_mute: 10s\n", **refused)["data"]["kquota.yaml"]
     assert "max_mute: 10s" in later, "the chart's changes still come through"
     assert "producer_byte_rate: 1M" in later
     stricter = BASE.replace("2M", "500k")
     assert copy(base=stricter, **refused)["data"] == {"kquota.yaml": stricter}, "they do not fit any more"
+    plan = only(seen(base=stricter, namespaces={"orders": ENABLED}, **refused))
+    assert (plan.refused or "").startswith("The chart's quotas alone are in force. ConfigMap kquota-quotas")
 
 
 @pytest.mark.parametrize(
