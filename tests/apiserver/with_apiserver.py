@@ -263,6 +263,9 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
             assert (first["name"], first["restartPolicy"]) == ("kquota", "Always")
             assert first["args"] == template["container"]["args"]
             assert [one["name"] for one in stored["spec"]["containers"]] == ["app"]
+            tokens = ["kube-api-access" in str(one["volumeMounts"]) for one in stored["spec"]["initContainers"]]
+            assert not tokens[0], "no token of the pod's service account"
+            assert all(tokens[1:]), "the pod's own containers keep theirs"
             assert stored["metadata"]["labels"]["kquota.io/injected"] == "true"
             assert {"kquota-config"} <= {volume["name"] for volume in stored["spec"]["volumes"]}
             asked = recorder.asked.pop()

@@ -493,6 +493,19 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to any service"
 
 
+def test_no_container_in_anothers_pod_gets_a_token() -> None:
+    """Kubernetes mounts the token of the pod's service account in each container that has nothing there yet."""
+    manifests = render("transparent")
+    injected = [one["data"]["sidecar.json"] for one in of_kind(manifests, "ConfigMap") if "sidecar.json" in one["data"]]
+    ours = [json.loads(text)[key] for text in injected for key in ("container", "redirect")]
+    ours += [one for pod in pod_specs(manifests).values() for one in pod.get("initContainers", [])]
+    assert [one["name"] for one in ours] == ["kquota", "kquota-redirect", "kquota-redirect", "kquota"]
+    for container in ours:
+        assert "/var/run/secrets/kubernetes.io/serviceaccount" in [
+            one["mountPath"] for one in container["volumeMounts"]
+        ]
+
+
 STATE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "nothing": ({}, None),
     "records elsewhere": ({"config": {"export": {"directory": "/mnt/usage"}}}, None),

@@ -41,6 +41,9 @@ volumeMounts:
   - name: kquota-config
     mountPath: /etc/kquota
     readOnly: true
+  {{- if ne .Values.mode "gateway" }}
+  {{- include "kquota.noToken" . | nindent 2 }}
+  {{- end }}
   {{- if include "kquota.stateVolume" . }}
   - name: kquota-state
     mountPath: /var/lib/kquota
@@ -151,6 +154,14 @@ volumeMounts:
   - name: kquota-config
     mountPath: /etc/kquota
     readOnly: true
+  {{- include "kquota.noToken" . | nindent 2 }}
+{{- end -}}
+
+{{/* A container in another's pod gets no token of its service account: Kubernetes mounts none where anything is mounted. */}}
+{{- define "kquota.noToken" -}}
+- name: kquota-config
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
 {{- end -}}
 
 {{/* The volume at /var/lib/kquota, if something is stored there or state.volume is set: an emptyDir keeps nodes from being
