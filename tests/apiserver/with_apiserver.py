@@ -69,7 +69,14 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with api_server(tmp_path_factory.mktemp("apiserver")) as running:
         for one in crds():
             running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
-        for kind in ("Certificate", "Issuer", "PodMonitor", "PrometheusRule"):
+        for kind in (
+            "Certificate",
+            "Issuer",
+            "PodMonitor",
+            "PrometheusRule",
+            "ScheduledSparkApplication",
+            "SparkApplication",
+        ):
             wait_for(kind, lambda kind=kind: running.ask("GET", path(kind, "default")).status_code == 200)
         running.namespace(pods.NAMESPACE, {"kquota.io/injection": "enabled"})
         for name in ("invoices", "monitoring"):
