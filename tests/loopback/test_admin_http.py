@@ -245,6 +245,37 @@ async def test_disconnects_only_misbehaving_scrapers(sent: bytes) -> None:
                 await trio.sleep(0.01)
 
 
+async def test_lists_of_longest_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.app.admin.app.MOST_LIST_BYTES", 100_000)
+    async with admin() as running:
+        for index in range(100):  # twelve bytes of JSON a character
+            running.ledger.charge(running.ledger.account("u", "\U0001f600" * 250 + str(index)), Kind.PRODUCE, 1, now_ms())
+        running.ledger.charge(running.ledger.account("u", "fullest"), Kind.PRODUCE, 1000, now_ms())
+        _, _, body = await running.get("/quotas")
+        answer = json.loads(body)
+        assert (answer["groups"][0]["client_id"], answer["total"]) == ("fullest", 101)
+        assert answer["shown"] == len(answer["groups"]) < 40
+        assert 80_000 < len(body) < 110_000
+
+
+async def test_slow_readers_of_lists_hold_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.app.admin.app.MOST_UNREAD_BYTES", 5_000_000)
+    async with admin(lifetime_s=1000) as running:
+        for index in range(3000):  # an answer of about 1 MB
+            running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1, now_ms())
+        _, _, body = await running.get("/quotas?limit=10000")
+        most = 5_000_000 // len(body)
+        streams = [await scraper(running, HANGS) for _ in range(most + 3)]
+        with trio.fail_after(30):
+            while len(running.server.open) > most:  # noqa: ASYNC110 - the server has no event for this
+                await trio.sleep(0.01)
+        assert running.metrics.admin_evicted == 3
+        assert await closed_by_the_server(streams[0])
+        assert len((await running.json("/quotas?limit=10000"))["groups"]) == 3000, "the newest one is answered"
+        for stream in streams:
+            await stream.aclose()
+
+
 @pytest.mark.parametrize(
     ("accepted", "zipped"),
     [("", False), ("Accept-Encoding: deflate, GZIP;q=0.5\r\n", True), ("Accept-Encoding: gzip;q=0.0, br\r\n", False)],

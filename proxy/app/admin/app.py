@@ -6,9 +6,11 @@ from __future__ import annotations
 import gzip
 import heapq
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
@@ -55,6 +57,10 @@ ROW_STEP: Final = 20
 """Rows made of them: one takes some 30 µs, and one of /throttled a millisecond."""
 ROWS_IN_A_PIECE: Final = 100
 """Some 40 KB of an answer."""
+MOST_LIST_BYTES: Final = 8_000_000
+"""Of a list. 10 000 rows have 4 MB, eight times as much with the longest names; `kquota top` takes 32 MB."""
+MOST_UNREAD_BYTES: Final = 32_000_000
+"""Of all lists that are being sent: readers may be slow on purpose."""
 T = TypeVar("T")
 
 
@@ -123,6 +129,7 @@ class AdminApp:
         self._source = quotas
         self._now_ms = clock_ms
         self._heavy = trio.Lock()  # one long list at a time
+        self._unread = _Unread(metrics)
         pages = Starlette(
             routes=[
                 Route("/", self._index),
@@ -166,7 +173,7 @@ class AdminApp:
             rows = []
             async for row in self._steps("/brokers", self._proxy.brokers()):
                 rows.append(_row(dict(zip(names, row, strict=True))))
-            return _Pieces(_listed("brokers", rows, {"total": len(rows)}))
+            return _Pieces(_listed("brokers", rows, {"total": len(rows)}), self._unread)
 
     def _moment(self) -> Moment:
         return Moment(self._now_ms(), time.time(), self._history)
@@ -179,7 +186,7 @@ class AdminApp:
             with suppress(ValueError):
                 most = min(max(int(request.query_params.get("limit", ROWS)), 0), MAX_ROWS)
             async with self._heavy:
-                return _Pieces(await make(most, self._moment()))
+                return _Pieces(await make(most, self._moment()), self._unread)
 
         return serve
 
@@ -253,7 +260,7 @@ class AdminApp:
         async for group in self._steps("/quotas", largest.items(), ROW_STEP):
             rows.append(_row(_group_json(self._ledger, group, at)))
         rows.reverse()
-        return _listed("groups", rows, {"total": largest.seen, "shown": len(rows)})
+        return _listed("groups", rows, {"total": largest.seen})
 
     async def _connections(self, most: int, at: Moment) -> list[bytes]:
         largest: Largest[ConnectionInfo] = Largest(most)
@@ -265,7 +272,7 @@ class AdminApp:
         async for one in self._steps("/connections", largest.items(), ROW_STEP):
             rows.append(_row(_connection_json(one)))
         rows.reverse()
-        return _listed("connections", rows, {"total": largest.seen, "shown": len(rows), "states": states})
+        return _listed("connections", rows, {"total": largest.seen, "states": states})
 
     async def _steps(self, what: str, items: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
         """The items; other tasks run after every `step` of them."""
@@ -281,7 +288,7 @@ class AdminApp:
         found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
         rows = [_row({name: getattr(one, name) for name in one.__slots__}) for one in best]
-        return _listed("libraries", rows, {"total": len(found), "shown": len(rows)})
+        return _listed("libraries", rows, {"total": len(found)})
 
 
 def _group_json(ledger: Ledger, group: QuotaCounter, at: Moment) -> dict[str, Any]:
@@ -336,22 +343,52 @@ def _row(value: Any) -> bytes:
 
 
 def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> list[bytes]:
-    """The pieces of `{name: rows, **rest}` in JSON; other tasks run between two of them."""
+    """The pieces of `{name: rows, **rest}` in JSON; other tasks run between two of them. The last rows are left out if
+    all are too long: clients choose the names in them."""
+    shown = bisect_right(list(accumulate(map(len, rows))), MOST_LIST_BYTES)
     pieces = [b'{"%b":[' % name.encode()]
-    for start in range(0, len(rows), ROWS_IN_A_PIECE):
-        pieces.append((b"," if start else b"") + b",".join(rows[start : start + ROWS_IN_A_PIECE]))
-    return [*pieces, b"]," + _text(rest)[1:]]
+    for start in range(0, shown, ROWS_IN_A_PIECE):
+        pieces.append((b"," if start else b"") + b",".join(rows[start : min(start + ROWS_IN_A_PIECE, shown)]))
+    return [*pieces, b"]," + _text({**rest, "shown": shown})[1:]]
+
+
+class _Unread:
+    """Bounds the memory of lists whose readers are slow: the oldest ends for the newest."""
+
+    def __init__(self, metrics: Exposition) -> None:
+        self._metrics = metrics
+        self._sizes: dict[trio.CancelScope, int] = {}
+
+    @contextmanager
+    def sending(self, size_bytes: int) -> Iterator[None]:
+        """While a list of this size is sent. Raises BrokenResourceError if it ends before."""
+        while self._sizes and sum(self._sizes.values()) + size_bytes > MOST_UNREAD_BYTES:
+            oldest = next(iter(self._sizes))
+            del self._sizes[oldest]
+            oldest.cancel()
+            self._metrics.admin_evicted += 1
+        with trio.CancelScope() as scope:
+            self._sizes[scope] = size_bytes
+            try:
+                yield
+            finally:
+                self._sizes.pop(scope, None)
+        if scope.cancelled_caught:
+            raise trio.BrokenResourceError
 
 
 class _Pieces(Response):
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, pieces: list[bytes], unread: _Unread) -> None:
         self._pieces = pieces
-        headers = {"cache-control": "no-store", "content-length": str(sum(map(len, pieces)))}
+        self._unread = unread
+        self._size_bytes = sum(map(len, pieces))
+        headers = {"cache-control": "no-store", "content-length": str(self._size_bytes)}
         super().__init__(None, 200, headers, "application/json")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await trio.lowlevel.checkpoint()
-        await send({"type": "http.response.body", "body": b""})
+        with self._unread.sending(self._size_bytes):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await trio.lowlevel.checkpoint()
+            await send({"type": "http.response.body", "body": b""})
