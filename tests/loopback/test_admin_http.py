@@ -249,7 +249,8 @@ async def test_lists_of_longest_names_are_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("proxy.app.admin.app.MOST_LIST_BYTES", 100_000)
     async with admin() as running:
         for index in range(100):  # twelve bytes of JSON a character
-            running.ledger.charge(running.ledger.account("u", "\U0001f600" * 250 + str(index)), Kind.PRODUCE, 1, now_ms())
+            account = running.ledger.account("u", "\U0001f600" * 250 + str(index))
+            running.ledger.charge(account, Kind.PRODUCE, 1, now_ms())
         running.ledger.charge(running.ledger.account("u", "fullest"), Kind.PRODUCE, 1000, now_ms())
         _, _, body = await running.get("/quotas")
         answer = json.loads(body)

@@ -82,7 +82,7 @@ def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("namespace", "said"),
     [
-        ("shop", "run `kubectl proxy --port=0 --accept-paths=^/api/v1/namespaces/shop/pods(/|$) "),
+        ("shop", "run `kubectl proxy --port=0 --accept-paths=^/api/v1/namespaces/shop/pods($|/[^/]+:[0-9]+/proxy/) "),
         ("a/b", "--namespace 'a/b': expected a namespace's name, such as shop"),
     ],
 )

@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from queue import Empty, Queue
 from typing import Any, Final
 
@@ -51,8 +52,9 @@ def get_json(
     if not url.startswith(("http://", "https://")):
         raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
     try:
+        until_s = time.monotonic() + timeout_s
         with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            answer = json.loads(response.read(MAX_ANSWER_BYTES))
+            answer = json.loads(_body(response, until_s))
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
             raise ValueError("unexpected answer")
     except urllib.error.HTTPError as error:
@@ -67,9 +69,32 @@ def get_json(
                 "KQUOTA_ADMIN or --pod NAMESPACE/NAME"
             ) from error
         raise OSError(f"{url}: {error.reason}") from error
-    except (ValueError, HTTPException) as error:
+    except TimeoutError as error:
+        raise OSError(f"{url}: no complete answer within {timeout_s:.0f} s") from error
+    except (ValueError, RecursionError, HTTPException) as error:
         raise OSError(f"{url}: not a kquota admin port: {visible(str(error).strip()) or 'no HTTP'}") from error
     return answer
+
+
+def _body(response: HTTPResponse, until_s: float) -> bytes:
+    """The timeout of a socket is that of each piece."""
+    pieces, left = [], MAX_ANSWER_BYTES
+    while left and (piece := response.read1(left)):
+        pieces.append(piece)
+        left -= len(piece)
+        if time.monotonic() > until_s:
+            raise TimeoutError
+    return b"".join(pieces)
+
+
+@contextmanager
+def understood(admin_url: str) -> Iterator[None]:
+    """Meanwhile, an answer from there is used, which may be that of another program or version. Raises OSError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = visible(f"{type(error).__name__}: {error}")
+        raise OSError(f"{admin_url}: unexpected answer ({why}); is this a kquota of this version?") from error
 
 
 @contextmanager
@@ -90,7 +115,8 @@ def proxied(namespace: str) -> Iterator[str]:
     """The URL at which the API server answers meanwhile, to reading pods of `namespace` alone. Raises OSError."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", namespace):
         raise OSError(f"--namespace {visible(namespace)!r}: expected a namespace's name, such as shop")
-    paths = f"^/api/v1/namespaces/{namespace}/pods(/|$)"
+    # No logs or forwarded ports: the page of any of these pods may use what this computer's browser can reach.
+    paths = f"^/api/v1/namespaces/{namespace}/pods($|/[^/]+:[0-9]+/proxy/)"
     arguments = ["proxy", "--port=0", f"--accept-paths={paths}", "--reject-methods=^(POST|PUT|PATCH|DELETE)$"]
     with _kubectl("--namespace", arguments) as port:
         yield f"http://127.0.0.1:{port}"

@@ -205,9 +205,12 @@ def explain(
         answer = _explain_on_paper(config, user, client_id or "", address)
         text = explanation_text(answer)
     else:
+        from proxy.app.cli.admin_client import understood
+
         admin = _admin_of(context, admin, pod)
         answer = _ask(admin, user, client_id, address)
-        text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
+        with errors_reported(), understood(admin):
+            text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
     form = Form.JSON if as_json else form
     if form.is_data:
         print_data(answer, form)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from config.units import readable_rate, readable_span
 from config.visible import visible
-from proxy.app.cli.admin_client import get_json
+from proxy.app.cli.admin_client import get_json, understood
 from proxy.app.common.text import safe, say
 from quota.entity import Kind
 
@@ -228,17 +228,19 @@ class Look:
         quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
         connections = get_json(self._admin, "/connections", most, ("connections", "total"))
         now_s = time.monotonic()
-        every = rows(quotas["groups"], self._before, now_s - self._looked_s)
-        self._before, self._looked_s = imposed(quotas["groups"]), now_s
-        found = chosen(every, self._text, self._sort)
-        return page(self._admin, quotas, connections, every, found, self._text, height, width)
+        with understood(self._admin):
+            every = rows(quotas["groups"], self._before, now_s - self._looked_s)
+            self._before, self._looked_s = imposed(quotas["groups"]), now_s
+            found = chosen(every, self._text, self._sort)
+            return page(self._admin, quotas, connections, every, found, self._text, height, width)
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError with one readable
     sentence."""
     quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
-    found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
+    with understood(admin):
+        found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
     counters = [asdict(row) | {"throttled": row.throttled} for row in found]
     for counter in counters:
         del counter["delayed"]  # between two refreshes

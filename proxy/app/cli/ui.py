@@ -15,7 +15,7 @@ from typing import Any, Final
 import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from deploy.kubernetes.review import PORT_NAME
@@ -24,11 +24,14 @@ from proxy.app.admin.explain import MAX_DECISIONS
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.server import AdminServer
 from proxy.app.cli.admin_client import get_json
-from proxy.app.common.text import say
+from proxy.app.cli.snapshot import checked
+from proxy.app.common.text import ascii_json, say
 from proxy.net.listen.listeners import bind
 
 ANSWER_TIMEOUT_S: Final = 4.0
-"""For a sidecar's answer; the page's timeout for all answers is twice as long."""
+"""For a sidecar's answer."""
+PAGE_TIMEOUT_S: Final = 7.0
+"""For all of them: the page waits 8 s (app.js)."""
 ASKED_AT_ONCE: Final = 20
 ROWS: Final = 200
 LISTS: Final = {"quotas": "groups", "throttled": "throttled", "connections": "connections"}
@@ -109,6 +112,10 @@ def _libraries(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(every, key=lambda one: (one["ignored_ms"], one["mute_ms"]), reverse=True)
 
 
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(ascii_json(value), status, media_type="application/json")  # other programs' texts may be no UTF-8
+
+
 def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
     """Serve the page on this port of the loopback until Ctrl-C or SIGTERM; `places()` is asked each time. Raises
     OSError."""
@@ -116,7 +123,7 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
     def ask(place: Place) -> dict[str, Any] | OSError:
         query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]
         try:
-            return get_json(place.url, "/snapshot", query, expected, ANSWER_TIMEOUT_S)
+            return checked(get_json(place.url, "/snapshot", query, expected, ANSWER_TIMEOUT_S))
         except OSError as error:
             return error
 
@@ -125,16 +132,19 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
         several = trio.CapacityLimiter(ASKED_AT_ONCE)
 
         async def add(place: Place) -> None:
-            answers.append((place, await trio.to_thread.run_sync(ask, place, limiter=several, abandon_on_cancel=True)))
+            answer: dict[str, Any] | OSError = TimeoutError(f"{place.url}: no answer")
+            with trio.move_on_after(PAGE_TIMEOUT_S):
+                answer = await trio.to_thread.run_sync(ask, place, limiter=several, abandon_on_cancel=True)
+            answers.append((place, answer))
 
         try:
             found = await trio.to_thread.run_sync(places, abandon_on_cancel=True)
         except OSError as error:
-            return JSONResponse({"error": str(error)}, 502)
+            return _json({"error": str(error)}, 502)
         async with trio.open_nursery() as nursery:
             for place in found:
                 nursery.start_soon(add, place)
-        return JSONResponse(joined(title, answers))
+        return _json(joined(title, answers))
 
     async def to_page(request: Request) -> Response:
         return RedirectResponse("ui/", 307)

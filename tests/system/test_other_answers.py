@@ -1,0 +1,106 @@
+"""Admin ports that are of another program or version, or do not end: commands say so, and the page of many sidecars
+shows the others."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from proxy.app.cli.admin_client import get_json
+from tests.support.web_server import web_server
+
+EMPTY: Final[dict[str, Any]] = {
+    "at": "2026-01-01T00:00:00.000Z",
+    "sidecar": {"version": "1", "config_loaded": "2026-01-01T00:00:00+00:00"},
+    "not_ready": [],
+    "quotas": {"groups": [], "total": 0},
+    "throttled": {"throttled": [], "decisions": [], "refused": [], "total": 0},
+    "connections": {"connections": [], "total": 0, "states": {"muted": 3}},
+    "libraries": {"libraries": [], "total": 0},
+}
+SNAPSHOTS: Final = {
+    "/good": EMPTY,
+    "/rows": EMPTY | {"quotas": {"groups": [{"kind": "produce"}], "total": 1}},
+    "/types": EMPTY | {"throttled": 7},
+    "/halves": EMPTY | {"not_ready": ["\ud800"]},
+    "/infinite": EMPTY | {"quotas": {"groups": [], "total": float("inf")}},
+}
+DEEP: Final = b"[" * 200_000
+
+
+@pytest.fixture
+def dripping() -> Iterator[int]:
+    """A server whose answer does not end: a byte every 50 ms."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            with suppress(OSError):
+                client, _ = server.accept()
+                with client:
+                    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                    while not ended.wait(0.05):
+                        client.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        yield server.getsockname()[1]
+        ended.set()
+        thread.join()
+
+
+def test_an_answer_that_does_not_end_takes_the_timeout(dripping: int) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(OSError, match=f"^http://127.0.0.1:{dripping}/x: no complete answer within 1 s$"):
+        get_json(f"127.0.0.1:{dripping}", "/x", {}, (), timeout_s=1.0)
+    assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["top", "--json"], ["explain"], ["explain", "--client-id=a"]])
+@pytest.mark.parametrize("answer", ["rows", "types", "deep"])
+def test_commands_name_the_address_of_a_wrong_answer(command: list[str], answer: str) -> None:
+    row = [{"level": "user"}]
+    lists = dict.fromkeys(("groups", "connections", "throttled", "decisions"), row if answer == "rows" else 7)
+    if "--client-id=a" in command:
+        del lists["throttled"]
+    said = {"at": "", "user": "a", "client_id": "a", "kinds": row, "total": 1, "refused": [], **lists}
+    with web_server(lambda path: (200, DEEP if answer == "deep" else json.dumps(said).encode())) as port:
+        url = f"http://127.0.0.1:{port}"
+        words = [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", url]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {url}")
+    assert "kquota" in line
+
+
+def test_wrong_answer_of_a_sidecar_hides_no_other() -> None:
+    def answer(path: str) -> tuple[int, bytes]:
+        return 200, json.dumps(SNAPSHOTS[path.removesuffix("/snapshot")]).encode()
+
+    with web_server(answer) as port:
+        admins = [word for path in SNAPSHOTS for word in ("--admin", f"http://127.0.0.1:{port}{path}")]
+        words = [sys.executable, "-m", "proxy.app.cli.main", "ui", "--port", "0", *admins]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as page:
+            assert page.stdout is not None
+            try:
+                (url,) = re.findall(r"^5 sidecars: (\S+)ui/ ", page.stdout.readline())
+                found = httpx.get(f"{url}snapshot").raise_for_status().json()
+            finally:
+                page.terminate()
+    errors = {one["url"].rpartition("/")[2]: one["error"] for one in found["sidecars"]}
+    assert (errors.pop("good"), errors.pop("halves"), found["connections"]["states"]) == (None, None, {"muted": 6})
+    assert set(errors) == {"rows", "types", "infinite"}
+    assert errors["rows"].startswith("unexpected answer, quotas.groups.0.user: Field required; ")
+    assert all(text.startswith("unexpected answer, ") for text in errors.values())
