@@ -54,6 +54,8 @@ _OF_KAFKA: Final = {
 }
 """Kafka's own names of properties, and what people have not found here."""
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
+_FILES_OF_SECRETS: Final = frozenset({"key_file", "password_file", "token_file"})
+"""Settings whose value may be the secret itself by mistake: problems do not show it, as they are logged."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 TLS_PORTS: Final = range(9093, 9099)
 """By custom: Kafka's own examples, Strimzi, Event Hubs, and Amazon MSK's 9094, 9096 and 9098."""
@@ -362,7 +364,7 @@ def _in_file_order(problems: list[Problem]) -> list[Problem]:
 def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Problem:
     place: Place = item["loc"]
     kind = item["type"]
-    value = item["input"]
+    value = MISSING if place and place[-1] in _FILES_OF_SECRETS else item["input"]
     if kind == "extra_forbidden":
         return source.problem(place, _unknown_key(model, place), at_key=True)
     if kind == "missing":

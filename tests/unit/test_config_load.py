@@ -156,7 +156,8 @@ max_mute: 30
         ("quotas:\n  - {user: a, producer_byte_rate: 1M, scope: fleet}\n", "q.yaml:3:46: quotas[0].scope: got"),
         ("fleet: {id: x}\nquotas:\n  - {user: a, max_connections: 5, scope: fleet}\n", "expected a limit that a"),
         ("fleet: {id: x}", "q.yaml:2:1: fleet: expected key_file: the file with the fleet's secret"),
-        ("fleet: {key_file: key}", 'fleet.key_file: got "key", expected the absolute path of a file'),
+        ("fleet: {key_file: hidden}", "fleet.key_file: expected the absolute path of a file"),
+        ("listen: {tls: {certificate_file: /c, key_file: '-----BEGIN'}}", "listen.tls.key_file: expected the absolute"),
         ("fleet: {topic: a b}", 'fleet.topic: got "a b", expected a topic name: letters, digits, . _ -'),
         ("quotas: [{user: u, producer_byte_rate: 1, candidate: {producer_byte_rate: 0}}]", "quotas[0].candidate.produ"),
         ("upstream: {}", "upstream.bootstrap: expected a value: host:port of some brokers"),
@@ -164,6 +165,8 @@ max_mute: 30
         ("upstream: {bootstrap: ['kafka:99999']}", "a port from 1 to 65535 after"),
         ("upstream: {bootstrap: ['k:1'], sasl: {mechanism: PLAIN, username: u}}", "password_file with PLAIN"),
         ("upstream: {bootstrap: ['k:1'], sasl: {mechanism: OAUTHBEARER, username: u}}", "token_file with OAUTHBEAR"),
+        ("upstream: {bootstrap: ['k:1'], sasl: {mechanism: PLAIN, password_file: hidden}}", "password_file: expected"),
+        ("upstream: {bootstrap: ['k:1'], sasl: {mechanism: OAUTHBEARER, token_file: 1}}", "token_file: expected"),
     ],
 )
 def test_problem_states_the_expectation(line: str, expected: str) -> None:
