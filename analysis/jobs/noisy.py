@@ -51,7 +51,7 @@ def run(context: Context) -> Report:
         else_.alias("others_ms_otherwise"),
         # corr() itself fails if one of the two never changes: there is no correlation then.
         F.when(~constant, ratio(F.covar_pop("bytes", "others_ms"), spread)).alias("correlation"),
-        (F.sum("bytes") / F.sum("all_bytes")).alias("bytes_share"),
+        ratio(F.sum("bytes"), F.sum("all_bytes")).alias("bytes_share"),
     )
     lift = ratio(F.col("others_ms_in_bursts"), F.col("others_ms_otherwise")).alias("lift")
     neighbours = measured.where(F.col("buckets") >= FEWEST_BUCKETS).select(

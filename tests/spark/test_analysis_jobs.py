@@ -306,6 +306,19 @@ def test_noisy_report(report: Make) -> None:
     assert "While u / loud is in a burst, requests of the others take 30 ms of broker time instead of 10 ms" in printed
 
 
+def test_noisy_takes_clients_that_move_no_bytes(report: Make) -> None:
+    rows = [
+        record(2 * minute + number, minute * 60, client_id=f"c{number}", requests=10, request_seconds=0.1)
+        for minute in range(20)
+        for number in (1, 2)
+    ]
+    _, out = report("noisy", rows)
+    assert [(row["client_id"], row["bytes_share"], row["lift"]) for row in table(out, "neighbours")] == [
+        ("c1", "", ""),
+        ("c2", "", ""),
+    ]
+
+
 def test_whatif_of_all_four_quotas(report: Make) -> None:
     second = {"duration_s": 1.0}
     rows = [
