@@ -67,11 +67,16 @@ def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
         {"client-id": "<default>", "producer_byte_rate": 20_000, "candidate": {"producer_byte_rate": 10_000}},
         {"client-id": "idle", "producer_byte_rate": "1M"},
     ]
+    from kafka.protocol.metadata import ApiVersionsRequest
+
     with sidecar(kafka.bootstrap, quotas) as running:
         stop = threading.Event()
 
         def work(client_id: str, size: int, pause_s: float) -> None:
             with RawClient(f"127.0.0.1:{running.port}", client_id) as client:
+                if client_id == TURNED:  # brokers refuse such a library, and the connection stays open
+                    library = {"client_software_name": TURNED, "client_software_version": TURNED}
+                    client.exchange(client.frame(ApiVersionsRequest(version=3, **library)))
                 message = produce_message(9, client.topic("ui"), [b"x" * size])
                 while not stop.is_set():
                     client.ask(message, 120)
@@ -106,7 +111,7 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
         # Names of clients are text, whatever they say.
         assert EVIL in text(driver, "#groups")
         assert TURNED_SHOWN in text(driver, "#groups")
-        wait_for("its connection", lambda: TURNED_SHOWN in text(driver, "#connections"))
+        wait_for("its connection", lambda: f"{TURNED_SHOWN}/{TURNED_SHOWN}" in text(driver, "#connections"))
         assert driver.title == "kquota"
         assert driver.find_elements(By.CSS_SELECTOR, "img") == []
         # (At one moment: the page may replace an element between two questions.)

@@ -54,7 +54,7 @@ function cells(row, values) {
   return row;
 }
 function cell(value) { const made = element("td"); made.append(value); return made; }
-function named(text) { const made = element("td", name(text), "name"); made.title = text === null ? "shared by all" : text; return made; }
+function named(text) { const made = element("td", name(text), "name"); made.title = text === null ? "shared by all" : name(text); return made; }
 const number = (text) => element("td", text, "n");
 
 const fleet = (one) => one ? `, ${(100 * one.share).toFixed(1)} % of the fleet's ${one.why === "last" || one.why === "alone" ? "(no contact)" : ""}`.trimEnd() : "";
@@ -172,7 +172,7 @@ function held(one) {
 function showConnections(answer) {
   $("connections-shown").textContent = `${answer.shown} of ${answer.total}, muted and waiting first`;
   fill("connections", answer.connections.map((one) => cells(element("tr"), [named(one.client_ids.join(", ")), number(held(one)),
-    number(String(one.in_flight)), named(one.user), one.peer, one.broker, one.software ?? "-",
+    number(String(one.in_flight)), named(one.user), one.peer, one.broker, visible(one.software ?? "-"),
     number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000)), ...pod(one)])));
 }
 function showLibraries(answer) {
@@ -181,7 +181,7 @@ function showLibraries(answer) {
     // As in the report compliance: a single one may have been sent before the client had read its throttle time.
     const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
     const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "partly"} (ignored ${span(one.ignored_ms)} of ${span(one.mute_ms)})`;
-    return cells(element("tr"), [named(one.library), one.version || "-", element("td", waits, waits === "yes" ? "good" : "bad"),
+    return cells(element("tr"), [named(one.library), visible(one.version || "-"), element("td", waits, waits === "yes" ? "good" : "bad"),
       number(String(one.mutes)), number(String(one.ignored))]);
   }));
 }
