@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from config.snapshot import checked
 from deploy.kubernetes.review import PORT_NAME
 from proxy.app.admin import ui
 from proxy.app.admin.explain import MAX_DECISIONS
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.server import AdminServer
 from proxy.app.cli.admin_client import get_json
-from proxy.app.cli.snapshot import checked
 from proxy.app.common.text import ascii_json, say
 from proxy.net.listen.listeners import bind
 
