@@ -112,7 +112,9 @@ def _represent_text(dumper: Any, text: str) -> Any:
         plain = unquoted(text) == text
     except ValueError:
         plain = False
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else "'")
+    # Invisible characters have codes in double quotes only, also those that `visible` writes for a terminal.
+    quoted = "'" if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain and quoted == "'" else quoted)
 
 
 _Dumper.add_representer(str, _represent_text)

@@ -399,6 +399,8 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
             ([("user", None)], [(FETCH, 2e6)]),
             ([("ip", "10.0.0.1")], [(RATE, 20.0)]),
             ([("user", "<default>")], [(PRODUCE, 7.0)]),
+            ([("client-id", "a\u202eb")], [(PRODUCE, 8.0)]),
+            ([("client-id", "a\nwarning: b")], [(PRODUCE, 9.0)]),
         ]
         alter(broker, wanted)
         until(lambda: len(describe(broker)[1] or {}) == len(wanted), limit_s=20.0)
@@ -410,7 +412,9 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
     assert {(entry.user, entry.client_id): entry.producer_byte_rate for entry in table.entries} == {
         ("alice", "etl"): 1_000_000,
         (DEFAULT, None): None,
+        (None, "a\u202eb"): 8,
     }
     assert "{ip: 10.0.0.1, connection_creation_rate: 20}" in done.stdout
-    assert "skipped: " in done.stderr
+    assert all(line.startswith("warning: skipped: ") for line in done.stderr.splitlines())
+    assert "a\\nwarning: b: client-id: expected a client-id" in done.stderr
     assert "cannot be distinguished from the default" in done.stderr

@@ -16,6 +16,7 @@ from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.source import dump, parse
 from config.units import parse_duration_ms, parse_size, readable_bytes, readable_span, similar_size
+from config.visible import visible
 from proxy.app.cli.imports import strimzi_entries
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
@@ -128,10 +129,14 @@ VALUE = TEXTS | st.booleans() | st.none() | st.integers() | st.floats(allow_nan=
 
 @given(st.lists(st.dictionaries(TEXTS, VALUE, max_size=4), max_size=3))
 @example([{"-.5": "-.0", ".5": "~"}])
+@example([{"user": "a\u202eb", "client-id": "\u2028\u200b\U000e0001"}])
 def test_dump_round_trips(values: list[dict[str, Any]]) -> None:
-    found = parse("q.yaml", dump({"quotas": values}).encode("utf-8", "surrogatepass"))
-    assert found.problems == []
-    assert repr(found.values) == repr({"quotas": values})
+    """Also as a terminal gets it, with codes for invisible characters."""
+    text = dump({"quotas": values})
+    for shown in (text, visible(text, lines=True)):
+        found = parse("q.yaml", shown.encode("utf-8", "surrogatepass"))
+        assert found.problems == []
+        assert repr(found.values) == repr({"quotas": values})
 
 
 SIZES = [

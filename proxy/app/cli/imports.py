@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from config.problems import ConfigError, Place
+from config.visible import visible
 from proxy.app.common.text import (
     FAILED,
     WRONG_USE,
@@ -140,7 +141,7 @@ def kafka(
             asked = load(config)
         found, left = entries_of_cluster(asked)
     for reason in left:
-        say(f"warning: skipped: {reason}", err=True)
+        say(f"warning: skipped: {visible(reason)}", err=True)
     _print(found, Form.JSON if as_json else form, "the cluster has no client quotas that kquota can express")
 
 
