@@ -252,9 +252,13 @@ def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
 _CHANGES = (("raise", "to raise"), ("lower", "to lower"), ("new", "where there is none"), ("keep", "to keep"))
 
 
+_NO_NAMES = ("<default>", "other~d9298a10")
+"""What an entry takes for something else, and what records have in place of the name `other`."""
+
+
 def _nameable(row: Any) -> bool:
     names = (row["user"], row["client_id"])
-    return all(name != "<default>" and len(name) < MAX_NAME_CHARACTERS and not has_control(name) for name in names)
+    return all(name not in _NO_NAMES and len(name) < MAX_NAME_CHARACTERS and not has_control(name) for name in names)
 
 
 def _of_one_scope(rows: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from analysis.owners import Owners, PriceModel
 from config.load import load_bytes
 from config.table import entries
 from proxy.app.cli.main import app
+from proxy.app.common.top_k import label
 from tests.lab.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
 from tests.support.spark_tools import Make, floats, record, table
@@ -200,6 +201,7 @@ def test_recommend_report(report: Make) -> None:
         one(4, "new: '#yes", 123_456, None),
         one(5, "<default>", 1.0e6, None),  # a user of that name cannot be named in an entry
         record(6, 33_000, user="tiny", client_id="", produce_bytes=10, request_seconds=0.5),
+        one(7, label("other"), 1.0e6, None),  # this is not the name of the user
     ]
     printed, out = report("recommend", rows, headroom=0.25)
     advice = {
@@ -212,6 +214,7 @@ def test_recommend_report(report: Make) -> None:
         ("right", "produce"): (1.3e6, "keep", "low"),  # within 10 % of 1.25 MB/s
         ("new: '#yes", "produce"): (160e3, "new", "low"),  # 154 320
         ("<default>", "produce"): (1.3e6, "new", "low"),
+        (label("other"), "produce"): (1.3e6, "new", "low"),
         ("tiny", "produce"): (1000, "new", "low"),  # no client is recommended less
         ("tiny", "request"): (6.3, "new", "low"),  # 5 % * 1.25 = 6.25
     }
@@ -234,7 +237,7 @@ def test_recommend_report(report: Make) -> None:
     assert "- 'calm' 'app' producer_byte_rate: 5 MB/s\n+ 'calm' 'app' producer_byte_rate: 1.3 MB/s" in difference
     assert "needs 1.9 MB/s on weekdays at 09 h UTC, was delayed 4 s" in difference
     assert "'right'" not in difference
-    assert "1 recommendations are in the table only" in printed
+    assert "2 recommendations are in the table only" in printed
 
 
 def test_recommend_takes_an_intervals_middle_for_its_hour(report: Make) -> None:
