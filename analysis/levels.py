@@ -75,7 +75,7 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
         values = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise WrongUseError(f"--candidate {path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints: {error}") from None
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration")

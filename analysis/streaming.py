@@ -123,7 +123,7 @@ def _offsets(value: Any) -> dict[tuple[str, str], int] | None:
 def listen_address(text: str) -> tuple[str, int]:
     """``9405`` or ``0.0.0.0:9405``; without a host, loopback only. Raises WrongUseError."""
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65_535:
+    if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise WrongUseError(f"--metrics {text}: expected PORT or HOST:PORT, such as 0.0.0.0:9405")
     return host.strip("[]") or "127.0.0.1", int(port)
 

@@ -85,6 +85,9 @@ def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -
 )
 def test_a_candidate_that_check_did_not_print_is_refused(values: dict[str, Any], printed: str, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(WrongUseError, match="prints: maximum recursion depth exceeded"):
+        load_candidate(path)
     path.write_text(json.dumps({"ok": True} | values))
     with pytest.raises(WrongUseError) as caught:
         load_candidate(path)

@@ -138,8 +138,9 @@ def test_lag_counts_unread_records() -> None:
     assert lag_messages({"sources": [{"latestOffset": None, "endOffset": {"logOffset": 3}}]}) is None
     assert listen_address("9405") == ("127.0.0.1", 9405)
     assert listen_address("[::]:9405") == ("::", 9405)
-    with pytest.raises(WrongUseError, match="expected PORT or HOST:PORT"):
-        listen_address("localhost")
+    for wrong in ("localhost", "\u00b2", "1:65536"):
+        with pytest.raises(WrongUseError, match="expected PORT or HOST:PORT"):
+            listen_address(wrong)
 
 
 def test_signals_stop_the_stream_and_next_start_resumes(
