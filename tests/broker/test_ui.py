@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from tests.support.browser import Browse, accessible, text
 from tests.support.forked import run_kquota
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.web_server import web_server
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
@@ -278,27 +280,31 @@ def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> 
 
 
 def test_many_sidecars_are_on_one_page(busy: Sidecar, kafka: KafkaCluster, browse: Browse, tmp_path: Path) -> None:
-    """One with a throttled client, one without clients and an address where nothing listens."""
+    """One with a throttled client, one without clients, one of another version and an address where nothing listens."""
     from selenium.webdriver.common.by import By
 
     log, gone = tmp_path / "log", f"http://127.0.0.1:{free_ports(1)[0]}"
     with ExitStack() as stack:
         idle = stack.enter_context(sidecar(kafka.bootstrap, []))
-        hosts = [url.removeprefix("http://") for url in (gone, busy.admin, idle.admin)]
+        snapshot = httpx.get(f"{idle.admin}/snapshot").json()
+        snapshot["connections"] |= {"connections": [{"muted_for_ms": 0, "waited_ms": 0}], "total": 1}
+        other = stack.enter_context(web_server(lambda _path: (200, json.dumps(snapshot).encode())))
+        hosts = [url.removeprefix("http://") for url in (gone, busy.admin, idle.admin, f"127.0.0.1:{other}")]
         arguments = [word for host in hosts for word in ("--admin", host)]
         serving = run_kquota(["ui", *arguments, "--port", "0"], log)
         stack.callback(serving.kill)
-        (url,) = wait_for("its address", lambda: re.findall(r"^3 sidecars: (\S+)", log.read_text()))
+        (url,) = wait_for("its address", lambda: re.findall(r"^4 sidecars: (\S+)", log.read_text()))
         driver = stack.enter_context(browse())
         driver.get(url)
         wait_for("who is throttled", lambda: f"greedy in {hosts[1]}" in text(driver, "#held"))
         rows = [line.split()[:2] for line in text(driver, "#sidecars tbody").splitlines()]
-        assert rows == [[hosts[0], f"{gone}:"], [hosts[1], "ready"], [hosts[2], "ready"]]
+        assert rows == [[hosts[0], f"{gone}:"], [hosts[1], "ready"], *([host, "ready"] for host in sorted(hosts[2:]))]
         assert text(driver, "#status").startswith(f"not ready: {hosts[0]} · ")
         assert f" of {len(driver.find_elements(By.CSS_SELECTOR, '#groups tbody tr'))} counters" in text(
             driver, "#status"
         )
         assert hosts[1] in text(driver, "#connections")
+        assert f"unexpected row of {hosts[3]}: " in text(driver, "#connections")
         wait_for("libraries", lambda: "unknown" in text(driver, "#libraries"), 120)
         assert not driver.find_element(By.ID, "explain").is_displayed()
         accessible(driver)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import itemgetter
 from typing import Any, Final
 
 import trio
@@ -18,13 +17,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from config.snapshot import checked
 from deploy.kubernetes.review import PORT_NAME
 from proxy.app.admin import ui
 from proxy.app.admin.explain import MAX_DECISIONS
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.server import AdminServer
-from proxy.app.cli.admin_client import get_json
+from proxy.app.cli.admin_client import get_json, understood
 from proxy.app.common.text import ascii_json, say
 from proxy.net.listen.listeners import bind
 
@@ -63,9 +61,9 @@ def joined(title: str, answers: Sequence[tuple[Place, dict[str, Any] | OSError]]
     """One snapshot of all: rows with their pod, the most urgent first; `sidecars` has a row for each place."""
     known = [(place, answer) for place, answer in answers if not isinstance(answer, OSError)]
     most_urgent: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "quotas": lambda row: (row["limit"] is not None, row["delayed"] is not None, row["utilisation"] or 0.0),
-        "throttled": lambda row: (row["now"]["muted_ms"], row["now"]["wait_ms"]),
-        "connections": lambda row: max(row["muted_for_ms"], row["waited_ms"]),
+        "quotas": lambda row: (row["limit"] is not None, row["delayed"] is not None, float(row["utilisation"] or 0)),
+        "throttled": lambda row: (float(row["now"]["muted_ms"]), float(row["now"]["wait_ms"])),
+        "connections": lambda row: max(float(row["muted_for_ms"]), float(row["waited_ms"])),
     }
     whole: dict[str, Any] = {}
     for name, rows in LISTS.items():
@@ -74,12 +72,12 @@ def joined(title: str, answers: Sequence[tuple[Place, dict[str, Any] | OSError]]
         whole[name] = {rows: every[:ROWS], "total": sum(one[name]["total"] for _, one in known)}
     whole["throttled"]["decisions"] = sorted(
         (row | {"pod": place.pod, "url": place.url} for place, one in known for row in one["throttled"]["decisions"]),
-        key=itemgetter("at"),
+        key=lambda row: str(row["at"]),
         reverse=True,
     )[:MAX_DECISIONS]
     states: Counter[str] = Counter()
     for _, one in known:
-        states.update(one["connections"]["states"])
+        states.update({state: int(count) for state, count in one["connections"]["states"].items()})
     whole["connections"] |= {"shown": len(whole["connections"]["connections"]), "states": states}
     libraries = _libraries(row for _, one in known for row in one["libraries"]["libraries"])
     whole["libraries"] = {"libraries": libraries, "total": len(libraries), "shown": len(libraries)}
@@ -94,7 +92,7 @@ def _sidecar(place: Place, answer: dict[str, Any] | OSError) -> dict[str, Any]:
     if isinstance(answer, OSError):
         return row | {"error": str(answer)}
     return row | {
-        "not_ready": answer["not_ready"],
+        "not_ready": [str(reason) for reason in answer["not_ready"]],
         "throttled": answer["throttled"]["total"],
         "connections": answer["connections"]["total"],
         "muted": answer["connections"]["states"].get("muted", 0),
@@ -107,13 +105,14 @@ def _libraries(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         sums = found.setdefault((row["library"], row["version"]), Counter())
-        sums.update({name: row[name] for name in ("mutes", "mute_ms", "ignored", "ignored_ms")})
+        sums.update({name: float(row[name]) for name in ("mutes", "mute_ms", "ignored", "ignored_ms")})
     every = [{"library": library, "version": version, **sums} for (library, version), sums in found.items()]
     return sorted(every, key=lambda one: (one["ignored_ms"], one["mute_ms"]), reverse=True)
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:
-    return Response(ascii_json(value), status, media_type="application/json")  # other programs' texts may be no UTF-8
+    # Texts of other programs may be no UTF-8; no browser reads NaN.
+    return Response(ascii_json(value, allow_nan=False), status, media_type="application/json")
 
 
 def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
@@ -123,7 +122,10 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
     def ask(place: Place) -> dict[str, Any] | OSError:
         query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]
         try:
-            return checked(get_json(place.url, "/snapshot", query, expected, ANSWER_TIMEOUT_S))
+            answer = get_json(place.url, "/snapshot", query, expected, ANSWER_TIMEOUT_S)
+            with understood(place.url):  # what cannot be shown alone hides no others
+                _json(joined(title, [(place, answer)]))
+            return answer
         except OSError as error:
             return error
 

@@ -1,7 +1,7 @@
 // The page on kquota's admin port. Names are chosen by clients: they only ever become text nodes.
 "use strict";
 const $ = (id) => document.getElementById(id);
-const every = { look: 2000, history: 5000 };
+const PERIOD_MS = { look: 2000, history: 5000 };
 const state = { groups: [], total: 0, history: null, chosen: null, order: [], ordered: 0, many: false };
 const KEEP_ORDER_MS = 10000, ANSWER_TIMEOUT_MS = 8000, THROTTLED_SHOWN = 20;
 
@@ -48,7 +48,15 @@ function replace(old, made) {
   });
   while (old.children.length > made.length) old.lastElementChild.remove();
 }
-const fill = (table, rows) => replace($(table).tBodies[0], rows);
+// A row of another program or version hides no others.
+const every = (all, make, tag = "tr") => all.map((one) => {
+  try { return make(one); } catch (error) {
+    const made = element(tag);
+    made.append(element(tag === "tr" ? "td" : "span", `unexpected row of ${one.pod ?? "this sidecar"}: ${error.message}`, "bad"));
+    return made;
+  }
+});
+const fill = (table, all, make) => replace($(table).tBodies[0], every(all, make));
 function cells(row, values) {
   for (const value of values) row.append(value instanceof Node && value.tagName === "TD" ? value : cell(value));
   return row;
@@ -95,7 +103,7 @@ function showGroups() {
   const wanted = $("filter").value.toLowerCase();
   const limited = inOrder(state.groups.filter((one) => one.limit !== null));
   const kept = limited.filter((one) => `${one.kind} ${one.user ?? ""} ${one.client_id ?? ""} ${one.pod ?? ""}`.toLowerCase().includes(wanted));
-  fill("groups", kept.map((one) => {
+  fill("groups", kept, (one) => {
     const row = element("tr"), use = element("td", undefined, "use"), meter = element("meter");
     row.dataset.key = key(one);
     meter.max = 1; meter.low = 0.9; meter.high = 0.999; meter.optimum = 0; meter.value = Math.min(one.utilisation, 1).toFixed(2);
@@ -110,7 +118,7 @@ function showGroups() {
       limited.append(element("small", `candidate ${limit(one.kind, one.candidate.limit)}: ${Math.round(one.candidate.utilisation * 100)} %, would delay ${one.candidate.throttled}`, "trial"));
     if (one.mode === "shadow" && one.shadow) limited.append(element("small", `would delay ${one.shadow.throttled}`, "trial"));
     return cells(row, [client(one), number(now(one.kind, one.observed)), use, what, limited, (one.level ?? "-") + fleet(one.fleet), ...pod(one)]);
-  }));
+  });
   $("shown").textContent = `${kept.length} of ${state.total} counters`;
 }
 $("groups").addEventListener("click", (event) => {
@@ -155,15 +163,15 @@ function showThrottled(answer) {
   const shown = answer.throttled.slice(0, THROTTLED_SHOWN), more = answer.total - shown.length;
   $("none-held").hidden = shown.length > 0;
   $("held").hidden = shown.length === 0;
-  replace($("held"), shown.map((one) => {
+  replace($("held"), every(shown, (one) => {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
     const where = one.set_in ? `, set ${one.set_in}` : "", who = one.pod ? ` in ${one.pod}` : "";
     item.append(element("strong", title(one) + who), element("span", ` ${memory(one.now.delayed) ?? `${left} left`} `, "bad"),
       element("span", `${now(one.kind, one.observed)} of ${limit(one.kind, one.limit)}${one.now.paced && one.now.share < 0.9 ? ` (paced: ${PACED})` : ""}; ${one.setting} of ${one.level}${where}${fleet(one.now.fleet)}${line(one.now)}`, "quiet"));
     return item;
-  }).concat(more > 0 ? element("li", `and ${more} more`, "quiet") : []));
-  fill("decisions", answer.decisions.map((one) => cells(element("tr"), [clock(one.at), named(one.user), named(one.client_id),
-    one.api ?? "-", one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why, ...pod(one)])));
+  }, "li").concat(more > 0 ? element("li", `and ${more} more`, "quiet") : []));
+  fill("decisions", answer.decisions, (one) => cells(element("tr"), [clock(one.at), named(one.user), named(one.client_id),
+    one.api ?? "-", one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why, ...pod(one)]));
 }
 function held(one) {
   if (one.waiting_for !== null) return `waits ${span(one.waited_ms)} (${one.waiting_for})`;
@@ -171,19 +179,19 @@ function held(one) {
 }
 function showConnections(answer) {
   $("connections-shown").textContent = `${answer.shown} of ${answer.total}, muted and waiting first`;
-  fill("connections", answer.connections.map((one) => cells(element("tr"), [named(one.client_ids.join(", ")), number(held(one)),
+  fill("connections", answer.connections, (one) => cells(element("tr"), [named(one.client_ids.join(", ")), number(held(one)),
     number(String(one.in_flight)), named(one.user), one.peer, one.broker, visible(one.software ?? "-"),
-    number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000)), ...pod(one)])));
+    number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000)), ...pod(one)]));
 }
 function showLibraries(answer) {
   $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, most ignored time first` : "No mute of 200 ms or more yet.";
-  fill("libraries", answer.libraries.map((one) => {
+  fill("libraries", answer.libraries, (one) => {
     // As in the report compliance: a single one may have been sent before the client had read its throttle time.
     const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
     const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "partly"} (ignored ${span(one.ignored_ms)} of ${span(one.mute_ms)})`;
     return cells(element("tr"), [named(one.library), visible(one.version || "-"), element("td", waits, waits === "yes" ? "good" : "bad"),
       number(String(one.mutes)), number(String(one.ignored))]);
-  }));
+  });
 }
 
 const charts = {};
@@ -245,10 +253,10 @@ function showHistory(answer) {
 function showSidecars(found) {
   state.many = true;
   document.body.classList.add("many");
-  fill("sidecars", found.map((one) => {
+  fill("sidecars", found, (one) => {
     const [text, look] = one.error ? [one.error, "bad"] : one.not_ready.length ? [`not ready: ${one.not_ready.join("; ")}`, "bad"] : ["ready", "good"];
     return cells(element("tr"), [link(one), element("td", text, look), ...["throttled", "connections", "muted"].map((what) => number(String(one[what] ?? "-"))), one.version ?? "-", one.config_loaded ? clock(one.config_loaded) : "-"]);
-  }));
+  });
 }
 async function look() {
   try {
@@ -267,11 +275,11 @@ async function look() {
     $("status").className = "bad";
     $("status").textContent = `sidecar unreachable (${error.message}), retrying`;
   }
-  setTimeout(look, every.look);
+  setTimeout(look, PERIOD_MS.look);
 }
 async function remember() {
   try { showHistory(await (await ask("history")).json()); } catch (error) { /* the status line says so */ }
-  setTimeout(remember, every.history);
+  setTimeout(remember, PERIOD_MS.history);
 }
 $("filter").addEventListener("input", () => { showGroups(); mark(); });
 for (const id of ["counter", "range"]) $(id).addEventListener("change", () => { state.chosen = $("counter").value; draw(); mark(); });
