@@ -17,7 +17,7 @@ from pydantic import Field
 
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
-from config.problems import MAX_FILE_BYTES, ConfigError, Place, Problem, first_of, unreadable
+from config.problems import MAX_FILE_BYTES, MAX_VALUES, ConfigError, Place, Problem, first_of, unreadable
 from config.source import dump, number, parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Section, Value, wrong
@@ -38,9 +38,6 @@ from quota.admin import (
 from quota.entity import DEFAULT, Default
 from quota.overlay import Overlay, laid_over
 from quota.table import QuotaTable
-
-MAX_BYTES: Final = MAX_FILE_BYTES
-"""A larger overlay is not written, because it could not be read again."""
 
 _HEADER: Final = """\
 # Written by kquota: client quotas that were set through it with AlterClientQuotas (kafka-configs). Each limit wins over
@@ -137,7 +134,7 @@ def parse_overlay(file: str, data: bytes) -> Overlay:
 
 
 def overlay_bytes(overlay: Overlay) -> bytes:
-    """The content of the file for an overlay."""
+    """The content of the file for an overlay. Raises ValueError for one that could not be read again."""
     rows = [
         {kind: _written_name(name) for kind, name in sorted(entity, reverse=True)}
         | {key: as_written(value) for key, value in limits.items()}
@@ -145,10 +142,16 @@ def overlay_bytes(overlay: Overlay) -> bytes:
     ]
     if not rows:
         return (_HEADER + "quotas: []\n").encode()
+    values = 3 + sum(1 + sum(2 + 2 * isinstance(value, dict) for value in row.values()) for row in rows)
+    if values > MAX_VALUES:
+        raise ValueError(f"would have more than {MAX_VALUES} values (keys, values, lists and mappings)")
     # libyaml holds the GIL until it is done: in small parts it does not block the event loop for long
     parts = (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
     body = "".join(map(dump, parts))
-    return (_HEADER + "quotas:\n" + body).encode()
+    data = (_HEADER + "quotas:\n" + body).encode()
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"would become larger than {MAX_FILE_BYTES} bytes")
+    return data
 
 
 def table_in_force(config: Config) -> QuotaTable:

@@ -116,8 +116,12 @@ async def test_alterations_that_cannot_be_stored_are_refused(path: Path, monkeyp
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         with monkeypatch.context() as patch:
-            patch.setattr(proxy.app.sources.quota_file, "MAX_BYTES", 1000)
+            patch.setattr("config.overlay.MAX_FILE_BYTES", 1000)
             assert await apply(source, many) == f"{path} would become larger than 1000 bytes"
+        with monkeypatch.context() as patch:
+            patch.setattr("config.overlay.MAX_VALUES", 1000)
+            text = "would have more than 1000 values (keys, values, lists and mappings)"
+            assert await apply(source, many) == f"{path} {text}"
         assert path.read_bytes() == before
         assert (len(swapped), source.quotas()) == (1, {ALICE: {PRODUCE: 1.0}})
         assert [file.name for file in path.parent.iterdir()] == ["overlay.yaml"]

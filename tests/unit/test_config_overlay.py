@@ -1,5 +1,7 @@
 """The overlay file: what is written is read back, whatever the names; what is wrong is named with its place."""
 
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,23 @@ limits = st.fixed_dictionaries({}, optional=optional).filter(bool)
 @example({(("user", "x" * 32_767),): {PRODUCE: 1.0}})
 def test_overlay_round_trips(overlay: Overlay) -> None:
     assert parse_overlay("o.yaml", overlay_bytes(overlay)) == overlay
+
+
+@given(st.dictionaries(entities, limits, min_size=1, max_size=5))
+@example({(("user", "<default>"),): {PRODUCE: 1.0}, (("user", None),): {PRODUCE: None}})
+def test_writes_as_many_values_as_can_be_read(overlay: Overlay) -> None:
+    """Raised by one until the file is written: the reader takes just as many."""
+    with pytest.MonkeyPatch.context() as patch:
+        for most in count(3):
+            patch.setattr("config.overlay.MAX_VALUES", most)
+            with suppress(ValueError):
+                data = overlay_bytes(overlay)
+                break
+        patch.setattr("config.source.MAX_VALUES", most)
+        assert parse_overlay("o.yaml", data) == overlay
+        patch.setattr("config.source.MAX_VALUES", most - 1)
+        with pytest.raises(ConfigError, match="values in the file"):
+            parse_overlay("o.yaml", data)
 
 
 @pytest.mark.parametrize(

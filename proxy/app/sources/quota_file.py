@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from config.model import Config
-from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay
+from config.overlay import overlay_bytes, parse_overlay
 from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError, unreadable
 from config.table import to_table
@@ -121,9 +121,10 @@ class FileSource(QuotaSource):
             return f"{path} is invalid after an edit: {mistakes}"
         overlay = altered(self._overlay, self._in_file, job.changes)
         if overlay != self._overlay:
-            data = await trio.to_thread.run_sync(overlay_bytes, overlay)
-            if len(data) > MAX_BYTES:
-                return f"{path} would become larger than {MAX_BYTES} bytes"
+            try:
+                data = await trio.to_thread.run_sync(overlay_bytes, overlay)
+            except ValueError as error:
+                return f"{path} {error}"
             try:
                 # An abandoned writer (no answer, or shutdown) leaves the old file or the new one, whole. If it is the
                 # new one after all, the next check finds it.
