@@ -188,6 +188,15 @@ def test_replaced_file_keeps_permissions_and_follows_no_link(tmp_path: Path) -> 
     assert path.read_bytes() == b"two"
 
 
+def test_replaces_the_target_of_a_link(tmp_path: Path) -> None:
+    """An overlay may be a link to a file on a volume: replacing the link would lose what is set at the next start."""
+    (volume := tmp_path / "volume").mkdir()
+    (link := tmp_path / "overlay.yaml").symlink_to(volume / "real.yaml")
+    for data in (b"one", b"two"):
+        replace_file(link, data)
+        assert (link.is_symlink(), (volume / "real.yaml").read_bytes()) == (True, data)
+
+
 class Brokers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Quotas | str) -> None:
         self.answers = answers

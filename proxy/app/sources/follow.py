@@ -83,7 +83,9 @@ class FileReader:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a temporary file next to it, flush to the disk, rename over it, flush the directory: `path` is the whole
-    old file or the whole new one, with its permissions. One writer at a time. Raises OSError: `path` is unchanged."""
+    old file or the whole new one, with its permissions. The target of a link is replaced, not the link. One writer at a
+    time. Raises OSError: `path` is unchanged."""
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(path.name + ".tmp")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -143,7 +143,7 @@ class FileSource(QuotaSource):
 
     async def _try_directory(self, path: Path) -> None:
         with suppress(StuckError):  # which everything else will report
-            if not await self._writing.run(os.access, path.parent, os.W_OK | os.X_OK):
+            if not await self._writing.run(os.access, Path(os.path.realpath(path)).parent, os.W_OK | os.X_OK):
                 log.warning("overlay directory not writable: quotas cannot be altered", file=str(path))
 
     async def _watch(self, reader: FileReader) -> None:
