@@ -245,7 +245,8 @@ def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -
     with _fleet(kafka, 2, topic=name) as fleet:
 
         def has_partitions_back() -> bool:
-            return any("topic restored" in one.log.read_text() for one in fleet)
+            texts = [one.log.read_text() for one in fleet]
+            return any("topic restored" in text or "topic was created" in text for text in texts)
 
         load = Load(fleet[0].bootstrap, topic)
         load.on = True
@@ -265,6 +266,40 @@ def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -
         finally:
             load.stop()
             admin.close()
+
+
+def test_deleted_topic_is_created_as_it_was_and_by_no_broker(kafka: KafkaCluster) -> None:
+    """The brokers of tests create any topic that a client names, with one partition and their own settings."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    name = f"deleted-{uuid.uuid4().hex}"
+    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=3)
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    with _fleet(kafka, 1, topic=name) as (one,):
+        until(lambda: "reading the fleet's topic" in one.log.read_text())
+        admin.delete_topics([name])
+        (made,) = until(lambda: one.logged("the fleet's topic was created"))
+        assert made["partitions"] == 3
+        until(lambda: len(one.logged("reading the fleet's topic")) == 2)
+        assert len(admin.describe_topics([name])[0]["partitions"]) == 3
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
+        found = admin.describe_configs([resource], config_filter="all")["topic"][name]
+        assert found["retention.ms"]["value"] == TOPIC_CONFIG["retention.ms"]
+    admin.close()
+
+
+def test_names_the_reason_why_no_record_is_written(kafka: KafkaCluster) -> None:
+    name = f"compacted-{uuid.uuid4().hex}"
+    create_topics(kafka.bootstrap, {name: {"cleanup.policy": "compact"}}, partitions=1)
+    with _fleet(kafka, 1, topic=name, interval_s=0.5) as (one,):
+        for message in ("no contact with the fleet: this instance cannot read", "the fleet cannot be reached"):
+            reason = "InvalidRecordError: [Error 87] InvalidRecordError: Compacted topic cannot accept message"
+            until(lambda message=message: any(message in line and reason in line for line in _lines(one)))
+
+
+def _lines(one: Sidecar) -> list[str]:
+    return one.log.read_text().splitlines()
 
 
 @pytest.mark.long

@@ -47,7 +47,7 @@ reopened, as a client library does not report that a topic was deleted."""
 RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 3.0
 PARTITIONS: Final = 8
-"""Of a topic that is created here. Groups are spread over them."""
+"""Of a topic that is created here for the first time. Groups are spread over them."""
 RETENTION_MS: Final = 300_000
 TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -85,6 +85,16 @@ class ExchangeState:
     received_bytes: int = 0
 
 
+def _creating_no_topics(**settings: Any) -> Any:
+    """A client for which brokers create no topic: a deleted one would have their one partition, and their settings.
+    kafka-python 3.0 ignores its setting `allow_auto_create_topics`."""
+    from kafka.net.compat import KafkaNetClient
+
+    client = KafkaNetClient(**settings)
+    client.cluster.config["allow_auto_create_topics"] = False
+    return client
+
+
 class Exchange:
     """Publishes records and collects those of all instances. Belongs to the event loop; `start` starts the thread."""
 
@@ -110,6 +120,8 @@ class Exchange:
         """The topic's number of partitions; 0 while that is unknown."""
         self.topic_id: bytes | None = None
         """The topic's id, once it is known."""
+        self.not_sent: str | None = None
+        """Why the last record is not on the topic; None: it is."""
         self.state: Final = ExchangeState()
 
     # ---- the event loop's side --------------------------------------------------------------------------------------
@@ -180,7 +192,7 @@ class Exchange:
             retries=0,  # an old record is worth nothing, the next one supersedes it
             linger_ms=0,
             max_block_ms=2_000,
-            allow_auto_create_topics=False,  # a deleted topic would be recreated with the broker's one partition
+            kafka_client=_creating_no_topics,
             delivery_timeout_ms=11_000,
             metrics_enabled=False,
             **common,
@@ -189,7 +201,7 @@ class Exchange:
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="latest",
-            allow_auto_create_topics=False,
+            kafka_client=_creating_no_topics,
             fetch_max_wait_ms=200,  # a partition that becomes wanted is read at the latest after this time
             max_partition_fetch_bytes=512 * 1024,
             fetch_max_bytes=MAX_FETCH_BYTES,
@@ -206,7 +218,7 @@ class Exchange:
         from kafka.admin import NewTopic
         from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-        settings = self._settings
+        settings, wanted = self._settings, self.partitions or PARTITIONS
         admin = KafkaAdminClient(**common)
         try:
             for _ in range(10):
@@ -223,13 +235,13 @@ class Exchange:
                         [
                             NewTopic(
                                 settings.topic,
-                                PARTITIONS,
+                                wanted,
                                 settings.replication_factor or -1,
                                 topic_configs=dict(TOPIC_CONFIG),
                             )
                         ]
                     )
-                    log.info("the fleet's topic was created", topic=settings.topic, partitions=PARTITIONS)
+                    log.info("the fleet's topic was created", topic=settings.topic, partitions=wanted)
                 except TopicAlreadyExistsError:
                     pass  # another instance was faster
                 except KafkaError as error:
@@ -294,7 +306,7 @@ class Exchange:
         copies = "" if replication is None else f" --replication-factor {replication}"
         return (
             f"To create it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
-            f"--topic {settings.topic} --partitions {PARTITIONS}{copies} {configs}"
+            f"--topic {settings.topic} --partitions {self.partitions or PARTITIONS}{copies} {configs}"
         )
 
     def _exchange_records(self) -> None:
@@ -306,7 +318,8 @@ class Exchange:
             self._poll(POLL_INTERVAL_S)
             quiet_s = time.monotonic() - self._heard_s
             if quiet_s > QUIET_INTERVALS * self._settings.interval_s:
-                raise TopicError(f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s")
+                text = f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s"
+                raise TopicError(text if self.not_sent is None else f"{text}; last record not written: {self.not_sent}")
         # A poll with a result returns at once: without a pause each record would be a fetch of its own.
         self._stopping.wait(max(POLL_INTERVAL_S - (time.monotonic() - start), 0.0))
 
@@ -332,9 +345,14 @@ class Exchange:
             if time.monotonic() - queued_s > STALE_S:
                 state.stale += 1
                 continue
-            self._producer.send(self._settings.topic, value=data, partition=partition)
+            sent = self._producer.send(self._settings.topic, value=data, partition=partition)
+            sent.add_callback(self._written).add_errback(self._written)
             state.sent += 1
             state.sent_bytes += len(data)
+
+    def _written(self, result: Any) -> None:
+        """A record has been written, or not; called in the producer's thread."""
+        self.not_sent = f"{type(result).__name__}: {result}" if isinstance(result, Exception) else None
 
     def _poll(self, timeout_s: float) -> None:
         state = self.state
@@ -451,7 +469,7 @@ class Member:
                     "no contact with the fleet: this instance cannot read its own records back, so each fleet limit is "
                     "divided by the number of known instances",
                     instances=fleet.known,
-                    error=self.exchange.state.error,
+                    error=self.exchange.state.error or self.exchange.not_sent,
                 )
             else:
                 log.info("contact with the fleet is restored", instances=fleet.known)
