@@ -143,7 +143,7 @@ class FileSource(QuotaSource):
 
     async def _try_directory(self, path: Path) -> None:
         with suppress(StuckError):  # which everything else will report
-            if not await self._writing.run(os.access, Path(os.path.realpath(path)).parent, os.W_OK | os.X_OK):
+            if not await self._writing.run(_replaceable, path):
                 log.warning("overlay directory not writable: quotas cannot be altered", file=str(path))
 
     async def _watch(self, reader: FileReader) -> None:
@@ -190,3 +190,8 @@ def _parsed(path: Path, found: Fingerprint) -> Overlay:
     if found.error == _ABSENT:
         return {}
     raise ConfigError([unreadable(str(path), found.error or "no reason is known")])
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether :func:`replace_file` may write next to the file, or to the target of a link."""
+    return os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK)
