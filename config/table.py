@@ -8,16 +8,21 @@ from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Default, Name
-from quota.table import Entry, QuotaTable
+from quota.table import Entry, QuotaTable, Scope
 
 _Key = tuple[Name, Name, Name]
 
 
-def to_table(config: Config) -> QuotaTable:
-    """The immutable limits of a configuration."""
+def default_scope(config: Config) -> Scope:
+    """The scope of entries without one."""
+    return "instance" if config.fleet is None else config.fleet.default_scope
+
+
+def to_table(config: Config, scope: Scope | None = None) -> QuotaTable:
+    """The immutable limits of a configuration. `scope`: that of entries without one, None: as configured."""
     return QuotaTable(
         entries(config),
-        default_scope="instance" if config.fleet is None else config.fleet.default_scope,
+        default_scope=scope or default_scope(config),
         connections=ConnectionLimits(connection_entries(config)),
     )
 

@@ -77,7 +77,7 @@ def test_files_put_together_of_anything_are_read_as_from_nodes(written: str) -> 
 async def test_collector_is_restored_after_reloads() -> None:
     usual = gc.get_threshold()
     with pytest.raises(ConfigError):
-        await beside_traffic(watch._load, "q.yaml", b"quotas: [{}]")
+        await beside_traffic(watch._load, "q.yaml", b"quotas: [{}]", "instance")
     assert (await beside_traffic(gc.get_threshold))[1] > usual[1]
     assert gc.get_threshold() == usual
     with uncollected():
@@ -121,7 +121,7 @@ async def test_the_event_loop_goes_on_while_a_file_is_read() -> None:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(count_turns)
-            await trio.to_thread.run_sync(watch._load, "q.yaml", text(5000).encode())
+            await trio.to_thread.run_sync(watch._load, "q.yaml", text(5000).encode(), "instance")
             done.set()
     finally:
         sys.setswitchinterval(before)

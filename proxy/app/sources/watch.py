@@ -14,10 +14,10 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.parts import Fingerprint
 from config.problems import ConfigError
-from config.table import to_table
+from config.table import default_scope, to_table
 from proxy.app.common.gc_tuning import beside_traffic
 from proxy.app.sources.follow import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
-from quota.table import QuotaTable
+from quota.table import QuotaTable, Scope
 
 log = structlog.get_logger("kquota.config")
 
@@ -58,6 +58,7 @@ class Watcher:
         self._path = path
         self._reader = FileReader(path, timeout_s)
         self._running = config.restart_settings()
+        self._scope = default_scope(config)
         self._seen = seen
         self._state = state
         self._apply = apply
@@ -91,7 +92,7 @@ class Watcher:
             return
         began_s = time.monotonic()
         try:
-            config, table, warnings = await beside_traffic(_load, str(self._path), found.data)
+            config, table, warnings = await beside_traffic(_load, str(self._path), found.data, self._scope)
         except ConfigError as error:
             self._refused([str(problem) for problem in error.problems])
             return
@@ -116,7 +117,9 @@ class Watcher:
         wanted = config.restart_settings()
         changed = tuple(sorted(name for name in wanted | self._running if wanted.get(name) != self._running.get(name)))
         state.restart_settings = changed
-        if changed:
+        if "quotas.source" in changed:
+            log.warning("the file's quotas are not in force: changed settings need a restart", settings=list(changed))
+        elif changed:
             log.warning(
                 "these settings changed but need a restart; changed quotas are already in force", settings=list(changed)
             )
@@ -133,10 +136,11 @@ class Watcher:
         )
 
 
-def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
-    """A file's configuration, its limits, and warnings; in a thread, as the work grows with the number of entries."""
+def _load(file: str, data: bytes, scope: Scope) -> tuple[Config, QuotaTable, list[str]]:
+    """A file's configuration, its limits, and warnings; in a thread, as the work grows with the number of entries.
+    `scope`: the running `fleet.default_scope`, which takes a restart."""
     config = load_bytes(file, data)
-    table = to_table(config)
+    table = to_table(config, scope)
     warnings = [str(warning) for warning in warnings_of(config)]
     config.forget_source()
     config.forget_entries()
