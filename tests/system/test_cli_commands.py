@@ -231,6 +231,13 @@ def test_explain_reports_unreachable_sidecar() -> None:
         assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("place", ["--config", "--admin"])
+def test_explain_refuses_what_is_no_address(place: str, good: str) -> None:
+    result = kquota("explain", place, good if place == "--config" else "http://127.0.0.1:1", "--ip", "10.0.0.0/8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--ip: '10.0.0.0/8' does not appear to be" in result.stderr
+
+
 @pytest.mark.parametrize("command", [("top", "--once"), ("explain",)])
 def test_what_is_no_admin_port_is_one_sentence(command: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

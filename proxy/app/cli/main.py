@@ -200,7 +200,12 @@ def explain(
     and address, the clients that it throttles now.
     """
     from proxy.app.admin.explain_text import explanation_text, throttled_text
+    from quota.connections import canonical_address
 
+    try:
+        address = None if address is None else canonical_address(address)
+    except ValueError as error:
+        raise typer.BadParameter(f"--ip: {error}") from None
     if admin is None and pod is None and config is not None:
         answer = _explain_on_paper(config, user, client_id or "", address)
         text = explanation_text(answer)
@@ -232,16 +237,12 @@ def _ask(admin: str, user: str | None, client_id: str | None, address: str | Non
 def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
     from config.load import load
     from proxy.app.admin.explain import explanation_json, identity_on_paper
-    from quota.connections import canonical_address
     from quota.ledger import Ledger
 
     with errors_reported():
         loaded = load(config, on_paper=True)
     name, identity = identity_on_paper(loaded, user)
-    try:
-        addresses = [] if address is None else [canonical_address(address)]
-    except ValueError as error:
-        raise typer.BadParameter(f"--ip: {error}") from None
+    addresses = [] if address is None else [address]
     ledger = Ledger(_table_in_force(loaded))
     return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
 
