@@ -359,7 +359,7 @@ def administered(tmp_path: Path) -> Path:
     return path
 
 
-def test_check_and_explain_include_the_overlay(administered: Path) -> None:
+def test_check_explain_and_simulate_include_the_overlay(administered: Path) -> None:
     overlay = administered.with_name("overlay.yaml")
     explaining = ("explain", "--config", str(administered))
     before = kquota("check", "--config", str(administered))
@@ -382,13 +382,16 @@ def test_check_and_explain_include_the_overlay(administered: Path) -> None:
     assert "5 B/s from <default user>" in explained.stdout
     assert "fetch     no limit" in explained.stdout
     assert explained.stderr == f"note: with overlay {overlay}, which has 2 entities\n"
+    simulated = kquota("simulate", "--config", str(administered), stdin='{"t_ms":0,"kind":"produce","amount":60}\n')
+    assert json.loads(simulated.stdout)["limit"] == 5
+    assert simulated.stderr == explained.stderr
 
 
 def test_a_broken_overlay_is_named_by_every_command(administered: Path) -> None:
     overlay = administered.with_name("overlay.yaml")
     overlay.write_text("quotas: [{user: alice}]")
     complaint = f"error: {overlay}:1:10: quotas[0]: expected at least one limit: "
-    for command in ("check", "explain", "run"):
+    for command in ("check", "explain", "simulate", "run"):
         result = kquota(command, "--config", str(administered))
         assert (result.exit_code, result.stdout) == (2, ""), command
         assert result.stderr.startswith(complaint), command

@@ -259,7 +259,7 @@ def simulate(
     failed = False
     with errors_reported():
         loaded = load(config, on_paper=True)
-    for good, line in run_simulation(loaded, sys.stdin.buffer, compare=compare):
+    for good, line in run_simulation(loaded, sys.stdin.buffer, table=_table_in_force(loaded), compare=compare):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(ascii_json(line) + "\n")

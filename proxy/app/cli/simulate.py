@@ -43,12 +43,12 @@ class EventError(Exception):
 class Simulation:
     """A ledger on a simulated clock; with `compare`, two of them, one per algorithm of the mutation quota."""
 
-    def __init__(self, config: Config, *, compare: bool = False) -> None:
+    def __init__(self, config: Config, *, table: QuotaTable | None = None, compare: bool = False) -> None:
         self._config = config
         algorithms = typing.get_args(MutationAlgorithm) if compare else (config.controller_mutation_algorithm,)
         # There are no attackers here: each client keeps its own counter to the end.
         own = {"smooth": False, "max_clients": sys.maxsize}
-        table = to_table(config)
+        table = to_table(config) if table is None else table
         self._ledgers = {name: new_ledger(config, table, mutation_algorithm=name, **own) for name in algorithms}
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
@@ -235,10 +235,12 @@ def _decision(
     return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
 
 
-def run(config: Config, lines: Iterable[bytes], *, compare: bool = False) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """(True, result) per event and (False, {"line", "error"}) per invalid line, which changes nothing. `compare`: each
-    mutation with the decision of each algorithm."""
-    simulation = Simulation(config, compare=compare)
+def run(
+    config: Config, lines: Iterable[bytes], *, table: QuotaTable | None = None, compare: bool = False
+) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """(True, result) per event and (False, {"line", "error"}) per invalid line, which changes nothing. `table`: limits
+    other than the configuration's. `compare`: each mutation with the decision of each algorithm."""
+    simulation = Simulation(config, table=table, compare=compare)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
