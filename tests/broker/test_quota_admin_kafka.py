@@ -401,6 +401,8 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
             ([("user", "<default>")], [(PRODUCE, 7.0)]),
             ([("client-id", "a\u202eb")], [(PRODUCE, 8.0)]),
             ([("client-id", "a\nwarning: b")], [(PRODUCE, 9.0)]),
+            ([("ip", "::1")], [(RATE, 3.0)]),
+            ([("ip", "::0001")], [(RATE, 3.0)]),
         ]
         alter(broker, wanted)
         until(lambda: len(describe(broker)[1] or {}) == len(wanted), limit_s=20.0)
@@ -418,3 +420,4 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
     assert all(line.startswith("warning: skipped: ") for line in done.stderr.splitlines())
     assert "a\\nwarning: b: client-id: expected a client-id" in done.stderr
     assert "cannot be distinguished from the default" in done.stderr
+    assert "another spelling of an address that has an entry" in done.stderr

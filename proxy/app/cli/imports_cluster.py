@@ -27,7 +27,7 @@ from proxy.net.upstream.cluster import (
     ask_versions,
     first_answer,
 )
-from quota.admin import Quotas, entity_text
+from quota.admin import Entity, Quotas, canonical, entity_text
 
 
 def entries_of_cluster(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
@@ -39,6 +39,7 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
     """Quota entries for a cluster's quotas, and in words what no entry can express."""
     entries: list[dict[str, Any]] = []
     left: list[str] = []
+    known: set[Entity] = set()
     for entity, limits in quotas.items():
         names = {kind: DEFAULT_WORD if name is None else name for kind, name in entity}
         if any(name == DEFAULT_WORD for _, name in entity):
@@ -50,6 +51,10 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
         except ConfigError as error:
             left += [f"{entity_text(entity)}: {problem.place}: {problem.expected}" for problem in error.problems]
             continue
+        if canonical(entity) in known:
+            left.append(f"{entity_text(entity)}: another spelling of an address that has an entry")
+            continue
+        known.add(canonical(entity))
         entries.append(names | whole)
     return entries, left
 
