@@ -89,6 +89,7 @@ def test_import_names_unusable_input(text: str, code: int, expected: str, tmp_pa
     assert (done.exit_code, done.stderr) == (2, f"error: {path}: No such file or directory\n")
 
 
+APPLY = "quotas: {alter: apply, overlay: /tmp/o, entries: [{user: a, request_percentage: 1}], alter_principals: "
 NO_TLS = "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}"
 
 
@@ -104,6 +105,9 @@ NO_TLS = "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}"
         ('quotas: [{client-id: "etl-*", producer_byte_rate: 1M}]', "quotas[0].client-id", "Kafka has no prefixes"),
         ("quotas: [{client-id: default, producer_byte_rate: 1M}]", "quotas[0].client-id", "did you mean <default>?"),
         ('quotas: [{user: "User:alice", producer_byte_rate: 1M}]', "quotas[0].user", "did you mean alice?"),
+        (APPLY + '["User:alice"]}', "quotas.alter_principals[0]", "did you mean alice?"),
+        (APPLY + '[bob, "*"]}', "quotas.alter_principals[1]", "Kafka has no prefixes: name each user"),
+        (APPLY + "[<default>]}", "quotas.alter_principals[0]", "is a user of that name: name each user"),
         ("quotas: [{user: a, producer_byte_rate: 10}]", "quotas[0].producer_byte_rate", "did you mean 10k or 10M?"),
     ],
 )
