@@ -105,9 +105,8 @@ NO_TLS = "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}"
         ('quotas: [{client-id: "etl-*", producer_byte_rate: 1M}]', "quotas[0].client-id", "Kafka has no prefixes"),
         ("quotas: [{client-id: default, producer_byte_rate: 1M}]", "quotas[0].client-id", "did you mean <default>?"),
         ('quotas: [{user: "User:alice", producer_byte_rate: 1M}]', "quotas[0].user", "did you mean alice?"),
-        (APPLY + '["User:alice"]}', "quotas.alter_principals[0]", "did you mean alice?"),
-        (APPLY + '[bob, "*"]}', "quotas.alter_principals[1]", "Kafka has no prefixes: name each user"),
-        (APPLY + "[<default>]}", "quotas.alter_principals[0]", "is a user of that name: name each user"),
+        (APPLY + '[bob, "*"]}', "quotas.alter_principals[1]", "is the name of one user: name each user"),
+        (APPLY + "[<default>]}", "quotas.alter_principals[0]", "is the name of one user: name each user"),
         ("quotas: [{user: a, producer_byte_rate: 10}]", "quotas[0].producer_byte_rate", "did you mean 10k or 10M?"),
     ],
 )

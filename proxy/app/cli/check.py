@@ -285,28 +285,23 @@ def _max_mute(config: Config, source: Source) -> list[Problem]:
 
 def _names(config: Config, source: Source) -> Iterator[Problem]:
     """Names that mean something else to whoever wrote them."""
-    for number, name in enumerate(config.quota_settings.alter_principals):
-        default = name.strip("<>").lower() == "default"
-        text = "is a user of that name: name each user" if default else _misleading("user", name)
-        if text is not None:
-            yield source.problem(("quotas", "alter_principals", number), text, name)
+    for number, user in enumerate(config.quota_settings.alter_principals):
+        if user.endswith("*") or user.strip("<>").lower() == "default":
+            text = "is the name of one user: name each user who may alter quotas"
+            yield source.problem(("quotas", "alter_principals", number), text, user)
     for index, entry in enumerate(config.quotas):
         for key, name in (("user", entry.user), ("client-id", entry.client_id)):
             if not isinstance(name, str) or name == DEFAULT_WORD:
                 continue
-            text = _misleading(key, name)
+            text = None
+            if name.endswith("*"):
+                text = "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
+            elif name.lower() == "default":
+                text = f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
+            elif key == "user" and name.startswith("User:"):
+                text = f"a user is the name alone; did you mean {name.removeprefix('User:')}?"
             if text is not None:
                 yield source.problem(("quotas", index, key), text, name)
-
-
-def _misleading(key: str, name: str) -> str | None:
-    if name.endswith("*"):
-        return "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
-    if name.lower() == "default":
-        return f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
-    if key == "user" and name.startswith("User:"):
-        return f"a user is the name alone; did you mean {name.removeprefix('User:')}?"
-    return None
 
 
 def _rates(config: Config, source: Source) -> Iterator[Problem]:
