@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from benchmarks.rig.topics import create_topics
-from proxy.app.fleet.member import TOPIC_CONFIG
+from config.sections import FleetSection
+from proxy.app.fleet import member
+from proxy.app.fleet.member import TOPIC_CONFIG, Exchange
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.precedence import precedence
@@ -286,6 +289,29 @@ def test_deleted_topic_is_created_as_it_was_and_by_no_broker(kafka: KafkaCluster
         resource = ConfigResource(ConfigResourceType.TOPIC, name)
         found = admin.describe_configs([resource], config_filter="all")["topic"][name]
         assert found["retention.ms"]["value"] == TOPIC_CONFIG["retention.ms"]
+    admin.close()
+
+
+def test_warns_of_partitions_that_were_added(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances that start now divide groups among all of them, and have no contact with the others about most."""
+    from kafka import KafkaAdminClient
+
+    monkeypatch.setattr(member, "METADATA_AGE_MS", 200)
+    name = f"more-{uuid.uuid4().hex}"
+    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=2)
+    settings = FleetSection(key_file="/not/read", topic=name)
+    exchange, warning = Exchange(settings, kafka.bootstrap), "the fleet's topic has a different number of partitions"
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    with structlog.testing.capture_logs() as logs:
+        exchange.start()
+        until(lambda: exchange.partitions == 2)
+        admin.create_partitions({name: 3})
+        until(lambda: any(warning in line["event"] for line in logs))
+        time.sleep(1.0)
+        exchange.stop()
+        exchange.join(30.0)
+    assert [line["partitions"] for line in logs if warning in line["event"]] == [3]
+    assert exchange.partitions == 2
     admin.close()
 
 

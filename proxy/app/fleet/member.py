@@ -36,6 +36,8 @@ CLIENT_ID: Final = "kquota-fleet"
 POLL_INTERVAL_S: Final = 0.2
 """Records are sent and read this often, so there are at most five fetches per second from each broker."""
 STALE_S: Final = 2.0
+METADATA_AGE_MS: Final = 60_000
+"""Partitions that were added are noticed after this time."""
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Queued for the event loop, a kilobyte for each record included; while there is more, nothing is read."""
 _RECORD_BYTES: Final = 1024
@@ -116,6 +118,7 @@ class Exchange:
         self._assigned: frozenset[int] = frozenset()
         self._heard_s = 0.0
         self.wanted: frozenset[int] = frozenset()
+        self._most = 0
         self.partitions = 0
         """The topic's number of partitions; 0 while that is unknown."""
         self.topic_id: bytes | None = None
@@ -182,16 +185,13 @@ class Exchange:
             **self._security(),
         }
         count = self._ensure_topic(common)
-        if self.partitions and count != self.partitions:
-            log.warning(
-                "the fleet's topic has a different number of partitions: restart all instances", partitions=count
-            )
         self._producer = KafkaProducer(
             acks=1,
             enable_idempotence=False,  # needs a permission that producers usually lack; duplicates have their number
             retries=0,  # an old record is worth nothing, the next one supersedes it
             linger_ms=0,
             max_block_ms=2_000,
+            metadata_max_age_ms=METADATA_AGE_MS,
             kafka_client=_creating_no_topics,
             delivery_timeout_ms=11_000,
             metrics_enabled=False,
@@ -211,6 +211,15 @@ class Exchange:
         self._assigned = frozenset()
         self._heard_s = time.monotonic()
         self.partitions = self.partitions or count
+        self._check_count(count)
+
+    def _check_count(self, count: int) -> None:
+        """Warn once of partitions that were added: instances that started since then use them all."""
+        if count > max(self.partitions, self._most):
+            self._most = count
+            log.warning(
+                "the fleet's topic has a different number of partitions: restart all instances", partitions=count
+            )
 
     def _ensure_topic(self, common: Mapping[str, Any]) -> int:
         """The topic's number of partitions; it is created if missing. Raises TopicError."""
@@ -313,6 +322,7 @@ class Exchange:
         if self.wanted != self._assigned:
             self._assign(self.wanted)
         self._send()
+        self._check_count(len(self._producer.partitions_for(self._settings.topic)))
         start = time.monotonic()
         if self._assigned and self._queued_bytes - self._taken_bytes < MAX_WAITING_BYTES:
             self._poll(POLL_INTERVAL_S)
