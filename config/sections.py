@@ -134,7 +134,7 @@ class FleetSection(Section):
         1, "How often an instance publishes its usage; less often with many instances per partition."
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = setting(
-        1, "Number of instances assumed until others are known: the limit is divided by it."
+        1, "Number of instances assumed at least: without contact the limit is divided by it."
     )
 
     @field_validator("topic")
