@@ -139,6 +139,10 @@ def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str
     }
     for entry in base.connections.entries:
         rate = rates.get(entry.entity)
-        keeps = rate is None or entry.connection_creation_rate is not None or entry.mode == "shadow"
+        keeps = rate is None or entry.connection_creation_rate is not None
+        if not keeps and entry.mode == "shadow":  # an entry has one mode
+            keeps = True
+            address = entity_text(((IP, None if entry.name is DEFAULT else str(entry.name)),))
+            unusable.append(f"{address}, {CONNECTION_RATE}={rate:g}: the configuration has this ip in mode shadow")
         connections[entry.entity] = entry if keeps else replace(entry, connection_creation_rate=rate)
     return table.with_connections(ConnectionLimits(connections.values())), unusable

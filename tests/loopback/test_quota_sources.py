@@ -26,7 +26,7 @@ from proxy.app.sources.quota_file import MAX_WAITING, FileSource
 from proxy.app.sources.quota_source import QuotaSource
 from proxy.net.upstream.cluster import Access, ClusterError
 from quota.admin import Changes, Entity, Quotas
-from quota.connections import ConnectionEntry, EntityType
+from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT
 from quota.overlay import UNLIMITED, from_cluster
 from quota.table import Entry, QuotaTable
@@ -326,3 +326,9 @@ def test_names_cluster_quotas_that_cannot_be_enforced() -> None:
         "ip=localhost, connection_creation_rate=5",
         "user=" + "x" * 35,
     ]
+    own = ConnectionEntry(EntityType.IP, "10.0.0.1", max_connections=3, mode="shadow")
+    base = QuotaTable(connections=ConnectionLimits([own, ConnectionEntry(EntityType.IP, DEFAULT, 9.0, mode="shadow")]))
+    table, unusable = from_cluster(base, {(("ip", "10.0.0.1"),): {RATE: 5.0}, (("ip", None),): {RATE: 7.0}})
+    assert table.connections.entries == base.connections.entries  # the second one's rate is the configuration's
+    text = "ip=10.0.0.1, connection_creation_rate=5: the configuration has this ip in mode shadow"
+    assert unusable == [text]
