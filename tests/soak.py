@@ -51,7 +51,7 @@ _CLOSED = {
 EXPLAINED: dict[tuple[str, str | None], str] = {
     **{("connection closed", reason): why for reason, why in _CLOSED.items()},
     **{("more connections closed", reason): why for reason, why in _CLOSED.items()},
-    ("cluster not reached", None): "the sidecar's own question meets the same faults",
+    ("cannot reach the Kafka cluster, retrying", None): "the sidecar's own question meets the same faults",
     ("configuration refused, the last good one stays in force", None): "every fourth reload is a bad file",
 }
 """(message, its reason) of complaints in the log that the soak itself brings about; all others are a failure."""

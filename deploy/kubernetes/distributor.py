@@ -60,7 +60,7 @@ class Distributor:
                 self._complain("", str(error))
             except Exception as error:  # pods are still admitted, and the next round may be better
                 if self._complain("", fault(error)):
-                    log.exception("configuration cannot be distributed")
+                    log.exception("configuration not distributed: internal error")
             with trio.move_on_after(EVERY_S):
                 await self._wake.wait()
             self._wake = trio.Event()

@@ -44,13 +44,17 @@ TRUSTED_AFTER_S: Final = 3.0
 TRUST_LIMIT_S: Final = 10.0
 GRACE_S: Final = 5.0
 RETRY_S: Final = 2.0
+NO_ANSWER: Final = "API server request for the certificate failed, retrying"
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 """As much as a ConfigMap can hold."""
 
 
 def read_template(path: Path) -> Template:
     """The template as its file is now. Raises OSError, TemplateError."""
-    return Template.parse(read_file(path, MAX_TEMPLATE_BYTES))
+    try:
+        return Template.parse(read_file(path, MAX_TEMPLATE_BYTES))
+    except TemplateError as error:
+        raise TemplateError(f"{path}: {error}") from error
 
 
 class Certificate:
@@ -146,7 +150,9 @@ class WebhookApp:
         injected = decision.skipped is None and decision.refused is None
         if injected:
             self._distributor.pod_of(decision.namespace)
-        log.info("pod", pod=decision.pod, injected=injected, skipped=decision.skipped, refused=decision.refused)
+        log.info(
+            "pod reviewed", pod=decision.pod, injected=injected, skipped=decision.skipped, refused=decision.refused
+        )
         return JSONResponse(decision.answer)
 
     async def _validate(self, request: Request) -> Response:
@@ -219,7 +225,9 @@ class _Certificates:
                     log.info("certificate renewed")
             except StuckError:
                 continue
-            except (OSError, ValueError) as error:  # ssl.SSLError and ApiServerError among them
+            except ApiServerError as error:
+                self._complain(NO_ANSWER, error)
+            except (OSError, ValueError) as error:  # ssl.SSLError among them
                 self._complain("certificate refused, the last good one stays in use", error)
 
     async def trust(self, pair: Pair) -> None:
@@ -242,7 +250,7 @@ class _Certificates:
             try:
                 return await self.look()
             except ApiServerError as error:
-                self._complain("API server request for the certificate failed, retrying", error)
+                self._complain(NO_ANSWER, error)
             await trio.sleep(RETRY_S)
 
     def _complain(self, what: str, error: Exception) -> None:

@@ -244,7 +244,7 @@ class Sidecar:
             try:
                 forgotten = await self.metrics.expire(now_ms())
             except Exception:  # housekeeping must not end the traffic
-                log.exception("cannot drop idle clients")
+                log.exception("idle clients not dropped: internal error")
                 continue
             if forgotten:
                 log.debug("dropped idle clients and groups", count=forgotten)
@@ -303,7 +303,7 @@ async def run_sidecar(
     sidecar = Sidecar(Path(config_path), config, found, loop)
     sidecar.admin_port = admin_port
     for warning in warnings_of(config):
-        log.warning("configuration", warning=str(warning))
+        log.warning("configuration warning", warning=str(warning))
     config.forget_source()
     config.forget_entries()
     await sidecar.serve(handle_signals=handle_signals, task_status=task_status)

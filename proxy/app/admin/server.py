@@ -128,7 +128,7 @@ class _Connection:
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             raise
         except Exception:
-            log.exception("admin request failed", path=request.target.decode("latin-1"))
+            log.exception("admin request failed: internal error", path=request.target.decode("latin-1"))
             if self._http.our_state is h11.SEND_RESPONSE:  # otherwise the connection ends within the answer
                 await self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
         if self._http.their_state is h11.SEND_BODY:

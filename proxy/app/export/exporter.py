@@ -106,7 +106,7 @@ class Exporter:
                     ending_s = self._end_of_interval()
         except Exception:  # an internal error ends the export, never the traffic
             self.failures += 1
-            log.exception("usage records stopped")
+            log.exception("usage records stopped: internal error")
         finally:
             for worker in self.workers:
                 worker.end(END_S)
@@ -184,7 +184,7 @@ class Exporter:
                     began_s = time.perf_counter()
         except Exception:  # the export must not end the traffic
             self.failures += 1
-            log.exception("usage of an interval could not be computed")
+            log.exception("usage of an interval not computed: internal error")
             await trio.sleep(TICK_S)
             return None
         return True

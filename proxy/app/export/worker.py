@@ -130,7 +130,7 @@ class Worker:
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
             self._try(self._sink.close)
         except Exception:  # an internal error ends the export, never the traffic
-            log.exception("the writer of usage records stopped", sink=self.name)
+            log.exception("the writer of usage records stopped: internal error", sink=self.name)
             self.errors += 1
         finally:
             with self._changed:

@@ -218,7 +218,10 @@ class Exchange:
         if count > max(self.partitions, self._most):
             self._most = count
             log.warning(
-                "the fleet's topic has a different number of partitions: restart all instances", partitions=count
+                "the fleet's topic has a different number of partitions: restart all instances",
+                topic=self._settings.topic,
+                partitions=count,
+                used=self.partitions,
             )
 
     def _ensure_topic(self, common: Mapping[str, Any]) -> int:
@@ -433,7 +436,7 @@ class Member:
             try:
                 await self._step()
             except Exception:  # an internal error must not end the traffic
-                log.exception("the fleet's split cannot be computed")
+                log.exception("the fleet's split not computed: internal error")
             await trio.sleep(self.settings.interval_s / TICKS)
 
     def _seal(self) -> Seal:

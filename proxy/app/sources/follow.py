@@ -168,7 +168,7 @@ class Follower:
         except OSError as error:
             failure = str(error)
         except Exception as error:  # an internal error must not end the traffic
-            log.exception("files cannot be loaded")
+            log.exception("files not loaded: internal error", setting=one.setting)
             failure = f"{one.setting}: {error!r}"
         if found != await aside.run(_looks, one.paths):
             # They are being written, or one of them is older than the other: check again next time.

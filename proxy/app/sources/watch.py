@@ -97,7 +97,7 @@ class Watcher:
             self._refused([str(problem) for problem in error.problems])
             return
         except Exception as error:  # an internal error must not end the traffic either
-            log.exception("configuration cannot be loaded")
+            log.exception("configuration not loaded: internal error", file=str(self._path))
             self._refused([f"{self._path}: cannot be loaded: {error!r}"])
             return
         await self._apply(config, table)
@@ -113,7 +113,7 @@ class Watcher:
             took_ms=round((time.monotonic() - began_s) * 1000, 1),
         )
         for warning in warnings:
-            log.warning("configuration", warning=warning)
+            log.warning("configuration warning", warning=warning)
         wanted = config.restart_settings()
         changed = tuple(sorted(name for name in wanted | self._running if wanted.get(name) != self._running.get(name)))
         state.restart_settings = changed

@@ -210,7 +210,7 @@ class ClusterBrokers:
                     self._asked = trio.Event()
             except (ClusterError, BadAddressError) as error:
                 if self.last_error != str(error):
-                    log.warning("cluster not reached", error=str(error))
+                    log.warning("cannot reach the Kafka cluster, retrying", error=str(error))
                 self.reached = False
                 self.last_error = str(error)
                 await trio.sleep(retry_s)

@@ -234,7 +234,7 @@ class Proxy:
             retry = error.errno not in ACCEPT_CAPACITY_ERRNOS
             if port not in self._refused:
                 log.warning(
-                    "broker port in use, trying the next" if retry else "no listener for a broker",
+                    "cannot listen on a broker port, trying the next" if retry else "no listener for a broker",
                     port=port,
                     node_id=node_id,
                     error=str(error),
