@@ -34,6 +34,7 @@ class Missing:
 
 
 MISSING = Missing()
+WHOLE_FILE: Final = "(the whole file)"
 
 
 def place_text(place: Place) -> str:
@@ -46,7 +47,7 @@ def place_text(place: Place) -> str:
             text += f"[{json.dumps(_short(part))}]"
         else:
             text += f".{_short(part)}" if text else _short(part)
-    return text or "(the whole file)"
+    return text or WHOLE_FILE
 
 
 def value_text(value: Any) -> str:
@@ -87,8 +88,9 @@ class Problem:
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+        place = "" if self.place == WHOLE_FILE else f"{self.place}: "
         got = "" if self.value is None else f"got {self.value}, "
-        return visible(f"{where}: {self.place}: {got}{self.expected}")
+        return visible(f"{where}: {place}{got}{self.expected}")
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, for ``kquota check --json``."""

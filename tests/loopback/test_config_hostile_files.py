@@ -100,11 +100,11 @@ def server_tls(certificate: Path, key: Path, authorities: Path | None = None) ->
 
 
 READERS: dict[str, tuple[Callable[[Path, Issued], object], str]] = {
-    "configuration": (lambda path, _: load(path), "{path}: (the whole file): cannot be read: "),
-    "overlay": (lambda path, _: load_overlay(path), "{path}: (the whole file): cannot be read: "),
+    "configuration": (lambda path, _: load(path), "{path}: cannot be read: "),
+    "overlay": (lambda path, _: load_overlay(path), "{path}: cannot be read: "),
     "overlay at the start": (
         lambda path, _: FileSource(path.with_name("q.yaml"), configured(f"quotas: {{overlay: {path}}}")),
-        "{path}: (the whole file): cannot be read: ",
+        "{path}: cannot be read: ",
     ),
     "password": (lambda path, _: Credentials("PLAIN", "me", path).secret(), "{path}: "),
     "static user": (lambda path, _: static_user(f"file: {path}"), "identity.static {path}: cannot be read: "),

@@ -60,7 +60,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         (["chargeback", "--input", "x", "--output", "y"], "chargeback needs --prices FILE"),
         (["usage", "--input", "x", "--output", "y", "--prices", "p.yaml"], "--prices is for chargeback, not for usage"),
         (["chargeback", "--input", "x", "--output", "y", "--prices", "no.yaml"], "--prices no.yaml: cannot be read"),
-        (["whatif", "--input", "x", "--output", "y", "--candidate", "none.yaml"], "none.yaml: (the whole file)"),
+        (["whatif", "--input", "x", "--output", "y", "--candidate", "none.yaml"], "none.yaml: cannot be read"),
         (
             ["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"],
             "expected produce=BYTES or fetch=BYT",

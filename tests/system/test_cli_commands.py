@@ -327,7 +327,7 @@ def test_a_reader_that_goes_away_is_no_stack_trace(good: str) -> None:
 def test_a_missing_file_is_wrong_use(command: str) -> None:
     result = kquota(command, "--config", "/nowhere.yaml")
     assert result.exit_code == 2
-    assert result.stderr == "error: /nowhere.yaml: (the whole file): cannot be read: No such file or directory\n"
+    assert result.stderr == "error: /nowhere.yaml: cannot be read: No such file or directory\n"
 
 
 def test_quotas_can_be_tried_on_paper_without_an_upstream(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_owner_patterns_match_whole_names() -> None:
 @pytest.mark.parametrize(
     ("values", "answer"),
     [
-        ([], "o.yaml: (the whole file): got [], expected a mapping"),
+        ([], "o.yaml: got [], expected a mapping"),
         ({"owners": ["shop"]}, 'owners[0]: got "shop", expected a mapping'),
         ({"owners": [{"team": "a", "usr": "x"}]}, "owners[0].usr: unknown key, did you mean user?"),
         ({"owners": [{"team": "a", "user": 7}]}, "owners[0].user: got 7, expected text, such as app-*"),

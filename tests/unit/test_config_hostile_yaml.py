@@ -26,11 +26,11 @@ def lists_of_lists(item: str, reference: str) -> str:
     return "\n".join([f"a: &a {item}", *lines])
 
 
-DEEP = f"(the whole file): expected at most {MAX_DEPTH} levels of nesting"
-FULL = f"(the whole file): expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
+DEEP = f"expected at most {MAX_DEPTH} levels of nesting"
+FULL = f"expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
 ALIASES = "the file nests too deeply or expands to too many values (aliases?)"
 LONG = f"characters, at most {MAX_NUMBER_CHARS} are accepted"
-MORE = "q.yaml: (the whole file): has {} more problems".format
+MORE = "q.yaml: has {} more problems".format
 
 
 @pytest.mark.parametrize(

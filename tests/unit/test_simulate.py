@@ -121,6 +121,7 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
         ({"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": "4X"}}, 'set: producer_byte_rate: got "4X",'),
         ({"t_ms": 0, "set": {"client-id": "c", "producer_rate": 4}}, "set: producer_rate: unknown key, did you mean"),
         ({"t_ms": 0, "set": {"producer_byte_rate": 4}}, "expected user, client-id or both"),
+        ({"t_ms": 0, "set": {"client-id": "d"}}, "set: got a mapping with client-id, expected at least one limit"),
         ({"t_ms": 0, "set": 5}, "set: expected a quota entry, got 5"),
         ({"t_ms": 0, "set": {"client-id": ""}}, 'client-id: got "", expected a name or <default>'),
         ({"t_ms": 0, "set": {"user": "x", "producer_byte_rate": 1}, "kind": "produce"}, "kind: unknown key"),

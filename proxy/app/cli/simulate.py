@@ -160,10 +160,7 @@ class Simulation:
         try:
             entry, connections = load_limits(merged, "set")
         except ConfigError as error:
-            texts = (
-                f"{one.place}: {f'got {one.value}, ' if one.value else ''}{one.expected}" for one in error.problems
-            )
-            raise EventError("set: " + "; ".join(texts)) from None
+            raise EventError("; ".join(map(str, error.problems))) from None
         table = self._without(value)
         if entry is not None:
             table = table.with_entry(entry)
