@@ -394,6 +394,9 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     if close is None:
         matches = difflib.get_close_matches(written, known, n=1, cutoff=0.6)
         close = matches[0] if matches else None
+    section, _, key = written.partition(".")
+    if key and section in known and _model_at(model, (*place[:-1], section)) is not None:
+        return f"unknown key, did you mean the key {key} in the section {section}?"
     if close is not None:
         return f"unknown key, did you mean {close}?"
     return f"unknown key, expected one of: {', '.join(known)}"

@@ -7,6 +7,7 @@ import re
 from typing import Annotated, Any, Final
 
 from pydantic import (
+    AfterValidator,
     Field,
     GetJsonSchemaHandler,
     field_validator,
@@ -73,15 +74,25 @@ class Limits(Section):
     )
 
 
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def _topic_name(value: str) -> str:
+    if not _TOPIC.fullmatch(value) or value in (".", ".."):
+        raise wrong("a topic name: letters, digits, . _ -")
+    return value
+
+
+TopicName = Annotated[str, text("a topic name", most=249), AfterValidator(_topic_name)]
+
+
 class Export(Section):
     """Where usage records go (docs/usage-records.md)."""
 
     directory: Annotated[str, text("a directory")] | None = setting(
         None, "Directory of the JSON-lines files, one per sidecar; null: none."
     )
-    kafka_topic: Annotated[str, text("a topic name", most=249)] | None = setting(
-        None, "Topic for the same records; null: none."
-    )
+    kafka_topic: TopicName | None = setting(None, "Topic for the same records; null: none.")
     interval_s: Annotated[float, duration_s(1000, 300_000)] = setting(10, "One record per client and interval.")
     rotate_s: Annotated[float, duration_s(1000, 3_600_000)] = setting(
         300, "A file is complete after this long, and at the end of its hour."
@@ -108,9 +119,6 @@ class Export(Section):
         return self
 
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-
-
 class FleetSection(Section):
     """Which instances share limits, and how (docs/fleet.md)."""
 
@@ -125,7 +133,7 @@ class FleetSection(Section):
     default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = setting(
         "instance", "Scope of entries without scope: each instance, or the whole fleet."
     )
-    topic: Annotated[str, text("a topic name", most=249)] = setting("kquota-fleet", "The fleet's topic.")
+    topic: TopicName = setting("kquota-fleet", "The fleet's topic.")
     create_topic: Bool = setting(True, "Create the topic if missing; false: the log has the command.")
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = setting(
         None, "Replication factor of a created topic; null: the brokers' default."
@@ -136,13 +144,6 @@ class FleetSection(Section):
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = setting(
         1, "Number of instances assumed at least: without contact the limit is divided by it."
     )
-
-    @field_validator("topic")
-    @classmethod
-    def _legal(cls, value: str) -> str:
-        if not _TOPIC.fullmatch(value) or value in (".", ".."):
-            raise wrong("a topic name: letters, digits, . _ -")
-        return value
 
 
 def _network(value: Any) -> str:

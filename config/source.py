@@ -256,7 +256,7 @@ def _documents(file: str, text: str, loader: Loader, most: int) -> Iterator[Sour
     number = 0
     while type(start := loader.get_event()) is not StreamEndEvent:
         if number == most:
-            raise ComposerError("expected a single YAML document", None, "but found another", start.start_mark)
+            raise ComposerError(None, None, "one document, found another here", start.start_mark)
         source = reader.source = Source(file, text=text, document=number)
         source.values = reader.value(loader.get_event(), 0)
         loader.get_event()  # the document's end

@@ -104,6 +104,7 @@ NO_TLS = "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}"
         (NO_TLS, "listen.tls.certificate_file", "no such file on this machine"),
         ('quotas: [{client-id: "etl-*", producer_byte_rate: 1M}]', "quotas[0].client-id", "Kafka has no prefixes"),
         ("quotas: [{client-id: default, producer_byte_rate: 1M}]", "quotas[0].client-id", "did you mean <default>?"),
+        ("quotas: [{user: <Default>, producer_byte_rate: 1M}]", "quotas[0].user", "did you mean <default>?"),
         ('quotas: [{user: "User:alice", producer_byte_rate: 1M}]', "quotas[0].user", "did you mean alice?"),
         (APPLY + '[bob, "*"]}', "quotas.alter_principals[1]", "is the name of one user: name each user"),
         (APPLY + "[<default>]}", "quotas.alter_principals[0]", "is the name of one user: name each user"),

@@ -296,7 +296,7 @@ def _names(config: Config, source: Source) -> Iterator[Problem]:
             text = None
             if name.endswith("*"):
                 text = "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
-            elif name.lower() == "default":
+            elif name.strip("<> ").lower() == "default":
                 text = f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
             elif key == "user" and name.startswith("User:"):
                 text = f"a user is the name alone; did you mean {name.removeprefix('User:')}?"
