@@ -32,6 +32,7 @@ while True:
     for pair in ((near, far), (far, near)):
         threading.Thread(target=move, args=pair, daemon=True).start()
 """
+KLOG = 'E1130 00:09:49.152855   30644 memcache.go:265] "Unhandled Error" err="connection refused"'
 NO_POD = 'Error from server (NotFound): pods "gone" not found'
 ANSWER = {"at": "2026-01-01T00:00:00.000Z", "throttled": [], "decisions": [], "refused": []}
 
@@ -68,7 +69,7 @@ def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, p
 
 
 def test_passes_on_kubectl_errors(tmp_path: Path) -> None:
-    done = kquota("top", "--once", "--pod", "gone", path=str(stand_in(tmp_path, fails=NO_POD)))
+    done = kquota("top", "--once", "--pod", "gone", path=str(stand_in(tmp_path, fails=f"{KLOG}\n{NO_POD}")))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: kubectl port-forward pod/gone :9404: {NO_POD}\n"
 
@@ -90,6 +91,8 @@ def test_page_of_a_namespace_needs_kubectl(tmp_path: Path, namespace: str, said:
     done = kquota("ui", "--namespace", namespace, path=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
+    alone = kquota("ui", "--admin", "b:1", "--selector", "app=a", path="")
+    assert (alone.returncode, "expected --selector with --namespace only" in alone.stderr) == (2, True)
     assert kquota("ui", path="").returncode == kquota("ui", "-n", "a", "--admin", "b:1", path="").returncode == 2
 
 

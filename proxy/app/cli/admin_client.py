@@ -29,6 +29,8 @@ ADMIN_PORT: Final = 9404
 _POD: Final = re.compile(
     r"(?:(?P<namespace>[a-z0-9][a-z0-9-]*)/)?(?P<name>[a-z0-9][a-z0-9.-]*)(?::(?P<port>[0-9]{1,5}))?"
 )
+_KLOG: Final = re.compile(r"[EFIW][0-9]{4} [0-9:.]+ ")
+"""Begins a line of kubectl's own log, which it writes before its error."""
 _SERVING: Final = re.compile(r"(?:Forwarding from|Starting to serve on) 127\.0\.0\.1:([0-9]+)\b")
 
 
@@ -43,8 +45,10 @@ def get_json(
     query: Mapping[str, str],
     expected: Collection[str],
     timeout_s: float = ASK_TIMEOUT_S,
+    of: str = "a kquota admin port",
 ) -> dict[str, Any]:
-    """The JSON object that `path` answers, with the keys in `expected`. Raises OSError with one readable sentence."""
+    """The JSON object that `path` answers, with the keys in `expected`; `of`: what is asked. Raises OSError with one
+    readable sentence."""
     admin_url = with_scheme(admin_url)
     url = f"{admin_url.rstrip('/')}{path}"
     if query:
@@ -61,7 +65,7 @@ def get_json(
         with error:
             output = error.read(MAX_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
             status = f"HTTP {error.code} {error.reason}".strip()
-            raise OSError(f"{url}: {status}; {visible(output) or 'is this a kquota admin port?'}") from error
+            raise OSError(f"{url}: {status}; {visible(output) or f'is this {of}?'}") from error
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             raise OSError(
@@ -72,7 +76,7 @@ def get_json(
     except TimeoutError as error:
         raise OSError(f"{url}: no complete answer within {timeout_s:.0f} s") from error
     except (ValueError, RecursionError, HTTPException) as error:
-        raise OSError(f"{url}: not a kquota admin port: {visible(str(error).strip()) or 'no HTTP'}") from error
+        raise OSError(f"{url}: not {of}: {visible(str(error).strip()) or 'no HTTP'}") from error
     return answer
 
 
@@ -161,4 +165,5 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
         port = _SERVING.match(line)
         if port is not None:
             return int(port[1])
-        output.append(line.strip())
+        if not _KLOG.match(line):
+            output.append(line.strip())

@@ -314,10 +314,13 @@ def ui(
 
     if (namespace is None) == (admin is None):
         raise typer.BadParameter("expected --namespace NAME, or --admin URL once or more")
+    if selector and namespace is None:
+        raise typer.BadParameter("expected --selector with --namespace only")
     with errors_reported():
         if namespace is None:
             urls = [with_scheme(url).rstrip("/") for url in admin or ()]
-            serve(f"{len(urls)} sidecars", lambda: [Place(url.partition("://")[2], url) for url in urls], port)
+            title = "1 sidecar" if len(urls) == 1 else f"{len(urls)} sidecars"
+            serve(title, lambda: [Place(url.partition("://")[2], url) for url in urls], port)
         else:
             with proxied(namespace) as proxy:
                 places_of(proxy, namespace, selector)  # what is wrong with it is said at once

@@ -26,6 +26,7 @@ from proxy.app.cli.admin_client import get_json, understood
 from proxy.app.common.text import ascii_json, say
 from proxy.net.listen.listeners import bind
 
+API_SERVER: Final = "the API server of your kubectl context"
 ANSWER_TIMEOUT_S: Final = 4.0
 """For a sidecar's answer."""
 PAGE_TIMEOUT_S: Final = 7.0
@@ -48,7 +49,7 @@ def places_of(proxy: str, namespace: str, selector: str) -> list[Place]:
     root = f"/api/v1/namespaces/{namespace}/pods"
     query = {"labelSelector": selector, "fieldSelector": "status.phase=Running"}
     found = []
-    for pod in get_json(proxy, root, query, ["items"])["items"]:
+    for pod in get_json(proxy, root, query, ["items"], of=API_SERVER)["items"]:
         name, spec = pod["metadata"]["name"], pod["spec"]
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             ports = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
