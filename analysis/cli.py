@@ -270,14 +270,14 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return owners | {"target": options.target / 100}
     if name == "anomalies":
         return owners | {"recent_days": options.recent}
-    capacity = {}
-    for kind, value in _pairs("--capacity", options.capacity):
+    capacity, expected = {}, "produce=BYTES or fetch=BYTES, per second"
+    for kind, value in _pairs("--capacity", options.capacity, expected):
         try:
             capacity[kind] = float(value)
         except ValueError:
             capacity[kind] = 0.0
         if kind not in ("produce", "fetch") or not 0 < capacity[kind] < float("inf"):
-            raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
+            raise WrongUseError(f"--capacity {kind}={value}: expected {expected}")
     return owners | {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
 
@@ -297,10 +297,10 @@ def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str
     return found
 
 
-def _pairs(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
+def _pairs(option: str, values: Sequence[str], expected: str = "NAME=VALUE") -> list[tuple[str, str]]:
     for value in values:
         if "=" not in value:
-            raise WrongUseError(f"{option} {value}: expected NAME=VALUE")
+            raise WrongUseError(f"{option} {value}: expected {expected}")
     return [(name, rest) for name, _, rest in (value.partition("=") for value in values)]
 
 
@@ -373,7 +373,11 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
         {"type": _PERCENT, "default": 1.0, "metavar": "PERCENT"},
     ),
     ("--headroom", "recommend: margin above the need (0.25)", {"type": _HEADROOM, "default": 0.25, "metavar": "X"}),
-    ("--capacity", "capacity, forecast: what clusters can do, per second", _SEVERAL | {"metavar": "KIND=BYTES"}),
+    (
+        "--capacity",
+        "capacity, forecast: capacity of the clusters per second, produce or fetch",
+        _SEVERAL | {"metavar": "KIND=BYTES"},
+    ),
     ("--owners", "teams (YAML): tables of clients say whose they are", {"metavar": "FILE"}),
     (
         "--target",
@@ -396,13 +400,17 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
         {"action": "store_true"},
     ),
     ("--alerts", "stream: kafka://host:port/topic for alerts", {"metavar": "PLACE"}),
-    ("--delay", "stream: how late records may be", {"type": _SPAN, "default": "10 minutes", "metavar": "TIME"}),
+    (
+        "--delay",
+        "stream: how late records may be (10 minutes)",
+        {"type": _SPAN, "default": "10 minutes", "metavar": "TIME"},
+    ),
     (
         "--trigger",
         "stream: time between batches (30 seconds)",
         {"type": _SPAN, "default": "30 seconds", "metavar": "TIME"},
     ),
-    ("--once", "stream: take what is there, then end", {"action": "store_true"}),
+    ("--once", "stream: process the records that exist, then end", {"action": "store_true"}),
     ("--batch", "stream: at most N messages (files) per batch", {"type": _NUMBER, "metavar": "N"}),
     ("--kafka", "stream: property of Kafka clients", _SEVERAL | {"metavar": "KEY=VALUE"}),
     ("--kafka-config", "stream: properties of Kafka clients; logins belong here", {"metavar": "FILE"}),
