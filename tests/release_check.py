@@ -35,7 +35,7 @@ STEP_LIMIT_S = 600.0
 PIP = [sys.executable, "-m", "pip"]
 SECTION = r"^## \[?{version}\]? [-–] (\d{{4}}-\d{{2}}-\d{{2}})$"
 CONFIG = """\
-listen: {port: 19092}
+listen: {port: 9092}
 upstream: {bootstrap: ["broker.example:9092"]}
 quotas:
   - user: alice
