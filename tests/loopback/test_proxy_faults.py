@@ -155,3 +155,27 @@ async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: p
         async with await connect(proxy) as client:
             await client.send_all(produce(2, 100))
             assert await read_frame(client) == produce_response(2)
+
+
+async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped broker: its kernel still accepts. The sidecar's own questions tell which server answers."""
+    monkeypatch.setattr(cluster_brokers, "REFRESH_S", 0.2)
+    monkeypatch.setattr(cluster_brokers, "SHORTEST_REFRESH_S", 0.2)
+    first, second = ScriptedBroker(answer), ScriptedBroker(answer, node_id=2)
+    with trio.fail_after(LIMIT_S), socket.create_server(("127.0.0.1", 0)) as stopped:
+        async with trio.open_nursery() as nursery:
+            await serve_broker(nursery, first)
+            await serve_broker(nursery, second)
+            first.others, second.others = [(2, second.node_port)], [(1, first.node_port)]
+            addresses = [("127.0.0.1", broker.node_port) for broker in (first, second)]
+            proxy = proxy_before(stopped.getsockname(), *addresses, connect_timeout_s=0.5)
+            await nursery.start(proxy.serve)
+            await until(lambda: proxy.cluster_reached)
+            assert await ask(proxy.port) == produce_response(1)
+            assert (len(first.received), len(second.received)) == (1, 0)
+            first.handler = never_answer  # it is stopped as well
+            monkeypatch.setattr(first, "versions", lambda _frame: b"")
+            await trio.sleep(1.5)
+            assert await ask(proxy.port) == produce_response(1)
+            assert len(second.received) == 1
+            nursery.cancel_scope.cancel()

@@ -62,6 +62,7 @@ class ClusterBrokers:
         self._nodes: list[NodeAddress] = []
         """Brokers as last reported in transparent mode, where none has a listener."""
         self._bootstrap_first: tuple[str, int] | None = None
+        """The server that has answered the sidecar or, where none has yet, accepted a connection."""
         self._look_again = trio.Event()
         self._asked = trio.Event()
         """Set, and replaced, when the cluster has been asked."""
@@ -173,15 +174,16 @@ class ClusterBrokers:
         """A broker has ended a connection: another one may be at its address soon."""
         self._checks.suspect()
 
-    async def dial_bootstrap(self) -> socket.socket:
-        """Dial the first server that accepts: the last good one, then the configured ones, then known brokers. Raises
-        UpstreamError."""
+    def _servers(self) -> dict[tuple[str, int], None]:
+        """In the order in which they are tried: the last good one, then the configured ones, then known brokers."""
         servers = dict.fromkeys([*self._settings.bootstrap, *self.addresses()])
-        if self._bootstrap_first in servers:
-            servers = dict.fromkeys([self._bootstrap_first, *servers])
+        return {self._bootstrap_first: None, **servers} if self._bootstrap_first in servers else servers
+
+    async def dial_bootstrap(self) -> socket.socket:
+        """Dial the first server that accepts. Raises UpstreamError."""
         errors = []
         nodes = self._nodes_by_address()
-        for server in servers:
+        for server in self._servers():
             try:
                 if server in nodes:
                     broker = await self._reach(nodes[server], *server)
@@ -227,16 +229,17 @@ class ClusterBrokers:
                 self._look_again = trio.Event()
 
     async def _ask(self) -> None:
-        settings, known = self._settings, self._checks.cluster_id
+        known = self._checks.cluster_id
         errors = []
         others: list[Cluster] = []
         nodes = self._nodes_by_address()
-        for host, port in dict.fromkeys([*settings.bootstrap, *self.addresses()]):
+        for host, port in self._servers():
             number = nodes.get((host, port))
             node = Node(known, number) if known is not None and number is not None else None
             try:
                 cluster = await ask_brokers(host, port, self._access, node)
             except LoginWantedError as error:
+                self._bootstrap_first = host, port
                 self._offered(error.offered)
                 self._login_wanted()  # brokers are learnt from the responses to clients
                 return
@@ -247,6 +250,7 @@ class ClusterBrokers:
                 errors.append(f"{host}:{port} belongs to cluster {cluster.cluster_id}, not to {known}")
                 others.append(cluster)
                 continue
+            self._bootstrap_first = host, port
             self._answered(cluster)
             return
         if others:
