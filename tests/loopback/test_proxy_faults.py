@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from proxy.core.errors import CloseReason
 from proxy.net.listen import cluster_brokers, sweeper
+from proxy.net.listen.server import Proxy
 from proxy.net.listen.sweeper import PORTION
+from proxy.net.settings import ProxySettings
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.lab.kafka.ports import free_ports
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
@@ -178,4 +184,20 @@ async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypa
             await trio.sleep(1.5)
             assert await ask(proxy.port) == produce_response(1)
             assert len(second.received) == 1
+            nursery.cancel_scope.cancel()
+
+
+async def test_refuses_its_own_connections() -> None:
+    """`upstream.bootstrap` leads to the sidecar itself, by an address or a name that it has."""
+    port, first = free_ports(2)
+    settings = ProxySettings("0.0.0.0", port, range(first, first + 4), (("127.0.0.1", port),))
+    proxy = Proxy(settings, Ledger(QuotaTable()))
+    with trio.fail_after(LIMIT_S), capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.serve)
+            assert await ask(port) is None
+            await until(lambda: proxy.last_cluster_error)
+            assert proxy.counters.connections_closed["loop"] >= 2
+            assert proxy.counters.connections_opened < 10
+            assert any("bootstrap leads to this sidecar" in str(line.get("error")) for line in lines)
             nursery.cancel_scope.cancel()

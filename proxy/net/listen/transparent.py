@@ -111,6 +111,22 @@ def set_mark(sock: socket.socket, mark: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
 
 
+class OwnConnections:
+    """The sidecar's connections to brokers by their local address, which a listener of its own sees as the peer's."""
+
+    def __init__(self) -> None:
+        self._made: WeakValueDictionary[tuple[str, int], socket.socket] = WeakValueDictionary()
+
+    def add(self, sock: socket.socket) -> None:
+        """`sock` has its local address; it leaves when it is closed."""
+        self._made[local_address(sock)[:2]] = sock
+
+    def has(self, peer: Destination) -> bool:
+        """Whether a connection from this address is one of them."""
+        made = self._made.get(peer[:2])
+        return made is not None and made.fileno() >= 0
+
+
 class Interception:
     """Inspects the connections that a transparent listener accepts, and dials for those that are served."""
 
@@ -119,8 +135,7 @@ class Interception:
         self._networks, self._ports = Networks(settings.networks), settings.ports
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
-        self._dialled: WeakValueDictionary[tuple[str, int], socket.socket] = WeakValueDictionary()
-        """Our own connections to brokers by their local address, as the listener would see them come back."""
+        self._dialled = OwnConnections()
         self._repeated: Counter[CloseReason] = Counter()
         self._log_until_s: dict[CloseReason, float] = {}
 
@@ -150,7 +165,7 @@ class Interception:
                 CloseReason.NOT_REDIRECTED, f"cannot get the connection's original destination from the kernel: {error}"
             ) from error
         came_from = spelled(peer)
-        if self._is_ours(came_from):
+        if self._dialled.has(came_from):
             where = destination or local_address(client)
             raise SessionError(
                 CloseReason.LOOP,
@@ -209,7 +224,7 @@ class Interception:
             with suppress(BlockingIOError):
                 broker.connect(address)
             # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
-            self._dialled[local_address(broker)[:2]] = broker
+            self._dialled.add(broker)
             with trio.fail_after(self._connect_timeout_s):
                 await trio.lowlevel.wait_writable(broker)
             failed = broker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -231,10 +246,6 @@ class Interception:
         if self._ports and not any(destination.port in ports for ports in self._ports):
             return False
         return not self._networks or destination.host in self._networks
-
-    def _is_ours(self, came_from: Destination) -> bool:
-        dialled = self._dialled.get(came_from[:2])
-        return dialled is not None and dialled.fileno() >= 0
 
     def _set_mark(self, sock: socket.socket) -> None:
         if self._mark is None:

@@ -8,9 +8,9 @@ from functools import partial
 
 import trio
 
-from proxy.core.errors import UpstreamError
+from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.telemetry.observer import Counters
-from proxy.net.listen.transparent import Destination
+from proxy.net.listen.transparent import Destination, OwnConnections, spelled
 from proxy.net.tls.contexts import ClientTls
 from proxy.net.tls.handshakes import Handshakes
 
@@ -36,6 +36,7 @@ class Dialer:
         self._tls = tls
         self._counters = counters
         self._handshakes = handshakes
+        self._dialled = OwnConnections()
 
     async def dial(self, host: str, port: int) -> socket.socket:
         """A non-blocking socket, a TlsSocket if brokers are reached by TLS. Raises UpstreamError."""
@@ -54,7 +55,20 @@ class Dialer:
             self._counters.upstream_connect_failures += 1
             raise
         self._counters.upstream_connects += 1
+        self._dialled.add(broker)
         return broker
+
+    def for_client(self, address: tuple[str, int], name: str, dial: Dial) -> Dial:
+        """As `dial`, unless the client at `address` is this sidecar: then it raises SessionError. Call it when the
+        client has sent a request: no connection of ours has done so before `dial` knew it."""
+
+        async def checked() -> socket.socket:
+            if self._dialled.has(spelled(address)):
+                text = f"{name} leads to this sidecar: expected brokers in upstream.bootstrap and advertised.listeners"
+                raise SessionError(CloseReason.LOOP, text)
+            return await dial()
+
+        return checked
 
     def through(
         self,
