@@ -304,6 +304,9 @@ async def run_sidecar(
     sidecar.admin_port = admin_port
     for warning in warnings_of(config):
         log.warning("configuration warning", warning=str(warning))
+    for side in sidecar.security.sides:
+        if side.not_valid is not None:
+            log.warning("certificate not valid", setting=f"{side.setting}.certificate_file", error=side.not_valid)
     config.forget_source()
     config.forget_entries()
     await sidecar.serve(handle_signals=handle_signals, task_status=task_status)

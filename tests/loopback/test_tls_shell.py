@@ -7,26 +7,42 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
 
+from proxy.app.sources.follow import Followed, Follower
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.listen.server import Proxy
-from proxy.net.tls.certificates import in_pem, not_after_s
+from proxy.net.tls.certificates import in_pem, valid_s
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
 from proxy.net.tls.principal import PrincipalRules
+from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
+from tests.lab.kafka.ports import free_ports
 from tests.support.certificates import Authority, Issued
-from tests.support.scripted_broker import answer, closed_reason, exchange, never_answer, read_frame, through, until
+from tests.support.scripted_broker import (
+    answer,
+    background,
+    closed_reason,
+    exchange,
+    never_answer,
+    read_frame,
+    through,
+    until,
+)
 from tests.support.session_tools import produce, produce_response
 from tests.support.tls_proxies import broker_context, client_context
 
@@ -238,6 +254,12 @@ async def test_the_name_and_its_check_can_be_chosen(issuer: Authority, host: Iss
     assert asked[-1] is None  # an address is no name to ask for
 
 
+async def test_why_a_broker_is_not_reached(issuer: Authority) -> None:
+    access, (port,) = Access(5.0, ClientTls(authorities=issuer.certificate)), free_ports(1)
+    with pytest.raises(ClusterError, match="Connection refused"):
+        await ask_brokers("127.0.0.1", port, access)
+
+
 async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
 
@@ -251,7 +273,7 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
 
     put(host)
     tls = ServerTls(KeyPair(cert, key))
-    assert tls.expires_at_s == min(map(not_after_s, in_pem(host.chain.read_text())))
+    assert tls.expires_at_s == min(end for _, end in map(valid_s, in_pem(host.chain.read_text())))
     second = issuer.issue("second", "localhost", common_name="second")
     async with through(answer, listen_tls=tls) as (proxy, _, _), secured(proxy, client_context(issuer)) as old:
         first = await serial(proxy)
@@ -268,6 +290,17 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
         put(issuer.issue("gone", "localhost", common_name="gone", expired=True))
         with pytest.raises(TlsFilesError, match=r"listen\.tls\.certificate_file .*tls\.crt: has expired at 20"):
             tls.load()
+        later = issuer.issue("later", "localhost", begins=datetime.now(UTC) + timedelta(days=1))
+        put(later)
+        with pytest.raises(TlsFilesError, match=r"listen\.tls\.certificate_file .*tls\.crt: is not valid before 20"):
+            tls.load()
+        shutil.copy(host.key, key)
+        cert.write_bytes(host.chain.read_bytes() + later.chain.read_bytes())
+        with pytest.raises(TlsFilesError, match=r"tls\.crt: has a certificate, number 2, that is not valid before 20"):
+            tls.load()
+        cert.write_bytes((host.chain.read_bytes() * 2)[:-30])
+        with pytest.raises(TlsFilesError, match=r"tls\.crt: a certificate is cut off: expected -----END"):
+            tls.load()
         cert.write_text("nothing")
         with pytest.raises(TlsFilesError, match="expected certificates in PEM form"):
             tls.load()
@@ -279,7 +312,48 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
     with pytest.raises(TlsFilesError, match="is encrypted; expected a private key without a password"):
         ServerTls(KeyPair(host.chain, key))
     old = issuer.issue("old-host", "localhost", common_name="old", expired=True)
-    assert (ServerTls(pair(old)).expires_at_s or 0) < time.time(), "at the start, better than none"
+    at_start = ServerTls(pair(old))
+    assert (at_start.expires_at_s or 0) < time.time(), "at the start, better than none"
+    assert str(at_start.not_valid).startswith("has expired at 20")
+
+
+def test_key_of_another_kind_and_weak_key(issuer: Authority, host: Issued, tmp_path: Path) -> None:
+    def written(name: str, made: ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey) -> Path:
+        path = tmp_path / name
+        path.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        return path
+
+    with pytest.raises(TlsFilesError, match=r"key_file .*ed: is not the key of the certificate in .* \(the first, if"):
+        ServerTls(KeyPair(host.chain, written("ed", ed25519.Ed25519PrivateKey.generate())))
+    weak, name = rsa.generate_private_key(65537, 1024), x509.Name([])
+    begin, cert = datetime.now(UTC) - timedelta(days=1), tmp_path / "weak.crt"
+    built = x509.CertificateBuilder(name, name, weak.public_key(), 1, begin, begin + timedelta(days=9))
+    cert.write_bytes(built.sign(weak, hashes.SHA256()).public_bytes(Encoding.PEM))
+    with pytest.raises(TlsFilesError, match=r"certificate_file .*weak.crt: is too weak \(EE_KEY_TOO_SMALL\); expected"):
+        ServerTls(KeyPair(cert, written("weak", weak)))
+
+
+async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Authority, tmp_path: Path) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def put(issued: Issued) -> None:
+        shutil.copy(issued.chain, cert)
+        shutil.copy(issued.key, key)
+
+    put(issuer.issue("before", "localhost"))
+    tls = ServerTls(KeyPair(cert, key))
+    before = tls.context
+    files = Followed("listen.tls", tls.paths, tls.load)
+    follower = Follower([files], poll_s=0.05)
+    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=2)))
+    with trio.fail_after(20):
+        async with background(follower.run):
+            await until(lambda: files.failures)
+            assert "is not valid before 20" in str(files.last_error)
+            assert (tls.context, files.successful) == (before, False)
+            await until(lambda: files.reloads)
+            assert (files.failures, files.successful) == (1, True)
+    assert tls.context is not before
 
 
 async def test_a_storm_of_handshakes_leaves_others_their_turn(issuer: Authority, host: Issued) -> None:

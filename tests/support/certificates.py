@@ -45,16 +45,19 @@ class Authority:
         common_name: str | None = None,
         organization: str = "kquota",
         expired: bool = False,
+        begins: datetime | None = None,
     ) -> Issued:
         """A certificate for these host names and addresses (`name` is the files' name), good for servers and clients.
 
-        Its subject is `CN=<common_name>,OU=...,O=<organization>`. An expired one was good until yesterday.
+        Its subject is `CN=<common_name>,OU=...,O=<organization>`. An expired one was good until yesterday, one with
+        `begins` is good from then on.
         """
         leaf = self._ca.issue_cert(
             *(hosts or ("client.invalid",)),
             common_name=common_name,
             organization_name=organization,
             organization_unit_name="tests",
+            not_before=begins,
             not_after=datetime.now(UTC) - timedelta(days=1) if expired else None,
         )
         chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)

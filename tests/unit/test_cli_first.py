@@ -13,6 +13,7 @@ from config.table import to_table
 from proxy.app.cli.check import all_warnings
 from proxy.app.cli.main import app
 from quota.entity import DEFAULT, Kind
+from tests.support.certificates import Authority
 from tests.support.strimzi import KAFKA_USERS
 
 BOOTSTRAP = 'upstream: {bootstrap: ["kafka-0.kafka:9092", "kafka-1.kafka:9092", "kafka-2.kafka:9092"]}\n'
@@ -116,6 +117,13 @@ def test_check_warns_of_what_is_unlikely_to_be_meant(text: str, place: str, expe
     (warning,) = all_warnings(load_bytes("q.yaml", config.encode()))
     assert (warning.place, warning.line) == (place, config.count("\n") + 1)
     assert expected in warning.expected
+
+
+def test_check_warns_of_expired_certificate(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue("old", "localhost", expired=True)
+    text = f"{BOOTSTRAP}listen: {{tls: {{certificate_file: {issued.chain}, key_file: {issued.key}}}}}\n{QUOTAS}"
+    (warning,) = all_warnings(load_bytes("q.yaml", text.encode()))
+    assert (warning.place, warning.expected[:14]) == ("listen.tls.certificate_file", "has expired at")
 
 
 def test_check_warns_of_files_that_run_refuses(tmp_path: Path) -> None:

@@ -255,13 +255,17 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
 def _unusable_files(config: Config, source: Source, missing: Collection[Place]) -> Iterator[Problem]:
     """Files that are here, and that `kquota run` would refuse, but for sections with `missing` ones."""
     from proxy.app.sources.security import READERS  # trio and cryptography: most configurations name no file
+    from proxy.net.tls.contexts import TlsSide
 
     for place, read in READERS:
         if place not in missing:
             try:
-                read(config)
+                found = read(config)
             except (OSError, LoginError) as error:
                 yield source.problem(place, f"kquota run would refuse this: {visible(str(error))}", at_key=True)
+            else:
+                if isinstance(found, TlsSide) and found.not_valid is not None:
+                    yield source.problem((*place, "certificate_file"), found.not_valid)
 
 
 def _few_ports(config: Config, source: Source) -> list[Problem]:

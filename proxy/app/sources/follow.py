@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from config.parts import Fingerprint, fingerprint
+from proxy.net.tls.contexts import NotYetValidError
 
 log = structlog.get_logger("kquota.files")
 
@@ -165,6 +166,10 @@ class Follower:
             await aside.run(one.load)
         except StuckError:
             raise
+        except NotYetValidError as error:
+            one.seen = None  # loaded again next time
+            _refused(one, str(error))
+            return
         except OSError as error:
             failure = str(error)
         except Exception as error:  # an internal error must not end the traffic

@@ -36,7 +36,8 @@ _ESCAPED: Final = frozenset(',=+<>#;"\\')
 MAX_SUBJECT_BYTES: Final = 4096
 """In DER. RFC 5280, appendix A.1: most attributes have at most 64 characters."""
 MAX_OID_BYTES: Final = 128
-_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_PEM: Final = re.compile(_BEGIN + r"[^-]+-----END CERTIFICATE-----")
 
 
 class CertificateError(ValueError):
@@ -136,20 +137,26 @@ def _dotted(content: bytes) -> str:
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
 
 
-def not_after_s(der: bytes) -> float:
-    """When a certificate expires, in seconds of Unix time. Raises CertificateError."""
+def valid_s(der: bytes) -> tuple[float, float]:
+    """From when to when a certificate is valid, in seconds of Unix time. Raises CertificateError."""
     try:
-        _, end = _inside(_to_be_signed(der)[3], _SEQUENCE)
-        text = end.content.decode("ascii")
-        if end.tag == _UTC_TIME:  # two-digit years: 1950 to 2049 (RFC 5280, section 4.1.2.5.1)
-            text = ("19" if text >= "5" else "20") + text
-        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        begin, end = map(_unix_s, _inside(_to_be_signed(der)[3], _SEQUENCE))
     except ValueError as error:
-        raise CertificateError(f"a certificate without a readable expiry: {error}") from None
+        raise CertificateError(f"a certificate without a readable validity: {error}") from None
+    return begin, end
+
+
+def _unix_s(time: _Value) -> float:
+    text = time.content.decode("ascii")
+    if time.tag == _UTC_TIME:  # two-digit years: 1950 to 2049 (RFC 5280, section 4.1.2.5.1)
+        text = ("19" if text >= "5" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
 def in_pem(text: str) -> list[bytes]:
-    """The certificates in a PEM file, as DER. Raises CertificateError where one cannot be decoded."""
+    """The certificates in a PEM file, as DER. Raises CertificateError where one cannot be decoded, or is cut off."""
+    if text.count(_BEGIN) != len(_PEM.findall(text)):
+        raise CertificateError("a certificate is cut off: expected -----END CERTIFICATE----- behind each")
     try:
         return [ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(text)]
     except ValueError as error:

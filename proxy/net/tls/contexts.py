@@ -10,12 +10,13 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from proxy.net.files import read_file
 from proxy.net.tls import channel
-from proxy.net.tls.certificates import CertificateError, EncryptedKeyError, in_pem, not_after_s, subject
+from proxy.net.tls.certificates import CertificateError, EncryptedKeyError, in_pem, subject, valid_s
 from proxy.net.tls.cpu_limit import CpuLimitError, cpu_limit
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.tls.python_ssl import Context
@@ -33,6 +34,10 @@ MAX_KNOWN_SUBJECTS: Final = 1024
 
 class TlsFilesError(OSError):
     """No context can be made of the files; the message has the setting, the file and the reason."""
+
+
+class NotYetValidError(TlsFilesError):
+    """A certificate in them is not valid yet: later they can be used as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class TlsSide:
         self._server, self._verify = server, verify
         self.expires_at_s: float | None = None
         """When the first certificate of our own chain expires (Unix time); None without one."""
+        self.not_valid: str | None = None
+        """Why the certificates that were read last are not valid now; None: they are."""
         self.context: Context
         """The context for new connections."""
         self.load(first=True)
@@ -84,8 +91,8 @@ class TlsSide:
         self.expires_at_s = expires_at_s
         return context
 
-    def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
-        raise TlsFilesError(f"{self.setting}.{name} {path}: {reason}") from None
+    def _refuse(self, name: str, path: Path, reason: str, kind: type[TlsFilesError] = TlsFilesError) -> NoReturn:
+        raise kind(f"{self.setting}.{name} {path}: {reason}") from None
 
     def _read(self, name: str, path: Path) -> list[bytes]:
         """The certificates in a file."""
@@ -109,12 +116,15 @@ class TlsSide:
         """Load the pair into `context`. Returns when its chain expires."""
         chain = self._read("certificate_file", pair.certificate)
         try:
-            expires_at_s = min(map(not_after_s, chain))
+            valid = list(map(valid_s, chain))
         except CertificateError as error:
             self._refuse("certificate_file", pair.certificate, str(error))
-        if expires_at_s <= time.time() and not first:
-            # At the start there is no better one: then the expiry is only reported (log, metric, alert).
-            self._refuse("certificate_file", pair.certificate, f"has expired at {utc(expires_at_s)}")
+        self.not_valid = next(filter(None, starmap(_why_not_valid, enumerate(valid, 1))), None)
+        if self.not_valid is not None and not first:
+            # At the start there is no better one: then it is only reported (log, metric, alert).
+            expired = min(end for _, end in valid) <= time.time()
+            kind = TlsFilesError if expired else NotYetValidError
+            self._refuse("certificate_file", pair.certificate, self.not_valid, kind)
         try:
             key = read_file(pair.key, MAX_PEM_BYTES)
         except OSError as error:
@@ -126,12 +136,16 @@ class TlsSide:
         except EncryptedKeyError:
             self._refuse("key_file", pair.key, "is encrypted; expected a private key without a password")
         except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH" or "TYPE_MISMATCH" in str(error.reason):
-                self._refuse("key_file", pair.key, f"is not the key of the certificate in {pair.certificate}")
+            if str(error.reason).endswith(("_TOO_SMALL", "_TOO_WEAK")):
+                text = f"is too weak ({error.reason}); expected RSA of 2048 bits or EC of 224, signed with SHA-2"
+                self._refuse("certificate_file", pair.certificate, text)
+            if str(error.reason).endswith(("_MISMATCH", "NO_CERTIFICATE_ASSIGNED")):
+                text = f"is not the key of the certificate in {pair.certificate} (the first, if it has several)"
+                self._refuse("key_file", pair.key, text)
             self._refuse("key_file", pair.key, f"does not match {pair.certificate}: {error.reason or error}")
         except OSError as error:
             self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
-        return expires_at_s
+        return min(end for _, end in valid)
 
 
 class ServerTls(TlsSide):
@@ -220,6 +234,15 @@ class ClientTls(TlsSide):
 def utc(seconds: float) -> str:
     """A Unix time for people to read."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _why_not_valid(number: int, valid: tuple[float, float]) -> str | None:
+    """What is wrong with the validity of the certificate with this number in a file; None: it is valid now."""
+    which = "" if number == 1 else f"has a certificate, number {number}, that "
+    begin_s, end_s = valid
+    if end_s <= time.time():
+        return f"{which}has expired at {utc(end_s)}"
+    return f"{which}is not valid before {utc(begin_s)}" if begin_s > time.time() else None
 
 
 def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:

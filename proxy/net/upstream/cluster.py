@@ -257,7 +257,7 @@ async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.S
     except trio.TooSlowError:
         raise ClusterError(f"{host}:{port} did not answer within {access.timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
-        reason = error.__cause__ if access.tls is not None and isinstance(error.__cause__, OSError) else error
+        reason = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error  # trio's stream wraps it
         text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
         raise ClusterError(f"{host}:{port}: {text}") from error
 
