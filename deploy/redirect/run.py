@@ -64,6 +64,8 @@ def check(rules: Rules, tool: Tool) -> None:
             "the sidecar's own connections to brokers would be redirected to it: expected --exclude-uid (65532 in the "
             "image), --exclude-gid or --exclude-mark"
         )
+    if not rules.ipv6 and rules.networks and not _of_family(rules.networks, 4):
+        raise RulesError("nothing to redirect: --network has IPv6 networks alone, which --no-ipv6 leaves out")
     if rules.when_down == "open" and tool == "iptables":
         raise RulesError("--when-down open needs nftables (--with nft)")
 
@@ -168,9 +170,9 @@ def _multiports(ports: Sequence[range]) -> list[str]:
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]
 
 
-def iptables_remove() -> str:
-    """Input of `iptables-restore --noflush` that removes our chain and the jump to it, both of which must exist."""
-    return f"*nat\n:{CHAIN} - [0:0]\n-D OUTPUT {JUMP}\n-X {CHAIN}\nCOMMIT\n"
+def iptables_remove(jumps: int) -> str:
+    """Input of `iptables-restore --noflush` that removes our chain, and all jumps to it that OUTPUT has."""
+    return "\n".join(["*nat", f":{CHAIN} - [0:0]", *[f"-D OUTPUT {JUMP}"] * jumps, f"-X {CHAIN}", "COMMIT", ""])
 
 
 class RedirectError(Exception):
@@ -210,6 +212,8 @@ def install(rules: Rules, tool: Tool) -> None:
     """Put the rules in force, replacing earlier ones of either tool. Raises RedirectError, RulesError."""
     todo = list(scripts(rules, tool)) if tool == "nft" else None
     _insist_on_capability()
+    if tool == "iptables" and rules.ipv6 and IPV6.exists() and shutil.which(_restore(6)[0]) is None:
+        raise RedirectError("ip6tables is not installed here: apt-get install iptables, or use --no-ipv6")
     other: Tool = "iptables" if tool == "nft" else "nft"
     for command, text in todo if todo is not None else scripts(rules, tool):
         _run(command, text)
@@ -232,9 +236,7 @@ def show() -> list[str]:
         found.append(_run(["nft", "list", "table", "inet", TABLE]).stdout.rstrip())
     if "iptables" in tools:
         for version in COMMANDS:
-            if _chain(version):
-                text = _run([COMMANDS[version], "-w", "-t", "nat", "-S"]).stdout
-                lines = [line for line in text.splitlines() if CHAIN in line]
+            if lines := _rules(version):
                 found.append("\n".join([f"# {COMMANDS[version]} -t nat", *lines]))
     return found
 
@@ -259,39 +261,42 @@ def _remove(tool: Tool) -> bool:
 
 
 def _remove_family(version: Literal[4, 6]) -> bool:
-    if not _chain(version):
+    if not _rules(version):
         return False
-    if not _jumps(version):  # incomplete: edited by hand, or an interrupted install
-        _run([COMMANDS[version], "-w", "-t", "nat", "-A", "OUTPUT", *JUMP.split()])
-    _run(_restore(version), iptables_remove())
+    _run(_restore(version), iptables_remove(_jumps(version)))
     return True
 
 
 def _nft_table() -> bool:
-    return _try(["nft", "list", "table", "inet", TABLE])
+    return _attempt(["nft", "list", "table", "inet", TABLE]).returncode == 0
 
 
-def _chain(version: Literal[4, 6]) -> bool:
-    return _try([COMMANDS[version], "-w", "-t", "nat", "-n", "-L", CHAIN])
+def _rules(version: Literal[4, 6]) -> list[str]:
+    """Our rules of a family, as its tool prints them; empty if there are none, or no such tool."""
+    if shutil.which(COMMANDS[version]) is None:
+        return []
+    text = _attempt([COMMANDS[version], "-w", "-t", "nat", "-S"]).stdout
+    return [line for line in text.splitlines() if CHAIN in line]
 
 
-def _jumps(version: Literal[4, 6]) -> bool:
-    return _try([COMMANDS[version], "-w", "-t", "nat", "-C", "OUTPUT", *JUMP.split()])
+def _jumps(version: Literal[4, 6]) -> int:
+    """None where the chain is incomplete, several where saved rules were restored over it."""
+    return _rules(version).count(f"-A OUTPUT {JUMP}")
 
 
 def _restore(version: Literal[4, 6]) -> list[str]:
     return [f"{COMMANDS[version]}-restore", "--noflush", "--wait"]
 
 
-def _try(command: Sequence[str]) -> bool:
-    return subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False).returncode == 0
+def _attempt(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RedirectError(f"{command[0]}: {error}") from None
 
 
 def _run(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RedirectError(f"{command[0]}: {error}") from None
+    done = _attempt(command, text)
     if done.returncode != 0:
         output = " ".join((done.stderr or done.stdout).split())
         other = "; --with iptables may work on this kernel" if command[0] == "nft" else ""

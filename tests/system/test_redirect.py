@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -140,6 +141,28 @@ def test_the_other_tools_rules_are_replaced(machine: Namespace) -> None:
     assert reached(machine, ELSEWHERE6, 9092) == 9092
 
 
+def test_removes_every_jump_to_its_chain(machine: Namespace) -> None:
+    """Saved rules that are restored over the same ones (`iptables-restore --noflush`) make a second one."""
+    arguments = f"install --to-port {TO} --port 9092 --exclude-uid {SIDECAR_UID}"
+    for end in ("remove", f"{arguments} --with nft"):
+        redirect(machine, f"{arguments} --with iptables")
+        saved = machine.run("iptables-save").stdout
+        machine.run("iptables-restore", "--noflush", given=saved)
+        redirect(machine, end)
+        assert "KQUOTA_OUTPUT" not in machine.run("iptables-save").stdout
+
+
+def test_without_the_program_for_ipv6(machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("iptables", "iptables-restore"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = f"install --to-port {TO} --port 9092 --exclude-uid {SIDECAR_UID}"
+    assert "ip6tables is not installed here" in redirect(machine, arguments, code=1)
+    assert redirect(machine, "show", code=1) == "error: no rules of kquota"
+    redirect(machine, f"{arguments} --no-ipv6")
+    assert redirect(machine, "remove") == "removed the rules of iptables"
+
+
 def test_fail_open_rules_follow_the_heartbeat(machine: Namespace) -> None:
     redirect(machine, f"install --with nft --to-port {TO} --port {KAFKA} --exclude-uid {SIDECAR_UID} --when-down open")
     assert reached(machine, ELSEWHERE, KAFKA) == KAFKA, "no sidecar yet: directly"
@@ -172,6 +195,7 @@ def test_configuration_sets_port_and_mark(machine: Namespace, tmp_path: Path) ->
         ("--port 0 --exclude-uid 1", "expected a port or first-last"),
         ("--port 9096-9092 --exclude-uid 1", "expected a port or first-last"),
         ("--network 10.0.0.1/8 --exclude-uid 1", "has host bits set"),
+        ("--network fd77::/64 --no-ipv6 --exclude-uid 1", "--network has IPv6 networks alone, which --no-ipv6 leaves"),
         ("--port 1 --exclude-uid 1 --when-down open --with iptables", "--when-down open needs nftables"),
     ],
 )
@@ -201,6 +225,8 @@ def test_missing_programs_name_the_packages(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert said in redirect(machine, f"install --port 9092 --exclude-uid 1 --with {tool}", code=1)
+    if tool != "auto":
+        assert " 9092" in redirect(machine, f"install --port 9092 --exclude-uid 1 --with {tool} --dry-run")
 
 
 def test_many_ports_are_several_matches() -> None:
