@@ -287,19 +287,26 @@ def _warnings(config: Config, source: Source) -> Iterator[Problem]:
         text = "any holder of a certificate of a trusted authority can pose as a broker"
         yield source.problem(("upstream", "tls", "verify_hostname"), text, False)
     yield from _warnings_of_administration(config, source, user)
-    unused = f"is not used: mode is {config.mode}"
-    if config.mode == "transparent":
-        for name in ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised"):
-            if source.has(("listen", name)):
-                yield source.problem(("listen", name), unused, at_key=True)
-    elif config.transparent != Transparent():
-        yield source.problem(("transparent",), unused, at_key=True)
+    yield from _warnings_of_mode(config, source)
     fleet = config.fleet
     if fleet is not None and fleet.default_scope != "fleet" and "fleet" not in map(_scope_of, config.quotas):
         text = "is not used: no limit has scope: fleet, and default_scope is instance"
         yield source.problem(("fleet",), text, at_key=True)
     if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         yield source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True)
+
+
+def _warnings_of_mode(config: Config, source: Source) -> Iterator[Problem]:
+    unused = f"is not used: mode is {config.mode}"
+    if config.mode == "transparent":
+        for name in ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised"):
+            if source.has(("listen", name)):
+                yield source.problem(("listen", name), unused, at_key=True)
+        if config.listen.host not in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::"):
+            text = "the kernel redirects connections of this machine to 127.0.0.1 and ::1: leave it out, or set ::"
+            yield source.problem(("listen", "host"), text, config.listen.host)
+    elif config.transparent != Transparent():
+        yield source.problem(("transparent",), unused, at_key=True)
 
 
 def _warnings_of_identity(config: Config, source: Source) -> Iterator[Problem]:

@@ -289,13 +289,16 @@ def _host(value: Any, *, wildcard: bool) -> str:
     )
     if not isinstance(value, str) or len(value) > 253:
         raise wrong(expected)
-    if ":" in value:
+    if ":" in value or re.fullmatch(r"[0-9.]+", value):  # in digits alone only a whole address, not 0 for 0.0.0.0
         try:
-            fine = not ipaddress.IPv6Address(value).is_unspecified or wildcard
+            address = ipaddress.ip_address(value)
         except ValueError:
-            fine = False
+            raise wrong(expected) from None
+        if address.is_unspecified:
+            value = str(address)  # known by this spelling: 0:0:0:0:0:0:0:0 is ::
+        fine = wildcard or not address.is_unspecified
     else:
-        fine = re.fullmatch(r"[^\s/\[\]]+", value) is not None and (wildcard or value != "0.0.0.0")
+        fine = re.fullmatch(r"[^\s/\[\]]+", value) is not None
     if not fine:
         raise wrong(expected)
     return value

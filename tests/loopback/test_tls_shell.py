@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
@@ -252,6 +253,30 @@ async def test_the_name_and_its_check_can_be_chosen(issuer: Authority, host: Iss
             await client.aclose()
     assert asked[:2] == ["elsewhere.example"] * 2
     assert asked[-1] is None  # an address is no name to ask for
+
+
+async def test_an_authority_need_not_be_a_root(tmp_path: Path) -> None:
+    """As in a trust store of Kafka's, in both directions."""
+    root = trustme.CA()
+    inner = root.create_child_ca()
+    leaf, alone = inner.issue_cert("localhost", "127.0.0.1"), tmp_path / "inner.pem"
+    inner.cert_pem.write_to_path(alone)
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    cert.write_bytes(leaf.cert_chain_pems[0].bytes())
+    leaf.private_key_pem.write_to_path(key)
+    both = KeyPair(cert, key)
+    broker = broker_context(Issued(cert, key, key))
+    client = ssl.create_default_context(cadata=root.cert_pem.bytes().decode() + inner.cert_pem.bytes().decode())
+    client.load_cert_chain(cert, key)
+    listen = ServerTls(both, client_auth="required", client_authorities=alone)
+    async with through(answer, listen_tls=listen, upstream_tls=ClientTls(authorities=alone), broker_tls=broker) as (
+        proxy,
+        _,
+        _,
+    ):
+        await until(lambda: proxy.cluster_reached)
+        async with secured(proxy, client) as one:
+            assert await exchange(one, produce(1, 100)) == produce_response(1)
 
 
 async def test_why_a_broker_is_not_reached(issuer: Authority) -> None:

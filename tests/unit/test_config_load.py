@@ -88,6 +88,9 @@ max_mute: 30
         ("listen: {broker_port_map: {a: 1}}", '"a" is not a broker id'),
         ('listen: {advertised: {host: "x:9092"}}', "a host name or address without scheme and port"),
         ("listen: {advertised: {host: 0.0.0.0}}", "and not that of all addresses"),
+        ("listen: {advertised: {host: '0'}}", "a host name or address without scheme and port"),
+        ("listen: {advertised: {host: '0::0'}}", "and not that of all addresses"),
+        ("listen: {host: '0'}", "a host name or address without scheme and port"),
         ('listen: {host: "[::1]"}', "a host name or address without scheme and port"),
         ("quotas: [{client-id: a, producer_byte_rate: 9999999999999999999999}]", "at most 9223372036854775807"),
         ("quotas: [{client-id: a, producer_byte_rate: 1.0000001M}]", "did you mean 1000000 (whole bytes)?"),
@@ -346,6 +349,12 @@ def test_partition_mutations_have_windows_of_their_own() -> None:
     assert settings.mutation_algorithm == "windowed_burst"
 
 
+@pytest.mark.parametrize("written", ["::", "::0", "0:0:0:0:0:0:0:0"])
+def test_all_addresses_have_one_spelling(written: str) -> None:
+    """By which clients get the address that they connected to."""
+    assert configured(f'listen: {{host: "{written}"}}').listen.host == "::"
+
+
 QUOTAS = "quotas: [{user: alice, producer_byte_rate: 1M}, {client-id: <default>, request_percentage: 1}]\n"
 CLIENT_TLS = "listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: required, client_ca_file: /a}}\n"
 NO_LOGIN = "identity: {sources: [tls, static], static: web}"
@@ -361,6 +370,7 @@ UNCHECKED = f'upstream: {{bootstrap: ["kafka:9092"], tls: {{verify_hostname: fal
         (QUOTAS + "identity: {sources: [static], static: {file: /etc/kquota/user}}", []),
         ("quotas: [{user: <default>, controller_mutation_rate: 1}]", []),
         ("", ["1:1: quotas: no quotas at all"]),
+        ("mode: transparent\nlisten: {host: 10.0.0.1}\n" + QUOTAS, ['3:16: listen.host: got "10.0.0.1", the kernel']),
         (QUOTAS + NO_LOGIN, ["2:17: quotas[0].user: got", '3:22: identity.sources[0]: got "tls", is not used']),
         (QUOTAS + CLIENT_TLS + "identity: {sources: [static]}", ["2:17: quotas[0].user: got"]),
         (QUOTAS + "identity: {sources: [sasl], static: web}", ['3:37: identity.static: got "web", is not used']),

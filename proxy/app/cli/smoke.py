@@ -13,9 +13,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import trio
 
+from config.types import HOST_PORT, PORT_RANGE, HostPort, PortRange, Value
 from proxy.app.common.text import say
 from proxy.core.wire.responses import NodeAddress
 from proxy.net.upstream.cluster import Access, ClusterError, LoginWantedError, ask_brokers
@@ -28,16 +30,15 @@ class SmokeError(Exception):
     """What is wrong, for people."""
 
 
-def check_brokers(bootstrap: str, ports: range) -> str:
+def check_brokers(bootstrap: HostPort, ports: PortRange) -> str:
     """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
-    host, _, port = bootstrap.rpartition(":")
-    brokers = _brokers(host, int(port))
+    brokers = _brokers(*bootstrap)
     if brokers is None:
         return f"a broker answers behind {bootstrap}, and wants a login: the addresses of brokers are not checked"
-    strangers = [broker for broker in brokers if broker.port not in ports]
+    strangers = [broker for broker in brokers if broker.port not in ports.all]
     if strangers:
-        shown = ", ".join(f"{broker.host}:{broker.port}" for broker in strangers)
-        raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports[0]}-{ports[-1]}")
+        shown = ", ".join(str(HostPort(broker.host, broker.port)) for broker in strangers)
+        raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.first}-{ports.last}")
     for broker in brokers:
         _brokers(broker.host, broker.port)
     return f"{len(brokers)} brokers, each behind a port of the sidecar"
@@ -53,14 +54,13 @@ def _brokers(host: str, port: int) -> list[NodeAddress] | None:
         raise SmokeError(str(error)) from error
 
 
-def check_tls(bootstrap: str) -> str:
+def check_tls(bootstrap: HostPort) -> str:
     """Clients can begin TLS, with whichever certificate. Raises SmokeError."""
-    host, _, port = bootstrap.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with socket.create_connection((host, int(port)), ATTEMPT_TIMEOUT_S) as opened:
-            context.wrap_socket(opened, server_hostname=host).close()
+        with socket.create_connection(bootstrap, ATTEMPT_TIMEOUT_S) as opened:
+            context.wrap_socket(opened, server_hostname=bootstrap.host).close()
     except OSError as error:
         raise SmokeError(f"{bootstrap}: no TLS: {error}") from error
     return f"{bootstrap} answers with TLS: the addresses of brokers are not checked"
@@ -95,21 +95,32 @@ def insist(check: Callable[[], str], limit_s: float) -> str:
         time.sleep(PAUSE_S)
 
 
+def _argument(kind: Value) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind.check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"got {text}, {error}") from None
+
+    return read
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 0 on success, otherwise 1 with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m proxy.app.cli.smoke", description=__doc__)
-    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="where clients connect")
-    parser.add_argument("--broker-ports", required=True, metavar="FIRST-LAST", help="the sidecar's ports for brokers")
+    address, ports = _argument(HOST_PORT), _argument(PORT_RANGE)
+    parser.add_argument("--bootstrap", required=True, type=address, metavar="HOST:PORT", help="where clients connect")
+    parser.add_argument(
+        "--broker-ports", required=True, type=ports, metavar="FIRST-LAST", help="the sidecar's ports for brokers"
+    )
     parser.add_argument("--admin", metavar="URL", help="the admin port, checked first")
     parser.add_argument("--tls", action="store_true", help="clients connect with TLS")
     parser.add_argument("--limit-s", type=float, default=60.0, help="give up after this time")
     given = parser.parse_args(arguments)
-    first, _, last = given.broker_ports.partition("-")
-    ports = range(int(first), int(last) + 1)
     try:
         if given.admin is not None:
             say(insist(partial(check_admin, given.admin), given.limit_s))
-        check = check_tls if given.tls else partial(check_brokers, ports=ports)
+        check = check_tls if given.tls else partial(check_brokers, ports=given.broker_ports)
         say(insist(partial(check, given.bootstrap), given.limit_s))
     except SmokeError as error:
         say(f"error: {error}", err=True)

@@ -72,6 +72,7 @@ cdef extern from "openssl/x509v3.h" nogil:
     ASN1_OCTET_STRING *a2i_IPADDRESS(const char *)
     void ASN1_OCTET_STRING_free(ASN1_OCTET_STRING *)
     const unsigned int X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS
+    const unsigned long X509_V_FLAG_PARTIAL_CHAIN
     const unsigned long X509_V_FLAG_TRUSTED_FIRST
     const long X509_V_OK, X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 

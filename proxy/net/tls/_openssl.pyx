@@ -62,7 +62,7 @@ cdef class Context:
         cdef X509_VERIFY_PARAM *param = SSL_CTX_get0_param(self.ctx)
         X509_VERIFY_PARAM_set_hostflags(param, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS)
         if not (
-            X509_VERIFY_PARAM_set_flags(param, X509_V_FLAG_TRUSTED_FIRST)
+            X509_VERIFY_PARAM_set_flags(param, X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN)
             and SSL_CTX_set_min_proto_version(self.ctx, TLS1_2_VERSION)
             and SSL_CTX_set_cipher_list(self.ctx, <bytes>CIPHERS.encode())
             and SSL_CTX_set_session_id_context(self.ctx, SESSIONS, len(SESSIONS))

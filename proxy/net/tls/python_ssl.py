@@ -31,6 +31,7 @@ class Context:
         self.context.check_hostname = names
         self.context.verify_mode = verify
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Java an authority need not be a root
         self.context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it makes reads write, at our expense mostly
         self.context.set_ciphers(CIPHERS)
         self._server = server
