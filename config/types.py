@@ -301,7 +301,7 @@ def _host(value: Any, *, wildcard: bool) -> str:
         fine = re.fullmatch(r"[^\s/\[\]]+", value) is not None
     if not fine:
         raise wrong(expected)
-    return value
+    return str(value)
 
 
 _HOST_SCHEMA: dict[str, Any] = {"type": "string", "maxLength": 253, "pattern": r"^[^\s/\[\]]+$"}
