@@ -107,7 +107,7 @@ class Connections:
         assert self.nursery is not None
         destination, plain = None, dial
         if self._interception is None:
-            dial = self._dialer.for_client(address, name, dial)
+            dial = self._dialer.for_client(client, address, name, dial)
         else:
             try:
                 destination = self._interception.inspect(client, address)

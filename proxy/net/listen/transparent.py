@@ -112,18 +112,21 @@ def set_mark(sock: socket.socket, mark: int) -> None:
 
 
 class OwnConnections:
-    """The sidecar's connections to brokers by their local address, which a listener of its own sees as the peer's."""
+    """The sidecar's connections to brokers by both ends, as a listener of its own sees one that has come back.
+
+    One end does not tell: the kernel gives a client the same port of the same address for another destination.
+    """
 
     def __init__(self) -> None:
-        self._made: WeakValueDictionary[tuple[str, int], socket.socket] = WeakValueDictionary()
+        self._made: WeakValueDictionary[tuple[tuple[str, int], tuple[str, int]], socket.socket] = WeakValueDictionary()
 
-    def add(self, sock: socket.socket) -> None:
+    def add(self, sock: socket.socket, destination: Destination) -> None:
         """`sock` has its local address; it leaves when it is closed."""
-        self._made[local_address(sock)[:2]] = sock
+        self._made[local_address(sock)[:2], destination[:2]] = sock
 
-    def has(self, peer: Destination) -> bool:
-        """Whether a connection from this address is one of them."""
-        made = self._made.get(peer[:2])
+    def has(self, came_from: Destination, destination: Destination) -> bool:
+        """Whether a connection between these is one of them."""
+        made = self._made.get((came_from[:2], destination[:2]))
         return made is not None and made.fileno() >= 0
 
 
@@ -165,8 +168,8 @@ class Interception:
                 CloseReason.NOT_REDIRECTED, f"cannot get the connection's original destination from the kernel: {error}"
             ) from error
         came_from = spelled(peer)
-        if self._dialled.has(came_from):
-            where = destination or local_address(client)
+        where = destination or local_address(client)
+        if self._dialled.has(came_from, where):
             raise SessionError(
                 CloseReason.LOOP,
                 f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must "
@@ -224,7 +227,7 @@ class Interception:
             with suppress(BlockingIOError):
                 broker.connect(address)
             # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
-            self._dialled.add(broker)
+            self._dialled.add(broker, destination)
             with trio.fail_after(self._connect_timeout_s):
                 await trio.lowlevel.wait_writable(broker)
             failed = broker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.telemetry.observer import Counters
-from proxy.net.listen.transparent import Destination, OwnConnections, spelled
+from proxy.net.listen.transparent import Destination, OwnConnections, local_address, spelled
 from proxy.net.tls.contexts import ClientTls
 from proxy.net.tls.handshakes import Handshakes
 
@@ -55,15 +56,17 @@ class Dialer:
             self._counters.upstream_connect_failures += 1
             raise
         self._counters.upstream_connects += 1
-        self._dialled.add(broker)
+        with suppress(OSError):  # it may have been reset by now
+            self._dialled.add(broker, spelled(broker.getpeername()))
         return broker
 
-    def for_client(self, address: tuple[str, int], name: str, dial: Dial) -> Dial:
+    def for_client(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> Dial:
         """As `dial`, unless the client at `address` is this sidecar: then it raises SessionError. Call it when the
         client has sent a request: no connection of ours has done so before `dial` knew it."""
+        came_from, here = spelled(address), local_address(client)
 
         async def checked() -> socket.socket:
-            if self._dialled.has(spelled(address)):
+            if self._dialled.has(came_from, here):
                 text = f"{name} leads to this sidecar: expected brokers in upstream.bootstrap and advertised.listeners"
                 raise SessionError(CloseReason.LOOP, text)
             return await dial()
