@@ -106,9 +106,7 @@ class Connections:
     def _start(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> None:
         assert self.nursery is not None
         destination, plain = None, dial
-        if self._interception is None:
-            dial = self._dialer.for_client(client, address, name, dial)
-        else:
+        if self._interception is not None:
             try:
                 destination = self._interception.inspect(client, address)
             except SessionError as refusal:

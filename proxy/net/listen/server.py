@@ -70,7 +70,9 @@ class Proxy:
         shared.loop.turns = counters.long_turns
         self._hosted = loop is not None
         handshakes = Handshakes(counters)
-        dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, counters, handshakes)
+        dialer = Dialer(
+            settings.connect_timeout_s, settings.upstream_tls, counters, handshakes, lambda: self._acceptor.listeners
+        )
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
         self._cluster = ClusterBrokers(
             settings, dialer, self._bind_broker, self._close_broker, self._login_wanted, self.counters

@@ -43,6 +43,9 @@ NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUP
 HEARTBEAT_S: Final = 1.0
 
 
+_Address = tuple[str, int]
+
+
 class Destination(NamedTuple):
     """The original destination of a connection."""
 
@@ -111,25 +114,6 @@ def set_mark(sock: socket.socket, mark: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
 
 
-class OwnConnections:
-    """The sidecar's connections to brokers by both ends, as a listener of its own sees one that has come back.
-
-    One end does not tell: the kernel gives a client the same port of the same address for another destination.
-    """
-
-    def __init__(self) -> None:
-        self._made: WeakValueDictionary[tuple[tuple[str, int], tuple[str, int]], socket.socket] = WeakValueDictionary()
-
-    def add(self, sock: socket.socket, destination: Destination) -> None:
-        """`sock` has its local address; it leaves when it is closed."""
-        self._made[local_address(sock)[:2], destination[:2]] = sock
-
-    def has(self, came_from: Destination, destination: Destination) -> bool:
-        """Whether a connection between these is one of them."""
-        made = self._made.get((came_from[:2], destination[:2]))
-        return made is not None and made.fileno() >= 0
-
-
 class Interception:
     """Inspects the connections that a transparent listener accepts, and dials for those that are served."""
 
@@ -138,7 +122,9 @@ class Interception:
         self._networks, self._ports = Networks(settings.networks), settings.ports
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
-        self._dialled = OwnConnections()
+        self._dialled: WeakValueDictionary[tuple[_Address, _Address], socket.socket] = WeakValueDictionary()
+        """Our own connections to brokers by both ends, as the listener would see them come back. One end does not tell:
+        the kernel gives a client the same port of the same address for another destination."""
         self._repeated: Counter[CloseReason] = Counter()
         self._log_until_s: dict[CloseReason, float] = {}
 
@@ -169,7 +155,7 @@ class Interception:
             ) from error
         came_from = spelled(peer)
         where = destination or local_address(client)
-        if self._dialled.has(came_from, where):
+        if self._is_ours(came_from, where):
             raise SessionError(
                 CloseReason.LOOP,
                 f"the sidecar's own connection to {where} was redirected to the sidecar: the redirect rules must "
@@ -227,7 +213,7 @@ class Interception:
             with suppress(BlockingIOError):
                 broker.connect(address)
             # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
-            self._dialled.add(broker, destination)
+            self._dialled[local_address(broker)[:2], destination[:2]] = broker
             with trio.fail_after(self._connect_timeout_s):
                 await trio.lowlevel.wait_writable(broker)
             failed = broker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -249,6 +235,10 @@ class Interception:
         if self._ports and not any(destination.port in ports for ports in self._ports):
             return False
         return not self._networks or destination.host in self._networks
+
+    def _is_ours(self, came_from: Destination, where: Destination) -> bool:
+        dialled = self._dialled.get((came_from[:2], where[:2]))
+        return dialled is not None and dialled.fileno() >= 0
 
     def _set_mark(self, sock: socket.socket) -> None:
         if self._mark is None:

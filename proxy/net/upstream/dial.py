@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 import trio
 
-from proxy.core.errors import CloseReason, SessionError, UpstreamError
+from proxy.core.errors import UpstreamError
 from proxy.core.telemetry.observer import Counters
-from proxy.net.listen.transparent import Destination, OwnConnections, local_address, spelled
+from proxy.net.listen.transparent import Destination, local_address, spelled
 from proxy.net.tls.contexts import ClientTls
 from proxy.net.tls.handshakes import Handshakes
 
@@ -31,19 +30,30 @@ async def open_stream(host: str, port: int) -> trio.SocketStream:
 class Dialer:
     """Connects to brokers."""
 
-    def __init__(self, timeout_s: float, tls: ClientTls | None, counters: Counters, handshakes: Handshakes) -> None:
-        """`timeout_s` covers everything: the name, the connection and the TLS handshake."""
+    def __init__(
+        self,
+        timeout_s: float,
+        tls: ClientTls | None,
+        counters: Counters,
+        handshakes: Handshakes,
+        listeners: Callable[[], Iterable[socket.socket]],
+    ) -> None:
+        """`timeout_s` covers everything: the name, the connection and the TLS handshake. `listeners()` are the
+        sidecar's own: where they are reached instead of a broker, each connection would make the next."""
         self._timeout_s = timeout_s
         self._tls = tls
         self._counters = counters
         self._handshakes = handshakes
-        self._dialled = OwnConnections()
+        self._listeners = listeners
 
     async def dial(self, host: str, port: int) -> socket.socket:
         """A non-blocking socket, a TlsSocket if brokers are reached by TLS. Raises UpstreamError."""
         try:
             with trio.fail_after(self._timeout_s):
                 broker = await self._connect(host, port)
+                if self._leads_here(broker):
+                    broker.close()
+                    raise UpstreamError(f"{host}:{port} leads to this sidecar: expected a broker")
                 if self._tls is not None:
                     broker = await self._handshakes.with_broker(self._tls, broker, host, port)
         except trio.TooSlowError:
@@ -56,22 +66,14 @@ class Dialer:
             self._counters.upstream_connect_failures += 1
             raise
         self._counters.upstream_connects += 1
-        with suppress(OSError):  # it may have been reset by now
-            self._dialled.add(broker, spelled(broker.getpeername()))
         return broker
 
-    def for_client(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> Dial:
-        """As `dial`, unless the client at `address` is this sidecar: then it raises SessionError. Call it when the
-        client has sent a request: no connection of ours has done so before `dial` knew it."""
-        came_from, here = spelled(address), local_address(client)
-
-        async def checked() -> socket.socket:
-            if self._dialled.has(came_from, here):
-                text = f"{name} leads to this sidecar: expected brokers in upstream.bootstrap and advertised.listeners"
-                raise SessionError(CloseReason.LOOP, text)
-            return await dial()
-
-        return checked
+    def _leads_here(self, broker: socket.socket) -> bool:
+        peer = spelled(broker.getpeername())
+        if peer.host != local_address(broker).host:  # it has left this machine
+            return False
+        hosts = (peer.host, "::") if ":" in peer.host else (peer.host, "::", "0.0.0.0")
+        return any(one.port == peer.port and one.host in hosts for one in map(local_address, self._listeners()))
 
     def through(
         self,
