@@ -248,7 +248,7 @@ def test_what_is_no_admin_port_is_one_sentence(command: tuple[str, ...]) -> None
                 stream.sendall(b"SSH-2.0-x\r\n")
                 stream.recv(1000)
 
-        greeter = threading.Thread(target=greet)
+        greeter = threading.Thread(target=greet, daemon=True)
         greeter.start()
         for admin in (f"127.0.0.1:{server.getsockname()[1]}/", "http://exa mple"):
             result = kquota(*command, "--admin", admin)

@@ -195,8 +195,8 @@ def test_finds_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch)
         asked.append(admin)
         raise OSError("no server there")
 
+    monkeypatch.setattr("proxy.app.cli.top.get_json", refuse)  # first: to import it binds the other one
     monkeypatch.setattr("proxy.app.cli.admin_client.get_json", refuse)
-    monkeypatch.setattr("proxy.app.cli.top.get_json", refuse)
     monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
     assert kquota(command).exit_code == 1
     monkeypatch.setenv("KQUOTA_ADMIN", "http://10.0.0.7:9404")
