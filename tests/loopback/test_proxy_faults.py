@@ -181,7 +181,7 @@ async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypa
             assert (len(first.received), len(second.received)) == (1, 0)
             first.handler = never_answer  # it is stopped as well
             monkeypatch.setattr(first, "versions", lambda _frame: b"")
-            await trio.sleep(1.5)
+            await until(lambda: second.accepted >= 2)  # asked twice, so the first answer has been read
             assert await ask(proxy.port) == produce_response(1)
             assert len(second.received) == 1
             nursery.cancel_scope.cancel()

@@ -370,8 +370,8 @@ async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Author
     before = tls.context
     files = Followed("listen.tls", tls.paths, tls.load)
     follower = Follower([files], poll_s=0.05)
-    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=2)))
-    with trio.fail_after(20):
+    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=5)))
+    with trio.fail_after(40):
         async with background(follower.run):
             await until(lambda: files.failures)
             assert "is not valid before 20" in str(files.last_error)
