@@ -1,4 +1,4 @@
-"""`python -m analysis NAME --input … --output …`, also by spark-submit. Exit codes: 0 ok, 1 failed, 2 wrong use."""
+"""`python -m analysis NAME --input … --output …`, also by spark-submit. Exit codes: 0 ok, 1 failed, 2 usage error."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ JOBS = {
     "chargeback": "what each client owes, by a price model (--prices)",
     "recommend": "a quota for every client, as Helm values and as a diff",
     "capacity": "the sum of the limits against peak usage, with a forecast",
-    "noisy": "clients whose bursts coincide with longer broker times of others",
+    "noisy": "clients whose bursts coincide with slower requests of others",
     "whatif": "what other quotas (--candidate) would have done",
     "compliance": "which client libraries honour throttle times",
     "slo": "throttled share of each team's time and requests, against a target (--target, --owners)",

@@ -39,7 +39,7 @@ _GAUGES = """
     input_rows_per_second: Arrival rate of rows in the last batch.
     processed_rows_per_second: Processing rate of rows in the last batch.
     lag_messages: Messages of the topic not read by the last batch.
-    state_rows: Ids and open minutes kept.
+    state_rows: Record ids and unwritten minutes in Spark's state.
     state_bytes: Memory of these rows.
     watermark_timestamp_seconds: Minutes before this time are written.
 """

@@ -243,7 +243,7 @@ class QuotaEntry(Section):
         if self.user is None and self.client_id is None:
             raise wrong("user, client-id or both, each a name or <default>; or ip")
         if self.client_id is not None and connections:
-            raise wrong(f"{connections[0]} for a user or an ip, not for a client-id: unknown at connect time")
+            raise wrong(f"{connections[0]} only for a user or an ip: the client-id is unknown when a connection opens")
         if not used:
             raise wrong(f"at least one limit: {', '.join((*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES))}")
         return self

@@ -298,7 +298,7 @@ class _Reader:
         if event.anchor is None:
             return self._scalar(event, *key) if kind is ScalarEvent else self._collection(event, depth)
         if event.anchor in self.anchors:
-            raise ComposerError("found duplicate anchor", None, "second occurrence", event.start_mark)
+            raise ComposerError(None, None, f"found duplicate anchor {event.anchor!r}", event.start_mark)
         found = self.anchors[event.anchor] = _Anchored(None, event.value if kind is ScalarEvent else None)
         before, outer, self._deepest = self._count + self._aliased, self._deepest, depth
         found.value = self._scalar(event, *key) if kind is ScalarEvent else self._collection(event, depth)

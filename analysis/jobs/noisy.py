@@ -67,7 +67,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Noisy neighbours",
-        "Which clients' bursts coincide with longer broker times of other clients?",
+        "Which clients' bursts coincide with slower requests of other clients?",
         {
             "neighbours": Table(
                 neighbours,

@@ -167,7 +167,9 @@ class WebhookApp:
         except (ReviewError, AttributeError) as error:
             return _invalid(error)
         except ApiServerError as error:
-            log.warning("quotas of a namespace cannot be checked before they are stored", error=str(error))
+            log.warning(
+                "cannot check quotas of a namespace before they are stored", namespace=namespace, error=str(error)
+            )
             return PlainTextResponse(f"{error}\n", 500)
         if refused is not None:
             log.info("quotas refused", namespace=namespace, refused=refused)

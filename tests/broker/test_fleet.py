@@ -320,7 +320,7 @@ def test_names_the_reason_why_no_record_is_written(kafka: KafkaCluster) -> None:
     create_topics(kafka.bootstrap, {name: {"cleanup.policy": "compact"}}, partitions=1)
     with _fleet(kafka, 1, topic=name, interval_s=0.5) as (one,):
         (lost,) = until(lambda: [line for line in one.log.read_text().splitlines() if "no contact with the" in line])
-        (failed,) = until(lambda: one.logged("the fleet cannot be reached"))
+        (failed,) = until(lambda: one.logged("cannot use the fleet's topic"))
         for text in (lost, failed["error"]):
             assert "InvalidRecordError: Compacted topic cannot accept message without key" in text
 

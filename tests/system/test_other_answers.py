@@ -104,6 +104,6 @@ def test_wrong_answer_of_a_sidecar_hides_no_other() -> None:
     assert (errors.pop("good"), errors.pop("halves"), found["connections"]["states"]) == (None, None, {"muted": 6})
     assert set(errors) == {"rows", "types", "infinite", "texts"}
     assert errors["rows"] == (
-        f"http://127.0.0.1:{port}/rows: unexpected answer (KeyError: 'limit'); is this a kquota of this version?"
+        f"http://127.0.0.1:{port}/rows: unexpected answer (KeyError: 'limit'); is it kquota of the same version?"
     )
     assert all(": unexpected answer (" in text for text in errors.values())

@@ -1,4 +1,4 @@
-"""The `kquota` command. Exit codes: 0 ok, 1 failed, 2 wrong use or configuration."""
+"""The `kquota` command. Exit codes: 0 ok, 1 failed, 2 usage or configuration error."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(
     admin_port: Annotated[
         int | None,
         typer.Option(
-            metavar="PORT", min=1, max=65_535, envvar="KQUOTA_ADMIN_PORT", help="Admin port, in place of admin.port."
+            metavar="PORT", min=1, max=65_535, envvar="KQUOTA_ADMIN_PORT", help="Admin port; overrides admin.port."
         ),
     ] = None,
 ) -> None:

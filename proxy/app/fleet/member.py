@@ -386,7 +386,7 @@ class Exchange:
     def _failed(self, error: BaseException) -> None:
         text = str(error) if isinstance(error, TopicError) else f"{type(error).__name__}: {error}"
         if text != self.state.error:
-            log.error("the fleet cannot be reached", topic=self._settings.topic, error=text)
+            log.error("cannot use the fleet's topic", topic=self._settings.topic, error=text)
         self.state.error, self.state.connected = text, False
 
     def _close_clients(self) -> None:

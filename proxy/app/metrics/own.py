@@ -61,7 +61,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
     yield labelled(GaugeMetricFamily, "build_info", "Always 1.", "version python data_path", {build: 1})
     # What is held for clients now: these return to their former values when the clients are gone.
     yield gauge("tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
-    yield gauge("pipes_open", "Kernel pipes for large bodies.", proxy.pipes_open)
+    yield gauge("pipes_open", "Kernel pipes for large requests and responses.", proxy.pipes_open)
     yield gauge(
         "fetch_reservations", "Fetch requests in flight for which quota bytes are reserved.", ledger.reservations
     )
@@ -141,7 +141,7 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
     fleet, state, shares = member.fleet, member.exchange.state, member.shares
     yield gauge("fleet_instances", "Known instances of the fleet, this one included.", fleet.known)
     yield gauge("fleet_lost", "1 while the instance has lost contact with its fleet.", fleet.lost)
-    yield gauge("fleet_groups", "Counters of this instance with a fleet limit.", shares.count)
+    yield gauge("fleet_groups", "Groups of this instance with a fleet limit.", shares.count)
     records = {name: getattr(state, name) for name in ("sent", "received", "stale")}
     ignored = ("malformed", "other_version", "other_fleet", "bad_mac", "outdated")
     records |= {name: getattr(fleet.ignored, name) for name in ignored}
