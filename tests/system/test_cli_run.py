@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -158,3 +160,64 @@ def test_writes_console_lines_on_a_terminal(tmp_path: Path) -> None:
         process.wait()
         os.close(master)
     assert b"{" not in shown.split(b"kquota is up")[0]
+
+
+def ended_by_sigterm(words: list[str], admin: int, stderr: int, before: Callable[[], object] = int) -> int:
+    """The exit code of a sidecar that has answered."""
+    process = subprocess.Popen(words, stderr=stderr)
+    try:
+        until(lambda: process.poll() is not None or answers(admin), limit_s=LIMIT_S)
+        before()
+        process.send_signal(signal.SIGTERM)
+        return process.wait(LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(admin: int) -> bool:
+    try:
+        return get(f"http://127.0.0.1:{admin}/healthz").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def words_and_admin(tmp_path: Path, log_format: str = "json") -> tuple[list[str], int]:
+    port, admin, first = free_ports(3)
+    text = f"listen: {{port: {port}, broker_ports: {first}-{first}}}\nadmin: {{port: {admin}}}\n"
+    text += f'upstream: {{bootstrap: ["127.0.0.1:1"]}}\nquotas: []\nlog: {{format: {log_format}}}\n'
+    return command(tmp_path / "q.yaml", text), admin
+
+
+def test_a_log_reader_that_stops_stops_nothing_else(tmp_path: Path) -> None:
+    words, admin = words_and_admin(tmp_path)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"\n" * select.PIPE_BUF)
+    os.set_blocking(writer, True)
+    with open(reader, "rb") as log:
+        os.set_blocking(reader, False)
+        assert ended_by_sigterm(words, admin, writer, log.read) == 0
+        os.close(writer)
+        first = json.loads(log.read().splitlines()[0])
+    assert first["message"] == "shutting down, requests in flight may finish"
+    assert first["lost_lines"] > 1
+
+
+@pytest.mark.parametrize("log_format", ["json", "auto"])
+@pytest.mark.parametrize("kind", ["full disk", "no reader", "closed"])
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path, kind: str, log_format: str) -> None:
+    words, admin = words_and_admin(tmp_path, log_format)
+    if kind == "no reader":
+        reader, stderr = os.pipe()
+        os.close(reader)
+    else:
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    if kind == "closed":
+        words = ["sh", "-c", 'exec "$@" 2>&-', "sh", *words]
+    try:
+        assert ended_by_sigterm(words, admin, stderr) == 0
+    finally:
+        os.close(stderr)

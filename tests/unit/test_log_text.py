@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from config.visible import visible
 from proxy.app.cli.main import app
 from proxy.app.common import logs
+from proxy.app.common.log_output import LogOutput
 from proxy.app.common.text import json_text, readable_name, safe
 from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, CONFIGURED, CONFIGURED_SHOWN, harmless, write_config
 
@@ -157,3 +159,23 @@ def test_environment_overrides_and_invalid_values_are_named(monkeypatch: pytest.
     level, complaint = logs.effective_level("warning")
     assert level == "warning"
     assert complaint == "KQUOTA_LOG_LEVEL='loud' is not one of debug, info, warning, error; using warning"
+
+
+def test_a_line_longer_than_a_pipe_stays_one_line() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as read, open(writer, "w") as write:
+        os.set_blocking(reader, False)
+        output = LogOutput(write)
+        long = "x" * 1_000_000 + "\n"
+        output.write(long)
+        output.write("dropped\n")
+        assert output.lost == 1
+        found = b""
+        while len(found) < len(long):
+            found += read.read() or b""
+            output.write("next\n")
+        assert output.lost == 0
+        found += read.read() or b""
+    lines = found.decode().splitlines(keepends=True)
+    assert lines[0] == long
+    assert set(lines[1:]) == {"next\n"}

@@ -10,11 +10,12 @@ import time
 from collections import Counter
 from collections.abc import MutableMapping
 from io import StringIO
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
 from config.visible import visible
+from proxy.app.common.log_output import LogOutput, output_of
 from proxy.app.common.text import ascii_json, safe
 
 LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
@@ -42,7 +43,10 @@ def effective_level(configured: str) -> tuple[str, str | None]:
 
 def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> None:
     """Set up logging for the process; called again when a reload changes it. Raises KeyError for an unknown level."""
+    if stream is None and sys.stderr is None:  # closed: no socket may get its number
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     stream = stream or sys.stderr
+    output = output_of(stream)
     console = style == "console" or (style == "auto" and stream.isatty())
     render: list[Any]
     if console:
@@ -68,10 +72,10 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
             structlog.processors.add_log_level,
             stamp,
             structlog.processors.StackInfoRenderer(),
-            _Budget(render),
+            _Budget(render, output),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=_Factory(stream),
+        logger_factory=_Factory(output),
         cache_logger_on_first_use=False,  # a reload may change the level
     )
 
@@ -79,8 +83,9 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
 class _Budget:
     """The last processor: renders a line, or drops it if its message has used up the interval's bytes."""
 
-    def __init__(self, render: list[Any]) -> None:
+    def __init__(self, render: list[Any], output: LogOutput) -> None:
         self._render = render
+        self._output = output
         self._until_s = 0.0
         self._used: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -95,6 +100,8 @@ class _Budget:
             raise structlog.DropEvent
         if left_out := self._left_out.pop(message, 0):
             event["left_out"] = left_out
+        if lost := self._output.lost:
+            event["lost_lines"] = lost
         line: Any = event
         for step in self._render:
             line = step(logger, method, line)
@@ -165,14 +172,14 @@ def _indented(text: str) -> str:
 
 
 class _Logger(structlog.WriteLogger):
-    def __init__(self, stream: TextIO, name: str) -> None:
-        super().__init__(stream)
+    def __init__(self, output: LogOutput, name: str) -> None:
+        super().__init__(cast(TextIO, output))
         self.name = name
 
 
 class _Factory:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, output: LogOutput) -> None:
+        self._output = output
 
     def __call__(self, *names: Any) -> _Logger:
-        return _Logger(self._stream, str(names[0]) if names else "kquota")
+        return _Logger(self._output, str(names[0]) if names else "kquota")
