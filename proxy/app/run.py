@@ -30,6 +30,7 @@ from proxy.app.admin.history import History
 from proxy.app.admin.server import AdminServer
 from proxy.app.common import logs
 from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fairly, uncollected
+from proxy.app.common.held_signals import HANDLED, release
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import VARIABLES, new_exporter
 from proxy.app.fleet.member import Member, new_member
@@ -61,7 +62,6 @@ log = structlog.get_logger("kquota")
 EXPIRE_INTERVAL_S: Final = 60.0
 WARN_INTERVAL_S: Final = 60.0
 """The same warning is not repeated more often than this."""
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def read(path: Path) -> tuple[Config, Fingerprint]:
@@ -173,8 +173,10 @@ class Sidecar:
         """Run until drained. Raises OSError (perhaps inside exception groups) when a port cannot be bound."""
         config = self.config
         scope: AbstractContextManager[AsyncIterator[int] | None]
-        scope = trio.open_signal_receiver(*SIGNALS) if handle_signals else nullcontext()
+        scope = trio.open_signal_receiver(*HANDLED) if handle_signals else nullcontext()
         with scope as signals:
+            if signals is not None:
+                release()
             async with trio.open_nursery() as nursery:
                 if config.admin is not None:
                     listener = bind(config.admin.host, self.admin_port or config.admin.port, " (admin)")

@@ -28,6 +28,24 @@ from tests.support.waiting import until
 LIMIT_S = 60.0
 """A busy machine may take its time."""
 REFUSED = "configuration refused, the last good one stays in force"
+EARLY = """
+import os
+
+from proxy.app import run
+from proxy.app.cli.main import main
+
+read = run.read
+
+
+def read_late(path):
+    os.kill(os.getpid(), {number})
+    return read(path)
+
+
+run.read = read_late
+main()
+"""
+"""A signal while the configuration is read."""
 SUCCESSFUL = "kquota_config_last_reload_successful"
 
 
@@ -221,3 +239,21 @@ def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path, kind: str, lo
         assert ended_by_sigterm(words, admin, stderr) == 0
     finally:
         os.close(stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_during_the_start_is_not_lost(tmp_path: Path, number: signal.Signals) -> None:
+    words, _ = words_and_admin(tmp_path)
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen([words[0], "-c", EARLY.format(number=int(number)), *words[3:]], stderr=stderr)
+        try:
+            if number == signal.SIGHUP:
+                until(lambda: process.poll() is not None or '"configuration reloaded"' in log.read_text())
+                process.terminate()
+            assert process.wait(LIMIT_S) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+    assert f'"signal": "{number.name}"' in log.read_text()
+    assert '"stopped"' in log.read_text()

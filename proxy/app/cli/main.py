@@ -14,6 +14,7 @@ from config.problems import ConfigError
 from deploy.redirect import cli as redirect_cli
 from proxy.app.cli import imports
 from proxy.app.common.blocked_imports import UNUSED, blocked_imports
+from proxy.app.common.held_signals import held_signals
 from proxy.app.common.text import (
     FAILED,
     WRONG_USE,
@@ -118,11 +119,12 @@ def run(
     ] = None,
 ) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
-    with blocked_imports(*UNUSED):
-        from proxy.app.run import main as run_main  # trio and starlette: not needed by the other commands
+    with held_signals():
+        with blocked_imports(*UNUSED):
+            from proxy.app.run import main as run_main  # trio and starlette: not needed by the other commands
 
-    with errors_reported():
-        code = run_main(config, admin_port)
+        with errors_reported():
+            code = run_main(config, admin_port)
     raise typer.Exit(code)
 
 
