@@ -350,7 +350,8 @@ def main(path: Path, admin_port: int | None = None) -> int:
             log.error("cannot run", error=reason)
         return 1
     code = 1 if sidecar.interrupted else 0
-    if is_computing():  # a file is being loaded, and its values are no longer needed
+    # A file is being loaded, and its values are no longer needed; or kafka-python would wait for records at its exit.
+    if is_computing() or (sidecar.exporter is not None and sidecar.exporter.delivering):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -4,6 +4,8 @@ topic, clock or process."""
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -202,3 +204,19 @@ def test_records_name_their_sidecar() -> None:
     assert found == {"instance": "i", "kquota_version": "1", "cluster_id": "prod", "namespace": None, "pod": "p"}
     assert constants(config.export, "i", "1", {})["pod"]
     assert new_exporter(load_bytes("k.yaml", b'upstream: {bootstrap: ["k:9092"]}'), Ledger(QuotaTable()), "1") is None
+
+
+def test_ends_in_time_while_the_broker_hangs(kafka: KafkaCluster, topic: str) -> None:
+    """`sidecar` checks that it exits with 0 and logs no traceback."""
+    with sidecar(kafka.bootstrap, export={"kafka_topic": f"{topic}-usage", "interval_s": 1}) as proxy:
+        send(proxy.bootstrap, "c", topic, [1000])
+        until(lambda: proxy.metric("kquota_export_records_total", sink="topic") > 0, "records on the topic")
+        send(proxy.bootstrap, "c", topic, [1000])
+        (broker,) = kafka.nodes
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            until(lambda: proxy.metric("kquota_export_pending_bytes", sink="topic") > 0)
+            proxy.stop()
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        assert proxy.logged("usage records were not all written in time")

@@ -91,6 +91,11 @@ class Exporter:
         """Clients, over all intervals, that had no record of their own."""
         return self._sampler.folded
 
+    @property
+    def delivering(self) -> bool:
+        """Whether a sink's thread is at work, such as one that was not done in time."""
+        return any(not worker.done.is_set() for worker in self.workers)
+
     async def run(self) -> None:
         """Sample and write until `finish` is called."""
         for worker in self.workers:
@@ -117,7 +122,7 @@ class Exporter:
         self._stop.set()
         await self._stopped.wait()
         limit_s = time.monotonic() + END_S + 1.0
-        while not all(worker.done.is_set() for worker in self.workers):
+        while self.delivering:
             if time.monotonic() >= limit_s:
                 left = {worker.name: worker.pending_bytes for worker in self.workers}
                 log.error("usage records were not all written in time", pending_bytes=left)
