@@ -408,3 +408,22 @@ def test_check_and_explain_name_the_cluster_as_source(tmp_path: Path) -> None:
     assert checked.stdout.endswith("quotas are the cluster's own\n")
     explained = kquota("explain", "--config", str(path))
     assert explained.stderr.startswith("warning: quotas.source is cluster: this file does not have the limits")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">/dev/full", 1, "error: cannot write the output: No space left on device\n"),
+        (">&-", 0, ""),
+        ("2>&-", 0, None),
+        ("| true", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(good: str, redirection: str, code: int, said: str | None) -> None:
+    words = [sys.executable, "-m", "proxy.app.cli.main", "check", good]
+    shell = ["sh", "-c", f'"$@" {redirection}', "sh", *words]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    lines = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("warning: ")]
+    assert said is None or "".join(lines) == said
+    assert "Traceback" not in done.stdout + done.stderr

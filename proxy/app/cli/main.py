@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -447,10 +448,17 @@ def report(context: typer.Context) -> None:
 
 def main() -> None:
     """Entry point of the `kquota` script."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: no other file or socket may get its number
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         app()
-    except BrokenPipeError:  # `kquota … | head`
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:  # the other is `kquota … | head`
+            say(f"error: cannot write the output: {error.strerror}", err=True)
         sys.exit(FAILED)
 
 

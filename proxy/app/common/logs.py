@@ -43,8 +43,6 @@ def effective_level(configured: str) -> tuple[str, str | None]:
 
 def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> None:
     """Set up logging for the process; called again when a reload changes it. Raises KeyError for an unknown level."""
-    if stream is None and sys.stderr is None:  # closed: no socket may get its number
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     stream = stream or sys.stderr
     output = output_of(stream)
     console = style == "console" or (style == "auto" and stream.isatty())
