@@ -42,6 +42,7 @@ from proxy.app.sources.quota_source import QuotaSource
 from proxy.app.sources.security import load_security
 from proxy.app.sources.watch import ReloadState, Watcher
 from proxy.app.throttle_log import ThrottleLog
+from proxy.core.errors import CloseReason
 from proxy.core.interceptors.intercept import Interceptors
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import QuotaAdmin
@@ -237,6 +238,8 @@ class Sidecar:
             if self.member is not None:
                 await self.member.finish()
             nursery.cancel_scope.cancel()
+        if count := self.proxy.counters.connections_closed[CloseReason.DRAIN_TIMEOUT]:
+            log.warning("connections closed with requests in flight", count=count)
         log.info("stopped")
         scope.cancel()
 

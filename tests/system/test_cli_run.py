@@ -8,6 +8,7 @@ import pty
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -200,10 +201,10 @@ def answers(admin: int) -> bool:
         return False
 
 
-def words_and_admin(tmp_path: Path, log_format: str = "json") -> tuple[list[str], int]:
-    port, admin, first = free_ports(3)
-    text = f"listen: {{port: {port}, broker_ports: {first}-{first}}}\nadmin: {{port: {admin}}}\n"
-    text += f'upstream: {{bootstrap: ["127.0.0.1:1"]}}\nquotas: []\nlog: {{format: {log_format}}}\n'
+def words_and_admin(tmp_path: Path, log_format: str = "json", broker: int = 1, port: int = 0) -> tuple[list[str], int]:
+    admin, first = free_ports(2)
+    text = f"drain_timeout_s: 1\nlisten: {{port: {port}, broker_ports: {first}-{first}}}\nadmin: {{port: {admin}}}\n"
+    text += f'upstream: {{bootstrap: ["127.0.0.1:{broker}"]}}\nquotas: []\nlog: {{format: {log_format}}}\n'
     return command(tmp_path / "q.yaml", text), admin
 
 
@@ -257,3 +258,22 @@ def test_a_signal_during_the_start_is_not_lost(tmp_path: Path, number: signal.Si
             process.wait()
     assert f'"signal": "{number.name}"' in log.read_text()
     assert '"stopped"' in log.read_text()
+
+
+def test_the_log_names_requests_that_a_drain_leaves_unanswered(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as silent, log.open("wb") as stderr:
+        words, admin = words_and_admin(tmp_path, broker=silent.getsockname()[1], port=port)
+        client = socket.socket()
+
+        def ask() -> None:
+            client.connect(("127.0.0.1", port))
+            client.sendall(struct.pack(">ihhih", 10, 18, 0, 1, -1))  # ApiVersions
+            shown = f"http://127.0.0.1:{admin}/connections"
+            until(lambda: [one["in_flight"] for one in get(shown).json()["connections"]] == [1])
+
+        with client:
+            assert ended_by_sigterm(words, admin, stderr.fileno(), ask) == 0
+    (line,) = [json.loads(line) for line in log.read_text().splitlines() if "with requests in flight" in line]
+    assert (line["level"], line["count"]) == ("warning", 1)
