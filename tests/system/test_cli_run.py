@@ -31,11 +31,13 @@ LIMIT_S = 60.0
 REFUSED = "configuration refused, the last good one stays in force"
 EARLY = """
 import os
+import signal
 
 from proxy.app import run
 from proxy.app.cli.main import main
 
 read = run.read
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs in the background that ignore it
 
 
 def read_late(path):
