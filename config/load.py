@@ -302,7 +302,7 @@ def _warnings_of_mode(config: Config, source: Source) -> Iterator[Problem]:
         for name in ("broker_ports", "broker_port_map", "broker_port_grace_s", "state_file", "advertised"):
             if source.has(("listen", name)):
                 yield source.problem(("listen", name), unused, at_key=True)
-        if config.listen.host not in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::"):
+        if config.listen.host not in (*_LOOPBACK, "localhost", "0.0.0.0", "::"):
             text = "the kernel redirects connections of this machine to 127.0.0.1 and ::1: leave it out, or set ::"
             yield source.problem(("listen", "host"), text, config.listen.host)
     elif config.transparent != Transparent():

@@ -253,7 +253,7 @@ _CHANGES = (("raise", "to raise"), ("lower", "to lower"), ("new", "where there i
 
 
 _NO_NAMES = ("<default>", "other~d9298a10")
-"""What an entry takes for something else, and what records have in place of the name `other`."""
+"""Entries read the first as the default. Records have the second for the name `other`."""
 
 
 def _nameable(row: Any) -> bool:

@@ -280,7 +280,7 @@ def _rules(version: Literal[4, 6]) -> list[str]:
 
 
 def _jumps(version: Literal[4, 6]) -> int:
-    """None where the chain is incomplete, several where saved rules were restored over it."""
+    """How many rules lead to our chain: 0 if it is incomplete, several if saved rules were restored over it."""
     return _rules(version).count(f"-A OUTPUT {JUMP}")
 
 

@@ -164,7 +164,7 @@ async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: p
 
 
 async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped broker: its kernel still accepts. The sidecar's own questions tell which server answers."""
+    """A stopped broker: its kernel still accepts. The sidecar's own questions show which server answers."""
     monkeypatch.setattr(cluster_brokers, "REFRESH_S", 0.2)
     monkeypatch.setattr(cluster_brokers, "SHORTEST_REFRESH_S", 0.2)
     first, second = ScriptedBroker(answer), ScriptedBroker(answer, node_id=2)

@@ -411,7 +411,7 @@ def test_check_and_explain_name_the_cluster_as_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code", "said"),
+    ("redirection", "code", "error"),
     [
         (">/dev/full", 1, "error: cannot write the output: No space left on device\n"),
         (">&-", 0, ""),
@@ -419,11 +419,11 @@ def test_check_and_explain_name_the_cluster_as_source(tmp_path: Path) -> None:
         ("| true", 0, ""),
     ],
 )
-def test_output_that_cannot_be_written_is_one_line(good: str, redirection: str, code: int, said: str | None) -> None:
+def test_output_that_cannot_be_written_is_one_line(good: str, redirection: str, code: int, error: str | None) -> None:
     words = [sys.executable, "-m", "proxy.app.cli.main", "check", good]
     shell = ["sh", "-c", f'"$@" {redirection}', "sh", *words]
     done = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert done.returncode == code
     lines = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("warning: ")]
-    assert said is None or "".join(lines) == said
+    assert error is None or "".join(lines) == error
     assert "Traceback" not in done.stdout + done.stderr

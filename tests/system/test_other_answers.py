@@ -75,8 +75,8 @@ def test_commands_name_the_address_of_a_wrong_answer(command: list[str], answer:
     lists = dict.fromkeys(("groups", "connections", "throttled", "decisions"), row if answer == "rows" else 7)
     if "--client-id=a" in command:
         del lists["throttled"]
-    said = {"at": "", "user": "a", "client_id": "a", "kinds": row, "total": 1, "refused": [], **lists}
-    with web_server(lambda path: (200, DEEP if answer == "deep" else json.dumps(said).encode())) as port:
+    body = {"at": "", "user": "a", "client_id": "a", "kinds": row, "total": 1, "refused": [], **lists}
+    with web_server(lambda path: (200, DEEP if answer == "deep" else json.dumps(body).encode())) as port:
         url = f"http://127.0.0.1:{port}"
         words = [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", url]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)

@@ -21,12 +21,13 @@ class LogOutput:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._encoding = stream.encoding or "utf-8"
+        self._poll = select.poll()
         try:
             self._fd = stream.fileno()
         except OSError:  # text in memory
             self._fd = -1
-        self._poll = select.poll()
-        self._poll.register(max(self._fd, 0), select.POLLOUT)
+        else:
+            self._poll.register(self._fd, select.POLLOUT)
         self._rest = b""
         """The end of a line whose beginning is written."""
         self._stuck = False

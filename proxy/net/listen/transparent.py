@@ -123,7 +123,7 @@ class Interception:
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
         self._dialled: WeakValueDictionary[tuple[_Address, _Address], socket.socket] = WeakValueDictionary()
-        """Our own connections to brokers by both ends, as the listener would see them come back. One end does not tell:
+        """Our own connections to brokers by both ends, as the listener would see them come back. One end is not enough:
         the kernel gives a client the same port of the same address for another destination."""
         self._repeated: Counter[CloseReason] = Counter()
         self._log_until_s: dict[CloseReason, float] = {}

@@ -155,9 +155,10 @@ def _unix_s(time: _Value) -> float:
 
 def in_pem(text: str) -> list[bytes]:
     """The certificates in a PEM file, as DER. Raises CertificateError where one cannot be decoded, or is cut off."""
-    if text.count(_BEGIN) != len(_PEM.findall(text)):
+    blocks = _PEM.findall(text)
+    if text.count(_BEGIN) != len(blocks):
         raise CertificateError("a certificate is cut off: expected -----END CERTIFICATE----- behind each")
     try:
-        return [ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(text)]
+        return [ssl.PEM_cert_to_DER_cert(block) for block in blocks]
     except ValueError as error:
         raise CertificateError(f"cannot decode a certificate: {error}") from None

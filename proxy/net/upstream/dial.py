@@ -69,7 +69,10 @@ class Dialer:
         return broker
 
     def _leads_here(self, broker: socket.socket) -> bool:
-        peer = spelled(broker.getpeername())
+        try:
+            peer = spelled(broker.getpeername())
+        except OSError:  # reset by now: its first use fails
+            return False
         if peer.host != local_address(broker).host:  # it has left this machine
             return False
         hosts = (peer.host, "::") if ":" in peer.host else (peer.host, "::", "0.0.0.0")
