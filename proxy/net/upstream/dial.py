@@ -70,11 +70,12 @@ class Dialer:
 
     def _leads_here(self, broker: socket.socket) -> bool:
         try:
-            peer = spelled(broker.getpeername())
+            there = broker.getpeername()
         except OSError:  # reset by now: its first use fails
             return False
-        if peer.host != local_address(broker).host:  # it has left this machine
+        if there[0] != broker.getsockname()[0]:  # it has left this machine
             return False
+        peer = spelled(there)
         hosts = (peer.host, "::") if ":" in peer.host else (peer.host, "::", "0.0.0.0")
         return any(one.port == peer.port and one.host in hosts for one in map(local_address, self._listeners()))
 
