@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from proxy.net.upstream.dial import open_stream
 from proxy.net.upstream.resolver import MAX_LOOKUPS, Resolver
 from tests.support.scripted_broker import until
 
@@ -85,7 +86,7 @@ async def test_connecting_uses_it_and_tries_the_next_address_soon(lookups: SlowL
     before = trio.socket.set_custom_hostname_resolver(Resolver(two))
     try:
         with trio.fail_after(LIMIT_S):
-            async with await trio.open_tcp_stream("kafka-0.example", port) as stream:
+            async with await open_stream("kafka-0.example", port) as stream:
                 assert stream.socket.getpeername()[0] == "127.0.0.1"
     finally:
         trio.socket.set_custom_hostname_resolver(before)

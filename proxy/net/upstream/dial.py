@@ -18,9 +18,21 @@ Dial = Callable[[], Awaitable[socket.socket]]
 
 
 async def open_stream(host: str, port: int) -> trio.SocketStream:
-    """As `trio.open_tcp_stream`, but for the error if no address of the host can be reached: that of the first one."""
+    """As `trio.open_tcp_stream`, but for the error if no address of the host can be reached: that of the first one.
+
+    That function's race between addresses costs a quarter of a connection's CPU; a host of one address needs none.
+    """
     try:
-        return await trio.open_tcp_stream(host, port)
+        (first, *others) = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if others:
+            return await trio.open_tcp_stream(host, port)
+        plain = trio.socket.socket(*first[:3])
+        try:
+            await plain.connect(first[4])
+        except BaseException:
+            plain.close()
+            raise
+        return trio.SocketStream(plain)
     except OSError as error:
         if isinstance(error.__cause__, ExceptionGroup):
             raise error.__cause__.exceptions[0] from error
