@@ -354,7 +354,7 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ),
     ("--output", "directory for the results; each report has one below it", {"required": True}),
     ("--from", "the first day to read (UTC), such as 2026-08-01", {"dest": "first", "metavar": "DAY"}),
-    ("--to", "the last day to read, itself included", {"dest": "last", "metavar": "DAY"}),
+    ("--to", "the last day to read, inclusive", {"dest": "last", "metavar": "DAY"}),
     ("--grain", "time bucket of fleet-wide rates (60)", {"type": _GRAIN, "default": 60, "metavar": "S"}),
     ("--prices", "chargeback: the price model (YAML)", {"metavar": "FILE"}),
     (
@@ -390,8 +390,8 @@ _OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("--keep-days", "compact: delete days from the output that are older than N days", {"type": _KEEP, "metavar": "N"}),
     (
         "--format",
-        "compact: format of a new store, plain files (the default) or an Iceberg table; reports: that of a store which "
-        "is not a local directory",
+        "compact: format of a new store, plain files (the default) or an Iceberg table; reports: the format of "
+        "a remote store",
         {"choices": ("files", "iceberg")},
     ),
     (

@@ -148,7 +148,7 @@ def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterat
     yield from _clashes(config, source)
     yield from _quota_clashes(config, source)
     if not config.upstream.bootstrap:
-        text = "expected upstream.bootstrap: the sidecar connects to the cluster for this"
+        text = "expected upstream.bootstrap to be set: the sidecar connects to the cluster for this"
         if config.quota_settings.source == "cluster":
             yield source.problem(("quotas", "source"), text, "cluster")
         if export is not None and export.kafka_topic is not None:

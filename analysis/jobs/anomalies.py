@@ -104,7 +104,7 @@ def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) 
         if first:
             row = first[0]
             findings.append(
-                f"{several(clients, 'client')} {_PREDICATES[name]}, most of all {who(row)}: {_amount(row)}."
+                f"{several(clients, 'client')} {_PREDICATES[name]}; the largest, {who(row)}: {_amount(row)}."
             )
     if not findings:
         findings = ["No client used anything for the first time, or far more than before."]

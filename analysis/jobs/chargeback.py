@@ -168,7 +168,7 @@ def _content(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> 
         findings = [
             f"{findings[0][:-1]}, most of all {top[0]['payer']}: {top[0]['total']:,.2f} {model.currency}, "
             f"{share(top[0]['total'] / sum_)} of everything.",
-            f"{share(total['bursts'] / sum_)} of it is for bursts, {share(total['idle_reservations'] / sum_)} for "
+            f"{share(total['bursts'] / sum_)} of all is for bursts, {share(total['idle_reservations'] / sum_)} for "
             "unused limits.",
         ]
         idle = max(top, key=lambda row: row["idle_reservations"])

@@ -181,8 +181,8 @@ def _content(tables: Mapping[str, DataFrame], horizon: int) -> Content:
     assert test is not None
     if test["series"]:
         findings.append(
-            f"Back-test: the last one or two weeks of {test['series']:,} series, forecast from the weeks before: the "
-            f"median error was {share(test['error'])}, and {share(test['covered'])} of the days lay within the "
+            f"Back-test: the last one or two weeks of {test['series']:,} series were forecast from the weeks before. "
+            f"The median error was {share(test['error'])}, and {share(test['covered'])} of the days lay within the "
             f"{share(CERTAINTY)} bounds."
         )
     pictures = [

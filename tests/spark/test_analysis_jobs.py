@@ -492,10 +492,10 @@ def test_anomalies_report(report: Make) -> None:
         ("fresh", "new client", "produce_bytes"): [20 * MB],
     }
     assert (
-        "1 client used far more than in any earlier hour, most of all u / grown: 80 MB produced in an hour, 20 MB"
+        "1 client used far more than in any earlier hour; the largest, u / grown: 80 MB produced in an hour, 20 MB"
         in printed
     )
-    assert "1 client used something for the first time, most of all u / curious: 4 partitions created" in printed
+    assert "1 client used something for the first time; the largest, u / curious: 4 partitions created" in printed
     printed, out = report("anomalies", rows, recent_days=9)
     assert "Only 9 d of records: nothing earlier to compare with." in printed
     assert table(out, "anomalies") == []

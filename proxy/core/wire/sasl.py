@@ -190,7 +190,7 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     name = name.strip(_BLANKS)
     if not name:
         return None, f"the token's claim {claim} is blank"
-    return (None, f"the token's claim {claim} has half a character") if _HALVES.search(name) else (name, None)
+    return (None, f"the token's claim {claim} has an unpaired surrogate") if _HALVES.search(name) else (name, None)
 
 
 def _last(pairs: bytes, separator: bytes, key: bytes) -> bytes:
