@@ -89,6 +89,14 @@ def test_topics_are_judged_in_order_and_the_rest_keeps_its_bytes() -> None:
     assert done.forwarded_body == encoded(expected)
 
 
+def test_refuses_with_a_delay_that_rounds_to_0() -> None:
+    client = Client(3)
+    client.send(create(7, {"a": 31}))
+    client.now_ms = 333  # 30 - 31 + 0.999 = -0.001 tokens: 0.3 ms
+    done = client.send(create(7, {"b": 100, "c": 100}))
+    assert (done.errors, done.delay_ms, client.charged) == ({"b": THROTTLED, "c": THROTTLED}, 0, 31)
+
+
 @pytest.mark.parametrize("version", CREATE_VERSIONS)
 def test_only_what_a_broker_creates_is_charged(version: int) -> None:
     client = Client(2)
