@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.core.session.exchange import InFlightRequest
-from proxy.core.session.request_time import EXEMPT
 from proxy.core.session.state import SessionState
 from proxy.core.session.throttle import Throttle
 from proxy.core.wire import requests
@@ -29,7 +28,6 @@ PRODUCE_GATES: Final[tuple[Kind, ...]] = (Kind.REQUEST, Kind.PRODUCE)
 GATES: Final[dict[int, tuple[Kind, ...]]] = {
     # Connections begin with these, and before a login there is no principal to charge.
     **dict.fromkeys((API_VERSIONS, *SASL_APIS), ()),
-    **dict.fromkeys(EXEMPT, ()),  # brokers neither charge nor check these
     PRODUCE: PRODUCE_GATES,
     FETCH: ONLY_REQUEST_TIME,
     **dict.fromkeys(STRICT_FROM, (Kind.REQUEST, Kind.MUTATION)),

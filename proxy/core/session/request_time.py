@@ -74,24 +74,13 @@ NEVER_WAIT: Final = keys_of(
     "ShareGroupDescribe",
     "StreamsGroupDescribe",
     "DescribeShareGroupOffsets",
+    # Exempt in Kafka if it is authorised, as a broker is. Through a sidecar come clients, most without that right.
+    "WriteTxnMarkers",
 )
 """Requests that a broker answers from what it knows. All others may wait: for time (Fetch, ShareFetch), for members
 (JoinGroup, SyncGroup), for replicas (commits, transactions, group heartbeats that change something, DeleteRecords), for
 the controller (everything forwarded to it), for the broker's acceptor (ApiVersions, a connection's first request) - or
 it is unknown (an API newer than the sidecar)."""
-EXEMPT: Final = keys_of(
-    "LeaderAndIsr",
-    "StopReplica",
-    "UpdateMetadata",
-    "ControlledShutdown",
-    "WriteTxnMarkers",
-    "Vote",
-    "BeginQuorumEpoch",
-    "EndQuorumEpoch",
-    "AlterPartition",
-    "FetchSnapshot",
-)
-"""What brokers do not charge: requests among brokers and controllers (KafkaApis, "exempt")."""
 
 
 class RequestTime:
@@ -137,8 +126,6 @@ class RequestTime:
             self._at = at + 1 if at < _RECENT - 1 else 0
             self._baseline = _UNKNOWN
             return busy
-        if api_key != _FETCH and api_key in EXEMPT:
-            return 0.0
         most = self._most_ms()
         return busy if busy < most else most
 

@@ -267,7 +267,7 @@ class ResponseHandler:
             pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self.came_ms
         )
         if busy_ms <= 0.0:
-            return  # exempt: neither charged nor checked
+            return
         if pending is state.exchange.question:
             state.ledger.charge_no_throttle(pending.account, BUSY, busy_ms, now_ms)
             return  # the client's own request is yet to be forwarded
