@@ -222,6 +222,19 @@ def test_metadata_creates_until_the_tokens_are_used_up(version: int) -> None:
     assert (client.cluster.counts["h"], client.charged) == (3, 24)
 
 
+@pytest.mark.parametrize("version", METADATA_VERSIONS)
+def test_metadata_creates_the_topics_that_the_tokens_suffice_for(version: int) -> None:
+    client = Client(1)
+    client.cluster.add(old=100)
+    done = client.send(metadata(version, ["old", *"abcdef"]))
+    assert (done.delay_ms, client.charged, client.tokens) == (0, 12, -2)  # 10 - 4 x 3
+    assert client.cluster.counts == {"old": 100, **dict.fromkeys("abcd", 3)}
+    assert {one.name for one in done.message.topics} == set("abcdef") - set("ef" if version < 4 else "") | {"old"}
+    client.now_ms = 2000
+    client.send(metadata(version, ["old", *"abcdef"]))
+    assert (set(client.cluster.counts), client.charged) == ({"old", *"abcde"}, 15)
+
+
 @pytest.mark.parametrize(
     ("message", "questions"),
     [

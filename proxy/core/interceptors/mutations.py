@@ -4,8 +4,9 @@ Each topic costs the partitions that are created or deleted. For clients that un
 `topics.STRICT_FROM`), topics are refused one by one and in order while the tokens are below zero: they are removed from
 the request and added with that error to the broker's answer. Older clients get everything, and a delay.
 
-A Metadata request lets the broker create the topics that it names and that do not exist. Those are charged when it is
-forwarded, or it is forwarded without that permission. Whether the broker created them its answer does not say: each is
+A Metadata request lets the broker create the topics that it names and that do not exist. Each is charged when it is
+forwarded; it is forwarded without that permission if the tokens do not suffice for all, behind one that names those
+that may be created. Whether the broker created them its answer does not say: each is
 charged once until Metadata shows it.
 
 What a request does not say is asked on the same connection just before it is forwarded, and the broker's answer to the
@@ -14,7 +15,7 @@ request itself then corrects the charge. Why not a cache: docs/adr/0008.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from itertools import filterfalse, islice
 from typing import Final
@@ -167,14 +168,15 @@ class MutationQuota:
                 new += filterfalse(self.recent.is_paid, part)
                 if len(part) == SLICE:
                     now_ms = yield
-            count = self.default_count or 1
-            if new and not self.ledger.charge_mutation(request.account, count * len(new), True, now_ms).accepted:
-                return Forward(asked.creating_none(new))
+            count, refused = self.default_count or 1, set(new)
             for part in portions(new):
                 for name in part:
+                    if not self.ledger.charge_mutation(request.account, count, True, now_ms).accepted:
+                        return _creating(missing.keys() - refused, refused, asked)
                     self.recent.put(name, None, count, unseen=True)
+                    refused.discard(name)
                 if len(part) == SLICE:
-                    yield
+                    now_ms = yield
             return Forward()
 
         if asked.can_forbid:
@@ -196,6 +198,14 @@ class MutationQuota:
             work.names(), work.ids(), ids_wanted=with_ids, now_ms=now_ms
         )
         return Ask(METADATA, version, question, _in_slices(counted))
+
+
+def _creating(created: Set[str], refused: Set[str], asked: wire.Asked) -> Decision:
+    """Let a broker create some topics only, and then answer the request itself."""
+    last = Forward(asked.creating_none(refused))
+    if not created or not asked.can_forbid:
+        return last
+    return Ask(METADATA, asked.version, asked.naming(created), lambda _body, _now_ms: last)
 
 
 def _in_slices(counted: Callable[[bytes, float], Slices[Decision]]) -> Callable[[bytes, float], Outcome]:

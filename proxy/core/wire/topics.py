@@ -14,7 +14,7 @@ elements of an array. That is done in strict versions only, which are all flexib
 import dataclasses
 import typing
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple
@@ -25,6 +25,7 @@ from kio.schema.types import TopicName
 from kio.static.constants import EntityType
 from kio.static.primitive import i16
 
+from proxy.core.wire.apis import METADATA, is_flexible
 from proxy.core.wire.bodies import class_in, encoded, module_of, readable
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.lengths import (
@@ -319,7 +320,7 @@ class Asked(NamedTuple):
         """Whether it does not."""
         return not self.can_forbid or self.body[self.end] != 0
 
-    def creating_none(self, missing: Sequence[str] | None) -> bytes:
+    def creating_none(self, missing: Set[str] | None) -> bytes:
         """The body of a request that creates no topic: it forbids it. One of a version that cannot names only topics
         that are not `missing`; None: it is not known which are.
 
@@ -330,11 +331,16 @@ class Asked(NamedTuple):
         if missing is None:
             text = f"Metadata version {self.version} names more than {MAX_TOPICS} topics, too many to check"
             raise WireError("request_too_large", text)
-        gone = frozenset(missing)
-        left = [topic.raw for topic in self.found if topic.name not in gone]
+        left = [topic.raw for topic in self.found if topic.name not in missing]
         if not left and self.version == 0:
             left = [string("")]  # no list means all topics; a broker calls this one invalid
         return INT32.pack(len(left)) + b"".join(left)
+
+    def naming(self, names: Set[str]) -> bytes:
+        """The body of a request that names these topics only; of a version that can forbid to create topics."""
+        left = [topic.raw for topic in self.found if topic.name in names]
+        head = uvarint(len(left) + 1) if is_flexible(METADATA, self.version) else INT32.pack(len(left))
+        return b"".join((head, *left, self.body[self.end :]))
 
 
 def read_asked(version: int, body: bytes, now_ms: float) -> Slices[tuple[Asked, float]]:
