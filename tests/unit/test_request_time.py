@@ -48,7 +48,10 @@ def test_charges_never_exceed_time_owed(requests: list[tuple[float, float, int, 
     assert total <= owed + 1e-6
 
 
-@pytest.mark.parametrize("name", ["Fetch", "ShareFetch", "JoinGroup", "CreateTopics", "OffsetCommit", "EndTxn", None])
+@pytest.mark.parametrize(
+    "name",
+    ["Fetch", "ShareFetch", "JoinGroup", "CreateTopics", "OffsetCommit", "EndTxn", "DescribeShareGroupOffsets", None],
+)
 def test_waiting_that_was_asked_for_is_not_charged(name: str | None) -> None:
     """Nor that of an API newer than the sidecar."""
     of, api_key = RequestTime(), KEYS.get(name or "", 999)

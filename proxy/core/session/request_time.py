@@ -73,14 +73,13 @@ NEVER_WAIT: Final = keys_of(
     "DescribeTopicPartitions",
     "ShareGroupDescribe",
     "StreamsGroupDescribe",
-    "DescribeShareGroupOffsets",
     # Exempt in Kafka if it is authorised, as a broker is. Through a sidecar come clients, most without that right.
     "WriteTxnMarkers",
 )
 """Requests that a broker answers from what it knows. All others may wait: for time (Fetch, ShareFetch), for members
 (JoinGroup, SyncGroup), for replicas (commits, transactions, group heartbeats that change something, DeleteRecords), for
-the controller (everything forwarded to it), for the broker's acceptor (ApiVersions, a connection's first request) - or
-it is unknown (an API newer than the sidecar)."""
+another broker (DescribeShareGroupOffsets), for the controller (everything forwarded to it), for the broker's acceptor
+(ApiVersions, a connection's first request) - or it is unknown (an API newer than the sidecar)."""
 
 
 class RequestTime:
