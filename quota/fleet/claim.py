@@ -14,8 +14,12 @@ long as no reader loses two successive records of one member about the group.
 
 from collections import deque
 from math import floor
+from typing import Final
 
-_STEPS = 2**24
+MAX_SENT: Final = 64
+"""Records of a group that may be on their way. Further ones push out the oldest: while nothing comes back there is one
+more for each interval."""
+_STEPS: Final = 2**24
 """Fractions are multiples of 2^-24, which a 32-bit float holds exactly: others read the exact value."""
 
 
@@ -32,7 +36,7 @@ class Claim:
     def __init__(self) -> None:
         self.held = 0.0
         """In force."""
-        self._sent: deque[tuple[int, float]] = deque()
+        self._sent: deque[tuple[int, float]] = deque(maxlen=MAX_SENT)
         self._back: float | None = None
 
     def lower(self, to: float) -> bool:

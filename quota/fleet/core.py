@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from quota.fleet.claim import Claim, exact
@@ -132,6 +133,8 @@ STEP: Final = 100
 """Groups of one step."""
 RECORD: Final = 250
 """Groups of one record: to write or read it takes a millisecond or two."""
+MAX_IN_FLIGHT: Final = 1000
+"""Own records of a partition that may still come back; while none does, there is one more for each interval."""
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[None, None, Result]
@@ -516,6 +519,8 @@ class Fleet:
         written_ms = max(int(now + self.epoch_ms), 0)
         record = Record(self.member, seq, interval_ms, leaving, name, uses, written_ms)
         data = encode(self.seal, number, record)
+        if len(partition.in_flight) >= MAX_IN_FLIGHT:  # the oldest one stays: it says since when none comes back
+            del partition.in_flight[next(islice(partition.in_flight, 1, None))]
         partition.in_flight[seq] = _Sent(now, data[-MAC_BYTES:])
         return number, data
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.app.sources.security import FleetKeys, FleetKeysError
-from quota.fleet import view
+from quota.fleet import claim, core, view
 from quota.fleet.core import whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY, floor_share
@@ -154,6 +154,23 @@ def test_memory_is_bounded_for_any_records(monkeypatch: pytest.MonkeyPatch) -> N
     for second in range(10, 700):
         seen.sweep(second * 1000.0)
     assert (len(seen.members), seen._uses) == (0, 0)
+
+
+def test_memory_is_bounded_while_no_own_record_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "MAX_IN_FLIGHT", 20)
+    monkeypatch.setattr(claim, "MAX_SENT", 20)
+    site = Site()
+    silent = site.fleets[0]
+    site.run(10)
+    site.silent.add(silent)
+    site.run(60)
+    assert silent.lost
+    kept = [len(one.in_flight) for one in silent._partitions.values()] + [len(silent._own[GROUP].claim._sent)]
+    assert max(kept) == 20
+    site.silent.clear()
+    site.run(20)
+    assert not silent.lost
+    assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
 
 
 def test_ignores_implausible_intervals() -> None:
