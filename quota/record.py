@@ -121,7 +121,7 @@ def _fields() -> Iterator[Field]:
             "double",
             True,
             "s",
-            f"how long they waited: part of `throttle_{kind}_seconds`, in no throttle time",
+            f"how long they waited: part of `throttle_{kind}_seconds`, not in `throttle_time_ms`",
             since=2,
         )
     for kind in Kind:

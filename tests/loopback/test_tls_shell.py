@@ -324,7 +324,7 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
         with pytest.raises(TlsFilesError, match=r"tls\.crt: has a certificate, number 2, that is not valid before 20"):
             tls.load()
         cert.write_bytes((host.chain.read_bytes() * 2)[:-30])
-        with pytest.raises(TlsFilesError, match=r"tls\.crt: a certificate is cut off: expected -----END"):
+        with pytest.raises(TlsFilesError, match=r"tls\.crt: a certificate is truncated: expected -----END"):
             tls.load()
         cert.write_text("nothing")
         with pytest.raises(TlsFilesError, match="expected certificates in PEM form"):

@@ -257,7 +257,7 @@ class Auth:
         if login.fault is not None:
             raise SessionError(
                 CloseReason.CLIENT_MALFORMED,
-                f"the broker has accepted a login by {login.mechanism} that names no user: {login.fault}",
+                f"the broker accepted a {login.mechanism} login, but its user is unknown: {login.fault}",
                 kind="sasl_name",
             )
         self._throttle.renewed(answer.lifetime_ms, now_ms)

@@ -39,10 +39,8 @@ def padding(length: int) -> bytes:
 
 def _split(version: int) -> tuple[Program, Program]:
     """The walk before the node endpoints, and the walk over the endpoints themselves."""
-    for first, last, walk in schema.ADDRESS_WALKS[SHARE_FETCH]:
-        if first <= version <= last:
-            return walk[:-1], walk[-1:]
-    raise AssertionError("every known version of ShareFetch has a walk")
+    walk = next(walk for first, last, walk in schema.ADDRESS_WALKS[SHARE_FETCH] if first <= version <= last)
+    return walk[:-1], walk[-1:]
 
 
 class ShareFetchScrubber:
@@ -169,7 +167,7 @@ class ShareFetchScrubber:
                     if size:
                         yield size
             else:
-                raise AssertionError(f"step {code} in a flexible response without addresses")
+                raise AssertionError(f"unexpected step {code} in a ShareFetch response")
 
     def _count(self, elements: int) -> None:
         self._elements += max(0, elements)

@@ -61,7 +61,7 @@ def _values(data: bytes) -> Iterator[_Value]:
     while position < len(data):
         start = position
         if len(data) - position < 2:
-            raise CertificateError("a DER value is cut off")
+            raise CertificateError("a DER value is truncated")
         tag, length = data[position], data[position + 1]
         position += 2
         if length & 0x80:
@@ -69,7 +69,7 @@ def _values(data: bytes) -> Iterator[_Value]:
             length = int.from_bytes(data[position : position + count], "big")
             position += count
         if not 0 <= length <= len(data) - position:
-            raise CertificateError("a DER value is cut off")
+            raise CertificateError("a DER value is truncated")
         yield _Value(tag, data[position : position + length], data[start : position + length])
         position += length
 
@@ -154,10 +154,10 @@ def _unix_s(time: _Value) -> float:
 
 
 def in_pem(text: str) -> list[bytes]:
-    """The certificates in a PEM file, as DER. Raises CertificateError where one cannot be decoded, or is cut off."""
+    """The certificates in a PEM file, as DER. Raises CertificateError where one cannot be decoded, or is truncated."""
     blocks = _PEM.findall(text)
     if text.count(_BEGIN) != len(blocks):
-        raise CertificateError("a certificate is cut off: expected -----END CERTIFICATE----- behind each")
+        raise CertificateError("a certificate is truncated: expected -----END CERTIFICATE----- behind each")
     try:
         return [ssl.PEM_cert_to_DER_cert(block) for block in blocks]
     except ValueError as error:
