@@ -13,20 +13,14 @@ from proxy.core.wire.walk import MAX_ELEMENTS
 from tests.support.wire_tools import framed, kio_class, kio_frame, sample, with_unknown_tag
 
 
-def scrubbed(frame: bytes, version: int, step: int, *, skip: bool = False) -> bytes:
-    """The frame fed in pieces of `step` bytes; with `skip`, what may be skipped goes around the scrubber."""
+def scrubbed(frame: bytes, version: int, step: int) -> bytes:
+    """The frame fed in pieces of `step` bytes."""
     scrubber = ShareFetchScrubber(version)
     out = bytearray()
     pos = 0
     while pos < len(frame):
-        if skip and scrubber.skippable:
-            count = min(step, scrubber.skippable)
-            scrubber.skip(count)
-            out += frame[pos : pos + count]
-        else:
-            count = 1 if skip else step
-            out += scrubber.feed(memoryview(frame)[pos : pos + count])
-        pos += count
+        out += scrubber.feed(memoryview(frame)[pos : pos + step])
+        pos += step
         assert len(out) <= pos
         assert (scrubber._left == 0) is (pos >= len(frame))
     assert len(out) == len(frame)
@@ -47,7 +41,6 @@ def every_way(frame: bytes, version: int) -> bytes:
     whole = scrubbed(frame, version, len(frame))
     for step in (1, 2, 7, 64):
         assert scrubbed(frame, version, step) == whole
-        assert scrubbed(frame, version, step, skip=True) == whole
     return whole
 
 
@@ -92,9 +85,6 @@ def test_wrong_use_is_an_error() -> None:
             ShareFetchScrubber(version)
         assert caught.value.reason == "unsupported_version"
     scrubber = ShareFetchScrubber(1)
-    assert scrubber.skippable == 0
-    with pytest.raises(ValueError, match="cannot be skipped"):
-        scrubber.skip(1)
     frame = kio_frame(sample(kio_class(apis.SHARE_FETCH, 1), random.Random(3), repeat=1))
     with pytest.raises(ValueError, match="more bytes"):
         scrubber.feed(frame + b"x")

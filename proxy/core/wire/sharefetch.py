@@ -1,9 +1,9 @@
 """ShareFetch responses stripped of brokers' addresses (KIP-932), as a stream.
 
 They may be large, and the node endpoints come last, after the records. So the response is walked while it passes: only
-length fields are inspected, records are counted and may be moved by the shell (`skippable`, `skip`). When the walk
-reaches the endpoints, the short rest of the frame is kept; the endpoints are replaced by an empty array, and the bytes
-saved by an unknown tagged field of exactly that length, so that the size that has already been sent stays right.
+length fields are inspected. When the walk reaches the endpoints, the short rest of the frame is kept; the endpoints are
+replaced by an empty array, and the bytes saved by an unknown tagged field of exactly that length, so that the size that
+has already been sent stays right.
 Clients skip tagged fields that they do not know (KIP-482), and ask for metadata when an endpoint is missing.
 """
 
@@ -67,28 +67,17 @@ class ShareFetchScrubber:
         self._skip = next(self._walk)
         """Bytes to pass before the walk goes on; 0 when it needs the next byte."""
 
-    @property
-    def skippable(self) -> int:
-        """How many of the next bytes pass unchanged and unseen: the shell may move them itself, then call `skip`."""
-        return 0 if self._partial is not None else self._skip
-
-    def skip(self, count: int) -> None:
-        """`count` bytes, at most `skippable`, went to the client without `feed`."""
-        if not 0 <= count <= self.skippable:
-            raise ValueError(f"{count} bytes cannot be skipped, only {self.skippable}")
-        self._skip -= count
-        self._left -= count
-        if self._skip == 0 and count:
-            self._go_on(None)
-
     def feed(self, data: Buffer) -> bytes:
         """The bytes to send for `data`: the same, except for the end of the frame, which is kept and then changed."""
         pos, end = 0, len(data)
         while pos < end and self._partial is None:
             if self._skip:
                 count = min(self._skip, end - pos)
-                self.skip(count)
+                self._skip -= count
+                self._left -= count
                 pos += count
+                if not self._skip:
+                    self._go_on(None)
             else:
                 self._left -= 1
                 byte = data[pos]
