@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proxy.core.wire import apis, responses, schema
+from proxy.core.wire import apis, messages, responses, schema
 from tests.lab.releases import BETWEEN, NEW, OLD
 from tests.support.raw_client import RawClient
 from tests.support.wire_tools import read_api_versions
@@ -29,7 +29,7 @@ def connect(cluster: KafkaCluster) -> RawClient:
 
 def advertised(cluster: KafkaCluster) -> dict[int, tuple[int, int]]:
     with connect(cluster) as peer:
-        frame = peer.exchange(responses.api_versions_request(3, 1, "kquota-test"))
+        frame = peer.exchange(messages.api_versions_request(3, 1, "kquota-test"))
     return read_api_versions(3, frame)
 
 
@@ -49,7 +49,7 @@ def test_every_advertised_version_is_in_the_table(cluster: KafkaCluster) -> None
 def test_clamps_no_version_this_broker_offers(cluster: KafkaCluster) -> None:
     with connect(cluster) as peer:
         for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
-            frame = peer.exchange(responses.api_versions_request(version, 1, "kquota-test"))
+            frame = peer.exchange(messages.api_versions_request(version, 1, "kquota-test"))
             assert responses.rewrite(18, version, frame, 0, len(frame), lambda *_: ("h", 1)) is None
 
 
@@ -57,7 +57,7 @@ def test_reads_brokers_from_real_metadata(cluster: KafkaCluster) -> None:
     offered = advertised(cluster)
     with connect(cluster) as peer:
         for version in range(1, offered[apis.METADATA][1] + 1):
-            frame = peer.exchange(responses.metadata_request(version, 5, "kquota-test"))
+            frame = peer.exchange(messages.metadata_request(version, 5, "kquota-test"))
             (broker,) = responses.read_brokers(version, frame, 0, len(frame))
             node = cluster.nodes[0]
             assert broker == (node.node_id, node.host, node.port)
@@ -68,4 +68,4 @@ def test_answers_unsupported_api_versions_as_broker(cluster: KafkaCluster) -> No
     payload = header + b"\2a\2b\0"
     with connect(cluster) as peer:
         frame = peer.exchange(struct.pack(">i", len(payload)) + payload)
-    assert frame[:-2] == responses.unsupported_api_versions_response(77)[:-2]  # behind it, the highest known version
+    assert frame[:-2] == messages.unsupported_api_versions_response(77)[:-2]  # behind it, the highest known version

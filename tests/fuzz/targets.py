@@ -30,7 +30,7 @@ from proxy.core.interceptors.quota_admin import AlterRule, QuotaAdmin, read_desc
 from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.telemetry.observer import Counters
-from proxy.core.wire import apis, requests, responses, schema
+from proxy.core.wire import apis, requests, responses, schema, throttle
 from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
@@ -379,9 +379,9 @@ def _as_a_function(api_key: int, version: int, frame: bytes, missing: int) -> No
             int.from_bytes(whole.head[:4], "big") - int.from_bytes(frame[:4], "big") == len(whole.head) - whole.consumed
         )
     assert part == whole or isinstance(part, responses.NeedMore)
-    reply = responses.read_throttle(frame, 0, end, api_key, version)
+    reply = throttle.read_throttle(frame, 0, end, api_key, version)
     patched = bytearray(frame)
-    if responses.patch_throttle(patched, 0, end, api_key, version, 0x7FFF_FFFF):
+    if throttle.patch_throttle(patched, 0, end, api_key, version, 0x7FFF_FFFF):
         changed = [at for at in range(len(frame)) if frame[at] != patched[at]]
         assert not changed or changed[-1] - changed[0] < 4
         assert reply == 0 or changed or reply == 0x7FFF_FFFF

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kio.static.constants import EntityType
 
-from proxy.core.wire import apis, responses, schema
+from proxy.core.wire import apis, responses, schema, throttle
 from proxy.core.wire.frames import WireError
 from tests.support.wire_tools import (
     THROTTLE_MS,
@@ -60,12 +60,12 @@ def throttle_in(frame: bytes, key: int, version: int) -> int | None:
 
     def patch(buf: bytearray, start: int, end: int) -> int | None:
         before = bytes(buf)
-        if not responses.patch_throttle(buf, start, end, key, version, THROTTLE_MS + 1):
+        if not throttle.patch_throttle(buf, start, end, key, version, THROTTLE_MS + 1):
             assert bytes(buf) == before
             return None
         position = only_change(before, buf) - 3  # 0x04 became 0x05
         assert struct.unpack_from(">i", before, position)[0] == THROTTLE_MS
-        assert responses.patch_throttle(buf, start, end, key, version, THROTTLE_MS)  # the higher one stays
+        assert throttle.patch_throttle(buf, start, end, key, version, THROTTLE_MS)  # the higher one stays
         assert struct.unpack_from(">i", buf, position)[0] == THROTTLE_MS + 1
         return position - start
 
@@ -83,7 +83,7 @@ def test_throttle_field_of_kio_messages(key: int) -> None:
             frame = kio_frame(message)
             position = throttle_in(frame, key, version)
             assert (position is not None) is hasattr(message, "throttle_time"), (key, version)
-            if position is not None and not responses.needs_whole_frame(key, version):
+            if position is not None and not throttle.needs_whole_frame(key, version):
                 assert position == throttle_offset(key, version)
             else:
                 assert throttle_offset(key, version) is None

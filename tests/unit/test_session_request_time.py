@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from proxy.core.session.request_time import HANDOVER_MS, MIN_MS
-from proxy.core.wire import responses
+from proxy.core.wire import throttle
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.schema import API_NAMES, APIS
 from quota.entity import Kind
@@ -82,7 +82,7 @@ def test_every_api_is_charged_and_throttled(api_key: int) -> None:
             now_ms = max(100.0 * number, one.mute_until_ms)
             from_client(one, request(api_key, version, number, b""), now_ms)
             answer = bytearray(from_broker(one, response(api_key, version, number, bytes(64)), now_ms + 50.0))
-            result.append(responses.read_throttle(answer, 0, len(answer), api_key, version))
+            result.append(throttle.read_throttle(answer, 0, len(answer), api_key, version))
         assert charged(of) > 1
         assert of.account("", "c").meters[Kind.REQUEST].throttled > 0
         assert one.mute_until_ms > 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from kio.static.constants import EntityType
 
-from proxy.core.wire import apis, requests, responses, schema, throttle
+from proxy.core.wire import apis, messages, requests, responses, schema, throttle
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.core.wire.software import client_software
@@ -192,7 +192,7 @@ def test_reads_plain_produce_responses(version: int, topics: int, partitions: in
     frame = produced(version, topics, partitions)
     assert responses.rewrite(0, version, frame, 0, len(frame), never) is None
     buf = bytearray(frame)
-    assert responses.patch_throttle(buf, 0, len(buf), 0, version, 98_766)
+    assert throttle.patch_throttle(buf, 0, len(buf), 0, version, 98_766)
     assert buf == frame.replace(struct.pack(">i", 98_765), struct.pack(">i", 98_766))
     assert throttle.plain_produce(frame, 0, len(frame), version) == walked(frame, version)
 
@@ -246,7 +246,7 @@ def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: s
 
 @pytest.mark.parametrize("version", range(19))
 def test_empty_fetch_response(version: int) -> None:
-    frame = responses.empty_fetch_response(version, -5, THROTTLE_MS, 77)
+    frame = messages.empty_fetch_response(version, -5, THROTTLE_MS, 77)
     cls = kafka_python_class(apis.FETCH, "response")
     extra = {"throttle_time_ms": THROTTLE_MS} if version else {}
     extra |= {"error_code": 0, "session_id": 77} if version >= 7 else {}
@@ -255,23 +255,23 @@ def test_empty_fetch_response(version: int) -> None:
 
 def test_own_requests_parse_with_kio() -> None:
     for version in range(1, schema.APIS[apis.METADATA][2] + 1):
-        frame = responses.metadata_request(version, 3, "kquota")
+        frame = messages.metadata_request(version, 3, "kquota")
         asked = kio_read(frame, apis.METADATA, version, EntityType.request)
         assert (asked.topics, getattr(asked, "allow_auto_topic_creation", False)) == ((), False)
     for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
-        frame = responses.api_versions_request(version, 3, "kquota", "kquota", "1.2")
+        frame = messages.api_versions_request(version, 3, "kquota", "kquota", "1.2")
         assert version > 4 or kio_read(frame, apis.API_VERSIONS, version, EntityType.request)  # kio ends with 4
         parsed = requests.parse_request_header(frame, 0, len(frame))
         assert parsed is not None
         assert (parsed.correlation_id, parsed.client_id) == (3, "kquota")
         assert client_software(frame, parsed.body, len(frame), version) == ("kquota/1.2" if version >= 3 else None)
-    named = responses.api_versions_request(5, 3, "kquota", "kquota", "1.2", cluster_id="abc", node_id=7)
+    named = messages.api_versions_request(5, 3, "kquota", "kquota", "1.2", cluster_id="abc", node_id=7)
     assert named.endswith(b"\7kquota\0041.2\4abc\0\0\0\7\0")  # as a broker reads it: tests/broker
     assert frame.endswith(b"\7kquota\0041.2\0\xff\xff\xff\xff\0")
     with pytest.raises(ValueError, match="all of them"):
-        responses.metadata_request(0, 1, "c")
+        messages.metadata_request(0, 1, "c")
     with pytest.raises(WireError):
-        responses.metadata_request(99, 1, "c")
+        messages.metadata_request(99, 1, "c")
 
 
 def test_reads_brokers() -> None:
@@ -309,7 +309,7 @@ def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> 
 
 @pytest.mark.parametrize("version", [0, 3, 6, 99])
 def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
-    frame = responses.unsupported_api_versions_response(6)
+    frame = messages.unsupported_api_versions_response(6)
     assert frame == kafka_python_frame(
         kafka_python_class(apis.API_VERSIONS, "response"),
         0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 5}],
@@ -317,7 +317,7 @@ def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
     assert rewritten(18, version, frame, never) == frame
     assert read_api_versions(version, frame) == {18: (0, 5)}
     for buf, end in growing(frame):
-        assert not responses.patch_throttle(buf, 0, end, 18, version, 5)
+        assert not throttle.patch_throttle(buf, 0, end, 18, version, 5)
         assert buf == frame[:end]
 
 

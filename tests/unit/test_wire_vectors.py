@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from kio.schema.errors import ErrorCode
 
-from proxy.core.wire import apis, responses
+from proxy.core.wire import apis, responses, throttle
 from proxy.core.wire.responses import NodeAddress
 from proxy.core.wire.sharefetch import ShareFetchScrubber
 from tests.lab import wire_schema
@@ -84,7 +84,7 @@ def test_vectors_throttle_field(vector: Vector) -> None:
     before = decoded(vector, vector.response)
     has = responses_have_throttle(vector)
     patched = bytearray(vector.response)
-    done = responses.patch_throttle(patched, 0, len(patched), vector.api_key, vector.version, 77_777)
+    done = throttle.patch_throttle(patched, 0, len(patched), vector.api_key, vector.version, 77_777)
     assert done is has
     if not has:
         assert patched == vector.response
@@ -97,7 +97,7 @@ def test_vectors_throttle_field(vector: Vector) -> None:
         assert after.throttle_time.total_seconds() * 1000 == 77_777
         assert vector.what != "another node" or after.error_code is ErrorCode.rebootstrap_required
     lower = bytearray(patched)
-    assert responses.patch_throttle(lower, 0, len(lower), vector.api_key, vector.version, 5)
+    assert throttle.patch_throttle(lower, 0, len(lower), vector.api_key, vector.version, 5)
     assert lower == patched  # the higher one stays
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kio.static.constants import EntityType
 
-from proxy.core.wire import responses
+from proxy.core.wire import messages
 from proxy.core.wire.apis import API_VERSIONS, api_name
 from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import BETWEEN, NEW, OLD
@@ -86,7 +86,7 @@ class Recording:
         self.whole = whole
         self.brokers = {node.node_id: Broker(node.host, node.port) for node in cluster.nodes}
         self.first = next(iter(self.brokers.values()))
-        answer = self.first.ask("", 18, 0, responses.api_versions_request(0, 1, "recorder"), keep=False)
+        answer = self.first.ask("", 18, 0, messages.api_versions_request(0, 1, "recorder"), keep=False)
         self.offered = read_api_versions(0, answer)
 
     def versions(self, name: str) -> range:
@@ -122,7 +122,7 @@ class Recording:
             self.ask(self.first, "as asked", "ApiVersions", version, **software)
         if self.offered[API_VERSIONS][1] >= 5:  # kafka-python ends with 4
             for what, node_id in (("as asked", next(iter(self.brokers))), ("another node", 99)):
-                request = responses.api_versions_request(
+                request = messages.api_versions_request(
                     5, 105, "client-ß", "recorder", "1", cluster_id=self.cluster_id(), node_id=node_id
                 )
                 self.first.ask(what, API_VERSIONS, 5, request)
@@ -130,7 +130,7 @@ class Recording:
         self.first.ask("unsupported version", 18, UNSUPPORTED, framed(header + b"\2a\2b\0"))
 
     def cluster_id(self) -> str:
-        answer = self.first.ask("", 3, 9, responses.metadata_request(9, 1, "recorder"), keep=False)
+        answer = self.first.ask("", 3, 9, messages.metadata_request(9, 1, "recorder"), keep=False)
         found: str = decoded("Metadata", 9, answer).cluster_id
         return found
 

@@ -50,7 +50,13 @@ from proxy.core.wire.apis import (
     is_known,
 )
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.messages import framed, request_header, response_frame
+from proxy.core.wire.messages import (
+    empty_fetch_response,
+    framed,
+    request_header,
+    response_frame,
+    unsupported_api_versions_response,
+)
 from proxy.core.wire.primitives import Buffer
 from proxy.core.wire.refusal import TOO_LARGE, ProduceRefusal
 from proxy.core.wire.sasl import SASL_APIS
@@ -486,7 +492,7 @@ class RequestHandler:
         elif api_key == _API_VERSIONS and not header.known:
             # Newer than what we could clamp: the client gets the same answer as from a broker, and falls back
             # (KIP-511).
-            pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
+            pending.local_answer = unsupported_api_versions_response(header.correlation_id)
             state.answered_here(pending, state.cpu_ms(), now_ms)
             self._begin(pending, False)
             return _DROP
@@ -629,7 +635,7 @@ class RequestHandler:
         state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
         announces = pending.penalty is not None and pending.penalty.announced_until_ms
         announced_ms = min(delay_ms, state.throttle.slices.most_ms) if announces else 0
-        pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, announced_ms, session_id)
+        pending.local_answer = empty_fetch_response(version, header.correlation_id, announced_ms, session_id)
         state.counters.fetches_answered += 1
         return _DROP
 

@@ -295,7 +295,7 @@ class ResponseHandler:
             return need(total)
         self.reader.frames_left = 0  # one in a turn
         began_ms = state.cpu_ms()
-        broker_throttle_ms = responses.read_throttle(buf, start, start + total, api_key, version)
+        broker_throttle_ms = throttle.read_throttle(buf, start, start + total, api_key, version)
         try:
             reply = self._reply(buf, start, total, pending, broker_throttle_ms)
         except WireError as error:
@@ -315,7 +315,7 @@ class ResponseHandler:
             throttle_ms = max(throttle_ms, broker_throttle_ms)
             return replace(total, response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
         if throttle_ms > 0:
-            responses.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
+            throttle.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
         return FORWARD
 
     def _reply(
@@ -330,7 +330,7 @@ class ResponseHandler:
             state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
             if broker_throttle_ms > 0:
                 state.broker_throttled(pending, broker_throttle_ms, now_ms)
-            at = responses.body_at(buf, start, start + total, pending.api_key, pending.api_version)
+            at = throttle.body_at(buf, start, start + total, pending.api_key, pending.api_version)
             result = hook(bytes(buf[at : start + total]), now_ms)
             if pending is state.exchange.question:
                 assert not isinstance(result, Reply)
@@ -390,7 +390,7 @@ class ResponseHandler:
         state.counters.addresses_rewritten += 1
         head = bytearray(done.head)
         if throttle_ms > 0:
-            responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
+            throttle.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
         return replace(done.consumed, head)
 
     def _rewritten(self, api_key: int, version: int, frame: bytes, hides: bool) -> Rewriting:

@@ -22,12 +22,6 @@ from proxy.core.wire.apis import (
     version_range,
 )
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.messages import (
-    api_versions_request,
-    empty_fetch_response,
-    metadata_request,
-    unsupported_api_versions_response,
-)
 from proxy.core.wire.primitives import (
     ARRAY,
     INT16,
@@ -46,41 +40,8 @@ from proxy.core.wire.primitives import (
     string,
     uvarint,
 )
-from proxy.core.wire.throttle import (
-    UNSUPPORTED_VERSION,
-    body_at,
-    body_start,
-    by_version,
-    needs_whole_frame,
-    patch_throttle,
-    read_throttle,
-)
+from proxy.core.wire.throttle import UNSUPPORTED_VERSION, body_start, by_version
 from proxy.core.wire.walk import SLICE, Address, Short, Walker
-
-__all__ = [
-    "NeedMore",
-    "NodeAddress",
-    "Rewritten",
-    "Translate",
-    "api_versions_request",
-    "body_at",
-    "carries_addresses",
-    "empty_fetch_response",
-    "fetch_version_upstream",
-    "metadata_request",
-    "names_brokers",
-    "needs_rewrite",
-    "needs_whole_frame",
-    "patch_throttle",
-    "read_api_versions",
-    "read_brokers",
-    "read_cluster_id",
-    "read_throttle",
-    "rewrite",
-    "rewriting",
-    "unsupported_api_versions_response",
-    "without_topic",
-]
 
 
 class NodeAddress(NamedTuple):
