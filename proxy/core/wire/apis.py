@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from proxy.core.wire import schema
+from proxy.core.wire.frames import WireError
 
 PRODUCE: Final = 0
 FETCH: Final = 1
@@ -98,6 +99,13 @@ def is_known(api_key: int, api_version: int) -> bool:
     """Whether the table has this API in this version."""
     known = schema.APIS.get(api_key)
     return known is not None and known[1] <= api_version <= known[2]
+
+
+def check_known(api_key: int, version: int) -> None:
+    """Raise WireError ("unsupported_version") unless the table has this API in this version."""
+    if not is_known(api_key, version):
+        text = f"{api_name(api_key)} version {version} is not known; the table has {version_range(api_key)}"
+        raise WireError("unsupported_version", text)
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:

@@ -8,14 +8,12 @@ from proxy.core.wire.apis import (
     API_VERSIONS,
     FETCH,
     METADATA,
-    api_name,
+    check_known,
     is_flexible,
-    is_known,
     request_header_version,
     response_header_version,
     version_range,
 )
-from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import INT16, INT32, compact_string, string
 from proxy.core.wire.throttle import patch_throttle
 
@@ -41,21 +39,13 @@ def response_frame(api_key: int, version: int, correlation_id: int, body: bytes,
     return bytes(frame)
 
 
-def _check(api_key: int, version: int) -> None:
-    if not is_known(api_key, version):
-        raise WireError(
-            "unsupported_version",
-            f"{api_name(api_key)} version {version} is not known; the table has {version_range(api_key)}",
-        )
-
-
 def empty_fetch_response(version: int, correlation_id: int, throttle_ms: int, session_id: int) -> bytes:
     """A whole FetchResponse frame of `version` without topics and without error.
 
     Version 0 has no throttle field, versions below 7 no session: there the arguments have no effect. Raises
     WireError for unknown versions.
     """
-    _check(FETCH, version)
+    check_known(FETCH, version)
     flexible = is_flexible(FETCH, version)
     return framed(
         INT32.pack(correlation_id)
@@ -87,7 +77,7 @@ def request_header(api_key: int, version: int, correlation_id: int, client_id: s
 
 def metadata_request(version: int, correlation_id: int, client_id: str) -> bytes:
     """A whole Metadata request frame that asks for brokers and no topics; version 0 cannot express that."""
-    _check(METADATA, version)
+    check_known(METADATA, version)
     if version == 0:
         raise ValueError("Metadata version 0 cannot ask for no topics: an empty list means all of them")
     flexible = is_flexible(METADATA, version)
@@ -112,7 +102,7 @@ def api_versions_request(
 ) -> bytes:
     """A whole ApiVersions request frame. With a cluster and a node, both or neither, a broker that is another one
     answers version 5 with REBOOTSTRAP_REQUIRED (KIP-1242); older versions do not name them."""
-    _check(API_VERSIONS, version)
+    check_known(API_VERSIONS, version)
     body = compact_string(software_name) + compact_string(software_version) if version >= 3 else b""
     if version >= 5:
         body += (_NULL_COMPACT if cluster_id is None else compact_string(cluster_id)) + INT32.pack(node_id)

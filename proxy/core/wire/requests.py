@@ -230,17 +230,10 @@ def _skip_header_tags(buf: Buffer, pos: int, frame: int, end: int, size: int) ->
     return None if pos < 0 or pos > end else pos
 
 
-def _unsupported(api_key: int, version: int) -> WireError:
-    return WireError(
-        "unsupported_version",
-        f"{api_name(api_key)} version {version} is not known; the table has {version_range(api_key)}",
-    )
-
-
 def _acks_at(buf: Buffer, body: int, end: int, version: int) -> int:
     """Where the `acks` of a Produce request begin; -1 when more bytes are needed."""
     if not 0 <= version <= _PRODUCE_MAX:
-        raise _unsupported(PRODUCE, version)
+        apis.check_known(PRODUCE, version)
     if version >= 9:  # compact: length + 1, 0 is null
         if body >= end:
             return -1

@@ -125,7 +125,7 @@ def carries_addresses(api_key: int, version: int) -> bool:
     """
     if api_key not in schema.ADDRESS_WALKS:
         return False
-    _check_known(api_key, version)
+    apis.check_known(api_key, version)
     return api_key << 16 | version in _ADDRESS_WALKS
 
 
@@ -142,15 +142,6 @@ def is_plain(api_key: int, version: int, buf: Buffer, start: int, end: int) -> b
         return False
     frame_end = start + 4 + integers.int32(buf, start)
     return frame_end <= end and throttle.plain_produce(buf, start, frame_end, version) >= 0
-
-
-def _check_known(api_key: int, version: int) -> None:
-    known = version_range(api_key)
-    if known is None or not known[0] <= version <= known[1]:
-        raise WireError(
-            "unsupported_version",
-            f"{api_name(api_key)} version {version} can carry addresses and is not known; the table has {known}",
-        )
 
 
 def rewrite(
@@ -376,7 +367,7 @@ def read_cluster_id(version: int, buf: Buffer, start: int, end: int) -> str | No
 
 def _walked(buf: Buffer, start: int, end: int, version: int) -> tuple[Walker, int]:
     """A Metadata response, walked over to behind its brokers, and where that is."""
-    _check_known(METADATA, version)
+    apis.check_known(METADATA, version)
     walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
     try:
         at = walker.run(_ADDRESS_WALKS[METADATA << 16 | version], body_start(walker, start, METADATA, version))
@@ -494,7 +485,7 @@ def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple
     walker.need(start + 10)
     if INT16.unpack_from(buf, start + 8)[0] == UNSUPPORTED_VERSION:
         version = 0  # whatever was asked for: the broker could not parse that version (KIP-511)
-    _check_known(API_VERSIONS, version)
+    apis.check_known(API_VERSIONS, version)
     pos = start + 10
     if version >= 3:
         walker.need(pos + 1)

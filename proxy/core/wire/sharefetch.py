@@ -14,7 +14,7 @@ from typing import Final
 
 from proxy.core.wire import primitives as p
 from proxy.core.wire import schema
-from proxy.core.wire.apis import SHARE_FETCH, is_known, version_range
+from proxy.core.wire.apis import SHARE_FETCH, check_known
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import Buffer, Program, read_uvarint, uvarint
 from proxy.core.wire.walk import MAX_ELEMENTS, Short, Walker
@@ -51,11 +51,7 @@ class ShareFetchScrubber:
     """
 
     def __init__(self, version: int) -> None:
-        if not is_known(SHARE_FETCH, version):
-            raise WireError(
-                "unsupported_version",
-                f"ShareFetch version {version} is not known; the table has {version_range(SHARE_FETCH)}",
-            )
+        check_known(SHARE_FETCH, version)
         self._before, self._endpoints = _split(version)
         self._left = 4
         """Bytes of the frame not fed yet; until the frame's size is known, of its size prefix."""
