@@ -64,6 +64,8 @@ _DEFAULT_COUNT: Final = -1
 _FORBIDS_FROM: Final = 4
 """The first version of Metadata that can forbid to create topics."""
 _NO_ID: Final = uuid.UUID(int=0)
+_OLDEST: Final = {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}
+"""The first versions that kio has, and whose responses have a throttle time."""
 _RESULTS: Final = {CREATE_TOPICS: "topics", DELETE_TOPICS: "responses", CREATE_PARTITIONS: "results"}
 _KNOWN_ERRORS: Final = frozenset(int(code) for code in ErrorCode)
 
@@ -150,7 +152,7 @@ def read_request(api_key: int, version: int, body: bytes, now_ms: float) -> Slic
     """
     # Versions that kio lacks: CreateTopics 0 lacks validate_only at its end, version 1 is laid out as 2, DeleteTopics
     # 0 as 1.
-    layout = max(version, {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key])
+    layout = max(version, _OLDEST[api_key])
     whole = body + b"\0" if (api_key, version) == (CREATE_TOPICS, 0) else body
     cls = class_in(module_of(_NAMES[api_key], layout, "request"))
     field = "topic_names" if api_key == DELETE_TOPICS and version < 6 else "topics"
@@ -283,7 +285,7 @@ def only_refusals(api_key: int, version: int, refused: Sequence[bytes]) -> bytes
 
 
 def _has_throttle(api_key: int, version: int) -> bool:
-    return version >= {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key]
+    return version >= _OLDEST[api_key]
 
 
 @cache
@@ -291,7 +293,7 @@ def _response_class(api_key: int, version: int) -> Any:
     """kio's class; of CreateTopics 1 that of version 2, and of DeleteTopics 0 that of version 1."""
     if (api_key, version) == (CREATE_TOPICS, 0):
         return _CreateTopicsResponseV0
-    layout = max(version, {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key])
+    layout = max(version, _OLDEST[api_key])
     return class_in(module_of(_NAMES[api_key], layout, "response"))
 
 
