@@ -9,7 +9,7 @@ from quota.table import Limit
 
 MAX_RENEWING_BYTES: Final = 40 * 1024 * 1024
 """What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
-login (`proxy.core.session.state.MAX_PASSING_BYTES`), and some more, as requests pass whole."""
+login (`proxy.core.session.throttle.MAX_PASSING_BYTES`), and some more, as requests pass whole."""
 
 
 class WindowCounter(QuotaCounter):
@@ -173,7 +173,7 @@ class KafkaCounter(WindowCounter):
     def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         super().__init__(kind, key, settings, now)
         self.owed_until = 0.0
-        """The end of the uncut delay, a whole number of ms: the next delay ends there at the earliest (DESIGN:
+        """The end of the uncut delay, a whole number of ms: the next delay ends there at the earliest$
         max_mute). No integer of 64 bits: a debt at a high limit takes ages at a low one."""
 
     def charge(self, amount: float, now: int) -> int:

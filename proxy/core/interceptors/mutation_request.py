@@ -119,7 +119,7 @@ class Wanted:
 
 
 class MutationRequest:
-    """A CreateTopics, DeleteTopics or CreatePartitions request whose body has been read (`read`)."""
+    """A CreateTopics, DeleteTopics or CreatePartitions request whose body has been read."""
 
     def __init__(self, knowledge: Knowledge, request: AdminRequest, topics: wire.Topics) -> None:
         self._knowledge = knowledge

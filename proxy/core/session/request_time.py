@@ -101,7 +101,7 @@ class RequestTime:
     ) -> float:
         """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
-        `arrived_ms`: the earliest time at which that response may have arrived (`proxy.net.io.host`), if before now.
+        `arrived_ms`: the earliest time at which that response may have arrived (`EventLoop.since_ms`), if before now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
         free_ms, handover_ms, least_ms = self.free_ms, _HANDOVER_MS, _MIN_MS

@@ -128,7 +128,7 @@ class ConnectionInfo:
     """How long it has waited."""
     unmuted: str = "open"
     """The state when it is neither muted nor queued: open, full, asking, login, connecting or draining
-    (`proxy.core.session.state.SessionState.describe`)."""
+    (`proxy.core.session.session.Session.describe`)."""
 
     @property
     def state(self) -> str:
