@@ -488,10 +488,14 @@ class Session:
         return self.state.blocked(now_ms)
 
     def describe(self, now_ms: float) -> str:
-        """What the client waits for at `now_ms`, or that it is open, in one word."""
-        word = self.state.describe(now_ms)
-        if word != "open":
-            return word
+        """What the client waits for at `now_ms`, or that it is open, in one word: the first that applies."""
+        throttle, exchange = self.throttle, self.exchange
+        if throttle.until_ms > now_ms:
+            return "muted" if throttle.place is None else "held"
+        if self.auth.blocks:
+            return "login"
+        if exchange.state is not _FLOWING:
+            return exchange.state.name.lower()
         if self.broker is Broker.DIALLING:
             return "connecting"
         return "open" if self.client is _OPEN or self.client is Client.ENDED else "draining"

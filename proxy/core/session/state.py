@@ -89,17 +89,6 @@ class SessionState:
         """Whether no further request is inspected, for whatever reason."""
         return self.throttle.blocks(now_ms) or self.auth.blocks or self.exchange.state is not _FLOWING
 
-    def describe(self, now_ms: float) -> str:
-        """What the client waits for at `now_ms`, or that it is open: the first that applies, in this order."""
-        throttle, exchange = self.throttle, self.exchange
-        if throttle.until_ms > now_ms:
-            return "muted" if throttle.place is None else "held"
-        if self.auth.blocks:
-            return "login"
-        if exchange.state is not _FLOWING:
-            return exchange.state.name.lower()
-        return "open"
-
     def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
         """The broker itself throttles: its response said so, and it does not read this connection meanwhile."""
         self.ledger.note_broker_throttle(pending.account, broker_throttle_ms)
