@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.core.auth.sasl import DEFAULT_CLAIM, NO_LOGIN, Login, SaslLogin
+from proxy.core.auth.sasl import NO_LOGIN, Login, SaslLogin
 from proxy.core.errors import CloseReason, SessionError, broker_malformed
 from proxy.core.interceptors.intercept import Forward, Reply
 from proxy.core.session.effects import Effects
@@ -79,10 +79,10 @@ class Auth:
         effects: Effects,
         exchange: Exchange,
         throttle: Throttle,
-        user: str = ANONYMOUS,
-        expected: bool = False,
-        claim: str = DEFAULT_CLAIM,
-        probe_version: int = PROBE_VERSION,
+        user: str,
+        expected: bool,
+        claim: str,
+        probe_version: int,
     ) -> None:
         self._probe_version = probe_version
         self._effects, self._exchange, self._throttle = effects, exchange, throttle

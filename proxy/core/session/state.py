@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from proxy.core.auth.sasl import DEFAULT_CLAIM
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
-from proxy.core.session.auth import PROBE_VERSION, UNAUTHENTICATED, Auth
+from proxy.core.interceptors.intercept import Interceptors, Reserved
+from proxy.core.session.auth import UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest
 from proxy.core.session.request_time import MIN_MS, RequestTime
-from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
+from proxy.core.session.sizes import SizeLimits
 from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.responses import Translate
-from quota.entity import ANONYMOUS, Kind
+from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
 
@@ -55,16 +54,16 @@ class SessionState:
         counters: Counters,
         translate: Translate | None,
         effects: Effects,
-        interceptors: Interceptors = NO_INTERCEPTORS,
-        reserved: Reserved | None = None,
-        max_in_flight: int = 1024,
-        cpu_ms: Callable[[], float] = no_clock,
-        sizes: SizeLimits = DEFAULT_SIZES,
+        interceptors: Interceptors,
+        reserved: Reserved | None,
+        max_in_flight: int,
+        cpu_ms: Callable[[], float],
+        sizes: SizeLimits,
         *,
-        user: str = ANONYMOUS,
-        login_expected: bool = False,
-        claim: str = DEFAULT_CLAIM,
-        probe_version: int = PROBE_VERSION,
+        user: str,
+        login_expected: bool,
+        claim: str,
+        probe_version: int,
     ) -> None:
         self.ledger = ledger
         self.cpu_ms = cpu_ms
