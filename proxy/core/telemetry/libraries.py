@@ -32,10 +32,9 @@ class LibraryMutes:
 
 
 class Libraries:
-    """All libraries whose clients were muted, at most `most` of them."""
+    """All libraries whose clients were muted, at most `MAX_LIBRARIES` of them."""
 
-    def __init__(self, most: int = MAX_LIBRARIES) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], LibraryMutes] = OrderedDict()
         self.on_forget: list[Callable[[LibraryMutes], None]] = []
 
@@ -44,7 +43,7 @@ class Libraries:
         library, _, version = (software or UNKNOWN).partition("/")
         found = self._known.get((library, version))
         if found is None:
-            if len(self._known) >= self._most:
+            if len(self._known) >= MAX_LIBRARIES:
                 _, gone = self._known.popitem(last=False)
                 for listener in self.on_forget:
                     listener(gone)
