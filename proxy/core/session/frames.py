@@ -24,7 +24,6 @@ from proxy.core.wire import integers
 FRAMES_PER_TURN: Final = 48
 """Frames that are taken in one direction before others are served. A frame takes 5 to 30 µs in pure Python, so a turn
 takes about a millisecond. A frame that takes longer counts as several (`FrameReader.frames_left`)."""
-PREFIX_BYTES: Final = 4
 
 Filter = Callable[[memoryview], bytes]
 
@@ -35,7 +34,7 @@ HEAD: Final = 1
 """The frame in `buf[start:stop]` waits for a verdict; `total` is its whole length."""
 END: Final = 2
 """The last byte of a frame has been used."""
-_PREFIX_BYTES: Final = PREFIX_BYTES
+_PREFIX_BYTES: Final = 4
 _NOTHING: Final = NOTHING
 _HEAD: Final = HEAD
 _END: Final = END

@@ -39,14 +39,13 @@ SLICED_BYTES: Final = 4096
 """A longer response is rewritten in slices, between which others are served."""
 REWRITE_SHIFT: Final = 3
 """8 bytes of a response that is rewritten count as one frame: the 500 of an ApiVersions response take 0.3 ms."""
-THROTTLE_HEAD_BYTES: Final = 16
-"""Enough of a response to contain a throttle field that comes first."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _FETCH: Final = FETCH
 _METADATA: Final = METADATA
 _PRODUCE: Final = PRODUCE
 _SHARE_FETCH: Final = SHARE_FETCH
-_HEAD_BYTES: Final = THROTTLE_HEAD_BYTES
+_HEAD_BYTES: Final = 16
+"""Enough of a response to contain a throttle field that comes first."""
 _FLEXIBLE_HEADER: Final = 1
 """A response header of version 1 is one byte longer: its (empty) tagged fields."""
 _FETCH_FIRST_FLEXIBLE: Final = 12

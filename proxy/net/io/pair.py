@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 READS_IN_A_ROW: Final = 8
 """Before other connections are served."""
-MAX_UNSENT_BYTES: Final = 65_536
-"""While the client has not read more than this, no more requests are read from it."""
 MAX_READ_AHEAD_BYTES: Final = 1 << 20
 """So much may be read of what a client has sent although it is muted or its request is queued: when more lies unread
 than the receive window holds, the end of the connection lies behind it."""
@@ -39,7 +37,8 @@ MAX_READ_AHEAD_BYTES_OF_ALL: Final = 64 << 20
 """All connections read ahead so much at most; none more than a quarter of what is left of it, so some is always left
 for others."""
 # Compared for each read: C numbers in compiled code (see the .pxd).
-_MOST_UNSENT: Final = MAX_UNSENT_BYTES
+_MOST_UNSENT: Final = 65_536
+"""While the client has not read more than this, no more requests are read from it."""
 _NEVER: Final = NEVER
 _SETTLE: Final = 2
 """`Session.take_request` and `take_response`: the session has more to say."""
