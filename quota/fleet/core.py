@@ -185,6 +185,9 @@ class Fleet:
         self._groups_in: Counter[int] = Counter()
         """By partition."""
         self._left = False
+        self._alone = False
+        """The topic was not found for longer than other instances may need to start."""
+        self._present_ms = self._count_ms = float("-inf")
         self.ignored: Final = Ignored()
         self.known = max(at_least, 1)
         """The number of instances."""
@@ -413,8 +416,6 @@ class Fleet:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    _alone = False
-
     def _lost(self, number: int) -> bool:
         if not self._count:
             return self._alone
@@ -431,15 +432,9 @@ class Fleet:
         timing = self.timing
         for number, partition in self._partitions.items():
             interval_ms = timing.interval_of(self.view.writers(number, now))
-            unheard = partition.oldest_ms
-            if unheard is None or now - unheard <= timing.hold * interval_ms:
-                partition.lost = False
-            elif not partition.lost:
-                partition.lost = True
-        if not self._count:
-            self._alone = self._alone or now - self._started > timing.start * timing.interval_ms
-        else:
-            self._alone = False
+            oldest_ms = partition.oldest_ms
+            partition.lost = oldest_ms is not None and now - oldest_ms > timing.hold * interval_ms
+        self._alone = not self._count and now - self._started > timing.start * timing.interval_ms
         if self.lost:
             # They cannot be heard, but they exist: the number stays as it was.
             for number, own in enumerate(list(self._own.values()), 1):
@@ -523,9 +518,6 @@ class Fleet:
             del partition.in_flight[next(islice(partition.in_flight, 1, None))]
         partition.in_flight[seq] = _Sent(now, data[-MAC_BYTES:])
         return number, data
-
-    _present_ms = float("-inf")
-    _count_ms = float("-inf")
 
     def _presence(self, now: float) -> Outgoing | None:
         """From time to time a record that says only that the instance exists."""

@@ -92,22 +92,22 @@ class View:
         self._uses -= len(self._groups.pop(group, ()))
         self.moves.pop(group, None)
 
-    def take(self, partition: int, record: Record, now: float) -> bool:
-        """A record arrived. False: it is not newer than the member's last one, and changed nothing."""
+    def take(self, partition: int, record: Record, now: float) -> None:
+        """A record arrived. One that is not newer than the member's last one changes nothing."""
         member = self.members.get(record.member)
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
                 self.refused += 1
-                return False
+                return
             member = self.members[record.member] = FleetPeer(MISSED * self._timing.presence * self._timing.interval_ms)
         if member.left or record.seq <= member.seqs.get(partition, -1):
             self.repeated += 1
-            return False
+            return
         member.seqs[partition] = record.seq
         member.at_ms = now
         if record.leaving:
             self._forget(record.member, now)
-            return True
+            return
         timing = self._timing
         far_ms = timing.far * timing.interval_of(len(self.members))
         ends = now + timing.forget * min(record.interval_ms, far_ms)
@@ -120,7 +120,6 @@ class View:
             group = self._groups.get(use.group)
             if group is not None:
                 self._take_use(group, record.member, use, ends)
-        return True
 
     def _take_use(self, group: dict[int, LastUse], member: int, use: GroupUse, ends: float) -> None:
         before = group.get(member)
