@@ -112,16 +112,15 @@ class FetchShaper:
         self, fields: FetchFields, body: memoryview | bytearray | None, version: int, max_bytes: int | None
     ) -> bytes | None:
         """The new body of a request that is forwarded, if it must carry earlier changes; otherwise None."""
-        if not self.missed:
-            return None
         if fields.session_epoch <= 0:  # the session is closed or restarted
             self.missed.pop(fields.session_id, None)
             return None
         missed = self.missed.get(fields.session_id)
         if missed is None or not missed.count or missed.topic_ids != (version >= FIRST_TOPIC_ID_VERSION):
             return None
-        fits = body is not None and missed.count + len(body) // _PARTITION_BYTES <= MAX_MISSED_PARTITIONS
-        request = self._parse(body, version) if fits and body is not None else None
+        request = None
+        if body is not None and missed.count + len(body) // _PARTITION_BYTES <= MAX_MISSED_PARTITIONS:
+            request = self._parse(body, version)
         if request is None:
             # What the broker missed cannot be added to this request. It keeps the client's own epoch: the broker
             # answers INVALID_FETCH_SESSION_EPOCH, and the client starts over with a full fetch in a new session.

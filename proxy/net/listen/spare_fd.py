@@ -55,12 +55,11 @@ class SpareFd:
         self._descriptor: int | None = None
         self.refill()
 
-    def refill(self) -> bool:
+    def refill(self) -> None:
         """Open the reserve again, if there is a descriptor for it."""
         if self._descriptor is None:
             with suppress(OSError):
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        return self._descriptor is not None
 
     def turn_away(self, listener: socket) -> bool:
         """Accept the oldest client in the backlog and close its connection. False: there was none, or no reserve."""
