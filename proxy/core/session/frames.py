@@ -28,16 +28,14 @@ takes about a millisecond. A frame that takes longer counts as several (`FrameRe
 Filter = Callable[[memoryview], bytes]
 
 # Events, and kinds of verdicts: C numbers in compiled code (see the .pxd).
-NOTHING: Final = 0
+_NOTHING: Final = 0
 """All that was fed has been used, or the reader is stopped."""
 HEAD: Final = 1
 """The frame in `buf[start:stop]` waits for a verdict; `total` is its whole length."""
-END: Final = 2
+_END: Final = 2
 """The last byte of a frame has been used."""
 _PREFIX_BYTES: Final = 4
-_NOTHING: Final = NOTHING
 _HEAD: Final = HEAD
-_END: Final = END
 NEED: Final = 0
 _NEED: Final = NEED
 _FORWARD: Final = 1
