@@ -264,9 +264,9 @@ def _text(value: str) -> bytes:
     return struct.pack(">h", len(raw)) + raw
 
 
-def join_group(group: str, session_ms: int, client_id: str, member: str = "") -> bytes:
+def join_group(group: str, session_ms: int, client_id: str) -> bytes:
     """JoinGroup 3: the newest version in which a broker names a new member at once."""
-    body = _text(group) + struct.pack(">ii", session_ms, max(session_ms, 1)) + _text(member) + _text("consumer")
+    body = _text(group) + struct.pack(">ii", session_ms, max(session_ms, 1)) + _text("") + _text("consumer")
     body += struct.pack(">i", 1) + _text("range") + struct.pack(">i", 0)
     return framed(header(JOIN_GROUP, 3, client_id, flexible=False) + body)
 

@@ -42,29 +42,27 @@ def cpu_s_from_stat(text: str) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def resident_bytes(pid: int) -> int:
-    """Resident set size (VmRSS) of a process; the kernel's own socket buffers are not in it."""
+def resident_bytes(pid: int, field: str = "VmRSS") -> int:
+    """Resident set size of a process; the kernel's own socket buffers are not in it. VmHWM: the largest so far."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 def peak_bytes(pid: int) -> int:
-    """The largest resident set size (VmHWM) that a process has had so far."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    """The largest resident set size that a process has had so far."""
+    return resident_bytes(pid, "VmHWM")
 
 
-def settled_resident_bytes(pid: int, *, limit_s: float = 2.0, pause_s: float = 0.1) -> int:
-    """Resident set size once it has stood still for three looks in a row (or after `limit_s`)."""
-    deadline = time.monotonic() + limit_s
+def settled_resident_bytes(pid: int) -> int:
+    """Resident set size once it has stood still for three looks in a row (or after 2 s)."""
+    deadline = time.monotonic() + 2.0
     seen: list[int] = []
     while len(seen) < 3 or len(set(seen[-3:])) > 1:
         if time.monotonic() > deadline:
             break
         seen.append(resident_bytes(pid))
-        time.sleep(pause_s)
+        time.sleep(0.1)
     return seen[-1]
 
 
@@ -88,13 +86,13 @@ class MachineTime:
         return cls((user + nice + system + irq + softirq) / TICKS_PER_S, steal / TICKS_PER_S)
 
 
-def wait_calm(share: float, cores: int, limit_s: float, *, window_s: float = 0.25) -> float:
+def wait_calm(share: float, cores: int, limit_s: float) -> float:
     """Wait until the machine as a whole uses less than `share` of its CPU, at most `limit_s`; how long that took."""
     start = time.monotonic()
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         before, began = MachineTime.now(), time.monotonic()
-        time.sleep(window_s)
+        time.sleep(0.25)
         after, took_s = MachineTime.now(), time.monotonic() - began
         if after.busy_s - before.busy_s + after.stolen_s - before.stolen_s < share * cores * took_s:
             break

@@ -196,13 +196,13 @@ def _files(pattern: str) -> list[str]:
 ASKERS = {"spark": spark_asker, "duckdb": duckdb_asker}
 
 
-def differences(one: list[list[Any]], other: list[list[Any]], tolerance: float = 1e-9) -> Iterator[str]:
-    """Where two results differ. Sums of fractions depend on the order of summing, so they may by `tolerance`."""
+def differences(one: list[list[Any]], other: list[list[Any]]) -> Iterator[str]:
+    """Where two results differ. Sums of fractions depend on the order of summing, so they may by 1e-9."""
     if len(one) != len(other):
         yield f"{len(one)} rows, {len(other)} rows"
     for left, right in zip(one, other, strict=False):
         for a, b in zip(left, right, strict=True):
-            near = isinstance(a, int | float) and isinstance(b, int | float) and abs(a - b) <= tolerance * abs(b)
+            near = isinstance(a, int | float) and isinstance(b, int | float) and abs(a - b) <= 1e-9 * abs(b)
             if a != b and not near:
                 yield f"{left} is not {right}"
 
