@@ -40,8 +40,8 @@ SNAPSHOTS: Final = {
 DEEP: Final = b"[" * 200_000
 
 
-@pytest.fixture
-def dripping() -> Iterator[int]:
+@pytest.fixture(params=[b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX:", b""], ids=["body", "header", "status"])
+def dripping(request: pytest.FixtureRequest) -> Iterator[int]:
     """A server whose answer does not end: a byte every 50 ms."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -50,7 +50,7 @@ def dripping() -> Iterator[int]:
             with suppress(OSError):
                 client, _ = server.accept()
                 with client:
-                    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                    client.sendall(request.param)
                     while not ended.wait(0.05):
                         client.sendall(b" ")
 

@@ -13,7 +13,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from io import BufferedReader, RawIOBase
 from queue import Empty, Queue
 from typing import Any, Final
 
@@ -56,9 +57,8 @@ def get_json(
     if not url.startswith(("http://", "https://")):
         raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
     try:
-        until_s = time.monotonic() + timeout_s
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            answer = json.loads(_body(response, until_s))
+        with _OPENER.open(url, timeout=timeout_s) as response:
+            answer = json.loads(_body(response))
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
             raise ValueError("unexpected answer")
     except urllib.error.HTTPError as error:
@@ -80,15 +80,59 @@ def get_json(
     return answer
 
 
-def _body(response: HTTPResponse, until_s: float) -> bytes:
-    """The timeout of a socket is that of each piece."""
+def _body(response: HTTPResponse) -> bytes:
     pieces, left = [], MAX_ANSWER_BYTES
     while left and (piece := response.read1(left)):
         pieces.append(piece)
         left -= len(piece)
-        if time.monotonic() > until_s:
-            raise TimeoutError
     return b"".join(pieces)
+
+
+class _Pieces(RawIOBase):
+    """What a socket receives. Its timeout, which is that of each piece, becomes that of all of them."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock, self._file = sock, sock.makefile("rb", buffering=0)
+        self._until_s = time.monotonic() + sock.gettimeout()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(max(self._until_s - time.monotonic(), 0.001))
+        return self._file.readinto(buffer)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp.close()
+        self.fp = BufferedReader(_Pieces(sock))
+
+
+class _Timed(urllib.request.AbstractHTTPHandler):
+    def do_open(self, http_class: Any, req: urllib.request.Request, **named: Any) -> HTTPResponse:
+        def connection(*arguments: Any, **named: Any) -> HTTPConnection:
+            made: HTTPConnection = http_class(*arguments, **named)
+            made.response_class = _Response
+            return made
+
+        return super().do_open(connection, req, **named)
+
+
+class _Http(_Timed, urllib.request.HTTPHandler):
+    pass
+
+
+class _Https(_Timed, urllib.request.HTTPSHandler):
+    pass
+
+
+_OPENER: Final = urllib.request.build_opener(_Http, _Https)
 
 
 @contextmanager
