@@ -2,6 +2,8 @@
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,4 +202,46 @@ async def test_refuses_its_own_connections() -> None:
             assert proxy.counters.connections_closed["upstream_unreachable"] >= 2
             assert proxy.counters.connections_opened < 10
             assert any(f"127.0.0.1:{port} leads to this sidecar" in str(line.get("error")) for line in lines)
+            nursery.cancel_scope.cancel()
+
+
+async def test_refuses_what_comes_back_through_a_balancer() -> None:
+    """A bootstrap server's address, then the one that a broker advertises, lead to the sidecar from elsewhere."""
+    broker, targets = ScriptedBroker(answer), {"bootstrap": 0, "broker": 0}
+
+    async def carry(name: str, near: trio.SocketStream) -> None:
+        async def pump(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+            with suppress(trio.BrokenResourceError):
+                async for data in source:
+                    await sink.send_all(data)
+                await sink.send_eof()
+
+        far = await trio.open_tcp_stream("127.0.0.1", targets[name])
+        async with near, far, trio.open_nursery() as both:
+            both.start_soon(pump, near, far)
+            both.start_soon(pump, far, near)
+
+    with trio.fail_after(LIMIT_S), capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await serve_broker(nursery, broker)
+            ports = {}
+            for name in targets:
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                ports[name] = listeners[0].socket.getsockname()[1]
+                nursery.start_soon(trio.serve_listeners, partial(carry, name), listeners)
+            broker.others = [(2, ports["broker"])]
+            proxy = proxy_before(("127.0.0.1", ports["bootstrap"]))
+            await nursery.start(proxy.serve)
+            targets["bootstrap"] = proxy.port
+            text = f"127.0.0.1:{ports['bootstrap']} leads to this sidecar: expected a broker"
+            await until(lambda: proxy.last_cluster_error == text)
+            assert await ask(proxy.port) is None
+            targets["bootstrap"] = broker.node_port
+            await until(lambda: proxy.cluster_reached)
+            assert await ask(proxy.port) == produce_response(1)
+            (targets["broker"],) = [local or 0 for number, _, _, local in proxy.brokers() if number == 2]
+            assert [await ask(targets["broker"]), await ask(targets["broker"])] == [None, None]
+            text = f"cannot connect to broker broker 2: 127.0.0.1:{ports['broker']} leads to this sidecar"
+            assert any(text in str(line.get("error")) for line in lines)
+            assert proxy.counters.connections_opened < 20
             nursery.cancel_scope.cancel()

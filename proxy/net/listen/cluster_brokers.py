@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from secrets import randbits
 from typing import Final
 
 import structlog
@@ -11,14 +13,24 @@ import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.session.auth import PROBE_VERSION
+from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import METADATA
 from proxy.core.wire.responses import NodeAddress, Translate
 from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import Access, Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
-from proxy.net.upstream.dial import Dialer
+from proxy.net.upstream.cluster import (
+    OWN_SOFTWARE,
+    Access,
+    Cluster,
+    ClusterError,
+    LoginWantedError,
+    Node,
+    Offered,
+    ask_brokers,
+)
+from proxy.net.upstream.dial import Dial, Dialer, leads_here
 from proxy.net.upstream.node_checks import NodeChecks, OtherBrokerError
 
 log = structlog.get_logger("kquota.proxy")
@@ -29,6 +41,8 @@ REFRESH_S: Final = 30.0
 """How often the sidecar asks the cluster for its brokers."""
 SHORTEST_REFRESH_S: Final = 1.0
 """A broker that cannot be reached makes us ask the cluster again, but not more often than this."""
+LOOP_S: Final = 2 * REFRESH_S
+"""How long an address that leads to this sidecar is not dialled, unless a broker answers there meanwhile."""
 WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
 
@@ -66,7 +80,9 @@ class ClusterBrokers:
         self._look_again = trio.Event()
         self._asked = trio.Event()
         """Set, and replaced, when the cluster has been asked."""
-        self._access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials)
+        self._access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials, randbits(32))
+        self._loops: dict[tuple[str, int], float] = {}
+        """Addresses at which the sidecar's own question came back to it, and until when they are not dialled."""
         self._checks = NodeChecks(self._access, counters)
         self.changed = trio.Event()
         """Set, and replaced, when a port may stand for another broker."""
@@ -164,7 +180,23 @@ class ClusterBrokers:
             self._look_again.set()
             raise
 
+    async def unless_own(self, session: Session, dial: Dial) -> socket.socket:
+        """Dial for a client. Raises UpstreamError, also if its request is the sidecar's own question, which has come
+        back through a balancer or NAT: its connection would make the next."""
+        oldest = session.exchange.oldest
+        if oldest is not None and session.software == OWN_SOFTWARE:
+            for address in self._servers():
+                if self._access.correlation_id(*address) == oldest.correlation_id:
+                    self._loops[address] = trio.current_time() + LOOP_S
+                    raise UpstreamError(leads_here(*address))
+        return await dial()
+
+    def _refuse_loop(self, host: str, port: int) -> None:
+        if trio.current_time() < self._loops.get((host, port), -inf):
+            raise UpstreamError(leads_here(host, port))
+
     async def _reach(self, node_id: int, host: str, port: int) -> socket.socket:
+        self._refuse_loop(host, port)
         return await self._checks.dial(self._dialer, node_id, host, port, self._ids)
 
     def _ids(self) -> list[int]:
@@ -188,6 +220,7 @@ class ClusterBrokers:
                 if server in nodes:
                     broker = await self._reach(nodes[server], *server)
                 else:
+                    self._refuse_loop(*server)
                     broker = await self._dialer.dial(*server)
             except UpstreamError as error:
                 errors.append(str(error))
@@ -232,7 +265,7 @@ class ClusterBrokers:
         known = self._checks.cluster_id
         errors = []
         others: list[Cluster] = []
-        nodes = self._nodes_by_address()
+        nodes, began_s = self._nodes_by_address(), trio.current_time()
         for host, port in self._servers():
             number = nodes.get((host, port))
             node = Node(known, number) if known is not None and number is not None else None
@@ -240,12 +273,15 @@ class ClusterBrokers:
                 cluster = await ask_brokers(host, port, self._access, node)
             except LoginWantedError as error:
                 self._bootstrap_first = host, port
+                self._loops.pop((host, port), None)
                 self._offered(error.offered)
                 self._login_wanted()  # brokers are learnt from the responses to clients
                 return
             except ClusterError as error:
-                errors.append(str(error))
+                returned = self._loops.get((host, port), -inf) >= began_s + LOOP_S
+                errors.append(leads_here(host, port) if returned else str(error))
                 continue
+            self._loops.pop((host, port), None)
             if cluster.cluster_id is not None and known not in (None, cluster.cluster_id):
                 errors.append(f"{host}:{port} belongs to cluster {cluster.cluster_id}, not to {known}")
                 others.append(cluster)

@@ -226,6 +226,8 @@ class Connections:
             probe_version=self._brokers.metadata_version,
             cpu_ms=_cpu_ms,
         )
+        if self._interception is None:
+            dial = partial(self._brokers.unless_own, session, dial)
         arguments = (client, peer, name, dial, session, self._shared, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
         self._identification.watch(connection, ticket, tls_user)

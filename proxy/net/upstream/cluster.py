@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, TypeVar
+from zlib import crc32
 
 import trio
 
@@ -36,6 +37,8 @@ from proxy.net.upstream.dial import open_stream
 from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
+OWN_SOFTWARE: Final = "kquota/0"
+"""What `api_versions_request` names as the client (KIP-511)."""
 TLS_ALERT = b"\x15\x03"
 """How a TLS server answers anything but a ClientHello (RFC 8446, section 5.1: content type, major version)."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
@@ -72,6 +75,11 @@ class Access(NamedTuple):
     """For a whole question, its connection included."""
     tls: ClientTls | None = None
     credentials: Credentials | None = None
+    nonce: int = 0
+
+    def correlation_id(self, host: str, port: int) -> int:
+        """Of the first request to this address. With a random `nonce` no other sidecar has the same."""
+        return crc32(f"{host}:{port}".encode(), self.nonce) & 0x7FFF_FFFF
 
 
 class Node(NamedTuple):
@@ -199,13 +207,15 @@ async def check_node(host: str, port: int, access: Access, node: Node, others: I
     Raises OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError.
     """
 
+    correlation_id = access.correlation_id(host, port)
+
     async def ask(stream: trio.abc.Stream, wanted: Node) -> int:
-        await stream.send_all(api_versions_request(_CHECKED_VERSION, 1, CLIENT_ID, **wanted._asdict()))
+        await stream.send_all(api_versions_request(_CHECKED_VERSION, correlation_id, CLIENT_ID, **wanted._asdict()))
         return responses.read_api_versions(_CHECKED_VERSION, await _read_frame(stream))[0]
 
     async def talk(stream: trio.abc.Stream) -> bool:
         if access.credentials is not None:  # before a login it looks at neither id, and answers as if they were right
-            offered = await _converse(stream, offers(f"{host}:{port}"))
+            offered = await _converse(stream, offers(f"{host}:{port}", correlation_id))
             if offered.get(API_VERSIONS, (0, 0))[1] < _CHECKED_VERSION:
                 return False
             await _log_in(stream, access.credentials, offered)
@@ -229,7 +239,7 @@ async def _ask(host: str, port: int, access: Access, question: _Question | None,
 
     async def talk(stream: trio.abc.Stream) -> _Answer:
         nonlocal offered
-        offered = await _converse(stream, offers(f"{host}:{port}", node))
+        offered = await _converse(stream, offers(f"{host}:{port}", access.correlation_id(host, port), node))
         if question is None:
             return _Answer(0, b"", offered)
         version = common(offered, question.api_key, question.versions)
@@ -262,7 +272,7 @@ async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.S
         raise ClusterError(f"{host}:{port}: {text}") from error
 
 
-def offers(address: str, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
+def offers(address: str, correlation_id: int, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
     """The question what a broker offers, in a version that it has: yields request frames and is sent response frames.
     `node`: the one that it should be, which brokers from 4.4 on check.
 
@@ -270,7 +280,8 @@ def offers(address: str, node: Node | None = None) -> Generator[bytes, bytes, Of
     """
     version = schema.APIS[API_VERSIONS][2]
     while True:
-        frame = yield api_versions_request(version, 1, CLIENT_ID, **({} if node is None else node._asdict()))
+        whom = {} if node is None else node._asdict()
+        frame = yield api_versions_request(version, correlation_id, CLIENT_ID, **whom)
         error, offered = responses.read_api_versions(version, frame)
         if not error:
             return offered

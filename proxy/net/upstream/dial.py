@@ -17,6 +17,11 @@ from proxy.net.tls.handshakes import Handshakes
 Dial = Callable[[], Awaitable[socket.socket]]
 
 
+def leads_here(host: str, port: int) -> str:
+    """What is wrong with an address of the sidecar's own."""
+    return f"{host}:{port} leads to this sidecar: expected a broker"
+
+
 async def open_stream(host: str, port: int) -> trio.SocketStream:
     """As `trio.open_tcp_stream`, but for the error if no address of the host can be reached: that of the first one.
 
@@ -65,7 +70,7 @@ class Dialer:
                 broker = await self._connect(host, port)
                 if self._leads_here(broker):
                     broker.close()
-                    raise UpstreamError(f"{host}:{port} leads to this sidecar: expected a broker")
+                    raise UpstreamError(leads_here(host, port))
                 if self._tls is not None:
                     broker = await self._handshakes.with_broker(self._tls, broker, host, port)
         except trio.TooSlowError:
