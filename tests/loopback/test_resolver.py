@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.net.upstream.dial import open_stream
+from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
+from proxy.net.upstream.dial import open_stream, resolve
 from proxy.net.upstream.resolver import MAX_LOOKUPS, Resolver
 from tests.support.scripted_broker import until
 
@@ -86,10 +87,33 @@ async def test_connecting_uses_it_and_tries_the_next_address_soon(lookups: SlowL
     before = trio.socket.set_custom_hostname_resolver(Resolver(two))
     try:
         with trio.fail_after(LIMIT_S):
-            async with await open_stream("kafka-0.example", port) as stream:
+            found = await resolve("kafka-0.example", port)
+            async with await open_stream("kafka-0.example", port, found) as stream:
                 assert stream.socket.getpeername()[0] == "127.0.0.1"
     finally:
         trio.socket.set_custom_hostname_resolver(before)
         for one in (*waiting, full):
             one.close()
         await listener.aclose()
+
+
+@pytest.mark.parametrize("missing", ["answer from DNS", "connection", "answer"])
+async def test_an_error_says_what_took_too_long(missing: str, lookups: SlowLookups) -> None:
+    def look_up(host: bytes, port: int, *_rest: Any) -> list[Any]:
+        found = lookups(host) if missing == "answer from DNS" else ANSWER
+        return [(*one[:4], ("127.0.0.1", port)) for one in found]
+
+    before = trio.socket.set_custom_hostname_resolver(Resolver(look_up))
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = server.getsockname()[1]
+        waiting = [socket.socket() for _ in range(3 if missing == "connection" else 0)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        try:
+            with pytest.raises(ClusterError, match=f"^kafka-0.example:{port}: no {missing} within 0.3 s$"):
+                await ask_brokers("kafka-0.example", port, Access(0.3))
+        finally:
+            trio.socket.set_custom_hostname_resolver(before)
+            for one in waiting:
+                one.close()

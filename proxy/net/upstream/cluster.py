@@ -33,7 +33,7 @@ from proxy.net.upstream.credentials import (
     LoginError,
     login,
 )
-from proxy.net.upstream.dial import open_stream
+from proxy.net.upstream.dial import open_stream, resolve
 from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
@@ -259,13 +259,19 @@ async def _ask(host: str, port: int, access: Access, question: _Question | None,
 
 async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_T]]) -> _T:
     """`talk` on a connection of its own. Raises ClusterError."""
+    missing = "answer from DNS"
     try:
         with trio.fail_after(access.timeout_s):
-            stream = await _open(host, port, access.tls)
+            found = await resolve(host, port)
+            missing = "connection"
+            plain = await open_stream(host, port, found)
+            missing = "TLS handshake"
+            stream = await _secured(plain, host, access.tls)
+            missing = "answer"
             async with stream:
                 return await talk(stream)
     except trio.TooSlowError:
-        raise ClusterError(f"{host}:{port} did not answer within {access.timeout_s:g} s") from None
+        raise ClusterError(f"{host}:{port}: no {missing} within {access.timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
         reason = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error  # trio's stream wraps it
         text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
@@ -302,9 +308,8 @@ def common(offered: Offered, api_key: int, known: range) -> int:
     return version
 
 
-async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
-    """Connect to a broker, with TLS if configured. Raises OSError and BrokenResourceError."""
-    plain = await open_stream(host, port)
+async def _secured(plain: trio.SocketStream, host: str, tls: ClientTls | None) -> trio.abc.Stream:
+    """A connection to a broker, with TLS if configured. Raises OSError and BrokenResourceError."""
     if tls is None:
         return plain
     # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.

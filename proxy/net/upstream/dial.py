@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -22,13 +23,18 @@ def leads_here(host: str, port: int) -> str:
     return f"{host}:{port} leads to this sidecar: expected a broker"
 
 
-async def open_stream(host: str, port: int) -> trio.SocketStream:
-    """As `trio.open_tcp_stream`, but for the error if no address of the host can be reached: that of the first one.
+async def resolve(host: str, port: int) -> list[Any]:
+    """The addresses of a host, as `socket.getaddrinfo` returns them."""
+    return await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
-    That function's race between addresses costs a quarter of a connection's CPU; a host of one address needs none.
+
+async def open_stream(host: str, port: int, found: Sequence[Any]) -> trio.SocketStream:
+    """Connect to a host whose addresses are `found`. Raises OSError: that of the first address if none is reached.
+
+    A race between addresses (`trio.open_tcp_stream`) costs a quarter of a connection's CPU; one address needs none.
     """
     try:
-        (first, *others) = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        (first, *others) = found
         if others:
             return await trio.open_tcp_stream(host, port)
         plain = trio.socket.socket(*first[:3])
@@ -65,9 +71,15 @@ class Dialer:
 
     async def dial(self, host: str, port: int) -> socket.socket:
         """A non-blocking socket, a TlsSocket if brokers are reached by TLS. Raises UpstreamError."""
+        missing = "answer from DNS"
         try:
             with trio.fail_after(self._timeout_s):
-                broker = await self._connect(host, port)
+                found = await resolve(host, port)
+                missing = "connection"
+                stream = await open_stream(host, port, found)
+                broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
+                broker.setblocking(False)
+                missing = "TLS handshake"
                 if self._leads_here(broker):
                     broker.close()
                     raise UpstreamError(leads_here(host, port))
@@ -75,7 +87,7 @@ class Dialer:
                     broker = await self._handshakes.with_broker(self._tls, broker, host, port)
         except trio.TooSlowError:
             self._counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{host}:{port}: no connection within {self._timeout_s:g} s") from None
+            raise UpstreamError(f"{host}:{port}: no {missing} within {self._timeout_s:g} s") from None
         except (OSError, UnicodeError) as error:  # a label may be too long for IDNA
             self._counters.upstream_connect_failures += 1
             raise UpstreamError(f"{host}:{port}: {error}") from error
@@ -115,9 +127,3 @@ class Dialer:
             raise UpstreamError(f"{destination} did not finish the TLS handshake within {self._timeout_s:g} s")
 
         return dial
-
-    async def _connect(self, host: str, port: int) -> socket.socket:
-        stream = await open_stream(host, port)
-        broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
-        broker.setblocking(False)
-        return broker
