@@ -93,7 +93,16 @@ def client_failed(error: BaseException | None) -> SessionError:
 
 def broker_failed(error: BaseException | None) -> SessionError:
     """The broker's socket failed with `error` (an OSError)."""
-    return SessionError(CloseReason.BROKER_RESET, f"broker connection failed: {error}")
+    alert = tls_alert(error)
+    # TLS 1.3: what a broker says of our certificate comes after the handshake.
+    text = error if alert is None else f"the broker sent the TLS alert {alert} (see upstream.tls)"
+    return SessionError(CloseReason.BROKER_RESET, f"broker connection failed: {text}")
+
+
+def tls_alert(error: BaseException | None) -> str | None:
+    """The alert in an `ssl.SSLError`, such as "certificate required"; None: it is another error."""
+    reason = getattr(error, "reason", None) or ""
+    return reason.rpartition("ALERT_")[2].replace("_", " ").lower() if "ALERT_" in reason else None
 
 
 def broker_malformed(text: str, kind: str) -> SessionError:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from proxy.net.tls.certificates import in_pem, subject
 from proxy.net.tls.contexts import ClientTls, KeyPair
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
+from tests.broker.test_connection_limits import API_VERSIONS_0
 from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
@@ -274,6 +276,22 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         with pytest.raises(ClusterError) as refused:
             trio.run(ask_brokers, host, int(port), Access(LIMIT_S, tls))
         assert reason in str(refused.value), (listener, refused.value)
+
+
+def test_log_has_the_alert_that_a_broker_sends_after_the_handshake(cluster: KafkaCluster, authority: Authority) -> None:
+    text = "broker connection failed: the broker sent the TLS alert certificate required (see upstream.tls)"
+    with sidecar(
+        cluster.bootstrap_of("MAPPED"), upstream_tls=upstream_tls(authority), not_ready="certificate required"
+    ) as running:
+
+        def logged() -> bool:
+            with socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S) as client:
+                client.sendall(API_VERSIONS_0)
+                with suppress(ConnectionError):
+                    assert client.recv(1) == b""
+            return any(line["error"] == text for line in running.logged("connection closed"))
+
+        wait_for("the alert", logged)
 
 
 def test_usage_records_reach_their_topic_by_tls(

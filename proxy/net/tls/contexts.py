@@ -14,6 +14,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from proxy.core.errors import tls_alert
 from proxy.net.files import read_file
 from proxy.net.tls import channel
 from proxy.net.tls.certificates import CertificateError, EncryptedKeyError, in_pem, subject, valid_s
@@ -259,8 +260,7 @@ def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError) or reason == "UNEXPECTED_EOF":
         return "closed", f"the {peer} closed the connection during the TLS handshake"
     if isinstance(error, ssl.SSLError) and reason:
-        if "ALERT" in reason:
-            which = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
+        if (which := tls_alert(error)) is not None:
             return "refused", f"the {peer} refused the TLS handshake: {which} (see {ours})"
         if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
             return "certificate", f"the {peer} sent no certificate, and one is required"
