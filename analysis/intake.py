@@ -190,8 +190,9 @@ def files_aside(files: Sequence[str]) -> str:
 
 
 def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
-    """Why a row with these columns is not usable; null if it is."""
-    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    """Why a row with these columns is not usable; null if it is. `now_ms`: None is the time of the query, or of a
+    stream's batch."""
+    now = F.unix_millis(F.current_timestamp()) if now_ms is None else F.lit(now_ms)
     fields = list(fields)
     numbers = [field for field in fields if field.type != "string"]
     no_null = [F.col(field.name).isNull() for field in fields if not field.nullable]
@@ -214,7 +215,7 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
         F.when(F.col("schema_version").isNull() & F.col("instance").isNull(), "foreign")
         .when(~F.coalesce(F.col("schema_version").between(1, SCHEMA_VERSION), F.lit(False)), "unknown_version")
         .when(F.coalesce(wrong, F.lit(True)), "wrong_value")
-        .when((start < EARLIEST_MS) | (end > now_ms + TOLERANCE_MS), "clock_off")
+        .when((start < EARLIEST_MS) | (end > now + TOLERANCE_MS), "clock_off")
     )
 
 
@@ -239,6 +240,7 @@ def read(
     without a usable record."""
     wanted = list(dict.fromkeys((*BASE, *columns)))
     store = Store(spark, pattern)
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms  # one time for all queries
     places = [pattern]
     below = days_below(spark, pattern) if days.bounded and not store.exists() else {}
     if below:

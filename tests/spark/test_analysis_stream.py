@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_drops_repeats_and_late_records_by_record_time(spark: SparkSession, tmp_
 
 
 def test_state_is_bounded_and_exported(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_batch_has_its_own_time(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago the stream was started. A sidecar whose clock is ahead makes no others late."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    monkeypatch.setattr("analysis.intake.time", SimpleNamespace(time=lambda: T0_MS / 1000))
+    now_s = time.time() - T0_MS / 1000
+    write(source, [record(1, now_s - 300), record(1, now_s + 3600, instance="ahead")], "a.jsonl")
+    assert run_once(spark, source, output) == (2, 0)
+    write(source, [record(2, now_s - 30)], "b.jsonl")
+    assert run_once(spark, source, output) == (1, 0)
+    assert json_lines(output / "set-aside") == []
+
+
     """A month, five days to a batch: no more ids and minutes are kept at its end than after the first ones."""
     source, output, days, at_once = tmp_path / "in", tmp_path / "out", 30, 5
     for day in range(days):
