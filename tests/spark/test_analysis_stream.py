@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -15,8 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -98,7 +99,6 @@ def test_drops_repeats_and_late_records_by_record_time(spark: SparkSession, tmp_
     assert [row["reason"] for row in json_lines(output / "set-aside")] == ["not_a_record"]
 
 
-def test_state_is_bounded_and_exported(spark: SparkSession, tmp_path: Path) -> None:
 def test_each_batch_has_its_own_time(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long ago the stream was started. A sidecar whose clock is ahead makes no others late."""
     source, output = tmp_path / "in", tmp_path / "out"
@@ -111,6 +111,7 @@ def test_each_batch_has_its_own_time(spark: SparkSession, tmp_path: Path, monkey
     assert json_lines(output / "set-aside") == []
 
 
+def test_state_is_bounded_and_exported(spark: SparkSession, tmp_path: Path) -> None:
     """A month, five days to a batch: no more ids and minutes are kept at its end than after the first ones."""
     source, output, days, at_once = tmp_path / "in", tmp_path / "out", 30, 5
     for day in range(days):
@@ -187,6 +188,11 @@ def test_signals_stop_the_stream_and_next_start_resumes(
     run_once(spark, source, output)
     expected = {number for first in (1, 101) for number in range(first, first + 20)}
     assert minutes(spark, output) == {("c", number): (1, number) for number in expected}
+    (source / "cut.jsonl.gz").write_bytes(gzip.compress(b"x" * 999)[:20])
+    streams.append(Stream(*arguments, "--once", log=tmp_path / "failed"))
+    assert streams[-1].end() == 1
+    (line,) = re.findall("(?m)^(?!WARNING: Using incub).+", (tmp_path / "failed").read_text())
+    assert re.match("error: .+ failed: .+ reading file .+/cut.jsonl.gz", line)  # no stack trace of Java
 
 
 def test_properties_of_kafka_clients_from_a_file(tmp_path: Path) -> None:
