@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from analysis.columns import DAY_S
 from analysis.errors import WrongUseError
-
-DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Days:
         if self.first is not None:
             condition &= middle_ms >= _midnight_ms(self.first)
         if self.last is not None:
-            condition &= middle_ms < _midnight_ms(self.last + timedelta(days=1))
+            condition &= middle_ms < _midnight_ms(self.last) + DAY_S * 1000  # 9999-12-31 has no day after
         return condition
 
 

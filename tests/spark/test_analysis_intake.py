@@ -137,7 +137,7 @@ def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: P
     with pytest.raises(ReportError, match=r"no usable record in 1 rows \(1 foreign\)"):
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"))
     write(tmp_path / "in", [record(1, 0), record(2, 86_400)], "records.jsonl")
-    after = Days(date(2027, 1, 1))
+    after = Days(date(2027, 1, 1), date.max)
     with pytest.raises(ReportError, match="none of these days: it has records of 2025-10-20 to 2025-10-21"):
         read(spark, str(tmp_path / "in/*.jsonl"), (), str(tmp_path / "s"), days=after)
     with pytest.raises(WrongUseError, match="no files there of these days: it has those of 2025-10-20 to 2025-10-20"):
