@@ -43,7 +43,7 @@ REASONS = {
 }
 """Why rows are set aside, in the order of the checks."""
 _COUNTED = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
-UNREADABLE = "cut short, damaged, or of another format"
+UNREADABLE = "cut short, damaged, deleted meanwhile, or of another format"
 FILES_NAMED = 5
 _COVERED = """aggregate(
     runs,
@@ -88,7 +88,9 @@ class Quality:
     grain_s: int | None = None
     """The bucket of rates, if it is longer than requested."""
     files: tuple[str, ...] = ()
-    """Addresses of files that were skipped whole: truncated, damaged, or of another format."""
+    """Addresses of files that were skipped whole: truncated, damaged, deleted meanwhile, or of another format."""
+    mixed: bool = False
+    """Among them are JSON lines next to Parquet."""
 
     @property
     def seconds(self) -> float:
@@ -112,7 +114,7 @@ class Quality:
         text += [f"Set aside: {several(count, 'row')}, {REASONS[name]}." for name, count in self.aside.items() if count]
         if self.files:
             text.append(f"Set aside entirely: {files_aside(self.files)}.")
-            if any(file.endswith((".json", ".jsonl")) for file in self.files):
+            if self.mixed:
                 text.append("JSON lines next to Parquet are not read: give each --input one of the two.")
         if self.grain_s is not None:
             text.append(f"Rates are means over {self.grain_s} s, as intervals are up to {self.interval_s:.4g} s long.")
@@ -238,9 +240,9 @@ def read(
     besides :data:`BASE`; `staging`: a directory for parsed records; `unreadable`: addresses of files to skip; `rolled`:
     the job uses rollups in place of records where a store has them. Raises WrongUseError without files, ReportError
     without a usable record."""
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms  # one time for all queries
     wanted = list(dict.fromkeys((*BASE, *columns)))
     store = Store(spark, pattern)
-    now_ms = int(time.time() * 1000) if now_ms is None else now_ms  # one time for all queries
     places = [pattern]
     below = days_below(spark, pattern) if days.bounded and not store.exists() else {}
     if below:
@@ -282,7 +284,8 @@ def read(
         )
     aside = set_aside(parsed, unreadable, spark)
     intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))
-    return replace(intake, rollups=rollups)
+    mixed = parsed is None and any(file.endswith((".json", ".jsonl")) for file in unreadable)
+    return replace(intake, rollups=rollups, quality=replace(intake.quality, mixed=mixed))
 
 
 def _days_of(store: Store, rows: DataFrame) -> list[str]:
@@ -346,5 +349,6 @@ def _audited(
         covered=tuple((int(run["first_ms"]), int(run["last_ms"])) for run in total["covered"]),
         interval_s=total["interval_ms"] / 1000,
         files=files,
+        mixed=False,
     )
     return Intake(records, fit, quality, instances, aside)

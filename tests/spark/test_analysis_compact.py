@@ -17,6 +17,7 @@ from analysis.compact import CompactSettings, compact
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import write_text
+from analysis.intake import UNREADABLE
 from analysis.runner import make
 from analysis.store import STALE_MS, Store
 from tests.support.plan_tools import watched
@@ -121,7 +122,7 @@ def test_input_that_gave_no_record_is_kept(spark: SparkSession, raw: Path) -> No
     (day / "empty.jsonl").touch()
     written, printed = run(spark, raw, delete_input=True)
     assert written == 3
-    aside = "1 row set aside, set aside entirely: 1 file, cut short, damaged, or of another format: cut 1.jsonl.gz"
+    aside = f"1 row set aside, set aside entirely: 1 file, {UNREADABLE}: cut 1.jsonl.gz"
     assert printed[0].endswith(aside)
     assert ids(raw) == EVERY
     kept = {path.name for path in raw.rglob("*.*") if path.is_file()}

@@ -8,14 +8,14 @@ import json
 import math
 import random
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.intake import read
+from analysis.intake import UNREADABLE, checked_lines, read
 from analysis.runner import make
 from quota.record import SCHEMA_VERSION, spark_ddl, to_line
 from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, write
@@ -23,7 +23,7 @@ from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, r
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 NOW_MS = T0_MS + DAY_MS
 
@@ -83,9 +83,10 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
 
 @not_before_4
 def test_files_that_cannot_be_read_are_set_aside_whole(
-    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut short, of another format, with other types, empty; a directory that is named like a file is one."""
+    """Cut short, of another format, with other types, empty, deleted once listed; a directory that is named like a file
+    is one."""
     lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in range(1, 5))
     zipped = gzip.compress(lines.encode() + random.Random(3).randbytes(100_000).hex().encode())
     json_in, parquet_in = tmp_path / "json", tmp_path / "parquet"
@@ -110,7 +111,17 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
         "empty.parquet": b"",
     }.items():
         (parquet_in / name).write_bytes(content)
+    gone = write(tmp_path / "gone", [lines.encode()], "a.jsonl") / "gone.jsonl"
+    gone.write_text(lines)
+
+    def listed(rows: DataFrame, *more: Any) -> DataFrame:
+        if rows.inputFiles() and "/gone/" in rows.inputFiles()[0]:
+            gone.unlink(missing_ok=True)
+        return checked_lines(rows, *more)
+
+    monkeypatch.setattr("analysis.intake.checked_lines", listed)
     bad = {
+        gone.parent: {"gone.jsonl"},
         json_in: {"cut%20short%20é.jsonl.gz", "none.jsonl.gz"},
         parquet_in: {"cut.parquet", "damaged.parquet", "short.parquet", "README.txt", "late.jsonl"},
     }
@@ -119,9 +130,9 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
             expected |= {path.name for path in (parquet_in / "types").glob("*.parquet")}
         printed = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
         assert "Used: 4 records of 1 instance" in printed
-        assert f"Set aside entirely: {len(expected)} files, cut short, damaged, or of another format: " in printed
+        assert f"Set aside entirely: {len(expected)} file{'s' * (len(expected) > 1)}, {UNREADABLE}: " in printed
         assert ("JSON lines next to Parquet are not read" in printed) == (place == parquet_in)
-        assert place == parquet_in or "cut short é.jsonl.gz" in printed
+        assert place != json_in or "cut short é.jsonl.gz" in printed
         aside = [row for row in json_lines(tmp_path / "out" / "usage" / "set-aside") if row["reason"] != "foreign"]
         assert {row["reason"] for row in aside} == {"unreadable_file"}
         assert {row["file"].rsplit("/", 1)[1] for row in aside} == expected
