@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from analysis.columns import CLIENT
 from quota.entity import Kind
 from quota.record import CAUSES
+from quota.table import MAX_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,12 @@ def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
     )
 
 
+def enforced() -> Column:
+    """Whether a row's `limit` delays clients: its `mode` is not shadow, and it, or the `fleet_limit` that it is a share
+    of, is not Kafka's own "no limit"."""
+    return (F.col("mode") == "enforce") & (F.coalesce("fleet_limit", "limit") < MAX_LIMIT)
+
+
 def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
     """Enforced byte limits that were in force on each sidecar since then (`rows`: records)."""
     # A pod's sidecar that was started again is the same one; pods of two namespaces may have the same name.
@@ -185,7 +192,7 @@ def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
             group_user="{kind}_group_user",
             group_client="{kind}_group_client_id",
         )
-        .where("limit IS NOT NULL AND mode = 'enforce'")
+        .where(enforced())
         # A limit is shared by the clients of its group.
         .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
         .agg(

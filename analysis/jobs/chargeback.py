@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, start_of, sums
-from analysis.kinds import BYTE_KINDS, by_kind
+from analysis.kinds import BYTE_KINDS, all_of, by_kind, enforced
 from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share
 
@@ -26,11 +26,13 @@ COLUMNS = (
     *(
         f"{kind.value}_{name}"
         for kind in BYTE_KINDS
-        for name in ("limit", "limit_mode", "group_user", "group_client_id")
+        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
     ),
 )
 _GB, _MB = 1e9, 1e6
 ITEMS = ("usage", "bursts", "idle_reservations")
+DIGITS = 6
+"""Decimal places of the amounts of a bill."""
 
 
 def run(context: Context) -> Report:
@@ -77,10 +79,11 @@ def run(context: Context) -> Report:
     payers = (
         billed.groupBy("payer")
         .agg(*sums((*ITEMS, "produce_bytes", "fetch_bytes", "request_seconds", "mutations", "burst_bytes")))
+        .withColumns({name: F.round(name, DIGITS) for name in ITEMS})
         .select(
             "payer",
-            F.round(F.col("usage") + F.col("bursts") + F.col("idle_reservations"), 6).alias("total"),
-            *(F.round(name, 6).alias(name) for name in ITEMS),
+            F.round(all_of(ITEMS), DIGITS).alias("total"),  # of the rounded items, so that a line adds up
+            *ITEMS,
             "produce_bytes",
             "fetch_bytes",
             "burst_bytes",
@@ -136,10 +139,11 @@ def _idle(rows: DataFrame) -> DataFrame:
         BYTE_KINDS,
         used="{column}",
         limit="{kind}_limit",
+        fleet_limit="{kind}_fleet_limit",
         mode="{kind}_limit_mode",
         group_user="{kind}_group_user",
         group_client="{kind}_group_client_id",
-    ).where("limit IS NOT NULL AND mode = 'enforce'")
+    ).where(enforced())
     group = Window.partitionBy("instance", "end_ms", "kind", "group_user", "group_client", "hour_s")
     left = F.max("limit").over(group) * F.max("duration_s").over(group) - F.sum("used").over(group)
     shares = kinds.select(
@@ -163,7 +167,8 @@ def _content(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> 
     top = some_rows(tables["bill"], 12)
     sum_ = total["total"] or 0.0
     noun = "client" if model.payer == "client_id" else model.payer
-    findings = [f"{several(total['payers'], noun)} owe {sum_:,.2f} {model.currency} in all."]
+    verb = "owes" if total["payers"] == 1 else "owe"
+    findings = [f"{several(total['payers'], noun)} {verb} {sum_:,.2f} {model.currency} in all."]
     if sum_ > 0:
         findings = [
             f"{findings[0][:-1]}, most of all {top[0]['payer']}: {top[0]['total']:,.2f} {model.currency}, "
