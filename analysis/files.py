@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -24,6 +24,7 @@ LOOKED_AT = 50
 MAX_UNREADABLE = 200
 DELETED_AT_ONCE = 16
 """An object store takes some 30 ms for each."""
+_RESULT = re.compile(r".*\.(csv|parquet)|values(-.*)?\.yaml", re.DOTALL)
 _FORMULA = r"[[\s\p{Z}\p{C}]&&[^\t\r\n]]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]"
 _BEFORE_FORMULAS = rf"(?:^|(?<=[;\t\r\n]))(?={_FORMULA})|^(?=[\t\r\n])"
 """Characters that begin a formula in a spreadsheet, even one that takes a semicolon or a tab as a cell's end."""
@@ -125,6 +126,15 @@ def delete(spark: SparkSession, path: str) -> None:
     """Delete a file or a directory with its content, if it exists."""
     system, place = file_system(spark, path)
     system.delete(place, True)
+
+
+def delete_earlier(spark: SparkSession, directory: str, now: Collection[str]) -> None:
+    """Delete the results that an earlier run of a report wrote to a directory, and this one did not."""
+    system, place = file_system(spark, directory)
+    for path in [status.getPath() for status in system.listStatus(place)]:
+        name = str(path.getName())
+        if _RESULT.fullmatch(name) and name not in now:
+            system.delete(path, True)
 
 
 def kept(frame: DataFrame, path: str) -> DataFrame:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from analysis.columns import grain_for, seen
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import delete, without_unreadable, write_csv, write_text
+from analysis.files import delete, delete_earlier, without_unreadable, write_csv, write_text
 from analysis.intake import Intake, read
 from analysis.page import IndexEntry, render, render_index
 from analysis.report import Context, with_teams, written
@@ -160,6 +160,8 @@ def _made(spark: SparkSession, name: str, asked: Asked, step: Callable[[str], No
         content = report.content(tables)
         for file, text in content.files.items():
             write_text(spark, f"{directory}/{file}", text)
+        now = {f"{one}.{suffix}" for one in (*tables, "instances") for suffix in ("csv", "parquet")}
+        delete_earlier(spark, directory, now | content.files.keys())
         page = render(report, content, tables, intake.quality, here=name, others=asked.others)
         write_text(spark, f"{directory}/report.html", page)
     return IndexEntry(name, report.title, report.question, content.findings, intake.quality)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import reduce
@@ -252,6 +253,8 @@ def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
 _CHANGES = (("raise", "to raise"), ("lower", "to lower"), ("new", "where there is none"), ("keep", "to keep"))
 
 
+MOST_OF_A_NAME = 50
+"""Characters of a cluster's name in that of a file, which has 255 bytes at most."""
 _NO_NAMES = ("<default>", "other~d9298a10")
 """Entries read the first as the default. Records have the second for the name `other`."""
 
@@ -292,7 +295,10 @@ def _values(rows: list[Any], headroom: float) -> dict[str, str]:
 
 
 def _file_name(cluster_id: str) -> str:
-    return "".join(one if one.isalnum() or one in "._-" else "_" for one in cluster_id) or "unnamed"
+    """The cluster's name; with a digest of it if it is no name of a file, or too long for one."""
+    name = "".join(one if one.isalnum() or one in "._-" else "_" for one in cluster_id)[:MOST_OF_A_NAME]
+    digest = hashlib.sha256(cluster_id.encode()).hexdigest()[:8]
+    return (name or "unnamed") if name == cluster_id else f"{name}-{digest}"
 
 
 def _diff(rows: list[Any]) -> str:

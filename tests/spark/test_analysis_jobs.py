@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from config.load import load_bytes
 from config.table import entries
 from proxy.app.cli.main import app
 from proxy.app.common.top_k import label
-from tests.lab.chart import CHART
 from quota.table import MAX_LIMIT
+from tests.lab.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
 from tests.support.spark_tools import Make, floats, record, table
 
@@ -163,17 +164,17 @@ def test_chargeback_report(report: Make) -> None:
     )
     alone = {"produce_limit": 20e6, "produce_limit_mode": "enforce", "produce_group_user": "alice"}
     shared = {"produce_limit": 1e6, "produce_limit_mode": "enforce", "produce_group_client_id": "etl"}
-    shadow = {"produce_limit": 1e9, "produce_limit_mode": "shadow", "produce_group_user": "eve"}
     unlimited = {"produce_limit": MAX_LIMIT, "produce_limit_mode": "enforce", "produce_group_client_id": "c"}
     share = {"produce_limit": MAX_LIMIT / 2, "produce_fleet_limit": MAX_LIMIT}
+    shadow = {"produce_limit": 1e9, "produce_limit_mode": "shadow", "produce_group_user": "eve"}
     rows = [
         record(1, 0, duration_s=60, user="alice", produce_bytes=600 * MB, **alone),
         record(2, 0, duration_s=60, user="carol", client_id="etl", produce_bytes=10 * MB, **shared),
         record(3, 0, duration_s=60, user="dave", client_id="etl", produce_bytes=20 * MB, **shared),
         record(4, 0, duration_s=60, user="eve", **shadow),
-        record(5, 3600, duration_s=60, user="eve", **shadow),  # so that the hour before is whole
         record(6, 0, duration_s=60, user="fay", produce_bytes=220, **unlimited),
         record(7, 0, duration_s=60, user="gil", produce_bytes=220, **unlimited | share),
+        record(5, 3600, duration_s=60, user="eve", **shadow),  # so that the hour before is whole
     ]
     printed, out = report("chargeback", rows, prices=model)
     bill = {row["payer"]: floats(row, "usage", "bursts", "idle_reservations", "total") for row in table(out, "bill")}
@@ -245,6 +246,14 @@ def test_recommend_report(report: Make) -> None:
     assert "needs 1.9 MB/s on weekdays at 09 h UTC, was delayed 4 s" in difference
     assert "'right'" not in difference
     assert "2 recommendations are in the table only" in printed
+
+    rows = [record(1, 0, instance=name, cluster_id=name, produce_bytes=7) for name in ("a/b", "a_b", "é" * 200)]
+    report("recommend", rows, headroom=0.25)
+    names = [path.name for path in out.glob("*.yaml")]
+    # One for each cluster, and none of the run before.
+    assert sorted(re.sub("[0-9a-f]{8}", "", name) for name in names) == [
+        "values-a_b-.yaml", "values-a_b.yaml", f"values-{'é' * 50}-.yaml",
+    ]  # fmt: skip
 
 
 def test_recommend_takes_an_intervals_middle_for_its_hour(report: Make) -> None:
