@@ -25,6 +25,8 @@ from tests.support.spark_tools import Make, floats, record, table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql import SparkSession
+
     from quota.record import Row
 
 MB = 1_000_000
@@ -459,7 +461,10 @@ def test_slo_report_by_team(report: Make) -> None:
     assert [(row["team"], row["client_id"]) for row in table(out, "clients")] == [("shop", "a1"), ("rest", "b")]
 
 
-def test_sums_by_team(report: Make) -> None:
+def test_sums_by_team(report: Make, spark: SparkSession) -> None:
+    many = Owners.model_validate({"owners": [{"team": f"t{number}", "user": f"u{number}"} for number in range(500)]})
+    one = spark.sql("SELECT 'u499' AS user, '' AS client_id").select(many.column().alias("team"))
+    assert [row["team"] for row in one.collect()] == ["t499"]
     owners = Owners.model_validate(
         {"owners": [{"team": "shop", "user": "shop*"}, {"team": "data", "client-id": "etl"}]}
     )
