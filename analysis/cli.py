@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from analysis.errors import ReportError, WrongUseError
+from analysis.errors import ReportError, WrongUseError, in_short
 from config.visible import visible
 from quota.entity import Kind
 
@@ -91,8 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         return _stream(options, conf) if options.name == "stream" else _report(options, job, conf)
     except (PySparkException, Py4JJavaError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ReportError("Spark failed: " + " ".join(lines[:2])) from error
+        raise ReportError(f"Spark failed: {in_short(error)}") from error
 
 
 def _check_output(name: str, source: str, output: str) -> None:

@@ -248,6 +248,8 @@ def read(
     if below:
         places = [place for day, found in below.items() if day in days for place in found]
     first = store.records if store.exists() else next(filter(None, (some_file(spark, one) for one in places)), None)
+    if store.exists() and store.table is None and not any(state.records for state in store.days().values()):
+        raise ReportError(f"--input {pattern}: this store has no records yet")
     if first is None:
         there = f": it has those of {min(below)} to {max(below)}" if below else ""
         raise WrongUseError(f"--input {pattern}: no files there" + (f" of these days{there}" if days.bounded else ""))

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from analysis.columns import grain_for, seen
 from analysis.days import EVERY_DAY, Days
-from analysis.errors import ReportError, WrongUseError
+from analysis.errors import ReportError, WrongUseError, in_short
 from analysis.files import delete, delete_earlier, without_unreadable, write_csv, write_text
 from analysis.intake import Intake, read
 from analysis.page import IndexEntry, render, render_index
@@ -104,7 +104,7 @@ def make_all(
             except WrongUseError:
                 raise
             except Exception as error:
-                failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
+                failed[name] = in_short(error)
     if not entries:
         raise ReportError("; ".join(f"{name}: {text}" for name, text in failed.items()))
     index = f"{asked.output}/index.html"

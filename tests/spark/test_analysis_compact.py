@@ -271,6 +271,8 @@ def test_compacts_one_at_a_time(spark: SparkSession, raw: Path) -> None:
     lock.write_text("on elsewhere\n")
     with pytest.raises(ReportError, match=r"another compaction is running \(on elsewhere, last seen \d+ s ago\)"):
         run(spark, raw)
+    with pytest.raises(ReportError, match="store: this store has no records yet"):
+        make(spark, "usage", str(raw.parent / "store"), str(raw.parent / "out"), 60, {}, quiet=True)
     long_ago = lock.stat().st_mtime - STALE_MS / 1000 - 10
     os.utime(lock, (long_ago, long_ago))
     assert run(spark, raw, days=Days(None, date(2025, 10, 20)))[0] == 1

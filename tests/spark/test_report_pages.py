@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
@@ -151,8 +152,12 @@ def test_page_script_is_the_published_one() -> None:
 def test_index_links_all_reports(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
     asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
-    printed, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)
-    assert list(failed) == ["chargeback"]  # it lacks a required option
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/noisy").touch()
+    names: dict[str, dict[str, float]] = {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}, "noisy": {}}
+    printed, failed = make_all(spark, names, asked, quiet=True)
+    assert list(failed) == ["chargeback", "noisy"]  # the first lacks a required option
+    assert re.search("java.+Exception.+noisy", failed["noisy"])
     assert "1 client produced 19 MB" in printed
     with browse(1300) as driver:
         driver.get((tmp_path / "out/index.html").as_uri())
