@@ -64,10 +64,10 @@ def _files_below(system: Any, status: Any) -> Iterator[str]:
 
 
 def unreadable_file(error: Exception) -> str | None:
-    """The address of the file that Spark could not read (truncated, damaged, of another format); None if it failed
-    otherwise."""
+    """The address of the file of the input that Spark could not read (truncated, damaged, of another format); None if
+    it failed otherwise."""
     found = re.search(r"Encountered error while reading file (\S+)", str(error))
-    return found[1].removesuffix(".") if found else None
+    return found[1].removesuffix(".") if found and "/_staging/" not in found[1] else None
 
 
 def without_unreadable(source: str, unreadable: list[str], make: Callable[[], T]) -> T:

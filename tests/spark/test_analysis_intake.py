@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
+from analysis.files import unreadable_file
 from analysis.intake import UNREADABLE, checked_lines, read
 from analysis.runner import make
 from quota.record import SCHEMA_VERSION, spark_ddl, to_line
@@ -139,6 +140,8 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
         (client,) = table(tmp_path / "out" / "usage", "clients")
         assert client["produce_bytes"] == "28"
     assert capfd.readouterr().err == ""  # no stack traces of Java
+    # Nor is a file of the report's own one of the input.
+    assert unreadable_file(Exception("Encountered error while reading file file:/out/_staging/a.parquet.")) is None
 
 
 def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: Path) -> None:
