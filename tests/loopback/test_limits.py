@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from proxy.core.session.sizes import SizeLimits
-from proxy.net.listen.acceptor import ACCEPTED_AT_ONCE
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import StallLimits
 from tests.support.scripted_broker import (
@@ -116,15 +115,6 @@ def no_descriptors_left() -> Iterator[None]:
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_max_connections_holds_for_clients_accepted_together() -> None:
-    async with through(answer, max_connections=2) as (proxy, _, _):
-        clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(2 * ACCEPTED_AT_ONCE)]
-        await until(lambda: proxy.counters.connections_closed["max_connections"] == len(clients) - 2)
-        assert proxy.counters.connections_open == 2
-        for client in clients:
-            client.close()
 
 
 async def test_turns_clients_away_without_descriptors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,6 @@ ACCEPT_PAUSE_S: Final = 0.1
 """Out of descriptors: open connections go on, and this many new ones are turned away at a time."""
 ACCEPT_LOG_EVERY_S: Final = 10.0
 TURNED_AWAY_AT_ONCE: Final = 100
-ACCEPTED_AT_ONCE: Final = 8
-"""Before other tasks run. One at a time costs a third more CPU when all clients return after a restart."""
 
 Start = Callable[[socket.socket, tuple[str, int], str, Dial], None]
 """start(client, its address, the listener's name, how its broker is reached): takes the client over."""
@@ -64,21 +62,19 @@ class Acceptor:
             self._scopes.add(scope)
             while listener.fileno() >= 0:  # it may be closed between a wait and the accept
                 await trio.lowlevel.wait_readable(listener)
-                for _ in range(ACCEPTED_AT_ONCE):
-                    try:
-                        client, address = listener.accept()
-                    except BlockingIOError:
-                        break
-                    except OSError as error:
-                        if error.errno not in ACCEPT_CAPACITY_ERRNOS:
-                            continue  # the client is gone before we accepted it (ECONNABORTED and the like)
+                try:
+                    client, address = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
-                        break
-                    allowed = most_connections(self._max_connections, len(self.listeners))
-                    if self._open_connections() >= allowed:
-                        self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
-                    else:
-                        self._start(client, address, name, dial)
+                    continue  # the client is gone before we accepted it (ECONNABORTED and the like)
+                allowed = most_connections(self._max_connections, len(self.listeners))
+                if self._open_connections() >= allowed:
+                    self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
+                else:
+                    self._start(client, address, name, dial)
         self._scopes.discard(scope)
 
     def close_listener(self, listener: socket.socket) -> None:

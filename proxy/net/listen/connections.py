@@ -234,12 +234,12 @@ class Connections:
         if settings.connections_max_age_s:
             age_s = settings.connections_max_age_s * (1.0 - MAX_AGE_JITTER * random())
             connection.expires_s = trio.current_time() + age_s
-        self.open.add(connection)  # before its task runs: limits count it
-        self._shared.counters.connections_open += 1
         return connection
 
     async def _run(self, connection: Connection, ticket: Ticket) -> None:
         counters = self._shared.counters
+        self.open.add(connection)
+        counters.connections_open += 1
         if self._draining:
             connection.drain()
         reason = CloseReason.INTERNAL_ERROR
