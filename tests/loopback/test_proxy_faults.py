@@ -114,6 +114,29 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             nursery.cancel_scope.cancel()
 
 
+async def test_keeps_asking_a_cluster_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty pauses that doubled would take two hours."""
+    asked = 0
+    ask_brokers = cluster_brokers.ask_brokers
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await ask_brokers(*arguments)
+
+    monkeypatch.setattr(cluster_brokers, "ask_brokers", counted)
+    monkeypatch.setattr(cluster_brokers, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(cluster_brokers, "LAST_RETRY_S", 0.05)
+    (port,) = free_ports(1)
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            proxy = proxy_before(("127.0.0.1", port))
+            await nursery.start(proxy.serve)
+            await until(lambda: asked >= 20)
+            assert not proxy.cluster_reached
+            nursery.cancel_scope.cancel()
+
+
 async def test_looks_for_moved_broker_as_soon_as_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour between two looks at the cluster: only the failed connection can be why the new address is found."""
     monkeypatch.setattr(cluster_brokers, "REFRESH_S", 3600.0)

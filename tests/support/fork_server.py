@@ -24,7 +24,7 @@ def main() -> None:
     with blocked_imports(*UNUSED):
         import proxy.app.run  # noqa: F401
         from proxy.net.listen import cluster_brokers
-    cluster_brokers.REFRESH_S = 1.0  # type: ignore[misc] # what brokers do is seen soon
+    cluster_brokers.REFRESH_S = cluster_brokers.LAST_RETRY_S = 1.0  # type: ignore[misc] # brokers' changes are seen soon
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         gc.collect()
         gc.freeze()  # what is shared stays shared

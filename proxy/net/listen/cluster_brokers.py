@@ -36,7 +36,9 @@ from proxy.net.upstream.node_checks import NodeChecks, OtherBrokerError
 log = structlog.get_logger("kquota.proxy")
 
 FIRST_RETRY_S: Final = 0.2
-"""While no broker has answered yet, ask again after this time (doubling up to `REFRESH_S`)."""
+"""While no broker answers, ask again after this time (doubling up to `LAST_RETRY_S`)."""
+LAST_RETRY_S: Final = 5.0
+"""A gateway gets no clients until it has asked again."""
 REFRESH_S: Final = 30.0
 """How often the sidecar asks the cluster for its brokers."""
 SHORTEST_REFRESH_S: Final = 1.0
@@ -249,7 +251,7 @@ class ClusterBrokers:
                 self.reached = False
                 self.last_error = str(error)
                 await trio.sleep(retry_s)
-                retry_s = min(retry_s * 2, REFRESH_S)
+                retry_s = min(retry_s * 2, LAST_RETRY_S)
             else:
                 if not self.reached:
                     log.info("cluster reached", brokers=[broker[0] for broker in self.all()])
