@@ -40,7 +40,9 @@ SNAPSHOTS: Final = {
 DEEP: Final = b"[" * 200_000
 
 
-@pytest.fixture(params=[b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX:", b""], ids=["body", "header", "status"])
+@pytest.fixture(
+    params=[b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX:", b"HTTP/1.1 200"], ids=["body", "header", "status"]
+)
 def dripping(request: pytest.FixtureRequest) -> Iterator[int]:
     """A server whose answer does not end: a byte every 50 ms."""
     ended = threading.Event()

@@ -7,16 +7,14 @@ import re
 import shutil
 import subprocess
 import threading
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from io import BufferedReader, RawIOBase
 from queue import Empty, Queue
 from typing import Any, Final
+
+import h11
+import trio
 
 from config.visible import visible
 
@@ -54,85 +52,69 @@ def get_json(
     url = f"{admin_url.rstrip('/')}{path}"
     if query:
         url += f"?{urllib.parse.urlencode(query)}"
-    if not url.startswith(("http://", "https://")):
+    if not re.fullmatch(r"https?://[^\s/]\S*", url):
         raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
     try:
-        with _OPENER.open(url, timeout=timeout_s) as response:
-            answer = json.loads(_body(response))
+        response, body = trio.run(_get, url, timeout_s)
+        if response.status_code != 200:
+            output = body[:MAX_REFUSAL_BYTES].decode(errors="replace") if response.status_code in REFUSALS else ""
+            status = f"HTTP {response.status_code} {response.reason.decode(errors='replace')}".strip()
+            raise OSError(f"{url}: {visible(status)}; {visible(output.strip()) or f'is this {of}?'}")
+        answer = json.loads(body)
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
             raise ValueError("unexpected answer")
-    except urllib.error.HTTPError as error:
-        with error:
-            output = error.read(MAX_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
-            status = f"HTTP {error.code} {error.reason}".strip()
-            raise OSError(f"{url}: {status}; {visible(output) or f'is this {of}?'}") from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ConnectionRefusedError):
-            raise OSError(
-                f"{admin_url}: cannot connect; is the sidecar running? Set --admin URL, "
-                "KQUOTA_ADMIN or --pod NAMESPACE/NAME"
-            ) from error
-        raise OSError(f"{url}: {error.reason}") from error
-    except TimeoutError as error:
+    except trio.TooSlowError as error:
         raise OSError(f"{url}: no complete answer within {timeout_s:.0f} s") from error
-    except (ValueError, RecursionError, HTTPException) as error:
+    except (ValueError, RecursionError, h11.ProtocolError) as error:
         raise OSError(f"{url}: not {of}: {visible(str(error).strip()) or 'no HTTP'}") from error
     return answer
 
 
-def _body(response: HTTPResponse) -> bytes:
-    pieces, left = [], MAX_ANSWER_BYTES
-    while left and (piece := response.read1(left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
-
-
-class _Pieces(RawIOBase):
-    """What a socket receives. Its timeout, which is that of each piece, becomes that of all of them."""
-
-    def __init__(self, sock: Any) -> None:
-        self._sock, self._file = sock, sock.makefile("rb", buffering=0)
-        self._until_s = time.monotonic() + sock.gettimeout()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(max(self._until_s - time.monotonic(), 0.001))
-        return self._file.readinto(buffer)  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Response(HTTPResponse):
-    def __init__(self, sock: Any, *arguments: Any, **named: Any) -> None:
-        super().__init__(sock, *arguments, **named)
-        self.fp.close()
-        self.fp = BufferedReader(_Pieces(sock))
-
-
-class _Timed(urllib.request.AbstractHTTPHandler):
-    def do_open(self, http_class: Any, req: urllib.request.Request, **named: Any) -> HTTPResponse:
-        def connection(*arguments: Any, **named: Any) -> HTTPConnection:
-            made: HTTPConnection = http_class(*arguments, **named)
-            made.response_class = _Response
-            return made
-
-        return super().do_open(connection, req, **named)
-
-
-class _Http(_Timed, urllib.request.HTTPHandler):
-    pass
-
-
-class _Https(_Timed, urllib.request.HTTPSHandler):
-    pass
-
-
-_OPENER: Final = urllib.request.build_opener(_Http, _Https)
+async def _get(url: str, timeout_s: float) -> tuple[h11.Response, bytes]:
+    """The answer to GET. Raises OSError with one readable sentence, trio.TooSlowError, ValueError and
+    h11.ProtocolError."""
+    parts = urllib.parse.urlsplit(url)
+    host, port, is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
+    connection = h11.Connection(h11.CLIENT)
+    asked = connection.send(
+        h11.Request(
+            method="GET",
+            target=urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, "")),
+            headers=[("Host", parts.netloc), ("Connection", "close")],
+        )
+    )
+    response, body = None, bytearray()
+    try:
+        with trio.fail_after(timeout_s):
+            if is_tls:
+                stream: trio.abc.Stream = await trio.open_ssl_over_tcp_stream(host, port or 443, https_compatible=True)
+            else:
+                stream = await trio.open_tcp_stream(host, port or 80)
+            async with stream:
+                await stream.send_all(asked or b"")
+                while len(body) <= MAX_ANSWER_BYTES:
+                    event = connection.next_event()
+                    if event is h11.NEED_DATA:
+                        data = bytes(await stream.receive_some())
+                        if not data and response is None:
+                            raise ValueError("the connection was closed without an answer")
+                        connection.receive_data(data)
+                    elif isinstance(event, h11.Response):
+                        response = event
+                    elif isinstance(event, h11.Data):
+                        body += event.data
+                    elif isinstance(event, h11.EndOfMessage) and response is not None:
+                        return response, bytes(body)
+        raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+    except (OSError, trio.BrokenResourceError) as error:
+        cause = error.__cause__ or error
+        first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+        if isinstance(first, ConnectionRefusedError):
+            raise OSError(
+                f"{parts.scheme}://{parts.netloc}: cannot connect; is the sidecar running? Set --admin URL, "
+                "KQUOTA_ADMIN or --pod NAMESPACE/NAME"
+            ) from error
+        raise OSError(f"{url}: {first}") from error
 
 
 @contextmanager
