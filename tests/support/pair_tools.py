@@ -250,7 +250,7 @@ def grant_of(one: FetchGrant) -> Any:
 
 PENDING = (
     "correlation_id", "api_key", "api_version", "sent_ms",
-    "local_answer", "replicated_bytes", "kept_bytes",
+    "local_answer", "work_bytes", "kept_bytes",
 )  # fmt: skip
 
 

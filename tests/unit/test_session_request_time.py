@@ -4,8 +4,9 @@ import struct
 
 import pytest
 
-from proxy.core.session.request_time import HANDOVER_MS, MIN_MS
+from proxy.core.session.request_time import DEFAULT_BASELINE_MS, HANDOVER_MS, MIN_MS
 from proxy.core.wire import throttle
+from proxy.core.wire.apis import keys_of
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.schema import API_NAMES, APIS
 from quota.entity import Kind
@@ -89,6 +90,20 @@ def test_every_api_is_charged_and_throttled(api_key: int) -> None:
         if throttle_offset(api_key, version) is not None:
             assert 0 < max(result) <= 1000
     assert version == highest
+
+
+@pytest.mark.parametrize(
+    ("api", "element_bytes", "least_ms", "most_ms"),
+    [("OffsetCommit", 18, 0.6, 0.8), ("DeleteRecords", 13, 2.8, 3.2), ("AddPartitionsToTxn", 4, 2.8, 3.3)],
+)
+def test_lists_of_partitions_are_charged_by_size(api: str, element_bytes: int, least_ms: float, most_ms: float) -> None:
+    """As brokers charge 3 000 of them, however long the answer waits; short ones cost the baseline."""
+    (api_key,) = keys_of(api)
+    for count, least, most in ((3000, least_ms, most_ms), (10, DEFAULT_BASELINE_MS, DEFAULT_BASELINE_MS + 0.05)):
+        one = session(of := ledger(request_percentage=100))
+        from_client(one, request(api_key, 2, 1, bytes(count * element_bytes)), 0.0)
+        from_broker(one, response(api_key, 2, 1, bytes(64)), 5000.0)
+        assert least < charged(of) < most
 
 
 def test_requests_without_a_response_are_neither_charged_nor_throttled() -> None:

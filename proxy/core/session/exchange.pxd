@@ -17,7 +17,7 @@ cdef class Penalty:
 
 @cython.final
 cdef class InFlightRequest:
-    cdef public long long correlation_id, kept_bytes, replicated_bytes
+    cdef public long long correlation_id, kept_bytes, work_bytes
     cdef public int api_key, api_version
     cdef public double sent_ms
     cdef public Penalty penalty

@@ -44,7 +44,7 @@ class InFlightRequest:
 
     `api_version`: the one the client asked for, which determines the response's layout.
     `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
-    `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
+    `work_bytes`: what `RequestTime.busy_ms` takes.
     `grant`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
     `hook`: takes the whole response; then the work that it has left. `kept_bytes`: what is kept of the request or its
     answer until it is next in order, if that can be large. `next`: the next request in the queue.
@@ -57,7 +57,7 @@ class InFlightRequest:
     sent_ms: float
     penalty: Penalty | None
     local_answer: bytes | None
-    replicated_bytes: int
+    work_bytes: int
     grant: FetchGrant | None
     hook: Hook | Work[Reply] | None
     kept_bytes: int
@@ -74,8 +74,8 @@ class InFlightRequest:
         "local_answer",
         "next",
         "penalty",
-        "replicated_bytes",
         "sent_ms",
+        "work_bytes",
     )
 
 
@@ -103,7 +103,7 @@ def _for(
     pending.api_version = api_version
     pending.account = account
     pending.sent_ms = sent_ms
-    pending.replicated_bytes = 0
+    pending.work_bytes = 0
     return pending
 
 

@@ -31,6 +31,7 @@ from proxy.core.session.frames import (
     replace,
 )
 from proxy.core.session.refused import IN_ORDER, RefusedBatches
+from proxy.core.session.request_time import WORK_PER_BYTE
 from proxy.core.session.sizes import bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
@@ -470,7 +471,7 @@ class RequestHandler:
 
     def _begin_produce(self, pending: InFlightRequest, size_bytes: int, acks: int) -> None:
         if acks == _ACKS_ALL:
-            pending.replicated_bytes = size_bytes
+            pending.work_bytes = size_bytes
         self._produced_bytes = size_bytes
         self._begin(pending, acks == 0)
 
@@ -513,6 +514,7 @@ class RequestHandler:
             interceptor = state.interceptors.get(api_key)
             if interceptor is not None and interceptor.wants(api_key, pending.account):
                 return self._intercept(interceptor, buf, start, end, total, header, pending, now_ms)
+        pending.work_bytes = total * WORK_PER_BYTE.get(api_key, 0)
         self._begin(pending, False)
         return _FORWARD
 

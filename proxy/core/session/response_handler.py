@@ -262,9 +262,7 @@ class ResponseHandler:
         if pending.account is UNAUTHENTICATED:
             return
         state, now_ms = self._state, self._now_ms
-        busy_ms = state.request_time.busy_ms(
-            pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self.came_ms
-        )
+        busy_ms = state.request_time.busy_ms(pending.api_key, pending.sent_ms, now_ms, pending.work_bytes, self.came_ms)
         if busy_ms <= 0.0:
             return
         if pending is state.exchange.question:
