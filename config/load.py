@@ -286,6 +286,10 @@ def _warnings(config: Config, source: Source) -> Iterator[Problem]:
     if tls is not None and not tls.verify_hostname:
         text = "any holder of a certificate of a trusted authority can pose as a broker"
         yield source.problem(("upstream", "tls", "verify_hostname"), text, False)
+    for index, network in enumerate(config.listen.proxy_protocol_from):
+        if network.endswith("/0"):
+            text = "every client can claim any address: list the networks of the balancers alone"
+            yield source.problem(("listen", "proxy_protocol_from", index), text, network)
     yield from _warnings_of_administration(config, source, user)
     yield from _warnings_of_mode(config, source)
     fleet = config.fleet
