@@ -103,6 +103,9 @@ def _check_output(name: str, source: str, output: str) -> None:
     if "://" in _place(output):
         return
     whole = Path(_place(output))
+    if name in OF_THE_OTHER and (whole / OF_THE_OTHER[name]).exists():
+        other = "stream" if name == "compact" else "compact"
+        raise WrongUseError(f"--output {output} is the output of {other}, expected another directory")
     nearest = next(one for one in (whole, *whole.parents) if one.exists())
     if not nearest.is_dir():
         raise WrongUseError(f"--output {output}: {nearest} is a file, expected a directory")
@@ -223,6 +226,8 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
 NOT_REPORTS = ("all", "compact", "stream")
 WRITTEN = {"all": tuple(JOBS), "compact": ("records", "rollups", "set-aside"), "stream": ("rollups", "set-aside")}
 """What is written below the output; by others a directory of their name."""
+OF_THE_OTHER = {"compact": "_checkpoints", "stream": "records"}
+"""Both write `rollups`; what below the output only the other one writes."""
 NEEDED = {"prices": "chargeback", "candidate": "whatif"}
 """Options without which a report cannot be made -> the report."""
 

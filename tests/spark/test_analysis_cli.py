@@ -95,6 +95,19 @@ def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], printed: str) 
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "there", "other"), [("compact", "_checkpoints", "stream"), ("stream", "records", "compact")]
+)
+def test_refuses_the_output_of_the_other(
+    name: str, there: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / there).mkdir()
+    assert main([name, "--input", "x", "--output", str(tmp_path)]) == 2
+    assert (
+        capsys.readouterr().err == f"error: --output {tmp_path} is the output of {other}, expected another directory\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["compact", "stream", "usage"])
 def test_failures_of_spark_are_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
