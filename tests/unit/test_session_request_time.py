@@ -94,7 +94,7 @@ def test_every_api_is_charged_and_throttled(api_key: int) -> None:
 
 @pytest.mark.parametrize(
     ("api", "element_bytes", "least_ms", "most_ms"),
-    [("OffsetCommit", 18, 0.6, 0.8), ("DeleteRecords", 13, 2.8, 3.2), ("AddPartitionsToTxn", 4, 2.8, 3.3)],
+    [("OffsetCommit", 14, 0.4, 0.55), ("DeleteRecords", 12, 1.6, 1.9), ("AddPartitionsToTxn", 4, 1.7, 2.0)],
 )
 def test_lists_of_partitions_are_charged_by_size(api: str, element_bytes: int, least_ms: float, most_ms: float) -> None:
     """As brokers charge 3 000 of them, however long the answer waits; short ones cost the baseline."""

@@ -36,12 +36,12 @@ MS_PER_BYTE: Final = 4e-6
 """What each byte adds to the maximum charge of Produce with acks=all: brokers charged 3 ms per MB (flat out) to 6 ms
 per MB (20 requests/s) for processing one, whatever the acks."""
 WORK_PER_BYTE: Final = {
-    **dict.fromkeys(keys_of("OffsetCommit", "TxnOffsetCommit"), 2),
-    **dict.fromkeys(keys_of("DeleteRecords"), 18),
-    **dict.fromkeys(keys_of("AddPartitionsToTxn"), 60),
+    **dict.fromkeys(keys_of("OffsetCommit", "TxnOffsetCommit"), 1),
+    **dict.fromkeys(keys_of("DeleteRecords"), 10),
+    **dict.fromkeys(keys_of("AddPartitionsToTxn"), 32),
 }
 """Requests that may wait, with lists of partitions: each byte counts as so many of Produce. For 3 000 partitions
-brokers charged 0.6 ms (54 kB), 2.9 ms (39 kB) and 3.0 ms (12 kB)."""
+a broker charged 0.4 to 0.5 ms (42 kB), 1.2 to 1.7 ms (36 kB) and 1.7 to 1.8 ms (12 kB)."""
 RECENT: Final = 15
 """The baseline is the median of this many requests."""
 
