@@ -58,7 +58,7 @@ def get_json(
         response, body = trio.run(_get, url, timeout_s)
         if response.status_code != 200:
             output = body[:MAX_REFUSAL_BYTES].decode(errors="replace") if response.status_code in REFUSALS else ""
-            status = f"HTTP {response.status_code} {response.reason.decode(errors='replace')}".strip()
+            status = f"HTTP {response.status_code} {response.reason.decode('latin-1')}".strip()
             raise OSError(f"{url}: {visible(status)}; {visible(output.strip()) or f'is this {of}?'}")
         answer = json.loads(body)
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
