@@ -14,7 +14,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from itertools import islice
 from math import inf
 from operator import itemgetter
@@ -56,7 +55,6 @@ _RATE_CAUSE: Final = {EntityType.IP: Cause.IP_RATE, EntityType.USER: Cause.USER_
 _CAP_CAUSE: Final = {EntityType.IP: Cause.IP_CAP, EntityType.USER: Cause.USER_CAP}
 
 
-@lru_cache(4096)
 def canonical_address(text: str) -> str:
     """An IP address in the canonical spelling of limits and peers. ValueError if it is not an address.
 
