@@ -229,10 +229,11 @@ class MutationRequest:
             if total:
                 ledger.charge_no_throttle(account, Kind.MUTATION, total, now_ms)
             return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
-        delay_ms, refuses = 0, False
+        delay_ms: int | None = None
+        """Of the first topic that is refused; it may round to 0."""
         for part in portions(countable):
             for topic in part:
-                if refuses:  # what follows is refused as well, as if no time had passed
+                if delay_ms is not None:  # what follows is refused as well, as if no time had passed
                     topic.refused = True
                     continue
                 overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
@@ -241,12 +242,12 @@ class MutationRequest:
                     topic.exempt = overdrawn
                     topic.charged = 0 if overdrawn else topic.cost or 0
                 else:
-                    topic.refused = refuses = True
-                    delay_ms = outcome.throttle_ms  # may round to 0
+                    topic.refused = True
+                    delay_ms = outcome.throttle_ms
             if len(part) == SLICE:
                 now_ms = yield
         key, version = self.request.api_key, self.request.api_version
-        if not refuses:
+        if delay_ms is None:
             return Forward(None, self.settle)
         self._refused = yield from self._refusals()
         kept = [not topic.refused for topic in self.wanted]

@@ -4,10 +4,9 @@ Each topic costs the partitions that are created or deleted. For clients that un
 `topics.STRICT_FROM`), topics are refused one by one and in order while the tokens are below zero: they are removed from
 the request and added with that error to the broker's answer. Older clients get everything, and a delay.
 
-A Metadata request lets the broker create the topics that it names and that do not exist. Each is charged when it is
-forwarded; it is forwarded without that permission if the tokens do not suffice for all, behind one that names those
-that may be created. Whether the broker created them its answer does not say: each is
-charged once until Metadata shows it.
+A Metadata request lets the broker create the topics that it names and that do not exist. Each is charged. If the tokens
+suffice for some only, kquota first sends a Metadata request that names those, and then the client's, which may create
+none. The answer does not say whether the broker created a topic: each is charged once, until Metadata shows it.
 
 What a request does not say is asked on the same connection just before it is forwarded, and the broker's answer to the
 request itself then corrects the charge. Why not a cache: docs/adr/0008.
