@@ -23,6 +23,8 @@ _EMPTY_COMPACT: Final = b"\1"
 _NULL_COMPACT: Final = b"\0"
 _NO_ERROR: Final = INT16.pack(0)
 UNSUPPORTED_VERSION_ERROR: Final = INT16.pack(35)
+OWN_SOFTWARE: Final = ("kquota", "0")
+"""The name and version of the sidecar as a client (KIP-511)."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -95,8 +97,8 @@ def api_versions_request(
     version: int,
     correlation_id: int,
     client_id: str,
-    software_name: str = "kquota",
-    software_version: str = "0",
+    software_name: str = OWN_SOFTWARE[0],
+    software_version: str = OWN_SOFTWARE[1],
     cluster_id: str | None = None,
     node_id: int = -1,
 ) -> bytes:

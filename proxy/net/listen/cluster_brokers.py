@@ -16,21 +16,13 @@ from proxy.core.session.auth import PROBE_VERSION
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import METADATA
+from proxy.core.wire.messages import OWN_SOFTWARE
 from proxy.core.wire.responses import NodeAddress, Translate
 from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import (
-    OWN_SOFTWARE,
-    Access,
-    Cluster,
-    ClusterError,
-    LoginWantedError,
-    Node,
-    Offered,
-    ask_brokers,
-)
-from proxy.net.upstream.dial import Dial, Dialer, leads_here
+from proxy.net.upstream.cluster import Access, Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
+from proxy.net.upstream.dial import Dial, Dialer, loop_error
 from proxy.net.upstream.node_checks import NodeChecks, OtherBrokerError
 
 log = structlog.get_logger("kquota.proxy")
@@ -186,16 +178,16 @@ class ClusterBrokers:
         """Dial for a client. Raises UpstreamError, also if its request is the sidecar's own question, which has come
         back through a balancer or NAT: its connection would make the next."""
         oldest = session.exchange.oldest
-        if oldest is not None and session.software == OWN_SOFTWARE:
+        if oldest is not None and session.software == "/".join(OWN_SOFTWARE):
             for address in self._servers():
                 if self._access.correlation_id(*address) == oldest.correlation_id:
                     self._loops[address] = trio.current_time() + LOOP_S
-                    raise UpstreamError(leads_here(*address))
+                    raise UpstreamError(loop_error(*address))
         return await dial()
 
     def _refuse_loop(self, host: str, port: int) -> None:
         if trio.current_time() < self._loops.get((host, port), -inf):
-            raise UpstreamError(leads_here(host, port))
+            raise UpstreamError(loop_error(host, port))
 
     async def _reach(self, node_id: int, host: str, port: int) -> socket.socket:
         self._refuse_loop(host, port)
@@ -281,7 +273,7 @@ class ClusterBrokers:
                 return
             except ClusterError as error:
                 returned = self._loops.get((host, port), -inf) >= began_s + LOOP_S
-                errors.append(leads_here(host, port) if returned else str(error))
+                errors.append(loop_error(host, port) if returned else str(error))
                 continue
             self._loops.pop((host, port), None)
             if cluster.cluster_id is not None and known not in (None, cluster.cluster_id):

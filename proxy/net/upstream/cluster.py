@@ -37,8 +37,6 @@ from proxy.net.upstream.dial import open_stream, resolve
 from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
-OWN_SOFTWARE: Final = "kquota/0"
-"""What `api_versions_request` names as the client (KIP-511)."""
 TLS_ALERT = b"\x15\x03"
 """How a TLS server answers anything but a ClientHello (RFC 8446, section 5.1: content type, major version)."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024

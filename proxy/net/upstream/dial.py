@@ -18,8 +18,8 @@ from proxy.net.tls.handshakes import Handshakes
 Dial = Callable[[], Awaitable[socket.socket]]
 
 
-def leads_here(host: str, port: int) -> str:
-    """What is wrong with an address of the sidecar's own."""
+def loop_error(host: str, port: int) -> str:
+    """The error for an address at which the sidecar reaches itself."""
     return f"{host}:{port} leads to this sidecar: expected a broker"
 
 
@@ -82,7 +82,7 @@ class Dialer:
                 missing = "TLS handshake"
                 if self._leads_here(broker):
                     broker.close()
-                    raise UpstreamError(leads_here(host, port))
+                    raise UpstreamError(loop_error(host, port))
                 if self._tls is not None:
                     broker = await self._handshakes.with_broker(self._tls, broker, host, port)
         except trio.TooSlowError:
