@@ -110,7 +110,7 @@ class RequestTime:
         """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
         `arrived_ms`: the earliest time at which that response may have arrived (`EventLoop.since_ms`), if before now.
-        `work_bytes`: the size of a Produce request with acks=all, for others that times `WORK_PER_BYTE`, or 0.
+        `work_bytes`: the request's size times its `WORK_PER_BYTE`; of Produce with acks=all the size; else 0.
         """
         free_ms, handover_ms, least_ms = self.free_ms, _HANDOVER_MS, _MIN_MS
         came = arrived_ms if arrived_ms < now_ms else now_ms
