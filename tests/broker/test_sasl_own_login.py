@@ -118,13 +118,15 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
     """KIP-48: the client logs in by the token's id and secret; its owner is asked of the cluster, or configured."""
     token_id, hmac = new_delegation_token(kafka_secure, tmp_path)
     where = {"bootstrap": kafka_secure.bootstrap_of(LISTENER)}
+    (other := tmp_path / "bob").mkdir()
     ways: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (where | {"sasl": own_login(tmp_path, "SCRAM-SHA-256")}, {}, "alice"),
+        (where | {"sasl": own_login(other, "SCRAM-SHA-256", "bob")}, {"sasl": {"unknown_user": "tokens"}}, "tokens"),
         (where, {"sasl": {"token_owners": {token_id: "configured"}}}, "configured"),
         (where, {"sasl": {"unknown_user": "tokens"}}, "tokens"),
     ]
     for settings, identity, user in ways:
-        own = "sasl" in settings
+        own = user == "alice"
         export = {"export": {"kafka_topic": "usage-of-tokens", "interval_s": 1}} if own else {}
         with sidecar([], upstream=settings, identity=identity, **export) as running:
             login = java_login(tmp_path, token_id, hmac, ' tokenauth="true"')
@@ -134,6 +136,9 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
             if own:  # usage records go to the topic with the sidecar's own login
                 until(lambda: records(kafka_secure, "usage-of-tokens"), lambda: running.log.read_text()[-3000:])
             assert hmac not in running.log.read_text() + running.metrics()
+            if "sasl" in settings and not own:  # a user without Describe on alice's tokens
+                (line,) = running.logged("owner of a delegation token unknown")
+                assert "Describe" in line["error"]
 
 
 def java_login(folder: Path, username: str, password: str, more: str = "") -> list[str]:

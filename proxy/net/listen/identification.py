@@ -77,12 +77,15 @@ class Identification:
                 nursery.start_soon(self._find, token_id, connection, identify)
 
     async def _find(self, token_id: str, connection: Connection, identify: Identify) -> None:
-        owner = None
+        owner, reason = None, f"brokers did not answer within {OWNER_LIMIT_S:g} s"
         try:
             with trio.move_on_after(OWNER_LIMIT_S):
                 owner = await self._owners.find(token_id)
+                reason = "brokers do not list it: the user of upstream.sasl needs Describe on the owner's tokens"
         except ClusterError as error:
-            log.warning("owner of a delegation token unknown", token_id=token_id, error=str(error))
+            reason = str(error)
+        if owner is None:
+            log.warning("owner of a delegation token unknown", token_id=token_id, error=reason)
         if connection.ended:
             return
         try:
