@@ -110,7 +110,7 @@ def _check_output(name: str, source: str, output: str) -> None:
     if not nearest.is_dir():
         raise WrongUseError(f"--output {output}: {nearest} is a file, expected a directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise WrongUseError(f"--output {output}: {nearest} cannot be written, expected a directory that can")
+        raise WrongUseError(f"--output {output}: {nearest} is not writable")
 
 
 def _within(place: str, pattern: str) -> bool:

@@ -74,7 +74,7 @@ def compact(
     found = days_below(spark, settings.source)
     store = Store(spark, settings.place)
     if not found and not store.exists():
-        raise WrongUseError(f"--input {settings.source}: no directories date=YYYY-MM-DD there, nor two levels below")
+        raise WrongUseError(f"--input {settings.source}: no date=YYYY-MM-DD directories within two levels")
     settled = str((now - timedelta(hours=settings.settle_h)).date() - timedelta(days=1))
     oldest = "" if settings.keep_days is None else str(now.date() - timedelta(days=settings.keep_days))
     store.take_format(settings.form)

@@ -92,7 +92,7 @@ class Prices(Section):
     @model_validator(mode="after")
     def _something(self) -> Prices:
         if not any(getattr(self, name) for name in Prices.model_fields):
-            raise wrong(f"at least one of {', '.join(Prices.model_fields)}")
+            raise wrong(f"at least one price above 0: {', '.join(Prices.model_fields)}")
         return self
 
 

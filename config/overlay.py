@@ -64,7 +64,7 @@ def _limit(value: Any) -> float | None:
         return None
     if (found := number(value)) is not None:
         return float(found)
-    raise wrong("a finite number, or null for a limit that was removed")
+    raise wrong("a finite number, or null for a removed limit")
 
 
 _Limit = Annotated[float | None, Value(_limit, {})]

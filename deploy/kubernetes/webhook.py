@@ -224,7 +224,7 @@ class _Certificates:
                 pair = await self.look()
                 await self.trust(pair)
                 if served.replace(pair):
-                    log.info("certificate renewed")
+                    log.info("webhook certificate reloaded")
             except StuckError:
                 continue
             except ApiServerError as error:

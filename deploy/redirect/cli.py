@@ -106,7 +106,7 @@ def install(
 
 @app.command(short_help="Remove rules.")
 def remove(dry_run: DryRun = False) -> None:
-    """Remove the rules of `install`, of either tool. Redirected connections stay redirected until they end."""
+    """Remove the rules of `install` (nft and iptables). Redirected connections stay redirected until they end."""
     from deploy.redirect import run as redirect_run
 
     try:

@@ -333,7 +333,7 @@ def main(path: Path, admin_port: int | None = None) -> int:
         loaded = read(path)
     configure_logs(loaded[0])
     if raised := raise_limit():
-        log.info("limit of open files raised", soft=raised[0], now=raised[1])
+        log.info("limit of open files raised", before=raised[0], now=raised[1])
 
     loop = EventLoop()
 

@@ -154,7 +154,7 @@ def test_raises_low_soft_limit_of_open_files(kafka: KafkaCluster) -> None:
     """1024 as in today's containers, and a hard limit above it."""
     with sidecar(kafka.bootstrap, before=("prlimit", "--nofile=1024:20000")) as running:
         (line,) = running.logged("limit of open files raised")
-        assert (line["soft"], line["now"]) == (1024, 20_000)
+        assert (line["before"], line["now"]) == (1024, 20_000)
         with served(running, 700) as answered:
             assert answered == 700
 

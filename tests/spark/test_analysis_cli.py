@@ -159,7 +159,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
         ({"currency": "EUR", "prices": {"fetch_gb": float("nan")}}, "prices.fetch_gb: got NaN"),
         (
             {"currency": "EUR", "prices": {"fetch_gb": 0}},
-            "prices: got a mapping with fetch_gb, expected at least one of produce_gb,",
+            "prices: got a mapping with fetch_gb, expected at least one price above 0: produce_gb,",
         ),
         (
             {"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}},

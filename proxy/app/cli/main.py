@@ -145,7 +145,7 @@ def check(
         bool, flag("--connect", "Also connect to each bootstrap address and each broker, as a sidecar does.")
     ] = False,
 ) -> None:
-    """Validate and explain a configuration, FILE or that of --config. Every error has its place."""
+    """Validate and explain a configuration: FILE or --config. Errors name line and setting."""
     from config.load import load
     from config.overlay import table_in_force
     from proxy.app.cli.check import all_warnings, summary_json, summary_text
@@ -422,7 +422,7 @@ def demo(
     plain: Annotated[bool, flag("--plain", "Lines instead of a live view (for logs).")] = False,
     usage: Annotated[Path | None, option("--usage", "DIRECTORY", "Directory for usage records.")] = None,
 ) -> None:
-    """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
+    """From a checkout: start a broker, the sidecar and clients, and watch quotas at work."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "tests/lab/demo").is_dir():
         say("error: the demo runs in a checkout only: make demo", err=True)

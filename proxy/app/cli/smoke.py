@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--admin", metavar="URL", help="the admin port, checked first")
     parser.add_argument("--tls", action="store_true", help="clients connect with TLS")
-    parser.add_argument("--limit-s", type=float, default=60.0, help="give up after this time")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="seconds until giving up")
     given = parser.parse_args(arguments)
     try:
         if given.admin is not None:

@@ -162,10 +162,10 @@ class ClientSeries:
 
     def _trial_families(self) -> Iterator[Metric | None]:
         requests = _counter(
-            "would_throttle_requests", "Requests that a limit on trial would have delayed or refused.", "kind", "limit"
+            "would_throttle_requests", "Requests that a shadow quota or candidate would have delayed or refused.", "kind", "limit"
         )
         seconds = _counter(
-            "would_throttle_seconds", "Time that a limit on trial would have delayed the group.", "kind", "limit"
+            "would_throttle_seconds", "Time that a shadow quota or candidate would have delayed the group.", "kind", "limit"
         )
         for kind, fold in self._groups.items():
             yield None

@@ -41,7 +41,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
         one.entity_type is EntityType.IP or table.get(one.name, None) is None for one in table.connections.entries
     )
     yield gauge("ready", "1 when /readyz says ready.", ready)
-    yield gauge("cluster_reached", "1 when a broker answered kquota's last Metadata request.", proxy.cluster_reached)
+    yield gauge("cluster_reached", "1 when a broker answered kquota last.", proxy.cluster_reached)
     yield gauge("draining", "1 while shutting down.", proxy.state == "draining")
     yield counter("config_reloads", "Configurations loaded after the first.", reloads.reloads)
     yield counter("config_reload_failures", "Changed configurations refused.", reloads.failures)
@@ -61,7 +61,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
     yield labelled(GaugeMetricFamily, "build_info", "Always 1.", "version python data_path", {build: 1})
     # What is held for clients now: these return to their former values when the clients are gone.
     yield gauge("tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
-    yield gauge("pipes_open", "Kernel pipes for large requests and responses.", proxy.pipes_open)
+    yield gauge("pipes_open", "Open pipes for large requests and responses.", proxy.pipes_open)
     yield gauge(
         "fetch_reservations", "Fetch requests in flight for which quota bytes are reserved.", ledger.reservations
     )
@@ -141,7 +141,7 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
     fleet, state, shares = member.fleet, member.exchange.state, member.shares
     yield gauge("fleet_instances", "Known instances of the fleet, this one included.", fleet.known)
     yield gauge("fleet_lost", "1 while the instance has lost contact with its fleet.", fleet.lost)
-    yield gauge("fleet_groups", "Groups of this instance with a fleet limit.", shares.count)
+    yield gauge("fleet_groups", "Quota groups of this instance with a fleet limit.", shares.count)
     records = {name: getattr(state, name) for name in ("sent", "received", "stale")}
     ignored = ("malformed", "other_version", "other_fleet", "bad_mac", "outdated")
     records |= {name: getattr(fleet.ignored, name) for name in ignored}
@@ -224,7 +224,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
 def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
     modes = (("enforce", gate.refused), ("shadow", gate.shadow_refused))
     refused = {(cause.value, mode): counts[cause] for mode, counts in modes for cause in Cause}
-    text = "Connections over a connection limit."
+    text = "Connections over a connection limit; mode shadow: not refused."
     yield labelled(CounterMetricFamily, "connections_refused", text, "reason mode", refused)
     for scope, named in ((EntityType.USER, "user"), (EntityType.IP, "address")):
         text, counts = f"Open client connections, by {named}.", dict(_most_open(gate.open(scope), most))

@@ -86,7 +86,7 @@ def mechanism(body: Buffer) -> str | None:
 def error_code(body: Buffer) -> int:
     """The error of a SaslHandshake response. Raises WireError."""
     if len(body) < _INT16.size:
-        raise WireError("sasl_malformed", "a SaslHandshake response without an error code")
+        raise WireError("sasl_malformed", "the SaslHandshake response has no error code")
     (error,) = _INT16.unpack_from(body)
     return int(error)
 

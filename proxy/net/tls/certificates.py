@@ -109,7 +109,7 @@ def _attribute(pair: _Value) -> str:
     except ValueError as error:
         raise CertificateError(f"cannot read a name in the subject: {error}") from None
     if kind.tag != _OID:
-        raise CertificateError("a name without its type")
+        raise CertificateError("an attribute of the subject has no OID")
     oid = _dotted(kind.content)
     keyword = _KEYWORDS.get(oid)
     if keyword is None or value.tag not in _TEXTS:
@@ -132,7 +132,7 @@ def _dotted(content: bytes) -> str:
             numbers.append(number)
             number = 0
     if not numbers or len(content) > MAX_OID_BYTES:
-        raise CertificateError("a name without a type that can be read")
+        raise CertificateError("an attribute of the subject has an invalid OID")
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
 
