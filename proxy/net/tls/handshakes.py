@@ -84,6 +84,9 @@ class Handshakes:
         try:
             try:
                 channel = secured = TlsSocket(tls.context, broker, tls.name_for(host))
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    secured.do_handshake()  # writes a ClientHello: 0.1 ms, less than the way to a thread and back
+                await trio.lowlevel.wait_readable(secured)
                 await self._finish(secured)
             except (OSError, ValueError) as error:  # ValueError: a name that no host can have
                 reason, text = explain(error, of_broker=True)
