@@ -161,12 +161,10 @@ class ClientSeries:
         )
 
     def _trial_families(self) -> Iterator[Metric | None]:
-        requests = _counter(
-            "would_throttle_requests", "Requests that a shadow quota or candidate would have delayed or refused.", "kind", "limit"
-        )
-        seconds = _counter(
-            "would_throttle_seconds", "Time that a shadow quota or candidate would have delayed the group.", "kind", "limit"
-        )
+        text = "Requests that a shadow quota or candidate would have delayed or refused."
+        requests = _counter("would_throttle_requests", text, "kind", "limit")
+        text = "Time that a shadow quota or candidate would have delayed the group."
+        seconds = _counter("would_throttle_seconds", text, "kind", "limit")
         for kind, fold in self._groups.items():
             yield None
             for labels, (_, *totals) in list(fold.series()):
