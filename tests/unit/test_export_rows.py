@@ -1,7 +1,8 @@
 """Usage records from the ledger's totals, on a clock that the test sets; expected numbers worked out by hand."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ CONSTANTS = {"instance": "i", "kquota_version": "1", "pod": "p"}
 class Watched:
     """A ledger and its sampler; ticks once a second, an interval is as many ticks as the test makes."""
 
-    def __init__(self, *entries: Entry, max_clients: int = 100_000) -> None:
+    def __init__(self, *entries: Entry, max_clients: int = 20_000) -> None:
         self.ledger = Ledger(QuotaTable(entries), smooth=False, max_throttle_ms=None, max_clients=max_clients)
         self.sampler = Sampler(self.ledger, CONSTANTS, 0.0)
         self.now_ms = self.start_ms = 0.0
@@ -31,13 +32,14 @@ class Watched:
         self.ledger.wake(account)
         self.ledger.charge(account, kind, amount, self.now_ms)
 
-    def tick(self, count: int = 1, each_ms: float = 1000.0) -> None:
+    def tick(self, count: int = 1) -> None:
         for _ in range(count):
-            self.now_ms += each_ms
-            for _ in self.sampler.tick(self.now_ms):
-                pass
+            self.now_ms += 1000.0
+            list(self.sampler.tick(self.now_ms))
 
-    def close(self) -> list[record.Row]:
+    def close(self, ticks: int = 0) -> list[record.Row]:
+        """The rows of an interval that ends after `ticks` more."""
+        self.tick(ticks)
         start_ms, self.start_ms = self.start_ms, self.now_ms
         duration_s = (self.now_ms - start_ms) / 1000
         interval = Interval(int(start_ms), int(self.now_ms), duration_s)
@@ -68,38 +70,28 @@ def test_a_client_s_use_of_an_interval() -> None:
     assert values(row, "produce_bytes", "fetch_bytes", "request_seconds", "mutations") == [4900, 0, 0.25, 7.0]
     # charged after the last tick: in this interval's totals, in the next one's rates
     assert row["request_rate_max"] == 0.0
-    watched.tick()
-    assert watched.close() == []
+    assert watched.close(1) == []
     for client_id in ("b", "c"):
         watched.charge(client_id, Kind.PRODUCE, 2)
-    watched.tick()
-    assert [values(row, "client_id", "sequence", "produce_bytes") for row in watched.close()] == [
-        ["c", 2, 2],
-        ["b", 3, 2],
-    ]
+    found = [values(row, "client_id", "sequence", "produce_bytes") for row in watched.close(1)]
+    assert found == [["c", 2, 2], ["b", 3, 2]]
 
 
 @pytest.mark.parametrize(
-    ("rates", "samples", "percentiles"),
+    ("rates", "idle", "percentiles"),
     [
-        # ranks ceil(0.5 * 20) = 10, ceil(0.95 * 20) = 19, ceil(0.99 * 20) = 20
-        (range(1, 21), 20, (10, 19, 20, 20)),
-        # 100 samples, 97 of them idle: ranks 50, 95, 99 of 97 zeros, 5, 6, 7
-        ((7, 5, 6), 100, (0, 0, 6, 7)),
-        ((3,), 1, (3, 3, 3, 3)),
+        (range(1, 21), 0, [10, 19, 20, 20]),  # ranks ceil(0.5 * 20) = 10, ceil(0.95 * 20) = 19, ceil(0.99 * 20) = 20
+        ((7, 5, 6), 97, [0, 0, 6, 7]),  # ranks 50, 95, 99 of 97 zeros, 5, 6, 7
+        ((3,), 0, [3, 3, 3, 3]),
     ],
 )
-def test_percentiles_are_nearest_ranks(
-    rates: Iterator[int], samples: int, percentiles: tuple[int, int, int, int]
-) -> None:
+def test_percentiles_are_nearest_ranks(rates: Iterable[int], idle: int, percentiles: list[int]) -> None:
     watched = Watched()
     for rate in rates:
         watched.charge('a "quoted"\nname ü', Kind.FETCH, rate)
         watched.tick()
-        samples -= 1
-    watched.tick(samples)
-    (row,) = watched.close()
-    assert tuple(row[f"fetch_rate_{name}"] for name in ("p50", "p95", "p99", "max")) == percentiles
+    (row,) = watched.close(idle)
+    assert values(row, *(f"fetch_rate_{name}" for name in ("p50", "p95", "p99", "max"))) == percentiles
 
 
 def test_connections_requests_library_and_mutes() -> None:
@@ -116,8 +108,7 @@ def test_connections_requests_library_and_mutes() -> None:
     watched.ledger.note_throttle(account, Kind.PRODUCE, 1500)
     watched.ledger.note_throttle(account, Kind.REQUEST, 20)
     watched.ledger.note_broker_throttle(account, 7)
-    watched.tick()
-    (row,) = watched.close()
+    (row,) = watched.close(1)
     assert {name: row[f"requests_{name}"] for name in record.FAMILIES} == (
         {"produce": 4, "fetch": 4, "metadata": 2, "group": 1, "transaction": 1, "admin": 1, "connection": 3, "other": 1}
     )
@@ -128,11 +119,9 @@ def test_connections_requests_library_and_mutes() -> None:
     assert values(row, "throttle_broker_count", "throttle_broker_seconds") == [1, 0.007]
     account.leave()  # no row for a connection that only ends, but the peak of the next row knows
     watched.ledger.wake(account)
-    watched.tick()
-    assert watched.close() == []
+    assert watched.close(1) == []
     watched.charge("c", Kind.PRODUCE, 1)
-    watched.tick()
-    (row,) = watched.close()
+    (row,) = watched.close(1)
     assert values(row, "connections_peak", "connections_opened", "requests", "mutes") == [1, 0, 0, 0]
 
 
@@ -159,8 +148,7 @@ def test_trial_limits_are_exported_once_per_group() -> None:
     )
     for client in "abc":
         watched.charge(client, Kind.PRODUCE, 1000)
-    watched.tick()
-    rows = watched.close()
+    rows = watched.close(1)
     assert [row["produce_limit_mode"] for row in rows] == ["shadow"] * 3
     (group,) = watched.ledger.groups()
     assert group.shadowed is not None
@@ -169,8 +157,7 @@ def test_trial_limits_are_exported_once_per_group() -> None:
     assert sum(row["throttle_produce_count"] for row in rows) == 0
     watched.charge("b", Kind.PRODUCE, 1000)
     watched.charge("b", Kind.FETCH, 1000)
-    watched.tick()
-    (row,) = watched.close()
+    (row,) = watched.close(1)
     assert row["produce_group_shadow_count"] == 1
     assert values(row, "fetch_limit", "fetch_candidate_limit", "fetch_group_candidate_count") == [1e9, 10.0, 1]
     # 1000 bytes in 10 s are 100 bytes/s: (100 - 10) / 10 * 10 s
@@ -194,11 +181,9 @@ def test_exports_forgotten_clients_together() -> None:
     assert [row["sequence"] for row in rows] == [1, 2, 3]
     watched.charge("c0", Kind.PRODUCE, 7)  # back again, a newcomer
     watched.charge("c0", Kind.MUTATION, 5)
-    watched.tick()
-    assert [values(row, "client_id", "produce_bytes") for row in watched.close()] == [["c0", 7]]
+    assert [values(row, "client_id", "produce_bytes") for row in watched.close(1)] == [["c0", 7]]
     watched.ledger.refund(watched.ledger.account("u", "c0"), Kind.MUTATION, 3, watched.now_ms)
-    watched.tick()
-    assert [values(row, "mutations", "mutation_rate_max") for row in watched.close()] == [[-3.0, 0.0]]
+    assert [values(row, "mutations", "mutation_rate_max") for row in watched.close(1)] == [[-3.0, 0.0]]
     watched.now_ms += 2 * 3_600_000
     assert sum(watched.ledger.sweep(watched.now_ms)) >= 1
     assert list(watched.ledger.accounts()) == [], "the sampler does not keep it alive"
@@ -208,8 +193,7 @@ def test_invented_clients_and_users_take_no_rows_from_others() -> None:
     watched = Watched()
     for index in range(300):
         watched.charge(f"old{index}", Kind.PRODUCE, 1)
-    watched.tick()
-    assert len(watched.close()) == 300
+    assert len(watched.close(1)) == 300
     for interval in range(2):
         for index in range(INVENTED):
             watched.charge(f"new{interval}-{index}", Kind.PRODUCE, 10)
@@ -218,8 +202,7 @@ def test_invented_clients_and_users_take_no_rows_from_others() -> None:
         for user in ("x", "y", "other"):
             watched.charge("late", Kind.FETCH, 2, user)
         watched.charge("other", Kind.PRODUCE, 5, "y")
-        watched.tick()
-        rows = watched.close()
+        rows = watched.close(1)
         assert len(rows) == MAX_ROWS + 1
         assert len(b"".join(map(record.to_line, rows))) < 5e6, "68 MB with a row for each"
         assert sum(row["produce_bytes"] for row in rows) == INVENTED * 10 + 300 + 5
@@ -233,8 +216,7 @@ def test_invented_clients_and_users_take_no_rows_from_others() -> None:
     assert watched.sampler.folded == 2 * (INVENTED - (MAX_ROWS - 300 - 4))
     for index in range(1500):
         watched.charge("c", Kind.PRODUCE, 1, f"u{index}")
-    watched.tick()
-    rows = watched.close()
+    rows = watched.close(1)
     assert len(rows) == MAX_ROWS + MAX_FOLDED_USERS + 1
     assert values(rows[-1], "user", "client_id", "produce_bytes") == ["other", "other", 1500 - len(rows) + 1]
 
@@ -251,14 +233,11 @@ def test_types_for_spark_and_duckdb_name_every_field_once() -> None:
 
 def test_page_lists_every_record_field() -> None:
     documented = {}
-    for line in TEXT.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not line.startswith("| `"):
-            continue
-        name, type_, unit, null, meaning = cells
+    for row in re.findall(r"^\| `(.+)` \| (.+) \| (.*) \| (.*) \| (.+) \|$", TEXT, re.MULTILINE):
+        name, type_, unit, null, meaning = map(str.strip, row)
         (mark, kinds) = ("<cause>", record.CAUSES) if "<cause>" in name else ("<kind>", tuple(record.UNITS))
         for kind in kinds if mark in name else [""]:
             real_unit = record.UNITS[kind] if unit == "the kind's" else unit
             values = (type_, real_unit, null == "yes", meaning.replace(mark, kind))
-            documented[name.strip("`").replace(mark, kind)] = values
+            documented[name.replace(mark, kind)] = values
     assert documented == {f.name: (f.type, f.unit, f.nullable, f.meaning) for f in record.FIELDS}
