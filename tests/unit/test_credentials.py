@@ -66,22 +66,18 @@ def test_plain_and_the_line_break_at_the_end_of_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("answers", "says"),
     [
-        (58, r"refuses the login \(error 58\)"),
-        (33, r"does not accept the SASL mechanism PLAIN \(error code 33\)"),
-        (None, "error code"),  # it cannot be read
+        ([handshake_response(), authenticate_response(58, version=1)], r"refuses the login \(error 58\)"),
+        ([handshake_response(33)], r"does not accept the SASL mechanism PLAIN \(error code 33\)"),
+        ([b"\0\0\0\4\0\0\0\1"], "error code"),  # it cannot be read
     ],
 )
-def test_refusals_are_said_without_the_secret(tmp_path: Path, error: int | None, says: str) -> None:
+def test_refusals_are_said_without_the_secret(tmp_path: Path, answers: list[bytes], says: str) -> None:
     conversation = conversation_of(own(tmp_path))
     next(conversation)
-    answer = handshake_response(33) if error else b"\0\0\0\4\0\0\0\1"
-    if error == 58:
-        conversation.send(handshake_response())
-        answer = authenticate_response(58, version=1)
     with pytest.raises(LoginError, match=says) as caught:
-        conversation.send(answer)
+        list(map(conversation.send, answers))
     assert "secret" not in str(caught.value)
 
 
@@ -111,30 +107,23 @@ def test_files_that_are_no_secret(tmp_path: Path, content: bytes, says: str) -> 
 
 def described(version: int, *tokens: tuple[str, str], error: int = 0) -> bytes:
     kio = import_module(f"kio.schema.describe_delegation_token.v{version}.response")
-    renewers = tuple(
-        kio.DescribedDelegationTokenRenewer(principal_type="User", principal_name=name) for name in ("r", "s")
-    )
+    renewer = kio.DescribedDelegationTokenRenewer(principal_type="User", principal_name="r")
     requester = {"token_requester_principal_type": "User", "token_requester_principal_name": "carol"}
-    found = [
+    found = tuple(
         kio.DescribedDelegationToken(
             principal_type="User", principal_name=owner, issue_timestamp=1, expiry_timestamp=2, max_timestamp=3,
-            token_id=token_id, hmac=b"secret", renewers=renewers,
-            **(requester if version >= 3 else {}),
+            token_id=token_id, hmac=b"secret", renewers=(renewer, renewer), **(requester if version >= 3 else {}),
         )
         for token_id, owner in tokens
-    ]  # fmt: skip
-    answer = kio.DescribeDelegationTokenResponse(
-        error_code=ErrorCode(error), tokens=tuple(found), throttle_time=datetime.timedelta()
-    )
-    return encode(answer)
+    )  # fmt: skip
+    no_time = datetime.timedelta()
+    return encode(kio.DescribeDelegationTokenResponse(error_code=ErrorCode(error), tokens=found, throttle_time=no_time))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_owners_are_read_and_nothing_else(version: int) -> None:
-    assert read_owners(version, memoryview(described(version, ("id-1", "alice"), ("id-2", "jos\u00e9")))) == {
-        "id-1": "alice",
-        "id-2": "jos\u00e9",
-    }
+    owners = (("id-1", "alice"), ("id-2", "jos\u00e9"))
+    assert read_owners(version, memoryview(described(version, *owners))) == dict(owners)
     assert kio_read(describe_request(version, 1, "kquota"), 41, version, EntityType.request).owners is None
     with pytest.raises(WireError, match="error 61"):
         read_owners(version, memoryview(described(version, error=61)))

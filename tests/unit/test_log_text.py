@@ -20,12 +20,10 @@ from proxy.app.common.log_output import LogOutput
 from proxy.app.common.text import json_text, readable_name, safe
 from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, CONFIGURED, CONFIGURED_SHOWN, harmless, write_config
 
-SHOWN = {
-    character: character.encode("unicode_escape").decode()
-    for character in "\x00\x07\b\t\n\r\x1b\x7f\x80\x85\x9b\x9f\xad\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e"
-    "\u2066\u2069\ufeff\ud800\U000e0041"
-}
-HARMFUL = "".join(SHOWN)
+HARMFUL = (
+    "\x00\x07\b\t\n\r\x1b\x7f\x80\x85\x9b\x9f\xad\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff"
+    "\ud800\U000e0041"
+)
 
 
 class Terminal(io.StringIO):
@@ -45,10 +43,10 @@ def without_colours(text: str) -> str:
 
 
 def test_every_harmful_character_is_shown_as_its_code() -> None:
-    for character, code in SHOWN.items():
-        assert visible(f"a{character}b") == f"a{code}b"
-        assert safe(f"a{character}b") == f'"a{code}b"'
-        assert readable_name(f"a{character}b") == f'"a{code}b"'
+    for character in HARMFUL:
+        name, shown = f"a{character}b", f"a{character.encode('unicode_escape').decode()}b"
+        assert visible(name) == shown
+        assert safe(name) == readable_name(name) == f'"{shown}"'
     assert visible("one\ntwo\r", lines=True) == "one\ntwo\\r"
 
 
@@ -110,34 +108,33 @@ def test_tracebacks_show_escaped_lines_and_no_values(style: str, stream: type[io
     assert "planted-secret" not in text
 
 
+def shown(command: list[str], exit_code: int) -> list[str]:
+    """What a command prints as text and as JSON."""
+    found = [CliRunner().invoke(app, [*command, *options]) for options in ([], ["--json"])]
+    assert [done.exit_code for done in found] == [exit_code, exit_code]
+    assert harmless("".join(done.output for done in found))
+    return [done.output for done in found]
+
+
 def test_problems_of_a_file_are_one_harmless_line_each(tmp_path: Path) -> None:
     config = tmp_path / "k.yaml"
     config.write_text(
         'upstream: {bootstrap: ["k:9092"]}\nquotas:\n'
         '  - {"client-id\\u202e\\x9b": 1, client-id: "x\\x9b", producer_byte_rate: "\\x9b\\u202e\\n"}\n'
     )
-    done = CliRunner().invoke(app, ["check", "--config", str(config)])
-    assert done.exit_code == 2
-    assert harmless(done.output)
-    assert all(line.startswith("error: ") for line in done.output.splitlines())
-    assert r"\u202e" in done.output
-    done = CliRunner().invoke(app, ["check", "--json", "--config", str(config)])
-    assert harmless(done.output)
-    assert json.loads(done.output)["ok"] is False
+    text, answer = shown(["check", "--config", str(config)], 2)
+    assert all(line.startswith("error: ") for line in text.splitlines())
+    assert r"\u202e" in text
+    assert json.loads(answer)["ok"] is False
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
 @pytest.mark.parametrize("command", [["check"], ["explain", "--client-id", CONFIGURED]], ids=["check", "explain"])
-def test_check_and_explain_show_names_as_top_does(command: list[str], options: list[str], tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [*command, "--config", str(write_config(tmp_path / "k.yaml")), *options])
-    assert done.exit_code == 0, done.output
-    assert harmless(done.output)
-    if options:
-        answer = json.loads(done.output)
-        assert CONFIGURED in (answer["quotas"][0].values() if command == ["check"] else answer.values())
-        assert r"\u202egnol" in done.output
-    else:
-        assert CONFIGURED_SHOWN in done.output
+def test_check_and_explain_show_names_as_top_does(command: list[str], tmp_path: Path) -> None:
+    text, answer = shown([*command, "--config", str(write_config(tmp_path / "k.yaml"))], 0)
+    assert CONFIGURED_SHOWN in text
+    assert r"\u202egnol" in answer
+    found = json.loads(answer)
+    assert CONFIGURED in (found["quotas"][0].values() if command == ["check"] else found.values())
 
 
 def test_json_lines_start_with_time_and_level() -> None:
