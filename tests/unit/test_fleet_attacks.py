@@ -62,10 +62,17 @@ def _old(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attack", "bad_mac"),
-    [(_goodbyes, 2), (_crowd, 1000), (_captured_goodbye, 8), (_other_partition, 24), (_other_topic, 1), (_old, 0)],
+    ("attack", "bad_mac", "other_fleet"),
+    [
+        (_goodbyes, 2, 0),
+        (_crowd, 1000, 0),
+        (_captured_goodbye, 8, 0),
+        (_other_partition, 24, 0),
+        (_other_topic, 1, 1),
+        (_old, 0, 0),
+    ],
 )
-def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac: int) -> None:
+def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac: int, other_fleet: int) -> None:
     site = Site()
     site.run(10)
     repeated = [fleet.view.repeated for fleet in site.fleets]
@@ -73,7 +80,8 @@ def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac:
     site.run(20)
     assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
     for fleet, before in zip(site.fleets, repeated, strict=True):
-        assert (fleet.known, fleet.ignored.bad_mac) == (2, bad_mac)
+        assert (fleet.known, fleet.ignored.bad_mac, fleet.ignored.other_fleet) == (2, bad_mac, other_fleet)
+        assert fleet.ignored.malformed == 0
         assert (fleet.view.repeated > before) == (attack is _old)
 
 

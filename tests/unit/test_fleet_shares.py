@@ -1,5 +1,6 @@
 """A ledger whose limits are those of a fleet: shares are in force, windows and buckets move with them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from quota.fleet.record import Seal
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
 from quota.ledger import Ledger
+from quota.overlay import laid_over
 from quota.rate import SampledRate
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 
@@ -20,21 +22,19 @@ MB = 1_000_000.0
 class Site:
     """Some instances with a ledger each, around one log."""
 
-    def __init__(self, count: int, table: QuotaTable, **settings: object) -> None:
+    def __init__(self, count: int, table: QuotaTable) -> None:
         self.now = 0.0
-        self.ledgers = [Ledger(table, **settings) for _ in range(count)]  # type: ignore[arg-type]
+        self.ledgers = [Ledger(table) for _ in range(count)]
         fleets = [Fleet(Seal([b"key"], "topic", "f"), number + 1, f"i{number}", 0.0) for number in range(count)]
         self.shares = [Shares(ledger, fleet, 0.0) for ledger, fleet in zip(self.ledgers, fleets, strict=True)]
         for fleet in fleets:
             fleet.connected(4)
         self.log: list[tuple[int, bytes]] = []
         self.read = [0] * count
-        self.dead: set[int] = set()
 
     def run(self, seconds: float, work: dict[int, float] | None = None, kind: Kind = Kind.PRODUCE) -> list[float]:
         """Clients of some instances (`work`: its rate) as honest ones; what each was charged."""
-        used = [0.0] * len(self.ledgers)
-        free = [self.now] * len(self.ledgers)
+        used, free = [0.0] * len(self.ledgers), [self.now] * len(self.ledgers)
         for _ in range(int(seconds * 20)):
             self.now += 50.0
             for at, ledger in enumerate(self.ledgers):
@@ -46,8 +46,7 @@ class Site:
                         free[at] = self.now + min(wait, 50)
                         continue
                     ledger.leave_queue(account, kind, "client")
-                    delay = ledger.charge(account, kind, amount, self.now)
-                    if delay:
+                    if delay := ledger.charge(account, kind, amount, self.now):
                         ledger.note_throttle(account, kind, delay)
                     used[at] += amount
                     free[at] = self.now + delay
@@ -57,8 +56,6 @@ class Site:
 
     def step(self) -> None:
         for at, shares in enumerate(self.shares):
-            if at in self.dead:
-                continue
             for partition, data in self.log[self.read[at] :]:
                 shares.fleet.read(partition, data, self.now)
             self.read[at] = len(self.log)
@@ -69,33 +66,34 @@ class Site:
         return [0.0 if group is None or group.limit is None else group.limit for group in found]
 
 
-def _table(**limits: float) -> QuotaTable:
-    limits = limits or {"producer_byte_rate": MB}
+def shared(**limits: float) -> QuotaTable:
     return QuotaTable([Entry(DEFAULT, None, scope="fleet", **limits)])  # type: ignore[arg-type]
 
 
+PRODUCE = shared(producer_byte_rate=MB)
+
+
 @pytest.mark.parametrize(
-    ("kind", "limits", "limit", "warm_s", "within"),
+    ("kind", "written", "limit", "warm_s", "within"),
     [
-        (Kind.PRODUCE, {"producer_byte_rate": MB}, MB, 25, 0.03),
-        (Kind.REQUEST, {"request_percentage": 20.0}, 200.0, 15, 0.05),  # ms of busy time per second
-        (Kind.MUTATION, {"controller_mutation_rate": 10.0}, 10.0, 40, 0.1),
+        pytest.param(Kind.PRODUCE, MB, MB, 25, 0.03, id="bytes"),
+        pytest.param(Kind.REQUEST, 20.0, 200.0, 15, 0.05, id="time"),  # ms of busy time per second
+        pytest.param(Kind.MUTATION, 10.0, 10.0, 40, 0.1, id="mutations"),
     ],
-    ids=["bytes", "time", "mutations"],
 )
-def test_fleet_splits_equally(kind: Kind, limits: dict[str, float], limit: float, warm_s: float, within: float) -> None:
-    site = Site(4, _table(**limits))
+def test_fleet_splits_equally(kind: Kind, written: float, limit: float, warm_s: float, within: float) -> None:
+    site = Site(4, shared(**{RATE_FIELD[kind]: written}))
     hungry = dict.fromkeys(range(4), 4 * limit)
     site.run(warm_s, hungry, kind)
     used = site.run(40, hungry, kind)
     assert sum(used) / 40 == pytest.approx(limit, rel=within)
     # Jain's index: (sum x)^2 / (n * sum x^2).
     assert sum(used) ** 2 / (4 * sum(one**2 for one in used)) >= 0.95
-    assert sum(site.limits(kind)) <= limits[RATE_FIELD[kind]]
+    assert sum(site.limits(kind)) <= written
 
 
 def test_new_counter_starts_from_floor_with_short_mutes() -> None:
-    site = Site(4, _table())
+    site = Site(4, PRODUCE)
     site.run(3)
     ledger = site.ledgers[0]
     account = ledger.account("u", "c")
@@ -108,7 +106,7 @@ def test_new_counter_starts_from_floor_with_short_mutes() -> None:
 
 
 def test_a_request_that_waits_for_old_debt_asks_for_a_share() -> None:
-    site = Site(3, _table())
+    site = Site(3, PRODUCE)
     site.run(3)
     account = site.ledgers[0].account("u", "c")
     site.ledgers[0].charge(account, Kind.PRODUCE, 200 * MB, site.now)
@@ -119,12 +117,12 @@ def test_a_request_that_waits_for_old_debt_asks_for_a_share() -> None:
 
 
 def test_reload_changes_the_limit_and_keeps_the_share() -> None:
-    site = Site(2, _table())
+    site = Site(2, PRODUCE)
     both = dict.fromkeys(range(2), MB)
     site.run(10, dict.fromkeys(both, 4 * MB))
     before = site.limits()
     for ledger in site.ledgers:
-        ledger.swap(_table(producer_byte_rate=2 * MB))
+        ledger.swap(shared(producer_byte_rate=2 * MB))
     site.run(0.1, both)
     assert site.limits() == pytest.approx([2 * one for one in before], rel=0.01)
     for ledger in site.ledgers:
@@ -134,13 +132,10 @@ def test_reload_changes_the_limit_and_keeps_the_share() -> None:
 
 
 def test_shadow_and_candidate_limits_are_shared_as_well() -> None:
-    table = QuotaTable(
-        [
-            Entry(DEFAULT, None, producer_byte_rate=MB, mode="shadow", scope="fleet"),
-            Entry(None, "c", consumer_byte_rate=MB, candidate=CandidateLimits(None, MB / 2), scope="fleet"),
-        ]
-    )
-    site = Site(2, table)
+    shadow_entry = Entry(DEFAULT, None, producer_byte_rate=MB, mode="shadow", scope="fleet")
+    candidate = CandidateLimits(consumer_byte_rate=MB / 2)
+    on_trial = Entry(None, "c", consumer_byte_rate=MB, candidate=candidate, scope="fleet")
+    site = Site(2, QuotaTable([shadow_entry, on_trial]))
     site.run(12, dict.fromkeys(range(2), 4 * MB))
     meters = site.ledgers[0].account("u", "c").meters
     shadow: Any = meters[Kind.PRODUCE].group
@@ -170,15 +165,12 @@ def test_shares_connection_rates_and_allows_one_per_window() -> None:
 
 
 def test_overlay_keeps_the_scope() -> None:
-    from quota.overlay import laid_over
-
     table = QuotaTable([Entry("a", None, producer_byte_rate=MB, scope="fleet")], default_scope="instance")
     overlay = {(("user", name),): {"producer_byte_rate": 5.0} for name in "ab"}
     changed = laid_over(table, overlay)
     assert [changed.of_fleet(changed.get(name, None)) for name in "ab"] == [True, False]
-    assert laid_over(QuotaTable(default_scope="fleet"), {(("user", "b"),): {"producer_byte_rate": 5.0}}).of_fleet(
-        Entry("b", None, producer_byte_rate=5.0)
-    )
+    of_fleets = laid_over(QuotaTable(default_scope="fleet"), overlay)
+    assert of_fleets.of_fleet(of_fleets.get("b", None))
 
 
 @pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
@@ -207,11 +199,14 @@ def test_a_window_in_which_nothing_was_is_filled_evenly() -> None:
 
 def test_many_groups_are_split_in_many_steps() -> None:
     many = 600
-    table = QuotaTable([Entry(client_id=DEFAULT, scope="fleet", producer_byte_rate=MB)])
-    site = Site(1, table, max_clients=many + 1)
+    site = Site(1, QuotaTable([Entry(client_id=DEFAULT, scope="fleet", producer_byte_rate=MB)]))
     ledger, shares = site.ledgers[0], site.shares[0]
     shares.fleet.connected(1)
     accounts = [ledger.account("u", f"c{number}") for number in range(many)]
+
+    def steps() -> Iterator[None]:
+        site.log = yield from shares.steps(site.now)
+
     most = 0
     for tick in range(28):
         site.now += 250.0
@@ -219,14 +214,6 @@ def test_many_groups_are_split_in_many_steps() -> None:
             ledger.charge(account, Kind.PRODUCE, 10.0, site.now)
         for partition, data in site.log:
             shares.fleet.read(partition, data, site.now)
-        steps, turns = shares.steps(site.now), 1
-        try:
-            while True:
-                next(steps)
-                turns += 1
-        except StopIteration as end:
-            site.log = end.value
-        most = max(most, turns)
+        most = max(most, 1 + sum(1 for _ in steps()))
     assert most >= 4 * many / STEP
-    limits = {group.limit for group in ledger.groups(Kind.PRODUCE)}
-    assert min(limit or 0.0 for limit in limits) == pytest.approx(MB, rel=0.01)
+    assert min(group.limit or 0.0 for group in ledger.groups(Kind.PRODUCE)) == pytest.approx(MB, rel=0.01)

@@ -1,6 +1,7 @@
 """The split of one limit among instances: the arithmetic, and what is held of it whatever happens to records."""
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +11,12 @@ from quota.entity import CounterKey
 from quota.fleet.claim import exact
 from quota.fleet.core import Fleet, ShareReason, whole
 from quota.fleet.demand import DemandEstimate
-from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, Seal, decode, encode, group_hash
+from quota.fleet.record import FleetRecordError, GroupUse, Record, decode, encode, group_hash
 from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
 from tests.support.examples import examples
-from tests.support.fleet_site import GROUP, HUNGRY, SEAL, TOPIC, Site
+from tests.support.fleet_site import GROUP, HUNGRY, SEAL, Site
 
 NEVER_MORE = CAPACITY + 1e-9
 FRACTIONS = st.floats(0.0, 1.0, allow_nan=False, width=32)
@@ -39,20 +40,16 @@ def test_grants_of_the_same_records_add_up_to_the_capacity(demands: list[float])
     assert all(grant >= max(grants) - 1e-9 for grant in hungry)
 
 
-@given(
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2**63),
-    st.integers(1, 600_000),
-    st.booleans(),
-    st.text(max_size=20),
-    st.lists(st.builds(GroupUse, st.integers(0, 2**64 - 1), FRACTIONS, FRACTIONS, FRACTIONS, FRACTIONS, FRACTIONS)),
-)
-def test_records_come_back_as_they_were(
-    member: int, seq: int, interval_ms: int, leaving: bool, name: str, groups: list[GroupUse]
-) -> None:
-    record = Record(member, seq, interval_ms, leaving, name, tuple(groups))
+MEMBERS = st.integers(0, 2**64 - 1)
+USES = st.lists(st.builds(GroupUse, MEMBERS, FRACTIONS, FRACTIONS, FRACTIONS, FRACTIONS, FRACTIONS)).map(tuple)
+FIELDS = st.tuples(MEMBERS, st.integers(0, 2**63), st.integers(1, 600_000), st.booleans(), st.text(max_size=20), USES)
+
+
+@given(FIELDS)
+def test_records_come_back_as_they_were(fields: tuple[Any, ...]) -> None:
+    record = Record(*fields)
     found = decode(SEAL, 0, encode(SEAL, 0, record))
-    assert found._replace(name="") == record._replace(name="", has_groups=bool(groups))
+    assert found._replace(name="") == record._replace(name="", has_groups=bool(record.groups))
 
 
 def _data(**changes: float) -> bytes:
@@ -68,36 +65,27 @@ def test_any_bytes_are_a_record_or_none(data: bytes) -> None:
             assert all(0 <= use.held <= 1 and 0 <= use.claim <= 1 for use in decode(SEAL, 0, each).groups)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"kq",
-        _data()[:-1],
-        _data() + b"\0",
-        b"KQ" + _data()[2:],
-        b"kq\2\2" + _data()[4:],
-        _data(held=float("nan")),
-        _data(claim=1.5),
-        _data(demand=-0.1),
-        _data(usage=float("inf")),
-        _data(level=float("nan")),
-    ],
-    ids=["empty", "cut", "short", "long", "magic", "flags", "nan", "above", "below", "infinite", "level"],
-)
+MALFORMED = {
+    "empty": b"",
+    "cut": b"kq",
+    "short": _data()[:-1],
+    "long": _data() + b"\0",
+    "magic": b"KQ" + _data()[2:],
+    "flags": b"kq\2\2" + _data()[4:],
+    "nan": _data(held=float("nan")),
+    "above": _data(claim=1.5),
+    "below": _data(demand=-0.1),
+    "infinite": _data(usage=float("inf")),
+    "level": _data(level=float("nan")),
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_records_are_ignored_and_counted(data: bytes) -> None:
-    fleet = _fleet()
+    fleet = Site(1).fleets[0]
     fleet.read(0, data, 0.0)
     assert fleet.ignored.malformed == 1
     assert not fleet.view.members
-
-
-def test_other_fleets_on_the_topic_do_not_mix() -> None:
-    fleet = _fleet()
-    with pytest.raises(OtherFleetError):
-        decode(Seal([b"old" * 12], TOPIC, "another"), 0, _data())
-    fleet.read(0, encode(Seal([b"old" * 12], TOPIC, "another"), 0, Record(1, 7, 1000, False, "a", ())), 0.0)
-    assert (fleet.ignored.other_fleet, fleet.ignored.malformed, len(fleet.view.members)) == (1, 0, 0)
 
 
 def test_tells_groups_apart_by_kind_and_names() -> None:
@@ -119,12 +107,7 @@ def test_requests_what_it_uses_and_more_when_throttled() -> None:
     assert asked == pytest.approx([0.3, 0.3, 0.6, 0.6, 1.0, 1.0])
     for used, demand in ((0.2, 0.21), (0.0, 0.0)):
         estimate = DemandEstimate()
-        asked = [estimate.sample(used, False, 0.5, 0.5) for _ in range(6)]
-        assert asked[-1] == pytest.approx(demand)
-
-
-def _fleet() -> Fleet:
-    return Site(1).fleets[0]
+        assert [estimate.sample(used, False, 0.5, 0.5) for _ in range(6)][-1] == pytest.approx(demand)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.05, 0.2, 2.0]), min_size=2, max_size=8))
@@ -225,7 +208,7 @@ def test_level_of_gone_instance_fades_over_a_window(now: float, level: float) ->
 
 
 def test_probing_instance_is_not_forgotten_sooner() -> None:
-    fleet = _fleet()
+    fleet = Site(1).fleets[0]
     fleet.read(0, encode(SEAL, 0, Record(9, 0, 1000, False, "other", ())), 0.0)
     for now in range(0, 12_000, 50):
         whole(fleet.steps(float(now)))
