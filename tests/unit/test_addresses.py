@@ -1,21 +1,13 @@
 """Which port stands for which broker, under any churn."""
 
 import random
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.wire.responses import NodeAddress
-from proxy.net.listen.addresses import (
-    AddressBook,
-    BadAddressError,
-    ExhaustedError,
-    KnownPort,
-    LeftError,
-    own_ports,
-)
+from proxy.net.listen.addresses import AddressBook, BadAddressError, ExhaustedError, KnownPort, LeftError, own_ports
 
 GRACE_S = 600.0
 FIRST = 19_092
@@ -26,13 +18,14 @@ def node(node_id: int, host: str | None = None) -> NodeAddress:
 
 
 class Machine:
-    def __init__(self, size: int, fixed: Mapping[int, int] | None = None) -> None:
+    """An address book over `size` ports, `room` descriptors and the ports `taken` by others."""
+
+    def __init__(self, size: int) -> None:
         self.ports = range(FIRST, FIRST + size)
         self.open: dict[int, int] = {}
         self.taken: set[int] = set()
         self.room = size
-        self.fixed = dict(fixed or {})
-        self.book = AddressBook(self.ports, self.fixed, GRACE_S, self.bind, self.close)
+        self.book = AddressBook(self.ports, {}, GRACE_S, self.bind, self.open.__delitem__)
         self.now_s = 0.0
         self.advertised: dict[tuple[int, int], float] = {}
         """(port, node id): when it was advertised last."""
@@ -46,9 +39,6 @@ class Machine:
             return False
         self.open[port] = node_id
         return True
-
-    def close(self, port: int) -> None:
-        del self.open[port]
 
     def see(self, *ids: int, complete: bool = True) -> dict[int, int | None]:
         self.book.learn([node(one) for one in ids], complete=complete, now_s=self.now_s)
@@ -129,9 +119,8 @@ def test_instances_agree_after_any_churn(size: int, events: list[tuple[str, set[
             stands_for = machine.open.get(port)
             if stands_for != advertised and machine.now_s < when_s + GRACE_S:
                 assert stands_for is not None
-                assert found.get(stands_for) == port or (port, stands_for) in machine.advertised, (
-                    "it was advertised in between"
-                )
+                advertised_since = (port, stands_for) in machine.advertised
+                assert found.get(stands_for) == port or advertised_since
                 machine.advertised[port, advertised] = -GRACE_S
     machine.wait(GRACE_S + 1)
     assert len(machine.open) == min(len(live), size)

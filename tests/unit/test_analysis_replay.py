@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.replay import ReplayResult, Rule, fold
+from analysis.replay import Rule, fold
 from config.load import load_bytes
 from proxy.app.cli.simulate import run as simulate
-
-
-def configuration(limits: str, **windows: int | str) -> Any:
-    more = "".join(f"{name}: {value}\n" for name, value in windows.items())
-    return load_bytes("q.yaml", f'upstream: {{bootstrap: ["k:9092"]}}\nquotas: [{limits}]\n{more}'.encode())
-
 
 Spread = list[tuple[int, int, float, float]]
 """Group, start in ms, duration in s, amount."""
@@ -27,9 +21,8 @@ def traffic(dice: random.Random, shape: str, groups: int, count: int) -> Spread:
     for group in range(groups):
         at_ms = 1_760_918_400_000 + dice.randrange(5000)
         for number in range(count):
-            length = {"ten": 10.0, "minutes": 300.0, "seconds": 1.0, "mixed": dice.choice((1.0, 3.0, 10.0, 45.0))}[
-                shape
-            ]
+            mixed = dice.choice((1.0, 3.0, 10.0, 45.0))
+            length = {"ten": 10.0, "minutes": 300.0, "seconds": 1.0, "mixed": mixed}[shape]
             duration_s = length if dice.random() < 0.3 else max(length + dice.choice((-0.6, -0.004, 0.003, 0.4)), 0.2)
             rate = dice.choice((0, 0, 400, 900, 1000, 1200, 5000 if dice.random() < 0.3 else 300))
             amount = rate * duration_s if dice.random() < 0.5 else float(round(rate * duration_s))
@@ -42,24 +35,19 @@ def traffic(dice: random.Random, shape: str, groups: int, count: int) -> Spread:
     return rows
 
 
-def folded(rule: Rule, rows: Spread, limits: Any) -> ReplayResult:
-    shuffled = random.Random(1).sample(rows, len(rows))
-    group, start_ms, duration_s, amount = (np.array(one) for one in zip(*shuffled, strict=True))
-    return fold(rule, group, start_ms, duration_s.astype(float), amount.astype(float), np.array(limits, dtype=float))
-
-
-def simulated(config: Any, kind: str, rows: Spread, scale: float = 1.0) -> dict[int, tuple[int, int, float]]:
+def simulated(config: str, kind: str, rows: Spread) -> dict[int, tuple[int, int, float]]:
+    """By group: how many seconds were over, the longest delay, and the worst rate or fewest tokens."""
     lines = []
     seconds: list[tuple[int, int, int, float]] = []
     for group, start_ms, duration_s, amount in rows:
         steps = max(int(duration_s + 0.5), 1)
         seconds += [(start_ms + step * 1000, step, group, amount / steps) for step in range(steps)]
     for t_ms, _, group, amount in sorted(seconds):
-        event = {"t_ms": t_ms, "kind": kind, "client_id": f"g{group}", "amount": amount * scale}
+        event = {"t_ms": t_ms, "kind": kind, "client_id": f"g{group}", "amount": amount}
         lines.append(json.dumps(event | ({"strict": False} if kind == "mutation" else {})).encode())
     answer: dict[int, tuple[int, int, float]] = {}
     extreme = min if kind == "mutation" else max
-    for good, result in simulate(config, lines):
+    for good, result in simulate(load_bytes("q.yaml", config.encode()), lines):
         assert good, result
         if result["throttle_ms"] > 0:
             group = int(result["client_id"][1:])
@@ -73,10 +61,13 @@ WINDOWS = [(11, 1), (5, 1), (4, 2), (3, 7), (2, 1), (1, 1)]
 
 def same(rule: Rule, rows: Spread, limits: Any, setting: str, kind: str, **windows: int | str) -> int:
     """The replay finds what `simulate` says, under each group's limits in turn; how many seconds were over."""
-    outcome, held = folded(rule, rows, limits), 0
+    groups, starts, lengths, amounts = map(np.array, zip(*random.Random(1).sample(rows, len(rows)), strict=True))
+    outcome = fold(rule, groups, starts, lengths.astype(float), amounts.astype(float), np.array(limits, dtype=float))
+    held = 0
     for place in range(len(limits[0])):
         entries = ", ".join(f"{{client-id: g{g}, {setting}: {limits[g][place]}}}" for g in range(3))
-        expected = simulated(configuration(entries, **windows), kind, rows)
+        head = "".join(f"{name}: {value}\n" for name, value in windows.items())
+        expected = simulated(f'{head}upstream: {{bootstrap: ["k:9092"]}}\nquotas: [{entries}]\n', kind, rows)
         for group in range(3):
             number, longest, extreme = expected.get(group, (0, 0, float("nan")))
             assert outcome.seconds_over[group, place] == number, (group, place)

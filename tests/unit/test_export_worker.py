@@ -10,12 +10,13 @@ LIMIT_S = 20.0
 
 
 class Sink:
-    def __init__(self) -> None:
+    """It fails `failures` times, after the first `partly` lines."""
+
+    def __init__(self, failures: int = 0, partly: int = 0) -> None:
+        self.failures, self.partly = failures, partly
         self.written: list[bytes] = []
-        self.failures = 0
         self.go = threading.Event()
         self.go.set()
-        self.partly = 0
         self.closed = False
         self.ticks = 0
 
@@ -51,8 +52,7 @@ def ended(worker: Worker, within_s: float = LIMIT_S) -> None:
 
 
 def test_batches_are_written_in_order_and_tried_again() -> None:
-    sink = Sink()
-    sink.failures, sink.partly = 2, 1
+    sink = Sink(failures=2, partly=1)
     worker = started(sink, wall_s=lambda: 77.0, first_retry_s=0.01)
     until(lambda: sink.ticks > 0)
     worker.offer(batch(b"1\n", b"2\n", b"3\n"))
@@ -83,8 +83,7 @@ def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
 
 
 def test_undelivered_batches_are_dropped_and_counted() -> None:
-    sink = Sink()
-    sink.failures = 10**9
+    sink = Sink(failures=10**9)
     worker = started(sink, first_retry_s=0.01)
     worker.offer(batch(b"1\n", b"2\n"))
     worker.offer(batch(b"3\n"))

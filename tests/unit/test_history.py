@@ -13,22 +13,17 @@ def books(rate: float = 1000) -> Ledger:
     return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=rate)]), smooth=False)
 
 
-def look(history: History, now_ms: float) -> None:
-    for _ in history.look(now_ms):
-        pass
-
-
 def test_use_and_held_time_of_each_counter() -> None:
     ledger, counters = books(), Counters()
     history = History(ledger, counters)
-    look(history, 0)
+    list(history.look(0))
     etl = ledger.account("u", "etl")
     ledger.charge(etl, Kind.PRODUCE, 5000, STEP_MS - 1)  # 5 000 B in 10 s: half of 1 000 B/s
     counters.connections_open, counters.connections_muted, counters.connections_waiting = 3, 1, 2
-    look(history, STEP_MS)
+    list(history.look(STEP_MS))
     ledger.note_throttle(etl, Kind.PRODUCE, 2500)  # 2.5 s of delay in 5 s: 0.5
     ledger.charge(etl, Kind.PRODUCE, 0, 2 * STEP_MS)
-    look(history, 2 * STEP_MS)
+    list(history.look(2 * STEP_MS))
     seen = history.as_json(2 * STEP_MS + 500)
     assert seen["age_s"] == [10.5, 5.5, 0.5]
     assert seen["connections"] == {"open": [0, 3, 3], "muted": [0, 1, 1], "waiting": [0, 2, 2]}
@@ -49,16 +44,16 @@ def test_memory_of_delays() -> None:
         if number >= 2:
             ledger.note_throttle(etl, Kind.PRODUCE, 40)
         ledger.charge(etl, Kind.PRODUCE, 1000, number * STEP_MS)
-        look(history, number * STEP_MS)
+        list(history.look(number * STEP_MS))
         found = history.delayed(group, number * STEP_MS)
         assert (found is not None) == history.delays(group) == (number >= 2)
     # The samples of the last minute: 3 to 14.
     assert history.delayed(group, 14 * STEP_MS) == (2 * STEP_MS, 1.0, False)
     ledger.charge(etl, Kind.PRODUCE, 1, 15 * STEP_MS)
-    look(history, 15 * STEP_MS)
+    list(history.look(15 * STEP_MS))
     assert history.delayed(group, 15 * STEP_MS) is None
     ledger.note_throttle(etl, Kind.PRODUCE, 40)
-    look(history, 16 * STEP_MS)
+    list(history.look(16 * STEP_MS))
     assert history.delayed(group, 16 * STEP_MS) == (16 * STEP_MS, 11 / 12, False)
 
 
@@ -66,7 +61,7 @@ def test_long_delays_count_until_they_end() -> None:
     """Muted from 1 s on, by a delay of 30 s and then another one: since the first sample after that, in all of them."""
     ledger = books()
     history, etl = History(ledger, Counters()), ledger.account("u", "etl")
-    look(history, 0)
+    list(history.look(0))
     for second in range(1, 66):
         now_ms = 1000.0 * second
         if second in (1, 31):
@@ -75,7 +70,7 @@ def test_long_delays_count_until_they_end() -> None:
             (group,) = ledger.groups()
             ledger.decisions.note(group, etl.identity, delay_ms, now_ms, 0, 40_000)
         if second % 5 == 0:
-            look(history, now_ms)
+            list(history.look(now_ms))
             found = history.delayed(group, now_ms)
             assert found is not None
             assert (found.since_ms, found.last_minute) == (5000.0, min(second / 60, 1.0))
@@ -88,16 +83,16 @@ def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
     history = History(ledger, Counters())
     for number in range(3 * MAX_COUNTERS):
         ledger.charge(ledger.account("u", f"c{number:03}"), Kind.PRODUCE, 10 * (number + 1), 0)
-    look(history, 1)
+    list(history.look(1))
     names = {one["client_id"] for one in history.as_json(1)["counters"]}
     assert names == {f"c{number:03}" for number in range(2 * MAX_COUNTERS, 3 * MAX_COUNTERS)}
     ledger.charge(ledger.account("u", "late"), Kind.PRODUCE, 9000, STEP_MS)
-    look(history, STEP_MS)
+    list(history.look(STEP_MS))
     counters = history.as_json(STEP_MS)["counters"]
     assert len(counters) == MAX_COUNTERS
     assert next(one["use"] for one in counters if one["client_id"] == "late") == [None, 0.9]
     # None of them is used any more: all stay for what they did, with nothing since.
-    look(history, STEP_MS + USED_WITHIN_MS)
+    list(history.look(STEP_MS + USED_WITHIN_MS))
     assert {one["use"][-1] for one in history.as_json(STEP_MS + USED_WITHIN_MS)["counters"]} == {0.0}
 
 
@@ -106,7 +101,7 @@ def test_keeps_15_minutes_and_drops_idle_counters() -> None:
     history = History(ledger, Counters())
     ledger.charge(ledger.account("u", "once"), Kind.PRODUCE, 5000, 0)
     for number in range(SAMPLES + 10):
-        look(history, number * STEP_MS)
+        list(history.look(number * STEP_MS))
         if number == 0:
             assert history.as_json(0)["counters"][0]["use"] == [0.5]
     seen = history.as_json((SAMPLES + 10) * STEP_MS)
