@@ -9,13 +9,14 @@ from quota.table import Entry, QuotaTable
 STEP_MS = INTERVAL_S * 1000
 
 
-def books(rate: float = 1000) -> Ledger:
-    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=rate)]), smooth=False)
+def begun() -> tuple[Ledger, Counters, History]:
+    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]), smooth=False)
+    counters = Counters()
+    return ledger, counters, History(ledger, counters)
 
 
 def test_use_and_held_time_of_each_counter() -> None:
-    ledger, counters = books(), Counters()
-    history = History(ledger, counters)
+    ledger, counters, history = begun()
     list(history.look(0))
     etl = ledger.account("u", "etl")
     ledger.charge(etl, Kind.PRODUCE, 5000, STEP_MS - 1)  # 5 000 B in 10 s: half of 1 000 B/s
@@ -36,8 +37,8 @@ def test_use_and_held_time_of_each_counter() -> None:
 
 def test_memory_of_delays() -> None:
     """Delays of each interval from the third on, but for the last: begun then, and in so much of a minute."""
-    ledger = books()
-    history, etl = History(ledger, Counters()), ledger.account("u", "etl")
+    ledger, _, history = begun()
+    etl = ledger.account("u", "etl")
     ledger.charge(etl, Kind.PRODUCE, 5000, 0)
     (group,) = ledger.groups()
     for number in range(15):
@@ -59,8 +60,8 @@ def test_memory_of_delays() -> None:
 
 def test_long_delays_count_until_they_end() -> None:
     """Muted from 1 s on, by a delay of 30 s and then another one: since the first sample after that, in all of them."""
-    ledger = books()
-    history, etl = History(ledger, Counters()), ledger.account("u", "etl")
+    ledger, _, history = begun()
+    etl = ledger.account("u", "etl")
     list(history.look(0))
     for second in range(1, 66):
         now_ms = 1000.0 * second
@@ -79,8 +80,7 @@ def test_long_delays_count_until_they_end() -> None:
 
 
 def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
-    ledger = books()
-    history = History(ledger, Counters())
+    ledger, _, history = begun()
     for number in range(3 * MAX_COUNTERS):
         ledger.charge(ledger.account("u", f"c{number:03}"), Kind.PRODUCE, 10 * (number + 1), 0)
     list(history.look(1))
@@ -97,8 +97,7 @@ def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
 
 
 def test_keeps_15_minutes_and_drops_idle_counters() -> None:
-    ledger = books()
-    history = History(ledger, Counters())
+    ledger, _, history = begun()
     ledger.charge(ledger.account("u", "once"), Kind.PRODUCE, 5000, 0)
     for number in range(SAMPLES + 10):
         list(history.look(number * STEP_MS))

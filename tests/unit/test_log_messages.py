@@ -4,9 +4,9 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 import structlog
 import trio
+from trio.testing import MockClock
 
 from deploy.kubernetes import webhook
 from deploy.kubernetes.cluster import ApiServerError
@@ -39,15 +39,10 @@ def test_each_warning_and_error_is_in_the_table() -> None:
     assert {text for text in internal if not text.endswith(INTERNAL_ERROR)} == set()
 
 
-def test_no_answer_of_the_api_server_is_no_refused_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_answer_of_the_api_server_is_no_refused_certificate(autojump_clock: MockClock) -> None:
     async def look() -> webhook.Pair:
         raise ApiServerError("GET secret", 0, "no answer")
 
-    async def follow() -> None:
-        with trio.move_on_after(0.1):
-            await webhook._Certificates(None, "", look).follow(None)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(webhook, "CERTIFICATE_POLL_S", 0.01)
-    with structlog.testing.capture_logs() as logs:
-        trio.run(follow)
+    with structlog.testing.capture_logs() as logs, trio.move_on_after(10 * webhook.CERTIFICATE_POLL_S):
+        await webhook._Certificates(None, "", look).follow(None)  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == [webhook.NO_ANSWER]
