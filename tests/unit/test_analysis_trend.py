@@ -35,9 +35,8 @@ def test_separates_growth_from_weekends() -> None:
     ("alike", "least", "most_error"), [(0.0, 0.75, 0.07), (0.5, 0.68, 0.09)], ids=["each day again", "days alike"]
 )
 def test_held_out_weeks_are_within_stated_bounds(alike: float, least: float, most_error: float) -> None:
-    """300 series of eight weeks and two that are held out, with noise of 6 % of an average day: of what is forecast to
-    be within the bounds with 80 %, 80 % are, or a bit less where days are alike. The mean error of a perfect forecast
-    would be 0.8 times 6 MB, of values of 160 MB: 3 %; where days are alike 3.5 %."""
+    """Ten weeks with noise of 6 % of an average day, two of them held out; the mean error of a perfect forecast would
+    be 0.8 * 6 MB of 160 MB: 3 %, where days are alike 3.5 %."""
     tested = [back_test(*weeks(70, noise=6 * MB, alike=alike, seed=seed)) for seed in range(300)]
     found = [one for one in tested if one is not None]
     assert [one.days for one in found] == [14] * 300

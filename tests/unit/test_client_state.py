@@ -1,5 +1,4 @@
-"""What a session's client may do next (`Session.describe`), reached as in traffic; and what keeps accounts from being
-forgotten."""
+"""What a session's client may do next (`Session.describe`); and what keeps accounts from being forgotten."""
 
 from collections.abc import Callable
 
@@ -27,9 +26,8 @@ HOUR_MS = 3_600_000
 @pytest.mark.parametrize("kept", [0, MAX_KEPT_BYTES + 1])
 def test_full_until_a_response_arrives(kept: int) -> None:
     """With as many requests in flight as may be, or with too large an answer that waits for its turn."""
-    one = session(
-        ledger(), max_in_flight=3 if kept else 1, interceptors={CREATE_TOPICS: Scripted(lambda *_: Answer(bytes(kept)))}
-    )
+    answers = {CREATE_TOPICS: Scripted(lambda *_: Answer(bytes(kept)))}
+    one = session(ledger(), max_in_flight=3 if kept else 1, interceptors=answers)
     from_client(one, produce(1, 100) + (request(CREATE_TOPICS, 4, 2, b"") if kept else b"") + produce(3, 100))
     assert one.describe(0.0) == "full"
     assert len(one.taken()) == 0
@@ -80,8 +78,7 @@ def test_connecting_until_the_broker_is_there() -> None:
 def kept(of: Ledger, client_id: str) -> bool:
     account = of.account("ANONYMOUS", client_id)
     account.last_ms = 0
-    for _ in of.sweep(2 * HOUR_MS):
-        pass
+    list(of.sweep(2 * HOUR_MS))
     return account in list(of.accounts())
 
 

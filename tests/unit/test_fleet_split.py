@@ -113,8 +113,7 @@ def test_requests_what_it_uses_and_more_when_throttled() -> None:
 @given(st.lists(st.sampled_from([0.0, 0.05, 0.2, 2.0]), min_size=2, max_size=8))
 @settings(max_examples=examples(40), deadline=None)
 def test_nothing_is_lost_while_an_instance_waits(wants: list[float]) -> None:
-    """Some seconds after the load has come, the fleet uses what it can: its limit but for the floors of the idle, and
-    the 5 % by which those that have enough ask for more."""
+    """Its limit but for the floors of the idle, and the 5 % by which those that have enough ask for more."""
     site = Site(len(wants), wants=0.0)
     site.run(3.0, NEVER_MORE)
     site.wants(*wants)

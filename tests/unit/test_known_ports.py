@@ -14,8 +14,6 @@ from proxy.net.listen.addresses import KnownPort
 
 NOW_S = 1_800_000_000.0
 ONE = {"port": 19_093, "broker": 1, "host": "kafka-1", "broker_port": 9092, "until": None}
-
-
 NUMBERS = st.integers(1, 65_535)
 HOSTS = st.from_regex(r"[a-zé0-9.:-]{1,80}", fullmatch=True)
 NODES = st.builds(NodeAddress, st.integers(0, 2**31 - 1), HOSTS, NUMBERS)
@@ -28,10 +26,8 @@ def test_what_is_written_is_read(ports: list[KnownPort]) -> None:
 
 def test_time_goes_on_while_the_process_is_down() -> None:
     ports = [KnownPort(port, NodeAddress(port, "a", 1), held_s) for port, held_s in ((1, 5.0), (2, 50.0), (3, None))]
-    assert [(one.port, one.held_s) for one in parse_ports(ports_bytes(ports, NOW_S), NOW_S + 10)] == [
-        (2, 40.0),
-        (3, None),
-    ]
+    later = parse_ports(ports_bytes(ports, NOW_S), NOW_S + 10)
+    assert [(one.port, one.held_s) for one in later] == [(2, 40.0), (3, None)]
 
 
 @pytest.mark.parametrize(
