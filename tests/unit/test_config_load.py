@@ -352,8 +352,8 @@ UNCHECKED = f'upstream: {{bootstrap: ["kafka:9092"], tls: {{verify_hostname: fal
         (QUOTAS + "identity: {sources: [sasl], static: web}", ['3:37: identity.static: got "web", is not used']),
         (QUOTAS + "fleet: {key_file: /etc/kquota-fleet/key}", ["3:1: fleet: is not used: no limit has"]),
         (
-            "listen: {proxy_protocol_from: ['::/0']}\n" + QUOTAS,
-            ['2:32: listen.proxy_protocol_from[0]: got "::/0", every'],
+            "listen: {proxy_protocol_from: [10.0.0.0/8, '::/0']}\n" + QUOTAS,
+            ['2:44: listen.proxy_protocol_from[1]: got "::/0", every client can claim any address'],
         ),
         (UNCHECKED + QUOTAS, ["1:62: upstream.tls.verify_hostname: got false, any holder of a certificate of a trust"]),
     ],

@@ -70,6 +70,7 @@ def test_writes_as_many_values_as_can_be_read(overlay: Overlay) -> None:
         ("quotas: [{user: a, producer_rate: 1}]", "quotas[0].producer_rate: unknown key, did you mean"),
         ("quotas:\n- &a {user: a, producer_byte_rate: 1}\n- *a", "quotas[1]: expected each entity once, user=a alr"),
         ("quotas: [{user: a, ip: 1.1.1.1, producer_byte_rate: 1}]", "quotas[0]: an ip cannot be combined with a user"),
+        ("quotas: [{ip: host, connection_creation_rate: 1}]", "quotas[0]: expected an IPv4 or IPv6 address"),
         ("quota: []", "o.yaml:1:1: quota: unknown key, did you mean quotas?"),
         ("- a", "got a list of 1, expected a mapping"),
         ("quotas:", "quotas: got null, expected a list"),
