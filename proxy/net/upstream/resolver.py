@@ -1,9 +1,6 @@
-"""Resolves names when brokers are dialled: by the system's resolver, in threads, never many at once.
-
-A lookup whose servers do not answer holds a thread for many seconds, longer than any caller waits for it. Those threads
-must not be the ones that other work needs (trio's common 40), and a hundred clients that dial the same name look it up
-once. Nothing is cached: getaddrinfo does not say how long an answer is valid.
-"""
+"""Resolves names when brokers are dialled: by the system's resolver, in few threads of its own, as a lookup whose
+servers do not answer holds one for many seconds. A hundred clients that dial the same name look it up once. Nothing is
+cached: getaddrinfo does not say how long an answer is valid."""
 
 from __future__ import annotations
 
