@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.sections import StaticIdentity
-from proxy.app.sources.security import StaticUser, StaticUserError
+from proxy.app.sources.security import BadFileError, StaticUser
 
 
 def token(subject: str) -> str:
@@ -73,7 +73,7 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
 )
 def test_refuses_files_of_no_user(volume: Path, template: str, change: Callable[[Path], object], expected: str) -> None:
     change(volume)
-    with pytest.raises(StaticUserError) as refused:
+    with pytest.raises(BadFileError) as refused:
         reading(template, volume)
     assert str(refused.value).startswith(f"identity.static {volume}")
     assert expected in str(refused.value)
@@ -93,5 +93,5 @@ def test_a_file_names_one_user(tmp_path: Path) -> None:
     assert user.read() == "CN=web"
     for text, expected in (("\n", "is empty, expected the user"), ("a\nb\n", "expected one line of text, the user")):
         (tmp_path / "user").write_text(text)
-        with pytest.raises(StaticUserError, match=expected):
+        with pytest.raises(BadFileError, match=expected):
             user.read()

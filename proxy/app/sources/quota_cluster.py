@@ -44,7 +44,6 @@ class ClusterSource(QuotaSource):
         self._access = Access(config.upstream.connect_timeout_ms / 1000, tls, own_credentials(config))
         self._in_file = to_table(config)
         self._quotas: Quotas | None = None
-        """The last answer; None before the first one."""
         self._changing = trio.Lock()
         self._wanted = trio.Event()
         self._again_s: list[float] = []
