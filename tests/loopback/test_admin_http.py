@@ -1,6 +1,5 @@
 """The admin port over real sockets: every endpoint, and scrapers that hang, dribble, flood or talk nonsense."""
 
-import gzip
 import json
 import socket
 import time
@@ -32,22 +31,27 @@ TABLE = QuotaTable(
 
 
 @dataclass
+class FakeCluster:
+    reached: bool = True
+    last_error: str | None = None
+    more_brokers: int = 0
+
+    def all(self) -> list[tuple[int, str, int, int | None]]:
+        more = [(number + 3, f"kafka-{number + 3}", 9092, None) for number in range(self.more_brokers)]
+        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None), *more]
+
+
+@dataclass
 class FakeProxy:
     state: str = "serving"
-    cluster_reached: bool = True
-    last_cluster_error: str | None = None
+    cluster: FakeCluster = field(default_factory=FakeCluster)
     listeners_bound: bool = True
     full: str | None = None
     found: list[ConnectionInfo] = field(default_factory=list)
     given_user: tuple[str, str] = ("web", "static")
-    more_brokers: int = 0
 
     def each_connection(self) -> Iterator[ConnectionInfo]:
         return iter(self.found)
-
-    def brokers(self) -> list[tuple[int, str, int, int | None]]:
-        more = [(number + 3, f"kafka-{number + 3}", 9092, None) for number in range(self.more_brokers)]
-        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None), *more]
 
 
 class FakeSource:
@@ -116,11 +120,11 @@ async def test_health_is_of_process_and_readiness_of_work() -> None:
             return list(answer["reasons"])
 
         assert await not_ready() == []
-        proxy.state, proxy.listeners_bound, proxy.cluster_reached = "starting", False, False
+        proxy.state, proxy.listeners_bound, proxy.cluster.reached = "starting", False, False
         assert await not_ready() == ["the listener is not bound", "cannot reach the Kafka cluster: no answer yet"]
-        proxy.state, proxy.listeners_bound, proxy.last_cluster_error = "serving", True, "kafka:9092: refused"
+        proxy.state, proxy.listeners_bound, proxy.cluster.last_error = "serving", True, "kafka:9092: refused"
         assert await not_ready() == ["cannot reach the Kafka cluster: kafka:9092: refused"]
-        proxy.state, proxy.cluster_reached = "draining", True
+        proxy.state, proxy.cluster.reached = "draining", True
         assert await not_ready() == ["the sidecar is draining"]
 
 
@@ -277,23 +281,6 @@ async def test_slow_readers_of_lists_hold_bounded_memory(monkeypatch: pytest.Mon
             await stream.aclose()
 
 
-@pytest.mark.parametrize(
-    ("accepted", "zipped"),
-    [("", False), ("Accept-Encoding: deflate, GZIP;q=0.5\r\n", True), ("Accept-Encoding: gzip;q=0.0, br\r\n", False)],
-)
-async def test_metrics_are_compressed_where_asked(accepted: str, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.app.admin.app.LEAST_ZIPPED", 1000)
-    async with admin() as running:
-        _, _, plain = await running.get("/metrics")
-        _, headers, body = await running.get("/metrics", more=accepted)
-        assert (headers.get("content-encoding"), headers["vary"]) == ("gzip" if zipped else None, "accept-encoding")
-        found = gzip.decompress(body) if zipped else body
-        assert plain.count(b"# TYPE") == found.count(b"# TYPE") > 10
-        assert not zipped or len(body) < len(found) / 3
-        monkeypatch.setattr("proxy.app.admin.app.LEAST_ZIPPED", 10_000_000)
-        assert "content-encoding" not in (await running.get("/metrics", more=accepted))[1], "small ones are not"
-
-
 async def test_oldest_connection_is_evicted() -> None:
     evicted = []
     async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
@@ -330,7 +317,7 @@ async def test_http_nonsense_closes_only_its_connection(raw: bytes) -> None:
 @pytest.mark.parametrize("path", ["/quotas?limit=10000", "/throttled?limit=500", "/metrics", "/brokers"])
 async def test_traffic_goes_on_while_long_answers_are_made(path: str) -> None:
     async with admin() as running:
-        running.proxy.more_brokers = 10_000 if path == "/brokers" else 0
+        running.proxy.cluster.more_brokers = 10_000 if path == "/brokers" else 0
         for index in range(10_000):
             running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1e9, now_ms())
         times_s: list[float] = []

@@ -18,7 +18,6 @@ from quota.ledger import Ledger
 
 INTERVAL_S: Final = 5.0
 SAMPLES: Final = 180
-"""15 minutes."""
 MAX_COUNTERS: Final = 50
 USED_WITHIN_MS: Final = 15_000
 """A counter that was not used for longer than its window has nothing new to report."""
@@ -39,11 +38,9 @@ class _Series:
         self.due_ms = 0.0
         """The part of it that lasts beyond the latest sample."""
         self.peak = 0.0
-        """The most that it ever used."""
 
     def hold(self, imposed_ms: int, until_ms: float, elapsed_ms: float, now_ms: float) -> None:
-        """Another interval of `elapsed_ms` is over. A delay is spread over the time until `until_ms`, when the last one
-        ends."""
+        """An interval of `elapsed_ms` is over. A delay is spread over the time until the last one ends (`until_ms`)."""
         self.due_ms += max(imposed_ms - self.imposed_ms, 0)
         self.imposed_ms = imposed_ms
         part_ms = self.due_ms * elapsed_ms / (elapsed_ms + max(until_ms - now_ms, 0.0))
