@@ -100,7 +100,6 @@ NO_TLS = "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}"
         ("listen: {broker_ports: 19092-19093}", "listen.broker_ports", "fewer ports (2) than upstream.bootstrap has"),
         ("max_mute: 3m", "max_mute", "3 min exceeds clients' timeouts: Java producers drop records after 2 min"),
         ("max_mute: 0", "max_mute", "0, without a cap, exceeds clients' timeouts"),
-        ("export: {directory: usage}", "export.directory", "is relative to the sidecar's working directory"),
         ("identity: {static: {file: /no/user}}", "identity.static.file", "no such file on this machine"),
         (NO_TLS, "listen.tls.certificate_file", "no such file on this machine"),
         ('quotas: [{client-id: "etl-*", producer_byte_rate: 1M}]', "quotas[0].client-id", "Kafka has no prefixes"),

@@ -29,7 +29,6 @@ WILDCARDS = ("0.0.0.0", "::")
 MAX_WARNINGS = 20
 FEW_BYTES = 1000
 """Per second: no Kafka client is of use with less."""
-_NO_PREFIX = "Kafka has no prefixes: name each user"
 DELIVERY_TIMEOUT_MS = 120_000
 """Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
 
@@ -99,6 +98,8 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     rewrites = config.mode == "rewrite"
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = readable_span(config.max_mute) if capped else "unlimited"
+    window = f"{config.window_num} samples of {config.window_size_seconds} s"
+    mutations = f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s"
     secured = [name for name, side in (("clients", config.listen.tls), ("brokers", up.tls)) if side is not None]
     rows = [
         ["mode", config.mode],
@@ -107,16 +108,8 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
         ["upstream", _brokers(config)],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
-        [
-            "window",
-            f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
-            f"max throttle {cap}",
-        ],
-        [
-            "mutation window",
-            f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s, "
-            f"{config.controller_mutation_algorithm}",
-        ],
+        ["window", f"{window}, pacing {config.pacing}, max throttle {cap}"],
+        ["mutation window", f"{mutations}, {config.controller_mutation_algorithm}"],
         ["limits are", _scope(config, table)],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         *_administration(config),
@@ -238,9 +231,7 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
     """Warnings only, because a file is not always checked where it is used."""
     source = config.source or Source("(no file)")
     found = [
-        *_few_ports(config, source),
-        *_max_mute(config, source),
-        *_directories(config, source),
+        *_settings(config, source),
         *islice(_names(config, source), MAX_WARNINGS),
         *islice(_rates(config, source), MAX_WARNINGS),
     ]
@@ -268,23 +259,16 @@ def _unusable_files(config: Config, source: Source, missing: Collection[Place]) 
                     yield source.problem((*place, "certificate_file"), found.not_valid)
 
 
-def _few_ports(config: Config, source: Source) -> list[Problem]:
-    ports = config.listen.broker_ports
-    count, named = ports.last - ports.first + 1, len(config.upstream.bootstrap)
-    if config.mode != "rewrite" or count >= named:
-        return []
-    text = (
-        f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named}): each broker of the cluster needs one"
-    )
-    return [source.problem(("listen", "broker_ports"), text, f"{ports.first}-{ports.last}")]
-
-
-def _max_mute(config: Config, source: Source) -> list[Problem]:
-    if config.pacing != "smooth" or 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
-        return []
-    mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
-    text = f"{mute} exceeds clients' timeouts: Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)}"
-    return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
+def _settings(config: Config, source: Source) -> Iterator[Problem]:
+    ports, named = config.listen.broker_ports, len(config.upstream.bootstrap)
+    if config.mode == "rewrite" and (count := len(ports.all)) < named:
+        text = f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named})"
+        place = ("listen", "broker_ports")
+        yield source.problem(place, f"{text}: each broker of the cluster needs one", f"{ports.first}-{ports.last}")
+    if config.pacing == "smooth" and not 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
+        mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
+        drop = f"Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)} (delivery.timeout.ms)"
+        yield source.problem(("max_mute",), f"{mute} exceeds clients' timeouts: {drop}")
 
 
 def _names(config: Config, source: Source) -> Iterator[Problem]:
@@ -299,7 +283,7 @@ def _names(config: Config, source: Source) -> Iterator[Problem]:
                 continue
             text = None
             if name.endswith("*"):
-                text = "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
+                text = f"Kafka has no prefixes: name each {'user' if key == 'user' else 'client-id, or a user'}"
             elif name.strip("<> ").lower() == "default":
                 text = f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
             elif key == "user" and name.startswith("User:"):
@@ -315,25 +299,6 @@ def _rates(config: Config, source: Source) -> Iterator[Problem]:
             if rate is not None and rate < FEW_BYTES:
                 text = f"{rate:g} bytes per second: did you mean {rate:g}k or {rate:g}M?"
                 yield source.problem(("quotas", index, name), text, int(rate))
-
-
-def _directories(config: Config, source: Source) -> Iterator[Problem]:
-    """Those that the sidecar writes to. It makes that of usage records itself."""
-    for place, path in (
-        (("listen", "state_file"), config.listen.state_file),
-        (("quotas", "overlay"), config.quota_settings.overlay),
-    ):
-        if path is not None and not Path(path).parent.is_dir():
-            yield source.problem(place, "no such directory on this machine", str(Path(path).parent))
-    if config.export is None or config.export.directory is None:
-        return
-    directory = Path(config.export.directory)
-    there = next(one for one in (directory, *directory.parents) if one.exists())
-    if not directory.is_absolute():
-        text = "is relative to the sidecar's working directory; expected an absolute path"
-        yield source.problem(("export", "directory"), text, config.export.directory)
-    elif not there.is_dir():
-        yield source.problem(("export", "directory"), f"{there} is no directory on this machine", str(directory))
 
 
 def _named_files(config: Config) -> Iterator[tuple[Place, str]]:

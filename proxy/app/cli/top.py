@@ -1,5 +1,4 @@
-"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, like
-top(1)."""
+"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, as top(1)."""
 
 from __future__ import annotations
 
@@ -44,7 +43,6 @@ class Row:
     user: str | None
     """None: the counter is shared by all users."""
     client_id: str | None
-    """None: shared by all client-ids."""
     limit: float
     now: float
     """The value that the limit applies to; tokens left for mutations."""
@@ -52,7 +50,6 @@ class Row:
     shadow: bool
     level: str
     throttled_for_ms: int
-    """Until the latest delay of the group ends."""
     owed_ms: int
     waiting: int
     delayed: float | None
@@ -68,14 +65,12 @@ class Row:
         """One word, and how long."""
         if self.shadow:
             return "shadow"
-        waiting = [f"{self.waiting} waiting"] if self.waiting else []
+        parts = [f"{self.waiting} waiting"] if self.waiting else []
         if self.owed_ms:
-            return ", ".join([f"owes {readable_span(self.owed_ms)}", *waiting])
-        if self.throttled_for_ms:
-            return ", ".join([f"throttled {readable_span(self.throttled_for_ms)}", *waiting])
-        if self.waiting:
-            return waiting[0]
-        return "near" if self.use >= NEAR else "ok"
+            parts.insert(0, f"owes {readable_span(self.owed_ms)}")
+        elif self.throttled_for_ms:
+            parts.insert(0, f"throttled {readable_span(self.throttled_for_ms)}")
+        return ", ".join(parts) or ("near" if self.use >= NEAR else "ok")
 
 
 def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: float) -> list[Row]:
@@ -145,7 +140,6 @@ def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
 def table(found: Sequence[Row], most: int, width: int) -> Table:
     """The rows as a table of at most `most` rows for a terminal of `width` columns: names are cut, figures are not."""
     bars, gap = (BAR_COLUMNS, 2) if width >= WIDE else (0, 1)
-    lines = [_cells(row, bars) for row in found[:most]]
     shown = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
     for heading in HEADINGS:
         shown.add_column(
@@ -154,8 +148,8 @@ def table(found: Sequence[Row], most: int, width: int) -> Table:
             justify="right" if heading in FIGURES else "left",
             style="dim" if heading == "limit from" else None,
         )
-    for cells in lines:
-        shown.add_row(*cells)
+    for row in found[:most]:
+        shown.add_row(*_cells(row, bars))
     return shown
 
 
@@ -200,10 +194,9 @@ def page(
     )
     parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
     if not found:
+        none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
         if text and quotas["total"]:
             none = f"No counter's user, client-id or kind contains {visible(text)!r}."
-        else:
-            none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
         return Group(*parts, Text(none, style="dim"))
     most = max(height - 4, 1)
     parts.append(table(found, most, width))
@@ -236,8 +229,7 @@ class Look:
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
-    """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError with one readable
-    sentence."""
+    """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError."""
     quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
     with understood(admin):
         found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
