@@ -1,15 +1,13 @@
-"""Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011).
-
-A connection over a creation rate is muted: left open but unserved until its delay is over and then closed, as in a
-broker, so that its client cannot reconnect at once. The number of muted connections is bounded, to leave descriptors
-for others.
-"""
+"""Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011). One over a
+creation rate is muted as in a broker: left open but unserved until its delay is over, and then closed, so that its
+client cannot reconnect at once. Few are muted at a time, to leave descriptors for others."""
 
 from __future__ import annotations
 
 import heapq
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from socket import SHUT_WR, socket
 from typing import Final
 
@@ -32,7 +30,6 @@ FORGET_EACH_TIME: Final = 2000
 LOG_INTERVAL_S: Final = 10.0
 """The first refusal of a name by a limit is logged at once; further ones are counted and logged once per interval."""
 MAX_LOGGED: Final = 20
-"""Names in the log per interval; metrics count all."""
 
 REASONS: Final = {
     Cause.IP_RATE: CloseReason.IP_CONNECTION_RATE,
@@ -67,10 +64,7 @@ class ConnectionAdmission:
 
     def admit(self, client: socket, host: str, user: str | None) -> Ticket | None:
         """The ticket of a connection that may be served, for :meth:`leave`. None: it is refused, and this object owns
-        its socket.
-
-        `user` is None while it is not known; see :meth:`ConnectionGate.identify`.
-        """
+        its socket. `user` is None while it is not known; see :meth:`ConnectionGate.identify`."""
         now_s = trio.current_time()
         decision = self._gate.admit(canonical_address(host), user, now_s * 1000.0)
         self._counters.connections_opened += 1
@@ -103,21 +97,19 @@ class ConnectionAdmission:
         self._gate.leave(ticket)
 
     def close_muted(self) -> bool:
-        """Close all muted connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
-        muted."""
+        """Close all muted connections now: their descriptors are needed, or the sidecar ends. Whether any was muted."""
         some = bool(self._muted)
-        self._close_until(float("inf"))
+        self._close_until(inf)
         return some
 
     async def run(self) -> None:
-        """Close muted connections when their delay is over and forget idle counters, until cancelled; then close the
-        rest."""
+        """Close muted connections in time and forget idle counters, until cancelled; then close the rest."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_house)
                 while True:
                     self._changed = trio.Event()
-                    with trio.move_on_at(self._muted[0].until_s if self._muted else float("inf")):
+                    with trio.move_on_at(self._muted[0].until_s if self._muted else inf):
                         await self._changed.wait()
                     self._close_until(trio.current_time())
         finally:
