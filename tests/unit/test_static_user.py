@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.sections import StaticIdentity
-from proxy.app.sources.security import BadFileError, StaticUser
+from proxy.app.sources.security import BadFileError, read_static_user
 
 
 def token(subject: str) -> str:
@@ -36,7 +36,7 @@ def volume(tmp_path: Path) -> Path:
 
 
 def reading(template: str, directory: Path) -> str | None:
-    return StaticUser(StaticIdentity(template=template, directory=str(directory))).read()
+    return read_static_user(StaticIdentity(template=template, directory=str(directory)))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_service_account_file_goes_before_the_token(volume: Path, monkeypatch: p
 
 
 def test_a_file_names_one_user(tmp_path: Path) -> None:
-    user = StaticUser(StaticIdentity(file=str(tmp_path / "user")))
+    user = StaticIdentity(file=str(tmp_path / "user"))
     (tmp_path / "user").write_text("CN=web\n")
-    assert user.read() == "CN=web"
+    assert read_static_user(user) == "CN=web"
     for text, expected in (("\n", "is empty, expected the user"), ("a\nb\n", "expected one line of text, the user")):
         (tmp_path / "user").write_text(text)
         with pytest.raises(BadFileError, match=expected):
-            user.read()
+            read_static_user(user)

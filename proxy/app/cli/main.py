@@ -362,9 +362,7 @@ def init(
 
 
 @app.command(short_help="Print the configuration's JSON schema.")
-def schema(
-    form: Annotated[Literal["json", "yaml"], option("--output -o", "FORM", "json or yaml.")] = "json",
-) -> None:
+def schema(form: Annotated[Literal["json", "yaml"], option("--output -o", "FORM", "json or yaml.")] = "json") -> None:
     """Print the JSON schema of the configuration file."""
     from config.model import json_schema
 

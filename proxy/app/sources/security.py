@@ -21,6 +21,7 @@ from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsSide
 from proxy.net.tls.principal import PrincipalRules
 from proxy.net.upstream.credentials import Credentials
 
+STATIC: Final = "identity.static"
 MAX_IDENTITY_BYTES: Final = 65_536
 _LABEL: Final = re.compile(r'([^=\s]+)="([A-Za-z0-9._-]*)"')
 """One line of the downward API's labels; values of labels have no other characters."""
@@ -48,48 +49,33 @@ def _read(setting: str, path: Path, most_bytes: int) -> bytes:
         raise BadFileError(setting, path, f"cannot be read: {error.strerror or error}") from None
 
 
-class StaticUser:
-    """Reads the user from its files."""
+def _static_paths(settings: StaticIdentity) -> list[Path]:
+    if settings.file is not None:
+        return [Path(settings.file)]
+    fields = template_fields(settings.template or "")
+    names = {"labels" if name.startswith("label:") else name for name in fields}
+    return [Path(settings.directory or "", name) for name in sorted(names | {"token"})]
 
-    setting = "identity.static"
 
-    def __init__(self, settings: StaticIdentity) -> None:
-        self._settings = settings
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files it reads."""
-        settings = self._settings
-        if settings.file is not None:
-            return [Path(settings.file)]
-        if settings.template is None or settings.directory is None:
-            return []
-        names = {"labels" if name.startswith("label:") else name for name in template_fields(settings.template)}
-        return [Path(settings.directory, name) for name in sorted(names | {"token"})]
-
-    def read(self) -> str | None:
-        """The user. Raises BadFileError."""
-        settings = self._settings
-        if settings.file is not None:
-            return _line(Path(settings.file))
-        if settings.template is None or settings.directory is None:
-            return settings.user
-        directory = Path(settings.directory)
-        user = settings.template
-        for name in template_fields(settings.template):
-            user = user.replace(f"{{{name}}}", _field(directory, name))  # values have no braces
-        return user
+def read_static_user(settings: StaticIdentity) -> str:
+    """The user that files define. Raises BadFileError."""
+    if settings.file is not None:
+        return _line(Path(settings.file))
+    user = settings.template or ""
+    for name in template_fields(user):
+        user = user.replace(f"{{{name}}}", _field(Path(settings.directory or ""), name))  # values have no braces
+    return user
 
 
 def _text(path: Path) -> str:
     try:
-        return _read(StaticUser.setting, path, MAX_IDENTITY_BYTES).decode()
+        return _read(STATIC, path, MAX_IDENTITY_BYTES).decode()
     except UnicodeDecodeError:
         raise _wrong(path, "expected text in UTF-8") from None
 
 
 def _wrong(path: Path, reason: str) -> BadFileError:
-    return BadFileError(StaticUser.setting, path, reason)
+    return BadFileError(STATIC, path, reason)
 
 
 def _line(path: Path) -> str:
@@ -256,16 +242,16 @@ def fleet_keys(config: Config) -> FleetKeys | None:
     return None if config.fleet is None or config.fleet.key_file is None else FleetKeys(config.fleet.key_file)
 
 
-def static_user(settings: IdentitySection) -> StaticUser | None:
-    """The static user that is in files; None if there is none."""
-    return StaticUser(settings.static) if settings.static is not None and settings.static_elsewhere else None
+def _in_files(settings: IdentitySection) -> StaticIdentity | None:
+    """The static user that files define, if one."""
+    return settings.static if settings.static_elsewhere else None
 
 
 READERS: Final[tuple[tuple[Place, Callable[[Config], object]], ...]] = (
     (("listen", "tls"), listen_tls),
     (("upstream", "tls"), upstream_tls),
     (("upstream", "sasl"), lambda config: (login := own_credentials(config)) and login.secret()),
-    (("identity", "static"), lambda config: (user := static_user(config.identity)) and user.read()),
+    (("identity", "static"), lambda config: (user := _in_files(config.identity)) and read_static_user(user)),
     (("fleet", "key_file"), fleet_keys),
 )
 """What reads the files of a section, if it names some. Raises OSError, as `load_security`, and LoginError."""
@@ -273,11 +259,11 @@ READERS: Final[tuple[tuple[Place, Callable[[Config], object]], ...]] = (
 
 def _identity(settings: IdentitySection, followed: list[Followed]) -> IdentityPolicy:
     policy = IdentityPolicy(tuple(settings.sources), settings.static_user, settings.sasl.unknown_user)
-    if (source := static_user(settings)) is not None:
+    if (static := _in_files(settings)) is not None:
 
         def load() -> None:
-            policy.static_user = source.read()
+            policy.static_user = read_static_user(static)
 
         load()
-        followed.append(Followed(source.setting, source.paths, load))
+        followed.append(Followed(STATIC, _static_paths(static), load))
     return policy

@@ -92,12 +92,7 @@ class Proxy:
             self.cluster,
         )
         self._acceptor = Acceptor(
-            counters,
-            shared.close_log,
-            self._admission,
-            settings.max_connections,
-            connections.count,
-            connections.start,
+            counters, shared.close_log, self._admission, settings.max_connections, connections.count, connections.start
         )
         self._sweeper = Sweeper(settings, connections.open, shared.close_log)
         self._broker_listeners: dict[int, socket.socket] = {}
