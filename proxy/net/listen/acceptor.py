@@ -45,16 +45,11 @@ class Acceptor:
 
     def __post_init__(self) -> None:
         self._spare_fd = SpareFd()
-        self._scopes: set[trio.CancelScope] = set()
-        self._stopped = False
         self._logged_s = -ACCEPT_LOG_EVERY_S
 
     async def run(self, listener: socket.socket, name: str, dial: Dial) -> None:
-        """Accept clients until `stop`. Their connections are called after `name` in logs, and `dial` the broker."""
-        with trio.CancelScope() as scope, suppress(trio.ClosedResourceError):
-            if self._stopped:
-                return
-            self._scopes.add(scope)
+        """Accept clients until the listener is closed. Logs name their connections `name`; they `dial` the broker."""
+        with suppress(trio.ClosedResourceError):
             while listener.fileno() >= 0:  # it may be closed between a wait and the accept
                 await trio.lowlevel.wait_readable(listener)
                 try:
@@ -70,7 +65,6 @@ class Acceptor:
                     self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
                 else:
                     self.start(client, address, name, dial)
-        self._scopes.discard(scope)
 
     def close_listener(self, listener: socket.socket) -> None:
         """Refuse further clients of one listener, those in its backlog included."""
@@ -98,28 +92,16 @@ class Acceptor:
                 f"files is {descriptors()}",
             )
 
-    def ends_with(self, scope: trio.CancelScope) -> None:
-        """Cancel `scope` when nothing is accepted any more."""
-        self._scopes.add(scope)
-
     def stop(self) -> None:
         """Accept nothing more: new clients are refused at once instead of waiting in the backlog."""
-        self._stopped = True
-        for scope in self._scopes:
-            scope.cancel()
-        self._close_listeners()
+        for listener in [*self.listeners]:
+            self.close_listener(listener)
         self.admission.close_muted()
 
     def close(self) -> None:
-        """Close all listeners and the spare descriptor."""
-        self._close_listeners()
+        """Stop, and close the spare descriptor."""
+        self.stop()
         self._spare_fd.close()
-
-    def _close_listeners(self) -> None:
-        for listener in self.listeners:
-            trio.lowlevel.notify_closing(listener)
-            listener.close()
-        self.listeners.clear()
 
     async def _no_descriptors(self, listener: socket.socket, error: OSError) -> None:
         """Out of descriptors: turn away clients in the backlog, so that they need not wait."""

@@ -54,11 +54,9 @@ class Proxy:
         (`proxy.net.io.host`); None: trio is run in another way, and serves one."""
         self._settings = settings
         self.counters = counters = counters or Counters()
-        self._interception = (
-            None
-            if settings.transparent is None
-            else Interception(settings.transparent, counters, settings.connect_timeout_s)
-        )
+        self._interception: Interception | None = None
+        if settings.transparent is not None:
+            self._interception = Interception(settings.transparent, counters, settings.connect_timeout_s)
         self._shared = shared = Shared(
             counters=counters,
             pipes=PipePool(),
@@ -98,7 +96,7 @@ class Proxy:
         self._broker_listeners: dict[int, socket.socket] = {}
         self._refused: set[int] = set()
         self._nursery: trio.Nursery | None = None
-        self._drain_asked = trio.Event()
+        self._drain_asked, self._beats = trio.Event(), trio.CancelScope()
         self._known_ports = known_ports
         self.port = settings.port
         """Of the bootstrap listener: the real one, once it is bound."""
@@ -167,6 +165,7 @@ class Proxy:
                 task_status.started()
                 await self._drain_asked.wait()
                 acceptor.stop()
+                self._beats.cancel()
                 await self._connections.drain()
                 nursery.cancel_scope.cancel()
         finally:
@@ -185,8 +184,7 @@ class Proxy:
         self._drain_asked.set()
 
     async def _beat(self, interception: Interception) -> None:
-        with trio.CancelScope() as scope:
-            self._acceptor.ends_with(scope)
+        with self._beats:
             await interception.send_heartbeats(self.port)
 
     def _bind_broker(self, node_id: int, port: int) -> bool:
