@@ -100,9 +100,8 @@ class ClusterSource(QuotaSource):
 
     def _in_order(self) -> list[Address]:
         """The broker that answered last comes first: others may lag behind it."""
-        found = dict.fromkeys(self._addresses())
         first = [] if self._last is None else [self._last]
-        return list(dict.fromkeys([*first, *found]))
+        return list(dict.fromkeys([*first, *self._addresses()]))
 
     async def _changed(self, quotas: Quotas) -> None:
         async with self._changing:

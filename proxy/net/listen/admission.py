@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import heapq
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
 from socket import SHUT_WR, socket
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -39,14 +38,13 @@ REASONS: Final = {
 }
 
 
-@dataclass(order=True, slots=True)
-class _Muted:
-    """A refused connection that is still open."""
+class _Muted(NamedTuple):
+    """A refused connection that is still open; in order of these, and no two have the same number."""
 
     until_s: float
     number: int
-    client: socket = field(compare=False)
-    reason: CloseReason = field(compare=False)
+    client: socket
+    reason: CloseReason
 
 
 class ConnectionAdmission:
