@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def _administration(config: Config) -> list[list[str]]:
         source = f"the cluster's own, polled every {readable_span(quotas.poll_interval_s * 1000)}"
     else:
         source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
-    names = ", ".join(safe(name) for name in quotas.alter_principals)
+    names = ", ".join(map(safe, quotas.alter_principals))
     rules = {"deny": "refused", "forward": "passed to the broker", "apply": f"applied here, for {names}"}
     return [["quotas from", source], ["altering quotas", rules[quotas.alter]]]
 
@@ -141,16 +141,9 @@ def quota_table(quotas: list[Entry]) -> str:
     """All entries, most specific level first."""
     shown = sorted(quotas, key=lambda entry: (level_of(entry), *(_written(name or "") for name in entry.entity)))
     rows = [["level", "user", "client-id", "produce", "fetch", "request time", "partition mutations", "mode"]]
-    rows += [
-        [
-            level_of(entry).label,
-            readable_name(entry.user),
-            readable_name(entry.client_id),
-            *(_limit_cell(entry, kind) for kind in Kind),
-            entry.mode,
-        ]
-        for entry in shown[:MAX_ROWS]
-    ]
+    for entry in shown[:MAX_ROWS]:
+        names = map(readable_name, entry.entity)
+        rows.append([level_of(entry).label, *names, *(_limit_cell(entry, kind) for kind in Kind), entry.mode])
     used = [0, 1, 2, *(index for index in range(3, 7) if any(row[index] != "-" for row in rows[1:])), 7]
     head = f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
     return head + columns([[row[i] for i in used] for row in rows]) + more_than(shown, MAX_ROWS)
@@ -198,16 +191,14 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
 
 def entry_json(entry: Entry) -> dict[str, Any]:
     """A quota entry as written in the file, without the names that the entry does not have."""
+
+    def limits(of: Callable[[Kind], float | None]) -> dict[str, Any]:
+        return {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := of(kind)) is not None}
+
     names = {"user": entry.user, "client-id": entry.client_id}
-    limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
-    candidates = {RATE_FIELD[kind]: entry.candidate_limit(kind) for kind in Kind}
-    on_trial = {name: as_written(limit) for name, limit in candidates.items() if limit is not None}
-    return {
-        **{label: _written(name) for label, name in names.items() if name is not None},
-        **{name: as_written(limit) for name, limit in limits.items() if limit is not None},
-        "mode": entry.mode,
-        **({"candidate": on_trial} if on_trial else {}),
-    }
+    written = {label: _written(name) for label, name in names.items() if name is not None}
+    on_trial = limits(entry.candidate_limit)
+    return written | limits(entry.limit) | {"mode": entry.mode} | ({"candidate": on_trial} if on_trial else {})
 
 
 def _limit_cell(entry: Entry, kind: Kind) -> str:

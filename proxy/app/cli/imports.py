@@ -61,7 +61,7 @@ def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
 
 def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
     items = document.get("items") if isinstance(document, dict) else None
-    found = [((), document)] if not isinstance(items, list) else [(("items", at), one) for at, one in enumerate(items)]
+    found = [(("items", at), one) for at, one in enumerate(items)] if isinstance(items, list) else [((), document)]
     for place, resource in found:
         if isinstance(resource, dict) and resource.get("kind") == "KafkaUser":
             yield place, resource
