@@ -15,6 +15,7 @@ import trio
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import LogLimiter
 from proxy.net.listen.spare_fd import descriptors
 from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_address
 
@@ -26,9 +27,6 @@ MUTED_SHARE: Final = 4
 """At most a quarter of the process's file descriptors are used for muted connections, whatever is configured."""
 HOUSEKEEPING_S: Final = 1.0
 FORGET_EACH_TIME: Final = 2000
-LOG_INTERVAL_S: Final = 10.0
-"""The first refusal of a name by a limit is logged at once; further ones are counted and logged once per interval."""
-MAX_LOGGED: Final = 20
 
 REASONS: Final = {
     Cause.IP_RATE: CloseReason.IP_CONNECTION_RATE,
@@ -57,8 +55,7 @@ class ConnectionAdmission:
         self._muted: list[_Muted] = []
         self._number = 0
         self._changed = trio.Event()
-        self._repeated: dict[tuple[Cause, str], int] = {}
-        self._log_until_s = 0.0
+        self._log_limiter = LogLimiter(log.warning, "more connections refused")
 
     def admit(self, client: socket, host: str, user: str | None) -> Ticket | None:
         """The ticket of a connection that may be served, for :meth:`leave`. None: it is refused, and this object owns
@@ -70,7 +67,7 @@ class ConnectionAdmission:
             return decision
         reason = REASONS[decision.cause]
         muted = decision.delay_ms > 0 and len(self._muted) < self._max_muted
-        self._log(decision, muted, now_s)
+        self._log(decision, muted)
         if muted:
             self._number += 1
             until_s = now_s + min(decision.delay_ms / 1000.0, MAX_MUTE_S)
@@ -87,7 +84,7 @@ class ConnectionAdmission:
         now_s = trio.current_time()
         refusal = self._gate.identify(ticket, user, now_s * 1000.0)
         if refusal is not None:
-            self._log(refusal, muted=False, now_s=now_s)
+            self._log(refusal, muted=False)
             raise SessionError(REASONS[refusal.cause], f"a connection limit of user {user} refuses this connection")
 
     def leave(self, ticket: Ticket) -> None:
@@ -116,10 +113,8 @@ class ConnectionAdmission:
     async def _keep_house(self) -> None:
         while True:
             await trio.sleep(HOUSEKEEPING_S)
-            now_s = trio.current_time()
-            self._gate.forget(now_s * 1000.0, FORGET_EACH_TIME)
-            if now_s >= self._log_until_s:
-                self._log_repeated()
+            self._gate.forget(trio.current_time() * 1000.0, FORGET_EACH_TIME)
+            self._log_limiter.look()
 
     def _close_until(self, now_s: float) -> None:
         while self._muted and self._muted[0].until_s <= now_s:
@@ -133,15 +128,8 @@ class ConnectionAdmission:
         client.close()
         self._counters.connections_closed[str(reason)] += 1
 
-    def _log(self, refusal: Refusal, muted: bool, now_s: float) -> None:
-        if now_s >= self._log_until_s:
-            self._log_repeated()
-            self._log_until_s = now_s + LOG_INTERVAL_S
-        key = (refusal.cause, refusal.name)
-        if key in self._repeated:
-            self._repeated[key] += 1
-        elif len(self._repeated) < MAX_LOGGED:
-            self._repeated[key] = 0
+    def _log(self, refusal: Refusal, muted: bool) -> None:
+        if self._log_limiter.allows(reason=str(refusal.cause), name=refusal.name):
             log.warning(
                 "connection refused",
                 reason=str(refusal.cause),
@@ -150,9 +138,3 @@ class ConnectionAdmission:
                 observed=round(refusal.observed, 3),
                 held_ms=refusal.delay_ms if muted else 0,
             )
-
-    def _log_repeated(self) -> None:
-        for (cause, name), count in self._repeated.items():
-            if count:
-                log.warning("more connections refused", reason=str(cause), name=name, count=count)
-        self._repeated.clear()

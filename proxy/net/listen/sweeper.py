@@ -51,7 +51,7 @@ class Sweeper:
             now_s = trio.current_time()
             await self._sweep(now_s, now_s - before_s)
             before_s = now_s
-            self.close_log.look(now_s)
+            self.close_log.look()
 
     async def _sweep(self, now_s: float, passed_s: float) -> None:
         # A process that was stopped or starved must not blame its peers for that time.

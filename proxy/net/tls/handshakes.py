@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections import Counter
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -14,6 +13,7 @@ import trio
 
 from proxy.core.errors import UpstreamError
 from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import LogLimiter
 from proxy.net.tls.certificates import CertificateError
 from proxy.net.tls.channel import TlsSocket
 from proxy.net.tls.contexts import ClientTls, ServerTls, explain
@@ -24,8 +24,6 @@ log = structlog.get_logger("kquota.tls")
 LINGER_S: Final = 1.0
 """How long a rejected client may take to read why: closing at once could cost it the alert (a reset)."""
 LINGER_BYTES: Final = 65_536
-LOG_INTERVAL_S: Final = 10.0
-MAX_LOGGED: Final = 20
 
 
 class HandshakeError(Exception):
@@ -38,8 +36,7 @@ class Handshakes:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._worker = trio.CapacityLimiter(1)
-        self._repeated: Counter[tuple[str, str, str]] = Counter()
-        self._log_until_s = 0.0
+        self._log_limiter = LogLimiter(log.info, "more TLS handshakes failed")
 
     async def with_client(self, tls: ServerTls, client: socket.socket, peer: str) -> tuple[TlsSocket, str | None]:
         """Do a client's handshake: the TLS socket, which replaces `client`, and its user. Raises HandshakeError."""
@@ -97,26 +94,11 @@ class Handshakes:
 
     def _failed(self, reason: str, peer: str, text: str) -> None:
         self._counters.tls_handshake_failures["client", reason] += 1
-        now_s = trio.current_time()
-        if now_s >= self._log_until_s:
-            self.log_repeated()
-            self._log_until_s = now_s + LOG_INTERVAL_S
-        key = (reason, peer, text)
-        if key in self._repeated:
-            self._repeated[key] += 1
-        elif len(self._repeated) < MAX_LOGGED:
-            self._repeated[key] = 0
+        if self._log_limiter.allows(reason=reason, peer=peer, error=text):
             if reason == "closed":  # port probes open connections and close them again
                 log.info("TLS handshake not finished", reason=reason, peer=peer, error=text)
             else:
                 log.warning("TLS handshake failed", reason=reason, peer=peer, error=text)
-
-    def log_repeated(self) -> None:
-        """Log how many more of the logged failures there were, and start a new interval."""
-        for (reason, peer, text), count in self._repeated.items():
-            if count:
-                log.info("more TLS handshakes failed", reason=reason, peer=peer, error=text, count=count)
-        self._repeated.clear()
 
 
 def _close(channel: socket.socket) -> None:
