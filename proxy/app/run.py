@@ -149,7 +149,6 @@ class Sidecar:
         yield from own.own_families(self.proxy, self.reloads, self.ledger, ready=ready)
 
     def _about(self) -> dict[str, Any]:
-        """Which sidecar this is, for people who look at several."""
         export = self.config.export
         names = {name: getattr(export, name, None) or os.environ.get(own) for name, own in VARIABLES.items()}
         names["pod"] = names["pod"] or socket.gethostname()

@@ -145,7 +145,6 @@ class AdminApp:
         return serve
 
     async def _snapshot(self, most: int, at: Moment) -> list[bytes]:
-        """All that the page shows, of one moment."""
         head = {"at": at.iso(), "sidecar": self.about(), "not_ready": not_ready(self.proxy, self.source)}
         pieces = [_row(head)[:-1]]
         lists = {
@@ -159,7 +158,6 @@ class AdminApp:
         return [*pieces, b"}"]
 
     async def _throttled(self, most: int, at: Moment) -> list[bytes]:
-        """The counters that throttle clients now, the longest first, and the last throttles of all."""
         now = int(at.now_ms)
         largest: Largest[QuotaCounter] = Largest(most)
         async for group in self._steps("/throttled", self.ledger.groups()):

@@ -68,7 +68,6 @@ def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, Any]:
-    """The entry for a KafkaUser, empty if it has no quotas. Raises ConfigError."""
     from config.source import number  # not needed to show the command's help
 
     def section(values: dict[str, Any], *path: str) -> dict[str, Any]:

@@ -119,8 +119,6 @@ class FileSink:
 
 
 class _Growing:
-    """The file that is being written. Raises OSError."""
-
     def __init__(self, directory: Path, name: str, now_s: float) -> None:
         self.directory = directory
         self.opened_s = now_s

@@ -229,7 +229,6 @@ class Sampler:
         self._trials = known
 
     def _row(self, account: Account, common: Row, samples: int, peaks: _Peaks, news: _News) -> Row | None:
-        """The client's row; None if there is nothing to report."""
         seen: _Seen = account.sampled
         use = _Use()
         use.add(account, seen)

@@ -41,8 +41,6 @@ def by(name: str, text: str, by: str, values: Mapping[str, int]) -> Metric:
 
 @dataclass
 class _Family(Collector):
-    """One family alone, so that families can be written one by one."""
-
     family: Metric
 
     def collect(self) -> Iterable[Metric]:

@@ -138,7 +138,6 @@ class Follower:
     """Follows files until cancelled."""
 
     def __init__(self, followed: Iterable[Followed]) -> None:
-        """What is in force was loaded from the files as they are now."""
         self.followed = list(followed)
         for one in self.followed:
             one.seen = _looks(one.paths)

@@ -45,7 +45,6 @@ class FileSource(QuotaSource):
     the disk in a thread. Raises ConfigError for an invalid overlay."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        """`path` is the configuration file's."""
         self._file = path
         self._path = None if config.quota_settings.overlay is None else Path(config.quota_settings.overlay)
         self._seen = Fingerprint(None) if self._path is None else fingerprint(self._path)

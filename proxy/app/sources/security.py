@@ -123,7 +123,6 @@ class FleetKeys:
     setting = "fleet.key_file"
 
     def __init__(self, path: str) -> None:
-        """Raises BadFileError."""
         self.path: Final = Path(path)
         self.current: tuple[bytes, ...] = ()
         self.load()
@@ -243,7 +242,6 @@ def fleet_keys(config: Config) -> FleetKeys | None:
 
 
 def _in_files(settings: IdentitySection) -> StaticIdentity | None:
-    """The static user that files define, if one."""
     return settings.static if settings.static_elsewhere else None
 
 

@@ -78,8 +78,6 @@ class _Broker:
 
 @dataclass(slots=True)
 class _Listener:
-    """A port that is listened on."""
-
     node_id: int
     until_s: float = math.inf
     """Finite: its broker is no longer advertised with it, and it leads to the broker until then."""

@@ -74,7 +74,6 @@ class Balancers:
 
 
 async def _read(client: socket.socket, header: ProxyHeader) -> None:
-    """Read the header and nothing behind it."""
     while not header.done:
         taken = header.feed(await _peek(client, MAX_PEEK_BYTES))
         while taken:

@@ -38,7 +38,6 @@ MAX_AGE_JITTER: Final = 0.2
 
 
 def _cpu_ms() -> float:
-    """The CPU time of the event loop's thread."""
     return time.thread_time() * 1000.0
 
 
@@ -86,7 +85,6 @@ class Connections:
             self._start(client, address, name, dial)
 
     async def _start_behind(self, client: socket.socket, balancer: tuple[str, int], name: str, dial: Dial) -> None:
-        """The same for a connection from a balancer, which says whose it is."""
         try:
             address = await self._balancers.client_of(client, balancer)
         finally:

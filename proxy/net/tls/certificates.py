@@ -52,7 +52,6 @@ class _Value(NamedTuple):
 
 
 def _values(data: bytes) -> Iterator[_Value]:
-    """The DER values that follow each other in `data`."""
     position = 0
     while position < len(data):
         start = position

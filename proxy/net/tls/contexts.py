@@ -85,7 +85,6 @@ class TlsSide:
             self._refuse(name, path, f"cannot be read: {error.strerror or error}")
 
     def _read(self, name: str, path: Path) -> list[bytes]:
-        """The certificates in a file."""
         try:
             found = in_pem(self._content(name, path).decode("utf-8", "replace"))
         except CertificateError as error:

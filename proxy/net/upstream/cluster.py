@@ -236,7 +236,6 @@ async def _ask(host: str, port: int, access: Access, question: _Question[_T], no
 
 
 async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_T]]) -> _T:
-    """`talk` on a connection of its own. Raises ClusterError."""
     missing = "answer from DNS"
     try:
         with trio.fail_after(access.timeout_s):
@@ -284,7 +283,6 @@ def common(offered: Offered, api_key: int, known: range) -> int:
 
 
 async def _secured(plain: trio.SocketStream, host: str, tls: ClientTls | None) -> trio.abc.Stream:
-    """A connection to a broker, with TLS if configured. Raises OSError and BrokenResourceError."""
     if tls is None:
         return plain
     # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.

@@ -138,8 +138,6 @@ class NodeChecks:
 
 
 class _Check:
-    """A question under way."""
-
     def __init__(self) -> None:
         self.done = trio.Event()
         self.error: OtherNodeError | None = None

@@ -18,7 +18,6 @@ class Resolver(trio.abc.HostnameResolver):
     """For `trio.socket.set_custom_hostname_resolver`. Literal addresses never come here."""
 
     def __init__(self, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
-        """`look_up` has the arguments and results of `socket.getaddrinfo`, and may block."""
         self._look_up = look_up
         self._threads = trio.CapacityLimiter(MAX_LOOKUPS)
         self._under_way: dict[tuple[Any, ...], _Lookup] = {}
@@ -54,8 +53,6 @@ class Resolver(trio.abc.HostnameResolver):
 
 
 class _Lookup:
-    """A lookup in progress."""
-
     def __init__(self) -> None:
         self.done = trio.Event()
         self.found: list[Any] = []
