@@ -281,16 +281,12 @@ def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "unmuted"} | {"state": one.state}
 
 
-def _text(value: Any) -> bytes:
-    # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
-    return ascii_json(value, separators=(",", ":")).encode() + b"\n"
-
-
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(_text(value), status, {"cache-control": "no-store"}, "application/json")
+    return Response(_row(value) + b"\n", status, {"cache-control": "no-store"}, "application/json")
 
 
 def _row(value: Any) -> bytes:
+    # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
     return ascii_json(value, separators=(",", ":")).encode()
 
 
@@ -301,7 +297,7 @@ def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> list[bytes]:
     pieces = [b'{"%b":[' % name.encode()]
     for start in range(0, shown, ROWS_IN_A_PIECE):
         pieces.append((b"," if start else b"") + b",".join(rows[start : min(start + ROWS_IN_A_PIECE, shown)]))
-    return [*pieces, b"]," + _text({**rest, "shown": shown})[1:]]
+    return [*pieces, b"]," + _row({**rest, "shown": shown})[1:] + b"\n"]
 
 
 class _Unread:

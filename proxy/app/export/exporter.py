@@ -110,8 +110,6 @@ class Exporter:
         if dropped:
             log.warning("usage records were lost", records=dropped)
 
-    # ---- intervals --------------------------------------------------------------------------------------------------
-
     def _end_of_interval(self) -> float:
         """When the interval that begins now ends: at a multiple of its length on the wall clock."""
         left_s = self._interval_s - wall_s() % self._interval_s

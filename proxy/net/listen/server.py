@@ -102,8 +102,6 @@ class Proxy:
         """Of the bootstrap listener: the real one, once it is bound."""
         self.state = "starting"
 
-    # ---- for other modules ------------------------------------------------------------------------------------------
-
     @property
     def listeners_bound(self) -> bool:
         """True while clients can connect."""
@@ -132,8 +130,6 @@ class Proxy:
     def broker_ports(self) -> int:
         """How many brokers can have a local port; 0 in transparent mode."""
         return 0 if self._interception is not None else len(self._settings.broker_ports)
-
-    # ---- life cycle -------------------------------------------------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
