@@ -131,20 +131,18 @@ def test_check_warns_of_files_that_run_refuses(tmp_path: Path) -> None:
     for name, content in zip(names, (b"", b"\xff", b"alice\nbob\n", b"key"), strict=True):
         (tmp_path / name).write_bytes(content)
     empty, garbage, lines, short = (tmp_path / name for name in names)
-    text = f"""listen: {{tls: {{certificate_file: {empty}, key_file: {garbage}}}, state_file: {tmp_path}/no/ports.json}}
+    text = f"""listen: {{tls: {{certificate_file: {empty}, key_file: {garbage}}}}}
 upstream:
   bootstrap: ["kafka:9092"]
   tls: {{ca_file: {garbage}}}
   sasl: {{mechanism: PLAIN, username: u, password_file: {empty}}}
 identity: {{static: {{file: {lines}}}}}
 fleet: {{key_file: {short}}}
-quotas:
-  {{alter: apply, alter_principals: [b], overlay: {tmp_path}/no/o.yaml, entries: [{{user: a, request_percentage: 1}}]}}
-export: {{directory: {empty}/usage}}
+quotas: [{{user: a, request_percentage: 1}}]
 """
     found = {warning.place: warning.expected for warning in all_warnings(load_bytes("q.yaml", text.encode()))}
     refused = ("listen.tls", "upstream.tls", "upstream.sasl", "identity.static", "fleet.key_file")
-    assert set(found) >= {*refused, "listen.state_file", "quotas.overlay", "export.directory"}
+    assert set(found) >= {*refused}
     assert all(found[place].startswith("kquota run would refuse this: ") for place in refused)
     assert "no PEM" in found["listen.tls"] or str(empty) in found["listen.tls"]
 

@@ -60,7 +60,7 @@ def get_json(
 
     try:
         status, reason, body = trio.run(get)
-        answer = json.loads(body) if status == 200 else None
+        answer: dict[str, Any] | None = json.loads(body) if status == 200 else None
         if status == 200 and not (isinstance(answer, dict) and set(expected) <= answer.keys()):
             raise ValueError("unexpected answer")
     except (trio.TooSlowError, TimeoutError) as error:

@@ -119,8 +119,8 @@ class AddressBook:
         for node in nodes:
             check_address(node)
         if complete:
-            for known in brokers.values():
-                known.live = False
+            for broker in brokers.values():
+                broker.live = False
         for node in nodes:
             known = brokers.get(node.node_id)
             if known is not None:
