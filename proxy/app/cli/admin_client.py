@@ -86,8 +86,8 @@ def _get(url: str, timeout_s: float) -> tuple[int, str, bytes]:
     with closing(kind(parts.hostname or "", parts.port, timeout=timeout_s)) as connection:
         target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
         connection.request("GET", target, headers={"Connection": "close"})
-        answer = connection.getresponse()
-        body = answer.read(MAX_ANSWER_BYTES + 1)
+        with connection.getresponse() as answer:
+            body = answer.read(MAX_ANSWER_BYTES + 1)
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
     return answer.status, answer.reason, body
