@@ -62,7 +62,6 @@ log = structlog.get_logger("kquota")
 
 EXPIRE_INTERVAL_S: Final = 60.0
 WARN_INTERVAL_S: Final = 60.0
-"""The same warning is not repeated more often than this."""
 
 
 def read(path: Path) -> tuple[Config, Fingerprint]:
@@ -112,9 +111,7 @@ class Sidecar:
         self.reloads = ReloadState()
         self.exporter = new_exporter(config, self.ledger, kquota_version(), security=self.security.producer_settings)
         self._alterations, self._reserved = quota_admin.requests, reserved
-        self.metrics = Exposition(
-            self.ledger, self.proxy.counters, max_groups=config.metrics.max_groups, own=self._own_families
-        )
+        self.metrics = Exposition(self.ledger, self.proxy.counters, config.metrics.max_groups, self._own_families)
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
         """The port of the admin listener: the one that `run` was given, if any, and once bound the real one."""
@@ -123,11 +120,8 @@ class Sidecar:
     def _source_of(self, path: Path, config: Config) -> QuotaSource:
         if config.quota_settings.source == "file":
             return FileSource(path.absolute(), config)
-        bootstrap = [(address.host, address.port) for address in config.upstream.bootstrap]
         return ClusterSource(
-            config,
-            lambda: [*bootstrap, *((host, port) for _, host, port, _ in self.proxy.brokers())],
-            self.security.upstream_tls,
+            config, lambda: [*config.upstream.bootstrap, *self.proxy.cluster.addresses()], self.security.upstream_tls
         )
 
     @property
@@ -155,7 +149,6 @@ class Sidecar:
         yield from own.own_families(self.proxy, self.reloads, self.ledger, ready=ready)
 
     def _about(self) -> dict[str, Any]:
-        """Which sidecar this is, for people who look at several."""
         export = self.config.export
         names = {name: getattr(export, name, None) or os.environ.get(own) for name, own in VARIABLES.items()}
         names["pod"] = names["pod"] or socket.gethostname()
@@ -187,8 +180,7 @@ class Sidecar:
                     app = AdminApp(
                         self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts, self._about
                     )
-                    server = AdminServer(listener, app.asgi, on_evict=self._evicted)
-                    nursery.start_soon(server.serve)
+                    nursery.start_soon(AdminServer(listener, app.asgi, on_evict=self._evicted).serve)
                 if signals is not None:
                     nursery.start_soon(self._handle_signals, signals, nursery.cancel_scope)
                 nursery.start_soon(self._work, nursery.cancel_scope, task_status)
@@ -206,29 +198,25 @@ class Sidecar:
             await nursery.start(serve_proxy)
             nursery.start_soon(self.watcher.run)
             nursery.start_soon(self.security.follower.run)
+            nursery.start_soon(self.source.run)
+            nursery.start_soon(self._expire)
+            nursery.start_soon(ThrottleLog(self.ledger).run)
             if self.config.listen.state_file is not None:
                 nursery.start_soon(keep_ports, Path(self.config.listen.state_file), self.proxy)
             if self.exporter is not None:
                 nursery.start_soon(self.exporter.run)
             if self.member is not None:
                 nursery.start_soon(self.member.run)
-            nursery.start_soon(self.source.run)
-            nursery.start_soon(self._expire)
-            nursery.start_soon(ThrottleLog(self.ledger).run)
             if self.config.admin is not None:
                 nursery.start_soon(self.history.run)
-            admin = (
-                None
-                if self.config.admin is None or self.admin_port is None
-                else f"http://{HostPort(self.config.admin.host, self.admin_port)}"
-            )
+            admin, port = self.config.admin, self.admin_port
             log.info(
                 "kquota is up",
                 version=kquota_version(),
                 data_path=compiled.description(),
                 **({"tls": channel.DESCRIPTION} if self.security.sides else {}),
                 port=self.port,
-                admin=admin,
+                admin=None if admin is None or port is None else f"http://{HostPort(admin.host, port)}",
                 config=str(self.path),
             )
             task_status.started(self)
@@ -326,8 +314,7 @@ class _SettleWhenUp:
 
 
 def main(path: Path, admin_port: int | None = None) -> int:
-    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run; `admin_port` replaces the file's. Raises
-    ConfigError."""
+    """`kquota run`: 0 after a drain, 1 if it cannot run; `admin_port` replaces the file's. Raises ConfigError."""
     share_fairly()
     with uncollected():
         loaded = read(path)

@@ -11,9 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from config.load import load_bytes
-from proxy.app.export.exporter import Clocks, Exporter, constants, new_exporter, partition_of
+from proxy.app.export.exporter import Exporter, constants, new_exporter, partition_of
 from quota import record
 from quota.ledger import Ledger
 from quota.table import QuotaTable
@@ -183,10 +185,12 @@ def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("wall_s", "left_s"), [(1_785_585_600.0, 10.0), (1_785_585_603.0, 7.0), (1_785_585_607.0, 13.0)]
 )
-def test_intervals_end_on_the_wall_clock_s_raster(wall_s: float, left_s: float) -> None:
-    clocks = Clocks(lambda: 1000.0, lambda: wall_s)
-    exporter = Exporter(Ledger(QuotaTable()), [], 10.0, {"instance": "i", "kquota_version": "1"}, clocks=clocks)
-    assert exporter._end_of_interval() - 1000.0 == pytest.approx(left_s)
+async def test_intervals_end_on_the_wall_clock_s_raster(
+    wall_s: float, left_s: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.app.export.exporter.wall_s", lambda: wall_s)
+    exporter = Exporter(Ledger(QuotaTable()), [], 10.0, {"instance": "i", "kquota_version": "1"})
+    assert exporter._end_of_interval() - trio.current_time() == pytest.approx(left_s)
 
 
 def test_interval_just_before_the_hour_belongs_to_the_hour() -> None:

@@ -2,7 +2,15 @@
 
 import pytest
 
+from proxy.app.sources import follow
 from tests.support.certificates import Authority
+
+
+@pytest.fixture
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read often, and a file system may take its time."""
+    for name, seconds in (("POLL_S", 0.01), ("SETTLE_S", 0.005), ("ANSWER_TIMEOUT_S", 30.0)):
+        monkeypatch.setattr(follow, name, seconds)
 
 
 @pytest.fixture(scope="module")

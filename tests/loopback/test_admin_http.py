@@ -32,22 +32,27 @@ TABLE = QuotaTable(
 
 
 @dataclass
+class FakeCluster:
+    reached: bool = True
+    last_error: str | None = None
+    more_brokers: int = 0
+
+    def all(self) -> list[tuple[int, str, int, int | None]]:
+        more = [(number + 3, f"kafka-{number + 3}", 9092, None) for number in range(self.more_brokers)]
+        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None), *more]
+
+
+@dataclass
 class FakeProxy:
     state: str = "serving"
-    cluster_reached: bool = True
-    last_cluster_error: str | None = None
+    cluster: FakeCluster = field(default_factory=FakeCluster)
     listeners_bound: bool = True
     full: str | None = None
     found: list[ConnectionInfo] = field(default_factory=list)
     given_user: tuple[str, str] = ("web", "static")
-    more_brokers: int = 0
 
     def each_connection(self) -> Iterator[ConnectionInfo]:
         return iter(self.found)
-
-    def brokers(self) -> list[tuple[int, str, int, int | None]]:
-        more = [(number + 3, f"kafka-{number + 3}", 9092, None) for number in range(self.more_brokers)]
-        return [(1, "kafka-1", 9092, 19_093), (2, "kafka-2", 9092, None), *more]
 
 
 class FakeSource:
@@ -116,11 +121,11 @@ async def test_health_is_of_process_and_readiness_of_work() -> None:
             return list(answer["reasons"])
 
         assert await not_ready() == []
-        proxy.state, proxy.listeners_bound, proxy.cluster_reached = "starting", False, False
+        proxy.state, proxy.listeners_bound, proxy.cluster.reached = "starting", False, False
         assert await not_ready() == ["the listener is not bound", "cannot reach the Kafka cluster: no answer yet"]
-        proxy.state, proxy.listeners_bound, proxy.last_cluster_error = "serving", True, "kafka:9092: refused"
+        proxy.state, proxy.listeners_bound, proxy.cluster.last_error = "serving", True, "kafka:9092: refused"
         assert await not_ready() == ["cannot reach the Kafka cluster: kafka:9092: refused"]
-        proxy.state, proxy.cluster_reached = "draining", True
+        proxy.state, proxy.cluster.reached = "draining", True
         assert await not_ready() == ["the sidecar is draining"]
 
 
@@ -330,7 +335,7 @@ async def test_http_nonsense_closes_only_its_connection(raw: bytes) -> None:
 @pytest.mark.parametrize("path", ["/quotas?limit=10000", "/throttled?limit=500", "/metrics", "/brokers"])
 async def test_traffic_goes_on_while_long_answers_are_made(path: str) -> None:
     async with admin() as running:
-        running.proxy.more_brokers = 10_000 if path == "/brokers" else 0
+        running.proxy.cluster.more_brokers = 10_000 if path == "/brokers" else 0
         for index in range(10_000):
             running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1e9, now_ms())
         times_s: list[float] = []

@@ -20,6 +20,7 @@ from config.overlay import load_overlay
 from config.parts import Fingerprint, fingerprint
 from config.problems import ConfigError
 from deploy.kubernetes.webhook import of_files, read_template
+from proxy.app.sources import follow
 from proxy.app.sources.follow import MAX_SETTLING, Aside, Followed, Follower, StuckError, replace_file
 from proxy.app.sources.quota_file import FileSource
 from proxy.app.sources.security import load_security
@@ -33,6 +34,7 @@ from tests.support.hostile_files import KINDS, put, put_file, take_away
 from tests.support.scripted_broker import background, until
 from tests.support.tls_pairs import done_by
 
+pytestmark = pytest.mark.usefixtures("quick_files")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -199,7 +201,7 @@ async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: 
     tls_text = f"listen: {{tls: {{certificate_file: {cert}, key_file: {issued.key}}}}}"
     security = load_security(configured(f"identity: {{static: {{file: {user}}}}}\n{tls_text}"))
     tls, static = security.follower.followed
-    follower = Follower([tls, static], poll_s=0.01)
+    follower = Follower([tls, static])
     before: ssl.SSLContext = security.sides[0].context
     with structlog.testing.capture_logs() as logs:
         async with background(follower.run):
@@ -260,10 +262,11 @@ class Restless(Silent):
 async def test_unreadable_configuration_is_logged_once(
     kind: type[Silent], timeout_s: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(follow, "ANSWER_TIMEOUT_S", timeout_s)
     path = tmp_path / "q.yaml"
     put_file(path, quota(1))
     with structlog.testing.capture_logs() as logs:
-        async with watching(path, timeout_s) as running:
+        async with watching(path) as running:
             put_file(path, quota(2))
             silent = kind(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
             await until(lambda: running.state.failures == 1)
@@ -281,7 +284,8 @@ async def test_unreadable_configuration_is_logged_once(
 async def test_overlay_write_without_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "o.yaml"
     config = configured(f"quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}")
-    source = FileSource(tmp_path / "q.yaml", config, poll_s=0.01, timeout_s=0.2)
+    monkeypatch.setattr(follow, "ANSWER_TIMEOUT_S", 0.2)
+    source = FileSource(tmp_path / "q.yaml", config)
     silent = Silent(monkeypatch, proxy.app.sources.quota_file, "replace_file", path)
     reasons: list[str | None] = []
     async with background(source.run):
@@ -299,7 +303,8 @@ async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, m
         put_file(one, "1")
     stuck = Followed("listen.tls", [path], lambda: None)
     free = Followed("identity.static", [other], lambda: None)
-    follower = Follower([stuck, free], poll_s=0.01, timeout_s=0.05)
+    monkeypatch.setattr(follow, "ANSWER_TIMEOUT_S", 0.05)
+    follower = Follower([stuck, free])
     silent = Silent(monkeypatch, proxy.app.sources.follow, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
         async with background(follower.run):
@@ -315,16 +320,16 @@ async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, m
     assert error == f"listen.tls {path}: no answer from the file system within 0.05 s"
 
 
-async def test_cancel_does_not_wait_for_reading_thread() -> None:
+async def test_cancel_does_not_wait_for_reading_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     try:
-        aside = Aside(timeout_s=LIMIT_S)
         began_s = time.monotonic()
         with trio.move_on_after(0.05):
-            await aside.run(answers.wait, 120)
+            await Aside().run(answers.wait, 120)
         assert time.monotonic() - began_s < LIMIT_S
+        monkeypatch.setattr(follow, "ANSWER_TIMEOUT_S", 0.02)
         with pytest.raises(StuckError, match=r"no answer from the file system within 0\.02 s"):
-            await Aside(timeout_s=0.02).run(answers.wait, 120)
+            await Aside().run(answers.wait, 120)
     finally:
         answers.set()
 
@@ -338,7 +343,7 @@ async def test_load_bug_does_not_end_following(tmp_path: Path) -> None:
             raise RecursionError("deep")
 
     followed = Followed("listen.tls", [path], load)
-    follower = Follower([followed], poll_s=0.01)
+    follower = Follower([followed])
     with structlog.testing.capture_logs() as logs:
         async with background(follower.run):
             put_file(path, "2")

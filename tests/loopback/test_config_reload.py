@@ -11,11 +11,13 @@ import trio
 from config.load import load
 from config.model import Config
 from config.parts import fingerprint
+from proxy.app.sources import follow
 from proxy.app.sources.watch import ReloadState, Watcher
 from quota.entity import Kind
 from quota.table import QuotaTable
 from tests.support.scripted_broker import until
 
+pytestmark = pytest.mark.usefixtures("quick_files")
 LIMIT_S = 30.0
 UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
@@ -25,14 +27,12 @@ def quota(limit: str | int) -> str:
 
 
 class Running:
-    def __init__(self, path: Path, timeout_s: float = LIMIT_S) -> None:
+    def __init__(self, path: Path) -> None:
         self.state = ReloadState()
         self.limits: list[float | None] = []
         self.tables: list[QuotaTable] = []
         now = fingerprint(path)
-        self.watcher = Watcher(
-            path, load(path), now, self.state, self._apply, poll_s=0.01, settle_s=0.005, timeout_s=timeout_s
-        )
+        self.watcher = Watcher(path, load(path), now, self.state, self._apply)
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
         self.tables.append(table)
@@ -40,8 +40,8 @@ class Running:
 
 
 @asynccontextmanager
-async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Running]:
-    running = Running(path, timeout_s)
+async def watching(path: Path) -> AsyncIterator[Running]:
+    running = Running(path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.watcher.run)
         yield running
@@ -50,10 +50,10 @@ async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Runn
             await trio.lowlevel.checkpoint_if_cancelled()
 
 
-async def test_does_not_load_half_written_file(tmp_path: Path) -> None:
+async def test_does_not_load_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "SETTLE_S", 0.5)
     (path := tmp_path / "q.yaml").write_text(quota("1M"))
     running = Running(path)
-    running.watcher._settle_s = 0.5
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.watcher.run)
         with path.open("w") as file:  # each prefix of this is a file that loads, with other limits

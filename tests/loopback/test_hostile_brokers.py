@@ -103,11 +103,11 @@ async def test_an_answer_that_cannot_be_ends_its_connection_alone(kind: str) -> 
 async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
     """Its label is too long for a name: the client that is sent there finds no broker, and nothing breaks."""
     async with through(evil(metadata_1("x" * 100 + ".example", 9092), api_key=METADATA)) as (proxy, _, _):
-        await until(lambda: proxy.cluster_reached)  # what it learns itself does not come in between
+        await until(lambda: proxy.cluster.reached)  # what it learns itself does not come in between
         await connect(proxy, request(METADATA, 1, 7, b"\0\0\0\0"))
         # The sidecar's own question is answered with another broker: this one has left, and its port is held.
-        await until(lambda: any(known.broker.node_id == 2 for known in proxy.known_ports()))
-        (port,) = [known.port for known in proxy.known_ports() if known.broker.node_id == 2]
+        await until(lambda: any(known.broker.node_id == 2 for known in proxy.cluster.known_ports()))
+        (port,) = [known.port for known in proxy.cluster.known_ports() if known.broker.node_id == 2]
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(produce(1, 100))
             assert await stream.receive_some() == b"", "the end of the stream, not a reset"

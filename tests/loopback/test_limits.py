@@ -119,7 +119,7 @@ def no_descriptors_left() -> Iterator[None]:
 
 async def test_turns_clients_away_without_descriptors(capsys: pytest.CaptureFixture[str]) -> None:
     async with through(answer) as (proxy, _, _):
-        await until(lambda: proxy.cluster_reached)  # its own question has given its descriptor back
+        await until(lambda: proxy.cluster.reached)  # its own question has given its descriptor back
         served = await connect(proxy, produce(1, 100))
         assert await read_frame(served) == produce_response(1)
         refused = [socket.socket() for _ in range(5)]  # their own descriptors, before there are none

@@ -41,7 +41,7 @@ async def cluster(
             introduce(brokers)
             proxy = proxy_before(*(("127.0.0.1", broker.node_port) for broker in brokers), connect_timeout_s=2.0)
             await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster_reached)
+            await until(lambda: proxy.cluster.reached)
             yield proxy, brokers
             proxy.drain()
             await until(lambda: proxy.state == "stopped")
@@ -54,7 +54,7 @@ def introduce(brokers: list[ScriptedBroker]) -> None:
 
 
 async def ask(proxy: Proxy, node_id: int) -> bytes | None:
-    port = next(local for number, _, _, local in proxy.brokers() if number == node_id)
+    port = next(local for number, _, _, local in proxy.cluster.all() if number == node_id)
     async with await trio.open_tcp_stream("127.0.0.1", port) as client:
         await client.send_all(produce(1, 100))
         return await read_frame(client)
@@ -68,7 +68,7 @@ async def test_many_connections_are_confirmed_once(monkeypatch: pytest.MonkeyPat
         assert len(one.received) == 10
         assert (one.asked, two.asked) == ([("scripted", 1)], [])
         monkeypatch.setattr(node_checks, "FRESH_S", 0.0)
-        proxy._cluster._checks._until.clear()  # as when it is no longer fresh
+        proxy.cluster._checks._until.clear()  # as when it is no longer fresh
         for _ in range(2):
             assert await ask(proxy, 1) == produce_response(1)
         assert len(one.asked) == 3

@@ -125,7 +125,7 @@ async def test_a_storm_of_connections_leaves_others_their_turn() -> None:
 
 async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=20) as (proxy, ledger):
-        await really(lambda: proxy.cluster_reached)
+        await really(lambda: proxy.cluster.reached)
         before = len(os.listdir("/proc/self/fd"))
         for turn in range(100):
             await (await connect(proxy)).aclose()

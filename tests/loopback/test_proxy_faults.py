@@ -101,7 +101,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             names[b"kafka.example"] = broker.node_port
             proxy = proxy_before(("kafka.example", 9092))
             await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster_reached)
+            await until(lambda: proxy.cluster.reached)
             assert await ask(proxy.port) == produce_response(1)
             names.clear()  # the name is gone; broker 1 named itself by its address
             assert await ask(proxy.port) == produce_response(1)
@@ -110,7 +110,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             assert await ask(proxy.port) == produce_response(1)
             assert proxy.counters.upstream_connect_failures == failures, "what worked last time is tried first"
             await trio.sleep(0.5)
-            assert proxy.cluster_reached, proxy.last_cluster_error
+            assert proxy.cluster.reached, proxy.cluster.last_error
             nursery.cancel_scope.cancel()
 
 
@@ -133,7 +133,7 @@ async def test_keeps_asking_a_cluster_that_is_down(monkeypatch: pytest.MonkeyPat
             proxy = proxy_before(("127.0.0.1", port))
             await nursery.start(proxy.serve)
             await until(lambda: asked >= 20)
-            assert not proxy.cluster_reached
+            assert not proxy.cluster.reached
             nursery.cancel_scope.cancel()
 
 
@@ -149,15 +149,15 @@ async def test_looks_for_moved_broker_as_soon_as_it_is_missed(monkeypatch: pytes
             service.node_port = moving.node_port
             proxy = proxy_before(("127.0.0.1", bootstrap))
             await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster_reached)
-            ((_, _, _, local),) = proxy.brokers()
+            await until(lambda: proxy.cluster.reached)
+            ((_, _, _, local),) = proxy.cluster.all()
             assert await ask(local) == produce_response(1)
             end()
             moved = ScriptedBroker(answer)
             await serve_broker(nursery, moved)
             service.node_port = moved.node_port
             assert await ask(local) is None
-            await until(lambda: proxy.brokers()[0][2] == moved.node_port)
+            await until(lambda: proxy.cluster.all()[0][2] == moved.node_port)
             assert await ask(local) == produce_response(1)
             nursery.cancel_scope.cancel()
 
@@ -201,7 +201,7 @@ async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypa
             addresses = [("127.0.0.1", broker.node_port) for broker in (first, second)]
             proxy = proxy_before(stopped.getsockname(), *addresses, connect_timeout_s=0.5)
             await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster_reached)
+            await until(lambda: proxy.cluster.reached)
             assert await ask(proxy.port) == produce_response(1)
             assert (len(first.received), len(second.received)) == (1, 0)
             first.handler = never_answer  # it is stopped as well
@@ -221,7 +221,7 @@ async def test_refuses_its_own_connections() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(proxy.serve)
             assert await ask(port) is None
-            await until(lambda: proxy.last_cluster_error)
+            await until(lambda: proxy.cluster.last_error)
             assert proxy.counters.connections_closed["upstream_unreachable"] >= 2
             assert proxy.counters.connections_opened < 10
             assert any(f"127.0.0.1:{port} leads to this sidecar" in str(line.get("error")) for line in lines)
@@ -257,12 +257,12 @@ async def test_refuses_what_comes_back_through_a_balancer() -> None:
             await nursery.start(proxy.serve)
             targets["bootstrap"] = proxy.port
             text = f"127.0.0.1:{ports['bootstrap']} leads to this sidecar: expected a broker"
-            await until(lambda: proxy.last_cluster_error == text)
+            await until(lambda: proxy.cluster.last_error == text)
             assert await ask(proxy.port) is None
             targets["bootstrap"] = broker.node_port
-            await until(lambda: proxy.cluster_reached)
+            await until(lambda: proxy.cluster.reached)
             assert await ask(proxy.port) == produce_response(1)
-            (targets["broker"],) = [local or 0 for number, _, _, local in proxy.brokers() if number == 2]
+            (targets["broker"],) = [local or 0 for number, _, _, local in proxy.cluster.all() if number == 2]
             assert [await ask(targets["broker"]), await ask(targets["broker"])] == [None, None]
             text = f"cannot connect to broker broker 2: 127.0.0.1:{ports['broker']} leads to this sidecar"
             assert any(text in str(line.get("error")) for line in lines)

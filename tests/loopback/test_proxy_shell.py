@@ -160,7 +160,7 @@ async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None
 async def test_advertises_the_address_of_the_connection(listen_host: str, host: str) -> None:
     async with through(answer, listen_host=listen_host) as (proxy, broker, _):
         (node,) = (await ask_brokers(host, proxy.port, Access(5.0))).brokers
-        assert (node.host, node.port) == (host, proxy.brokers()[0][3])
+        assert (node.host, node.port) == (host, proxy.cluster.all()[0][3])
         assert node.port != broker.node_port
 
 
@@ -185,7 +185,7 @@ async def test_nonsense_from_the_cluster_harms_no_client(said: bytes | None, err
 @pytest.mark.parametrize("versions", [(0, 1), (1, 3), (9, 13), (12, 20)])
 async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) -> None:
     async with through(answer, offered={METADATA: versions}) as (proxy, broker, _):
-        await until(lambda: proxy.cluster_reached)
+        await until(lambda: proxy.cluster.reached)
         assert [node.port for node in (await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))).brokers] == [
             broker.node_port
         ]
@@ -276,11 +276,11 @@ async def test_brokers_may_change_during_a_drain() -> None:
     async with through(never_answer, drain_timeout_s=3) as (proxy, broker, _):
         client = await connect(proxy)
         await client.send_all(produce(1, 100))
-        await until(lambda: broker.received and proxy.cluster_reached)
+        await until(lambda: broker.received and proxy.cluster.reached)
         proxy.drain()
         broker.node_id += 4  # of four ports it has the same
-        proxy._cluster._look_again.set()
-        await until(lambda: [number for number, *_ in proxy.brokers()] == [5])
+        proxy.cluster._look_again.set()
+        await until(lambda: [number for number, *_ in proxy.cluster.all()] == [5])
         assert proxy.state == "draining"
         await closed_reason(proxy, "drain_timeout")
 
@@ -297,7 +297,7 @@ async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
         await stream.send_all(response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body))
 
     async with through(many) as (proxy, _, _):
-        await until(lambda: proxy.cluster_reached)  # what it learns itself does not come in between
+        await until(lambda: proxy.cluster.reached)  # what it learns itself does not come in between
         count = proxy.broker_ports
         assert count < 6
         client = await connect(proxy)
@@ -307,4 +307,4 @@ async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
             assert frame is not None
             nodes = read_brokers(1, frame, 0, len(frame))
             assert [node.node_id for node in nodes] == list(range(1, count + 1))
-            assert {node.port for node in nodes} == {local for *_, local in proxy.brokers()} - {None}
+            assert {node.port for node in nodes} == {local for *_, local in proxy.cluster.all()} - {None}

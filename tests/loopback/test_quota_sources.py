@@ -154,9 +154,10 @@ async def test_a_slow_disk_holds_up_administrators_only(path: Path, monkeypatch:
     assert load_overlay(path) == {ALICE: {PRODUCE: 1.0}, BOB: {PRODUCE: float(MAX_WAITING)}}
 
 
+@pytest.mark.usefixtures("quick_files")
 async def test_an_edited_overlay_is_read_and_a_broken_one_is_not(path: Path) -> None:
     config = with_overlay(path, {"user": "alice", PRODUCE: 10})
-    source = FileSource(Path("kquota.yaml"), config, poll_s=0.01)
+    source = FileSource(Path("kquota.yaml"), config)
     async with running(source):
         await apply(source, {ALICE: {PRODUCE: 11.0}})
         path.write_text("quotas: [{user: alice, producer_byte_rate: 12}]")
@@ -217,9 +218,7 @@ def cluster_source(*hosts: str, **quotas: Any) -> ClusterSource:
     return ClusterSource(configured(**settings), lambda: [(host, 9092) for host in hosts])
 
 
-VIEW: Any = SimpleNamespace(
-    state="serving", listeners_bound=True, cluster_reached=True, full=None, last_cluster_error=None
-)
+VIEW: Any = SimpleNamespace(state="serving", listeners_bound=True, cluster=SimpleNamespace(reached=True), full=None)
 
 
 async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ async def test_the_name_and_its_check_can_be_chosen(issuer: Authority, host: Iss
     unchecked = ClientTls(authorities=issuer.certificate, verify_hostname=False)
     for tls in (named, unchecked):
         async with through(answer, upstream_tls=tls, broker_tls=other) as (proxy, _, _):
-            await until(lambda proxy=proxy: proxy.cluster_reached)
+            await until(lambda proxy=proxy: proxy.cluster.reached)
             client = await trio.open_tcp_stream("127.0.0.1", proxy.port)
             assert await exchange(client, produce(1, 100)) == produce_response(1)
             await client.aclose()
@@ -274,7 +274,7 @@ async def test_an_authority_need_not_be_a_root(tmp_path: Path) -> None:
         _,
         _,
     ):
-        await until(lambda: proxy.cluster_reached)
+        await until(lambda: proxy.cluster.reached)
         async with secured(proxy, client) as one:
             assert await exchange(one, produce(1, 100)) == produce_response(1)
 
@@ -358,6 +358,7 @@ def test_key_of_another_kind_and_weak_key(issuer: Authority, host: Issued, tmp_p
         ServerTls(KeyPair(cert, written("weak", weak)))
 
 
+@pytest.mark.usefixtures("quick_files")
 async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Authority, tmp_path: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
 
@@ -369,7 +370,7 @@ async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Author
     tls = ServerTls(KeyPair(cert, key))
     before = tls.context
     files = Followed("listen.tls", tls.paths, tls.load)
-    follower = Follower([files], poll_s=0.05)
+    follower = Follower([files])
     put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=5)))
     with trio.fail_after(40):
         async with background(follower.run):

@@ -20,7 +20,7 @@ from proxy.app.admin.app import not_ready
 from proxy.app.cli.check import summary_text
 from proxy.app.sources.security import load_security
 from proxy.net.listen.server import Proxy
-from proxy.net.listen.transparent import Destination, read_sockaddr_in, read_sockaddr_in6
+from proxy.net.listen.transparent import Destination, read_sockaddr
 from proxy.net.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
@@ -210,26 +210,28 @@ async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespa
         async with intercepting() as (proxy, _):
             assert not_ready(proxy, QUOTAS) == []
         async with intercepting(bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
-            await until(lambda: proxy.last_cluster_error)
+            await until(lambda: proxy.cluster.last_error)
             (reason,) = not_ready(proxy, QUOTAS)
             assert "cannot reach the Kafka cluster" in reason
         async with intercepting(bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
             await until(lambda: not_ready(proxy, QUOTAS) == [])
-            assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"
+            assert [(node_id, port) for node_id, _, _, port in proxy.cluster.all()] == [(1, KAFKA)], (
+                "the broker's own port"
+            )
 
 
 def test_addresses_as_the_kernel_gives_them() -> None:
     family4, family6 = struct.pack("=H", socket.AF_INET), struct.pack("=H", socket.AF_INET6)
     # 9092 = 0x2384
-    assert read_sockaddr_in(family4 + bytes.fromhex("2384 0a4d000b") + bytes(8)) == ("10.77.0.11", 9092, 0)
+    assert read_sockaddr(family4 + bytes.fromhex("2384 0a4d000b") + bytes(8)) == ("10.77.0.11", 9092, 0)
     address = bytes.fromhex("fe80 0000 0000 0000 0000 0000 0000 0001")
-    found = read_sockaddr_in6(family6 + bytes.fromhex("2384 00000000") + address + struct.pack("=I", 3))
+    found = read_sockaddr(family6 + bytes.fromhex("2384 00000000") + address + struct.pack("=I", 3))
     assert found == ("fe80::1", 9092, 3)
     assert str(found) == "[fe80::1]:9092"
     with pytest.raises(ValueError, match="not a struct sockaddr_in"):
-        read_sockaddr_in(family6 + bytes(14))
+        read_sockaddr(family6 + bytes(14))
     with pytest.raises(ValueError, match="not a struct sockaddr_in6"):
-        read_sockaddr_in6(family6 + bytes(20))
+        read_sockaddr(family6 + bytes(20))
 
 
 def test_a_configuration_needs_nothing_but_the_mode() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.sources.security import FleetKeys, FleetKeysError
+from proxy.app.sources.security import BadFileError, FleetKeys
 from quota.fleet import claim, core, view
 from quota.fleet.core import whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
@@ -212,7 +212,7 @@ def test_a_file_without_good_keys_is_refused(content: str | None, complaint: str
     path = tmp_path / "key"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(FleetKeysError) as caught:
+    with pytest.raises(BadFileError) as caught:
         FleetKeys(str(path))
     assert complaint in str(caught.value)
     assert f"fleet.key_file {path}" in str(caught.value)

@@ -84,7 +84,7 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
         produce(0, 27_500),
         {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": 3000}},
         produce(0, 0),
-        {"t_ms": 1, "set": {"client_id": "c", "producer_byte_rate": "2k"}},
+        {"t_ms": 1, "set": {"client-id": "c", "producer_byte_rate": "2k"}},
         produce(1, 0),
         {"t_ms": 2, "remove": {"client-id": "c"}},
         produce(2, 0),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.sections import StaticIdentity
-from proxy.app.sources.security import StaticUser, StaticUserError
+from proxy.app.sources.security import BadFileError, read_static_user
 
 
 def token(subject: str) -> str:
@@ -36,7 +36,7 @@ def volume(tmp_path: Path) -> Path:
 
 
 def reading(template: str, directory: Path) -> str | None:
-    return StaticUser(StaticIdentity(template=template, directory=str(directory))).read()
+    return read_static_user(StaticIdentity(template=template, directory=str(directory)))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
 )
 def test_refuses_files_of_no_user(volume: Path, template: str, change: Callable[[Path], object], expected: str) -> None:
     change(volume)
-    with pytest.raises(StaticUserError) as refused:
+    with pytest.raises(BadFileError) as refused:
         reading(template, volume)
     assert str(refused.value).startswith(f"identity.static {volume}")
     assert expected in str(refused.value)
@@ -88,10 +88,10 @@ def test_service_account_file_goes_before_the_token(volume: Path, monkeypatch: p
 
 
 def test_a_file_names_one_user(tmp_path: Path) -> None:
-    user = StaticUser(StaticIdentity(file=str(tmp_path / "user")))
+    user = StaticIdentity(file=str(tmp_path / "user"))
     (tmp_path / "user").write_text("CN=web\n")
-    assert user.read() == "CN=web"
+    assert read_static_user(user) == "CN=web"
     for text, expected in (("\n", "is empty, expected the user"), ("a\nb\n", "expected one line of text, the user")):
         (tmp_path / "user").write_text(text)
-        with pytest.raises(StaticUserError, match=expected):
-            user.read()
+        with pytest.raises(BadFileError, match=expected):
+            read_static_user(user)

@@ -1,5 +1,4 @@
-"""The admin port: metrics, probes, lists, explanations and the page (/ui), in the event loop of the traffic, so in
-small steps."""
+"""The admin port: metrics, probes, lists, explanations and the page, in small steps: it shares the traffic's loop."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-import structlog
 import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -45,8 +44,6 @@ from quota.connections import canonical_address
 from quota.counter import QuotaCounter
 from quota.ledger import Ledger
 
-log = structlog.get_logger("kquota.admin")
-
 LEAST_ZIPPED: Final = 16_384
 """Bytes of metrics from which on they are compressed for a scraper that asks."""
 ROWS: Final = 1000
@@ -56,29 +53,11 @@ STEP: Final = 100
 ROW_STEP: Final = 20
 """Rows made of them: one takes some 30 µs, and one of /throttled a millisecond."""
 ROWS_IN_A_PIECE: Final = 100
-"""Some 40 KB of an answer."""
 MOST_LIST_BYTES: Final = 8_000_000
 """Of a list. 10 000 rows have 4 MB, eight times as much with the longest names; `kquota top` takes 32 MB."""
 MOST_UNREAD_BYTES: Final = 32_000_000
 """Of all lists that are being sent: readers may be slow on purpose."""
 T = TypeVar("T")
-
-
-_INDEX: Final = """\
-kquota
-  /metrics
-  /healthz
-  /readyz
-  /brokers
-  /quotas
-  /throttled
-  /explain?user=U&client_id=C
-  /connections
-  /libraries
-  /history
-  /snapshot
-  /ui (for people)
-"""
 
 
 def _takes_gzip(accepted: str) -> bool:
@@ -99,61 +78,53 @@ def not_ready(proxy: Proxy, quotas: QuotaSource) -> list[str]:
         reasons.append("the listener is not bound")
     if proxy.full is not None:
         reasons.append(proxy.full)
-    if not proxy.cluster_reached:
-        reasons.append(f"cannot reach the Kafka cluster: {proxy.last_cluster_error or 'no answer yet'}")
+    if not proxy.cluster.reached:
+        reasons.append(f"cannot reach the Kafka cluster: {proxy.cluster.last_error or 'no answer yet'}")
     if quotas.not_ready is not None:
         reasons.append(quotas.not_ready)
     return reasons
 
 
+@dataclass(eq=False)
 class AdminApp:
     """The HTTP endpoints."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        proxy: Proxy,
-        metrics: Exposition,
-        clock_ms: Callable[[], float],
-        quotas: QuotaSource,
-        history: History,
-        hosts: Hosts,
-        about: Callable[[], dict[str, Any]],
-    ) -> None:
-        """`hosts`: the hosts that requests may be for. `about()`: which sidecar this is, for the page."""
-        self._about = about
-        self._ledger = ledger
-        self._history = history
-        self._proxy = proxy
-        self._metrics = metrics
-        self._source = quotas
-        self._now_ms = clock_ms
-        self._heavy = trio.Lock()  # one long list at a time
-        self._unread = _Unread(metrics)
-        pages = Starlette(
-            routes=[
-                Route("/", self._index),
-                Route("/metrics", self._serve_metrics),
-                Route("/healthz", self._healthz),
-                Route("/readyz", self._readyz),
-                Route("/brokers", self._brokers),
-                Route("/quotas", self._list(self._quotas)),
-                Route("/throttled", self._list(self._throttled)),
-                Route("/explain", self._explain),
-                Route("/connections", self._list(self._connections)),
-                Route("/libraries", self._list(self._libraries)),
-                Route("/snapshot", self._list(self._snapshot)),
-                Route("/history", self._history_route),
-                *ui.ROUTES,
-            ]
-        )
-        self.asgi = Guard(pages, hosts)
+    ledger: Ledger
+    proxy: Proxy
+    metrics: Exposition
+    now_ms: Callable[[], float]
+    source: QuotaSource
+    history: History
+    hosts: Hosts
+    about: Callable[[], dict[str, Any]]
+    """Which sidecar this is, for the page."""
 
-    async def _index(self, request: Request) -> Response:
-        return PlainTextResponse(_INDEX)
+    def __post_init__(self) -> None:
+        self._heavy = trio.Lock()  # one long list at a time
+        self._unread = _Unread(self.metrics)
+        endpoints = {
+            "/metrics": self._serve_metrics,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/brokers": self._brokers,
+            "/quotas": self._list(self._quotas),
+            "/throttled": self._list(self._throttled),
+            "/explain": self._explain,
+            "/connections": self._list(self._connections),
+            "/libraries": self._list(self._libraries),
+            "/snapshot": self._list(self._snapshot),
+            "/history": self._history_route,
+        }
+        index = PlainTextResponse("\n  ".join(["kquota", *endpoints, "/ui\n"]))
+
+        async def serve_index(request: Request) -> Response:
+            return index
+
+        routes = [Route("/", serve_index), *(Route(path, serve) for path, serve in endpoints.items()), *ui.ROUTES]
+        self.asgi = Guard(Starlette(routes=routes), self.hosts)
 
     async def _serve_metrics(self, request: Request) -> Response:
-        text = await self._metrics.text(self._now_ms())
+        text = await self.metrics.text(self.now_ms())
         headers = {"content-type": CONTENT_TYPE, "vary": "accept-encoding"}
         if len(text) >= LEAST_ZIPPED and _takes_gzip(request.headers.get("accept-encoding", "")):
             headers["content-encoding"] = "gzip"
@@ -164,19 +135,19 @@ class AdminApp:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
-        reasons = not_ready(self._proxy, self._source)
+        reasons = not_ready(self.proxy, self.source)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def _brokers(self, request: Request) -> Response:
         names = ("id", "host", "port", "local_port")
         async with self._heavy:
             rows = []
-            async for row in self._steps("/brokers", self._proxy.brokers()):
+            async for row in self._steps("/brokers", self.proxy.cluster.all()):
                 rows.append(_row(dict(zip(names, row, strict=True))))
             return _Pieces(_listed("brokers", rows, {"total": len(rows)}), self._unread)
 
     def _moment(self) -> Moment:
-        return Moment(self._now_ms(), time.time(), self._history)
+        return Moment(self.now_ms(), time.time(), self.history)
 
     def _list(self, make: Callable[[int, Moment], Awaitable[list[bytes]]]) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint whose answer `make(most rows, moment)` puts together, in pieces."""
@@ -191,8 +162,7 @@ class AdminApp:
         return serve
 
     async def _snapshot(self, most: int, at: Moment) -> list[bytes]:
-        """All that the page shows, of one moment."""
-        head = {"at": at.iso(), "sidecar": self._about(), "not_ready": not_ready(self._proxy, self._source)}
+        head = {"at": at.iso(), "sidecar": self.about(), "not_ready": not_ready(self.proxy, self.source)}
         pieces = [_row(head)[:-1]]
         lists = {
             b"quotas": self._quotas,
@@ -205,26 +175,25 @@ class AdminApp:
         return [*pieces, b"}"]
 
     async def _throttled(self, most: int, at: Moment) -> list[bytes]:
-        """The counters that throttle clients now, the longest first, and the last throttles of all."""
         now = int(at.now_ms)
         largest: Largest[QuotaCounter] = Largest(most)
-        async for group in self._steps("/throttled", self._ledger.groups()):
+        async for group in self._steps("/throttled", self.ledger.groups()):
             until = max(group.throttled_until, now + group.owed_ms(now))
-            if (until > now or group.waiting or self._history.delays(group)) and not group.shadow:
+            if (until > now or group.waiting or self.history.delays(group)) and not group.shadow:
                 largest.add((max(until, now + group.line(now).newcomer_ms),), group)
         rows: list[tuple[tuple[int, int], bytes]] = []
         async for group in self._steps("/throttled", largest.items(), 1):
-            row = throttled_row(group, self._ledger, at, self._source.origin)
+            row = throttled_row(group, self.ledger, at, self.source.origin)
             rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
         rows.reverse()
         rows.sort(key=itemgetter(0), reverse=True)
-        rest = throttled_json(self._ledger, at) | {"total": largest.seen}
+        rest = throttled_json(self.ledger, at) | {"total": largest.seen}
         return _listed("throttled", [row for _, row in rows], rest)
 
     async def _explain(self, request: Request) -> Response:
         """One client. A user that is not given is the one that connections get."""
         query = request.query_params
-        given = self._proxy.given_user
+        given = self.proxy.given_user
         user, client_id = query.get("user") or given[0], query.get("client_id", "")
         address = query.get("ip")
         try:
@@ -233,14 +202,14 @@ class AdminApp:
             return _json({"error": str(error)}, status=400)
         async with self._heavy:
             mine = []
-            async for one in self._steps("/explain", self._proxy.each_connection()):
+            async for one in self._steps("/explain", self.proxy.each_connection()):
                 if one.user == user:
                     mine.append(one)
             identity = identity_of_connections(mine, user, client_id, given)
             at = self._moment()
             addresses = addresses or addresses_of(identity["peers"])
             answer = explanation_json(
-                self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._source.origin
+                self.ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self.source.origin
             )
         shape = query.get("format")
         if shape == "text":
@@ -248,24 +217,24 @@ class AdminApp:
         return _json(explanation_panel(answer) if shape == "panel" else answer)
 
     async def _history_route(self, request: Request) -> Response:
-        return _json(self._history.as_json(self._now_ms()))
+        return _json(self.history.as_json(self.now_ms()))
 
     async def _quotas(self, most: int, at: Moment) -> list[bytes]:
         now = int(at.now_ms)
         largest: Largest[QuotaCounter] = Largest(most)
-        async for group in self._steps("/quotas", self._ledger.groups()):
+        async for group in self._steps("/quotas", self.ledger.groups()):
             used = group.utilisation(now)
             largest.add((-1.0 if used is None else used,), group)
         rows = []
         async for group in self._steps("/quotas", largest.items(), ROW_STEP):
-            rows.append(_row(_group_json(self._ledger, group, at)))
+            rows.append(_row(_group_json(self.ledger, group, at)))
         rows.reverse()
         return _listed("groups", rows, {"total": largest.seen})
 
     async def _connections(self, most: int, at: Moment) -> list[bytes]:
         largest: Largest[ConnectionInfo] = Largest(most)
         states: Counter[str] = Counter()
-        async for one in self._steps("/connections", self._proxy.each_connection()):
+        async for one in self._steps("/connections", self.proxy.each_connection()):
             states[one.state] += 1
             largest.add((max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes), one)
         rows = []
@@ -276,7 +245,7 @@ class AdminApp:
 
     async def _steps(self, what: str, items: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
         """The items; other tasks run after every `step` of them."""
-        turns = self._metrics.long_turns
+        turns = self.metrics.long_turns
         turns.begin(what, trio.current_time())
         for count, item in enumerate(items, 1):
             yield item
@@ -285,7 +254,7 @@ class AdminApp:
                 turns.begin(what, trio.current_time())
 
     async def _libraries(self, most: int, at: Moment) -> list[bytes]:
-        found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
+        found = list(self.metrics.libraries)  # at most MAX_LIBRARIES
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
         rows = [_row({name: getattr(one, name) for name in one.__slots__}) for one in best]
         return _listed("libraries", rows, {"total": len(found)})
@@ -329,16 +298,12 @@ def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "unmuted"} | {"state": one.state}
 
 
-def _text(value: Any) -> bytes:
-    # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
-    return ascii_json(value, separators=(",", ":")).encode() + b"\n"
-
-
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(_text(value), status, {"cache-control": "no-store"}, "application/json")
+    return Response(_row(value) + b"\n", status, {"cache-control": "no-store"}, "application/json")
 
 
 def _row(value: Any) -> bytes:
+    # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
     return ascii_json(value, separators=(",", ":")).encode()
 
 
@@ -349,7 +314,7 @@ def _listed(name: str, rows: list[bytes], rest: dict[str, Any]) -> list[bytes]:
     pieces = [b'{"%b":[' % name.encode()]
     for start in range(0, shown, ROWS_IN_A_PIECE):
         pieces.append((b"," if start else b"") + b",".join(rows[start : min(start + ROWS_IN_A_PIECE, shown)]))
-    return [*pieces, b"]," + _text({**rest, "shown": shown})[1:]]
+    return [*pieces, b"]," + _row({**rest, "shown": shown})[1:] + b"\n"]
 
 
 class _Unread:

@@ -17,7 +17,7 @@ from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, ConnectionStatus, EntityType, Refused, canonical_address
 from quota.counter import QuotaCounter
 from quota.decisions import Decision
-from quota.entity import ANONYMOUS, DEFAULT, Kind, bounded_name
+from quota.entity import ANONYMOUS, DEFAULT, bounded_name
 from quota.fleet.core import FleetStatus
 from quota.ledger import KindExplanation, Ledger
 from quota.status import counter_status
@@ -99,7 +99,7 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
         "scope": _scope(ledger, entry),
         "level": level,
         "entity": _entity(entry),
-        "set_in": _set_in(entry, one.kind, origin),
+        "set_in": _set_in(entry, RATE_FIELD[one.kind], origin),
         "mode": one.mode,
         "candidate_limit": one.candidate_limit,
         "group": {"user": one.group[0], "client_id": one.group[1]},
@@ -141,9 +141,7 @@ def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, 
 def fleet_json(ledger: Ledger, group: QuotaCounter) -> dict[str, Any] | None:
     """This instance's share of a fleet's limit, and the reason for it; None for a limit of its own."""
     found = None if ledger.fleet is None else ledger.fleet.standing(group)
-    if found is None or group.whole is None:
-        return None
-    return _share_json(found, group.whole, group.limit)
+    return None if found is None or group.whole is None else _share_json(found, group.whole, group.limit)
 
 
 def _share_json(found: FleetStatus, limit: float, limit_here: float | None) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def _connection_json(
             key: getattr(entry, key, None),
             f"{which}_level": getattr(entry, "label", None),
             f"{which}_mode": getattr(entry, "mode", None),
-            f"{which}_set_in": _connection_set_in(entry, key, origin),
+            f"{which}_set_in": _set_in(entry, key, origin),
         }
     if at is not None:
         refused = [refused_json(each, at) for each in one.refused]
@@ -234,13 +232,11 @@ def refused_json(one: Refused, at: Moment) -> dict[str, Any]:
     }
 
 
-def _set_in(entry: Entry | None, kind: Kind, origin: Origin | None) -> str | None:
-    return None if entry is None or origin is None else origin(entity_of_entry(entry), RATE_FIELD[kind])
-
-
-def _connection_set_in(entry: ConnectionEntry | None, key: str, origin: Origin | None) -> str | None:
+def _set_in(entry: Entry | ConnectionEntry | None, key: str, origin: Origin | None) -> str | None:
     if entry is None or origin is None:
         return None
+    if isinstance(entry, Entry):
+        return origin(entity_of_entry(entry), key)
     return origin(((entry.entity_type.value, None if entry.name is DEFAULT else str(entry.name)),), key)
 
 
@@ -273,9 +269,8 @@ def identity_of_connections(
     user, client_id = bounded_name(user), bounded_name(client_id)
     mine = [one for one in found if one.user == user and client_id in (one.client_ids or ("",))]
     sources = sorted({one.user_source for one in mine})
-    source = ", ".join(sources) or (given[1] if user == given[0] else None)
     return {
-        "source": source,
+        "source": ", ".join(sources) or (given[1] if user == given[0] else None),
         "given": given[0],
         "given_source": given[1],
         "connections": len(mine),
@@ -297,11 +292,11 @@ def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origi
         "kind": group.kind.value,
         "user": group.key.user,
         "client_id": group.key.client_id,
-        "setting": RATE_FIELD[Kind(group.kind)],
+        "setting": RATE_FIELD[group.kind],
         "limit": group.limit,
         "level": None if group.level is None else group.level.label,
         "entity": _entity(group.entry),
-        "set_in": _set_in(group.entry, group.kind, origin),
+        "set_in": _set_in(group.entry, RATE_FIELD[group.kind], origin),
         "observed": group.observed(int(at.now_ms)),
         "now": standing_json(group, at, ledger),
     }

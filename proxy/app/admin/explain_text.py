@@ -126,9 +126,8 @@ def _decision_rows(decisions: list[dict[str, Any]], at: str) -> list[list[str]]:
     rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
     for one in decisions[:MAX_ROWS]:
         names = [safe(one["user"]), safe(one["client_id"])]
-        rows.append(
-            [_clock(one["at"], at), one["api"] or "-", *names, _span(one["delay_ms"]), one["kind"], _because(one)]
-        )
+        why = [_span(one["delay_ms"]), one["kind"], _because(one)]
+        rows.append([_clock(one["at"], at), one["api"] or "-", *names, *why])
     return rows
 
 
@@ -141,9 +140,8 @@ def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
     lines: list[str] = []
     for one in limit["refused"]:
         if one["ago_ms"] < RECENT_MS:
-            lines.append(
-                f"CONNECTIONS of {name} REFUSED, last at {_clock(one['last_at'], at)}: {_refused_because(one)}"
-            )
+            last = _clock(one["last_at"], at)
+            lines.append(f"CONNECTIONS of {name} REFUSED, last at {last}: {_refused_because(one)}")
             by_rate = one["reason"].endswith("_rate")
             setting, which = ("connection_creation_rate", "rate") if by_rate else ("max_connections", "cap")
             level = limit[f"{which}_level"]
@@ -152,11 +150,9 @@ def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
                 entity = "<default>" if kind == "<default" else network or safe(limit["name"])
                 where = f"{setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}"
                 lines.append(f"  to change it: {where}{_set_in(limit[f'{which}_set_in'])}")
-    full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]
-    if full and limit["cap_mode"] == "enforce" and not lines:
-        lines.append(
-            f"the next connection of {name} will be refused: {limit['open']} of {limit['max_connections']} open"
-        )
+    most, count = limit["max_connections"], limit["open"]
+    if most is not None and count >= most and limit["cap_mode"] == "enforce" and not lines:
+        lines.append(f"the next connection of {name} will be refused: {count} of {most} open")
     return lines
 
 
@@ -190,16 +186,14 @@ def _because(one: dict[str, Any]) -> str:
 
 
 def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
-    source, given = identity["source"], identity["given"]
-    others = f"{given} ({_source(identity['given_source'])})"
+    source, count = identity["source"], identity.get("connections")
+    others = f"{identity['given']} ({_source(identity['given_source'])})"
+    if not live and source is None and not identity["logins"]:
+        return [f"no connection has this user: with this file all have {others}"]
     if not live:
-        if source is None and not identity["logins"]:
-            return [f"no connection has this user: with this file all have {others}"]
         return [f"user: {user_text(identity)}"]
-    count = identity["connections"]
-    if count == 0:
-        hint = "" if source is not None else f"; connections have user {others}"
-        return [f"no open connection of this client{hint}"]
+    if not count:
+        return ["no open connection of this client" + ("" if source else f"; connections have user {others}")]
     muted = f", {identity['muted']} muted" if identity["muted"] else ""
     if identity["waiting"]:
         muted += f", {identity['waiting']} waiting for the group's debt"
@@ -251,9 +245,8 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
         lines += _refused_lines(limit, at)
     broker = answer.get("broker_throttles", {"count": 0})
     if broker["count"]:
-        lines.append(
-            f"the broker's own quotas delayed this client {broker['count']} times, {_span(broker['sum_ms'])} in all"
-        )
+        times = f"{broker['count']} times, {_span(broker['sum_ms'])} in all"
+        lines.append(f"the broker's own quotas delayed this client {times}")
     return lines or ["not throttled: the next request does not wait"]
 
 
@@ -283,8 +276,7 @@ def _kind_lines(one: dict[str, Any], at: str | None) -> list[str]:
     if at is None and one["candidate_limit"] is not None:
         lines.append(f"candidate {readable_limit(kind, one['candidate_limit'])}: measured, never applied")
     if at is not None:
-        now = one["now"]
-        lines += ["no traffic yet"] if now is None else _now_lines(kind, one, now, at)
+        lines += ["no traffic yet"] if one["now"] is None else _now_lines(kind, one, one["now"], at)
     return lines
 
 
@@ -295,8 +287,8 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         window = _span(now["window_ms"])
         used = f"now {_short(kind, one['observed'])}: {_amount(kind, now['amount'])} in the last {window}"
     lines = [f"{used}, {_percent(now['share'])} used"]
-    if now.get("fleet") is not None:
-        lines.append(fleet_text(kind, now["fleet"]))
+    if (fleet := now.get("fleet")) is not None:
+        lines.append(_share_text(fleet, readable_limit(kind, fleet["limit_here"]), _short(kind, fleet["usage"])))
     waits = []
     if now["muted_ms"]:
         waits.append(f"muted until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} left)")
@@ -329,11 +321,6 @@ _WHY: Final = {
     "last": "no contact with the fleet: the last share stays",
     "alone": "no contact with the fleet: limit / known instances",
 }
-
-
-def fleet_text(kind: Kind, fleet: dict[str, Any]) -> str:
-    """This instance's share of a fleet's limit."""
-    return _share_text(fleet, readable_limit(kind, fleet["limit_here"]), _short(kind, fleet["usage"]))
 
 
 def _share_text(fleet: dict[str, Any], here: str, together: str) -> str:
@@ -396,8 +383,7 @@ def _sharers(one: dict[str, Any]) -> str:
     user, client_id = one["group"]["user"], one["group"]["client_id"]
     if OVERFLOW in (user, client_id):
         return "overflow counter, shared by new clients of this entry beyond limits.max_clients"
-    by_user = "user" in (one["level"] or "")
-    if not by_user:
+    if "user" not in (one["level"] or ""):
         return f"one counter for all connections with client-id {safe(client_id)}, of all users"
     if "client-id" in one["level"]:
         return f"one counter for all connections of user {safe(user)} with client-id {safe(client_id)}"

@@ -27,6 +27,7 @@ HEADERS: Final = {  # on every answer that does not set them itself
 }
 MISDIRECTED, FORBIDDEN = 421, 403
 MAX_NAMES_LOGGED: Final = 20
+SETTING: Final = "admin.allowed_hosts"
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+(?:%25[\w.~-]+)?\]|[a-z0-9_.-]+)(?::[0-9]{0,5})?", re.ASCII)
 _CLUSTER: Final = re.compile(r"[^.]+(?:\.[^.]+){1,2}\.(?:svc|pod)(?:\.cluster\.local)?")
 """Suffixes that cluster DNS gives pods. Neither is a public domain, so attackers cannot register one."""
@@ -104,22 +105,18 @@ class Guard:
         hosts = headers.getlist("host")
         for host in hosts:  # none: HTTP/1.0, which no browser speaks
             if not self._hosts.allow(host):
-                self._log_refusal(host)
+                if host not in self._logged and len(self._logged) < MAX_NAMES_LOGGED:
+                    self._logged.add(host)
+                    log.warning("request refused, its host name is not allowed", host=host, setting=SETTING)
                 # The page that asks may be the attacker's, and can read this: it must contain nothing new to it.
                 return PlainTextResponse(
                     f"This admin port does not accept requests for the host {safe(host)}: it accepts IP addresses, "
-                    "localhost and the pod's own names; add other names to admin.allowed_hosts in its configuration.\n",
+                    f"localhost and the pod's own names; add other names to {SETTING} in its configuration.\n",
                     MISDIRECTED,
                 )
         if _from_elsewhere(method, hosts, headers):
             return PlainTextResponse("This admin port does not answer to pages of other origins.\n", FORBIDDEN)
         return None
-
-    def _log_refusal(self, host: str) -> None:
-        if host in self._logged or len(self._logged) >= MAX_NAMES_LOGGED:
-            return
-        self._logged.add(host)
-        log.warning("request refused, its host name is not allowed", host=host, setting="admin.allowed_hosts")
 
 
 def _from_elsewhere(method: str, hosts: Sequence[str], headers: Headers) -> bool:

@@ -18,8 +18,8 @@ from quota.ledger import Ledger
 
 INTERVAL_S: Final = 5.0
 SAMPLES: Final = 180
-"""15 minutes."""
 MAX_COUNTERS: Final = 50
+STATES: Final = ("open", "muted", "waiting")
 USED_WITHIN_MS: Final = 15_000
 """A counter that was not used for longer than its window has nothing new to report."""
 
@@ -39,11 +39,9 @@ class _Series:
         self.due_ms = 0.0
         """The part of it that lasts beyond the latest sample."""
         self.peak = 0.0
-        """The most that it ever used."""
 
     def hold(self, imposed_ms: int, until_ms: float, elapsed_ms: float, now_ms: float) -> None:
-        """Another interval of `elapsed_ms` is over. A delay is spread over the time until `until_ms`, when the last one
-        ends."""
+        """An interval of `elapsed_ms` is over. A delay is spread over the time until the last one ends (`until_ms`)."""
         self.due_ms += max(imposed_ms - self.imposed_ms, 0)
         self.imposed_ms = imposed_ms
         part_ms = self.due_ms * elapsed_ms / (elapsed_ms + max(until_ms - now_ms, 0.0))
@@ -68,9 +66,7 @@ class History:
         self._ledger = ledger
         self._counters = counters
         self._at_ms: deque[float] = deque(maxlen=SAMPLES)
-        self._muted: deque[int] = deque(maxlen=SAMPLES)
-        self._waiting: deque[int] = deque(maxlen=SAMPLES)
-        self._open: deque[int] = deque(maxlen=SAMPLES)
+        self._connections: dict[str, deque[int]] = {name: deque(maxlen=SAMPLES) for name in STATES}
         self._series: dict[Place, _Series] = {}
 
     async def run(self) -> None:
@@ -96,9 +92,8 @@ class History:
         elapsed_ms = max(now_ms - self._at_ms[-1], 1.0) if self._at_ms else INTERVAL_S * 1000.0
         looks = len(self._at_ms)
         self._at_ms.append(now_ms)
-        self._muted.append(self._counters.connections_muted)
-        self._waiting.append(self._counters.connections_waiting)
-        self._open.append(self._counters.connections_open)
+        for name, counts in self._connections.items():
+            counts.append(getattr(self._counters, f"connections_{name}"))
         for use, group in reversed(list(largest.items())):
             place = (group.kind, group.key)
             if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
@@ -141,16 +136,10 @@ class History:
         return {
             "interval_s": INTERVAL_S,
             "age_s": [round((now_ms - at_ms) / 1000.0, 1) for at_ms in self._at_ms],
-            "connections": {"open": list(self._open), "muted": list(self._muted), "waiting": list(self._waiting)},
+            "connections": {name: list(counts) for name, counts in self._connections.items()},
             "counters": [
-                {
-                    "kind": kind.value,
-                    "user": key.user,
-                    "client_id": key.client_id,
-                    "use": _rounded(series.use),
-                    "limit": _rounded(series.limit),
-                    "held": _rounded(series.held),
-                }
+                {"kind": kind.value, "user": key.user, "client_id": key.client_id}
+                | {name: _rounded(getattr(series, name)) for name in ("use", "limit", "held")}
                 for (kind, key), series in self._series.items()
             ],
         }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
@@ -24,35 +25,25 @@ LIFETIME_S: Final = 20.0
 KEEP_ALIVE_S: Final = 10.0
 MAX_HEAD_BYTES: Final = 16_384
 READ_BYTES: Final = 16_384
-JOINED_BYTES: Final = 65_536
-"""Pieces up to this much are sent as one: copying megabytes takes longer than a turn may."""
 VERSIONS: Final = (b"1.0", b"1.1")
 AFTER_ACCEPT_FAILED_S: Final = 0.1
 
 
+@dataclass
 class AdminServer:
     """Serves an ASGI app on few connections at a time, each with a deadline."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        app: Any,
-        *,
-        most_connections: int = MAX_CONNECTIONS,
-        lifetime_s: float = LIFETIME_S,
-        on_evict: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._listener = listener
-        self._app = app
-        self._most = most_connections
-        self._lifetime_s = lifetime_s
-        self._on_evict = on_evict
-        self.open: dict[_Connection, None] = {}
-        """Oldest first."""
+    listener: socket.socket
+    app: Any
+    most_connections: int = MAX_CONNECTIONS
+    lifetime_s: float = LIFETIME_S
+    on_evict: Callable[[], None] = lambda: None
+    open: dict[_Connection, None] = field(default_factory=dict)
+    """Oldest first."""
 
     async def serve(self) -> None:
         """Serve until cancelled."""
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self.listener))
         async with listener, trio.open_nursery() as nursery:
             while True:
                 try:
@@ -61,12 +52,12 @@ class AdminServer:
                     log.warning("cannot accept on the admin port", error=str(error))
                     await trio.sleep(AFTER_ACCEPT_FAILED_S)
                     continue
-                if len(self.open) >= self._most:
+                if len(self.open) >= self.most_connections:
                     oldest = next(iter(self.open))
                     del self.open[oldest]
                     oldest.scope.cancel()
-                    self._on_evict()
-                connection = _Connection(stream, self._app, self._lifetime_s)
+                    self.on_evict()
+                connection = _Connection(stream, self.app, self.lifetime_s)
                 self.open[connection] = None
                 nursery.start_soon(self._serve_one, connection)
 
@@ -85,8 +76,6 @@ class _Connection:
         self._app: Callable[..., Awaitable[None]] = app
         self._lifetime_s = lifetime_s
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._unsent: list[bytes] = []
-        """The head of an answer, until its first piece comes."""
         self.scope = trio.CancelScope(deadline=trio.current_time() + lifetime_s)
 
     async def serve(self) -> None:
@@ -139,13 +128,12 @@ class _Connection:
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message["headers"], (b"date", formatdate(usegmt=True).encode())]
-                self._write(h11.Response(status_code=message["status"], headers=headers))
+                await self._send(h11.Response(status_code=message["status"], headers=headers))
                 return
             if message.get("body") and request.method != b"HEAD":
-                self._write(h11.Data(data=message["body"]))
+                await self._send(h11.Data(data=message["body"]))
             if not message.get("more_body"):
-                self._write(h11.EndOfMessage())
-            await self._flush()
+                await self._send(h11.EndOfMessage())
 
         return send
 
@@ -153,20 +141,11 @@ class _Connection:
         body = why.encode("ascii", "replace") + b"\n"
         headers = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
         for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-            self._write(event)
-        await self._flush()
+            await self._send(event)
 
-    def _write(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if data:
-            self._unsent.append(data)
-
-    async def _flush(self) -> None:
-        pieces, self._unsent = self._unsent, []
-        if sum(map(len, pieces)) <= JOINED_BYTES:
-            pieces = [b"".join(pieces)]
-        for piece in pieces:
-            await self._stream.send_all(piece)
+    async def _send(self, event: h11.Event) -> None:
+        if data := self._http.send(event):
+            await self._stream.send_all(data)
 
     def _scope_of(self, request: h11.Request) -> dict[str, Any]:
         path, _, query = request.target.partition(b"?")

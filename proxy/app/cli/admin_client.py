@@ -9,11 +9,11 @@ import subprocess
 import threading
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from queue import Empty, Queue
 from typing import Any, Final
 
-import h11
 import trio
 
 from config.visible import visible
@@ -46,75 +46,51 @@ def get_json(
     timeout_s: float = ASK_TIMEOUT_S,
     of: str = "a kquota admin port",
 ) -> dict[str, Any]:
-    """The JSON object that `path` answers, with the keys in `expected`; `of`: what is asked. Raises OSError with one
-    readable sentence."""
+    """The JSON object that `path` answers, with the keys in `expected`; `of`: what is asked. Raises OSError."""
     admin_url = with_scheme(admin_url)
     url = f"{admin_url.rstrip('/')}{path}"
     if query:
         url += f"?{urllib.parse.urlencode(query)}"
     if not re.fullmatch(r"https?://[^\s/]\S*", url):
         raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
+
+    async def get() -> tuple[int, str, bytes]:
+        with trio.fail_after(timeout_s):
+            return await trio.to_thread.run_sync(_get, url, timeout_s, abandon_on_cancel=True)
+
     try:
-        response, body = trio.run(_get, url, timeout_s)
-        if response.status_code != 200:
-            output = body[:MAX_REFUSAL_BYTES].decode(errors="replace") if response.status_code in REFUSALS else ""
-            status = f"HTTP {response.status_code} {response.reason.decode('latin-1')}".strip()
-            raise OSError(f"{url}: {visible(status)}; {visible(output.strip()) or f'is this {of}?'}")
-        answer = json.loads(body)
-        if not isinstance(answer, dict) or not set(expected) <= answer.keys():
+        status, reason, body = trio.run(get)
+        answer: dict[str, Any] | None = json.loads(body) if status == 200 else None
+        if status == 200 and not (isinstance(answer, dict) and set(expected) <= answer.keys()):
             raise ValueError("unexpected answer")
-    except trio.TooSlowError as error:
+    except (trio.TooSlowError, TimeoutError) as error:
         raise OSError(f"{url}: no complete answer within {timeout_s:.0f} s") from error
-    except (ValueError, RecursionError, h11.ProtocolError) as error:
+    except (ValueError, RecursionError, HTTPException) as error:
         raise OSError(f"{url}: not {of}: {visible(str(error).strip()) or 'no HTTP'}") from error
+    except ConnectionRefusedError as error:
+        hint = "is the sidecar running? Set --admin URL, KQUOTA_ADMIN or --pod NAMESPACE/NAME"
+        raise OSError(f"{admin_url.rstrip('/')}: cannot connect; {hint}") from error
+    except OSError as error:
+        raise OSError(f"{url}: {error}") from error
+    if answer is None:
+        output = body[:MAX_REFUSAL_BYTES].decode(errors="replace") if status in REFUSALS else ""
+        status_line = visible(f"HTTP {status} {reason}".strip())
+        raise OSError(f"{url}: {status_line}; {visible(output.strip()) or f'is this {of}?'}")
     return answer
 
 
-async def _get(url: str, timeout_s: float) -> tuple[h11.Response, bytes]:
-    """The answer to GET. Raises OSError with one readable sentence, trio.TooSlowError, ValueError and
-    h11.ProtocolError."""
+def _get(url: str, timeout_s: float) -> tuple[int, str, bytes]:
+    """The answer to GET: status, reason and body; may take longer. Raises OSError, ValueError and HTTPException."""
     parts = urllib.parse.urlsplit(url)
-    host, port, is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
-    connection = h11.Connection(h11.CLIENT)
-    asked = connection.send(
-        h11.Request(
-            method="GET",
-            target=urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, "")),
-            headers=[("Host", parts.netloc), ("Connection", "close")],
-        )
-    )
-    response, body = None, bytearray()
-    try:
-        with trio.fail_after(timeout_s):
-            if is_tls:
-                stream: trio.abc.Stream = await trio.open_ssl_over_tcp_stream(host, port or 443, https_compatible=True)
-            else:
-                stream = await trio.open_tcp_stream(host, port or 80)
-            async with stream:
-                await stream.send_all(asked or b"")
-                while len(body) <= MAX_ANSWER_BYTES:
-                    event = connection.next_event()
-                    if event is h11.NEED_DATA:
-                        data = bytes(await stream.receive_some())
-                        if not data and response is None:
-                            raise ValueError("the connection was closed without an answer")
-                        connection.receive_data(data)
-                    elif isinstance(event, h11.Response):
-                        response = event
-                    elif isinstance(event, h11.Data):
-                        body += event.data
-                    elif isinstance(event, h11.EndOfMessage) and response is not None:
-                        return response, bytes(body)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    with closing(kind(parts.hostname or "", parts.port, timeout=timeout_s)) as connection:
+        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        connection.request("GET", target, headers={"Connection": "close"})
+        with connection.getresponse() as answer:
+            body = answer.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-    except (OSError, trio.BrokenResourceError) as error:
-        cause = error.__cause__ or error
-        first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
-        if isinstance(first, ConnectionRefusedError):
-            raise OSError(
-                f"{parts.scheme}://{parts.netloc}: cannot connect; is the sidecar running? Set --admin URL, "
-                "KQUOTA_ADMIN or --pod NAMESPACE/NAME"
-            ) from error
-        raise OSError(f"{url}: {first}") from error
+    return answer.status, answer.reason, body
 
 
 @contextmanager
@@ -129,8 +105,7 @@ def understood(admin_url: str) -> Iterator[None]:
 
 @contextmanager
 def forwarded(pod: str) -> Iterator[str]:
-    """The URL at which the admin port of `pod` (NAMESPACE/NAME, NAME, with :PORT unless it is 9404) answers meanwhile.
-    Raises OSError with one readable sentence."""
+    """Where the admin port of `pod` (NAMESPACE/NAME, NAME, with :PORT unless 9404) answers now. Raises OSError."""
     found = _POD.fullmatch(pod)
     if found is None:
         raise OSError(f"--pod {visible(pod)!r}: expected NAMESPACE/NAME or NAME, such as shop/orders-7c9d8f6b5-x2x7p")

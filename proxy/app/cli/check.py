@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ WILDCARDS = ("0.0.0.0", "::")
 MAX_WARNINGS = 20
 FEW_BYTES = 1000
 """Per second: no Kafka client is of use with less."""
-_NO_PREFIX = "Kafka has no prefixes: name each user"
 DELIVERY_TIMEOUT_MS = 120_000
 """Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
 
@@ -62,7 +61,7 @@ def _administration(config: Config) -> list[list[str]]:
         source = f"the cluster's own, polled every {readable_span(quotas.poll_interval_s * 1000)}"
     else:
         source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
-    names = ", ".join(safe(name) for name in quotas.alter_principals)
+    names = ", ".join(map(safe, quotas.alter_principals))
     rules = {"deny": "refused", "forward": "passed to the broker", "apply": f"applied here, for {names}"}
     return [["quotas from", source], ["altering quotas", rules[quotas.alter]]]
 
@@ -99,6 +98,8 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     rewrites = config.mode == "rewrite"
     capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = readable_span(config.max_mute) if capped else "unlimited"
+    window = f"{config.window_num} samples of {config.window_size_seconds} s"
+    mutations = f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s"
     secured = [name for name, side in (("clients", config.listen.tls), ("brokers", up.tls)) if side is not None]
     rows = [
         ["mode", config.mode],
@@ -107,16 +108,8 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
         ["upstream", _brokers(config)],
         *([["TLS", f"{', '.join(secured)}, by {channel.DESCRIPTION}"]] if secured else []),
         ["user", user_text(identity_on_paper(config, None)[1])],
-        [
-            "window",
-            f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
-            f"max throttle {cap}",
-        ],
-        [
-            "mutation window",
-            f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s, "
-            f"{config.controller_mutation_algorithm}",
-        ],
+        ["window", f"{window}, pacing {config.pacing}, max throttle {cap}"],
+        ["mutation window", f"{mutations}, {config.controller_mutation_algorithm}"],
         ["limits are", _scope(config, table)],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         *_administration(config),
@@ -148,16 +141,9 @@ def quota_table(quotas: list[Entry]) -> str:
     """All entries, most specific level first."""
     shown = sorted(quotas, key=lambda entry: (level_of(entry), *(_written(name or "") for name in entry.entity)))
     rows = [["level", "user", "client-id", "produce", "fetch", "request time", "partition mutations", "mode"]]
-    rows += [
-        [
-            level_of(entry).label,
-            readable_name(entry.user),
-            readable_name(entry.client_id),
-            *(_limit_cell(entry, kind) for kind in Kind),
-            entry.mode,
-        ]
-        for entry in shown[:MAX_ROWS]
-    ]
+    for entry in shown[:MAX_ROWS]:
+        names = map(readable_name, entry.entity)
+        rows.append([level_of(entry).label, *names, *(_limit_cell(entry, kind) for kind in Kind), entry.mode])
     used = [0, 1, 2, *(index for index in range(3, 7) if any(row[index] != "-" for row in rows[1:])), 7]
     head = f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
     return head + columns([[row[i] for i in used] for row in rows]) + more_than(shown, MAX_ROWS)
@@ -205,16 +191,14 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
 
 def entry_json(entry: Entry) -> dict[str, Any]:
     """A quota entry as written in the file, without the names that the entry does not have."""
+
+    def limits(of: Callable[[Kind], float | None]) -> dict[str, Any]:
+        return {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := of(kind)) is not None}
+
     names = {"user": entry.user, "client-id": entry.client_id}
-    limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
-    candidates = {RATE_FIELD[kind]: entry.candidate_limit(kind) for kind in Kind}
-    on_trial = {name: as_written(limit) for name, limit in candidates.items() if limit is not None}
-    return {
-        **{label: _written(name) for label, name in names.items() if name is not None},
-        **{name: as_written(limit) for name, limit in limits.items() if limit is not None},
-        "mode": entry.mode,
-        **({"candidate": on_trial} if on_trial else {}),
-    }
+    written = {label: _written(name) for label, name in names.items() if name is not None}
+    on_trial = limits(entry.candidate_limit)
+    return written | limits(entry.limit) | {"mode": entry.mode} | ({"candidate": on_trial} if on_trial else {})
 
 
 def _limit_cell(entry: Entry, kind: Kind) -> str:
@@ -238,8 +222,7 @@ def warnings_of_surroundings(config: Config) -> list[Problem]:
     """Warnings only, because a file is not always checked where it is used."""
     source = config.source or Source("(no file)")
     found = [
-        *_few_ports(config, source),
-        *_max_mute(config, source),
+        *_settings(config, source),
         *_directories(config, source),
         *islice(_names(config, source), MAX_WARNINGS),
         *islice(_rates(config, source), MAX_WARNINGS),
@@ -268,23 +251,16 @@ def _unusable_files(config: Config, source: Source, missing: Collection[Place]) 
                     yield source.problem((*place, "certificate_file"), found.not_valid)
 
 
-def _few_ports(config: Config, source: Source) -> list[Problem]:
-    ports = config.listen.broker_ports
-    count, named = ports.last - ports.first + 1, len(config.upstream.bootstrap)
-    if config.mode != "rewrite" or count >= named:
-        return []
-    text = (
-        f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named}): each broker of the cluster needs one"
-    )
-    return [source.problem(("listen", "broker_ports"), text, f"{ports.first}-{ports.last}")]
-
-
-def _max_mute(config: Config, source: Source) -> list[Problem]:
-    if config.pacing != "smooth" or 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
-        return []
-    mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
-    text = f"{mute} exceeds clients' timeouts: Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)}"
-    return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
+def _settings(config: Config, source: Source) -> Iterator[Problem]:
+    ports, named = config.listen.broker_ports, len(config.upstream.bootstrap)
+    if config.mode == "rewrite" and (count := len(ports.all)) < named:
+        text = f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named})"
+        place = ("listen", "broker_ports")
+        yield source.problem(place, f"{text}: each broker of the cluster needs one", f"{ports.first}-{ports.last}")
+    if config.pacing == "smooth" and not 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
+        mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
+        drop = f"Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)} (delivery.timeout.ms)"
+        yield source.problem(("max_mute",), f"{mute} exceeds clients' timeouts: {drop}")
 
 
 def _names(config: Config, source: Source) -> Iterator[Problem]:
@@ -299,7 +275,7 @@ def _names(config: Config, source: Source) -> Iterator[Problem]:
                 continue
             text = None
             if name.endswith("*"):
-                text = "Kafka has no prefixes: name each client-id, or a user" if key == "client-id" else _NO_PREFIX
+                text = f"Kafka has no prefixes: name each {'user' if key == 'user' else 'client-id, or a user'}"
             elif name.strip("<> ").lower() == "default":
                 text = f"is the {key} {name}; did you mean {DEFAULT_WORD}?"
             elif key == "user" and name.startswith("User:"):

@@ -61,14 +61,13 @@ def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
 
 def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
     items = document.get("items") if isinstance(document, dict) else None
-    found = [((), document)] if not isinstance(items, list) else [(("items", at), one) for at, one in enumerate(items)]
+    found = [(("items", at), one) for at, one in enumerate(items)] if isinstance(items, list) else [((), document)]
     for place, resource in found:
         if isinstance(resource, dict) and resource.get("kind") == "KafkaUser":
             yield place, resource
 
 
 def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, Any]:
-    """The entry for a KafkaUser, empty if it has no quotas. Raises ConfigError."""
     from config.source import number  # not needed to show the command's help
 
     def section(values: dict[str, Any], *path: str) -> dict[str, Any]:

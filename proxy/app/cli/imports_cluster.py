@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -31,8 +32,13 @@ from quota.admin import Entity, Quotas, canonical, entity_text
 
 
 def entries_of_cluster(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
-    """Quota entries of the cluster that a configuration names, and in words what none can express. Raises OSError."""
-    return cluster_entries(trio.run(_ask_cluster, config))
+    """Quota entries of a cluster, by the first broker that answers, and what none can express. Raises OSError."""
+    access = _access(config)
+    ask = partial(first_answer, config.upstream.bootstrap, lambda host, port: ask_quotas(host, port, access))
+    try:
+        return cluster_entries(trio.run(ask)[1])
+    except ClusterError as error:
+        raise OSError(str(error)) from error
 
 
 def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
@@ -128,15 +134,6 @@ def connection_text(found: dict[str, Any]) -> str:
             rows.append([str(one["id"]), one["address"], one["clients_get"], answer])
         parts.append(columns(rows))
     return "\n\n".join(parts)
-
-
-async def _ask_cluster(config: Config) -> Quotas:
-    """The quotas as known to the first broker that answers. Raises OSError."""
-    access = _access(config)
-    try:
-        return (await first_answer(config.upstream.bootstrap, lambda host, port: ask_quotas(host, port, access)))[1]
-    except ClusterError as error:
-        raise OSError(str(error)) from error
 
 
 def _access(config: Config) -> Access:

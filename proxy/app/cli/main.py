@@ -79,8 +79,7 @@ def _table_in_force(config: Config) -> QuotaTable:
 
 
 def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
-    """The admin port to ask: as given, a pod's while the command runs, KQUOTA_ADMIN's, or that of a sidecar on this
-    machine."""
+    """The admin port to ask: as given, a pod's while the command runs, KQUOTA_ADMIN's, or this machine's."""
     from config.model import Admin
 
     if pod is not None:
@@ -363,9 +362,7 @@ def init(
 
 
 @app.command(short_help="Print the configuration's JSON schema.")
-def schema(
-    form: Annotated[Literal["json", "yaml"], option("--output -o", "FORM", "json or yaml.")] = "json",
-) -> None:
+def schema(form: Annotated[Literal["json", "yaml"], option("--output -o", "FORM", "json or yaml.")] = "json") -> None:
     """Print the JSON schema of the configuration file."""
     from config.model import json_schema
 
@@ -404,8 +401,7 @@ def webhook(
     """Serve a mutating admission webhook until SIGTERM, and copy the configuration to the labelled namespaces. The Helm
     chart sets it up (docs/injection.md)."""
     if (cert is None) != (key is None):
-        say("error: --cert and --key: expected both or neither", err=True)
-        raise typer.Exit(WRONG_USE)
+        raise typer.BadParameter("--cert and --key: expected both or neither")
     try:
         from deploy.kubernetes.webhook import main as webhook_main
     except ModuleNotFoundError as error:

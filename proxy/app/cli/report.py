@@ -13,8 +13,7 @@ PYTHON_VARIABLE = "KQUOTA_ANALYSIS_PYTHON"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Start `python -m analysis` and wait for it; its exit code, 128 + n after signal n. Raises OSError when the other
-    Python does not run."""
+    """Start `python -m analysis` and wait for it; its exit code, 128 + n after signal n. Raises OSError."""
     # The package may be found by its location only (a checkout), and the other Python must find the same one.
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

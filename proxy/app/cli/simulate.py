@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import sys
 import typing
 import urllib.parse
@@ -27,7 +26,6 @@ from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 
 _CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
-_RESULT_KEYS = ("kind", "user", "client_id", "accepted", "throttle_ms", "limit", "observed", "group")
 _CONNECTION = "connection"
 _CONNECTION_KEYS = ("t_ms", "kind", "user", "ip", "close")
 _ENTITY_KEYS = ("user", "client-id", "ip")
@@ -56,38 +54,27 @@ class Simulation:
 
     def apply(self, event: Any) -> dict[str, Any]:
         """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""
-        change, event, now_ms = self._checked(event)
-        if change == "set":
-            result = self._set(event["set"])
-        elif change == "remove":
-            result = self._remove(event["remove"])
-        elif change == _CONNECTION:
-            result = self._connect(event, now_ms)
-        else:
-            result = self._charge(event, now_ms)
-        self._now_ms = now_ms
-        return {"t_ms": now_ms, **result}
-
-    def _checked(self, event: Any) -> tuple[str, dict[str, Any], float]:
-        """The type of an event (set, remove, connection, charge), with valid keys, and its time."""
         if not isinstance(event, dict):
             raise EventError(f"expected an object, got {value_text(event)}")
         change = next((name for name in ("set", "remove") if name in event), None)
-        connection = change is None and event.get("kind") == _CONNECTION
+        connection = event.get("kind") == _CONNECTION
         known = ("t_ms", change) if change else _CONNECTION_KEYS if connection else _CHARGE_KEYS
-        event = _renamed(event, "client-id", "client_id") if change is None else event
-        for key in event:
-            if key not in known:
-                raise EventError(_unknown(key, (*known, "set", "remove")))
-        now_ms = _number(event, "t_ms", most=_LATEST_MS)
+        _refuse_unknown(event, known, (*known, "set", "remove"))
+        now_ms = _number(event, "t_ms", _LATEST_MS)
         if now_ms < self._now_ms:
             raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already, and never goes back")
-        return change or (_CONNECTION if connection else "charge"), event, now_ms
+        if change is not None:
+            result = (self._set if change == "set" else self._remove)(event[change])
+        else:
+            result = (self._connect if connection else self._charge)(event, now_ms)
+        self._now_ms = now_ms
+        return {"t_ms": now_ms, **result}
 
     def _charge(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
-        kind = _kind(event)
+        kinds = [*(kind.value for kind in Kind), _CONNECTION]
+        kind = Kind(_value(event, "kind", lambda value: value in kinds, f"one of {', '.join(kinds)}"))
         user, client_id = _text(event, "user") or ANONYMOUS, _text(event, "client_id")
-        amount = _number(event, "amount", most=_MOST)
+        amount = _number(event, "amount", _MOST)
         strict = _flag(event, "strict", default=True)
         if "strict" in event and kind is not Kind.MUTATION:
             raise EventError("strict: expected only with kind mutation")
@@ -96,17 +83,21 @@ class Simulation:
             name: _decision(ledger, ledger.account(user, client_id), kind, amount, strict, refund, now_ms)
             for name, ledger in self._ledgers.items()
         }
-        result = self._result(kind, user, client_id, decisions[self._config.controller_mutation_algorithm])
+        decision = decisions[self._config.controller_mutation_algorithm]
+        found = self._ledger.table.resolve(kind, user, client_id)
+        result: dict[str, Any] = {
+            "kind": kind.value,
+            "user": user,
+            "client_id": client_id,
+            "accepted": decision["accepted"],
+            "throttle_ms": decision["throttle_ms"],
+            "limit": as_written(found.limit),
+            "observed": decision["observed"],
+            "group": group_name(*found.group),
+        }
         if len(decisions) > 1 and kind is Kind.MUTATION:
-            limit = self._ledger.table.resolve(kind, user, client_id).limit
-            result["algorithms"] = {name: self._with_rate(one, limit) for name, one in decisions.items()}
+            result["algorithms"] = {name: self._with_rate(one, found.limit) for name, one in decisions.items()}
         return result
-
-    def _result(self, kind: Kind, user: str, client_id: str, decision: dict[str, Any]) -> dict[str, Any]:
-        resolution = self._ledger.table.resolve(kind, user, client_id)
-        result: dict[str, Any] = {"kind": kind.value, "user": user, "client_id": client_id} | decision
-        result |= {"limit": as_written(resolution.limit), "group": group_name(*resolution.group)}
-        return {key: result[key] for key in _RESULT_KEYS}
 
     def _with_rate(self, decision: dict[str, Any], limit: float | None) -> dict[str, Any]:
         """With R next to the tokens: tokens = (limit - R) * S * W."""
@@ -152,7 +143,6 @@ class Simulation:
         """Kafka's AlterClientQuotas: the limits given are set (null: removed), the entity's others stay."""
         if not isinstance(value, dict):
             raise EventError(f"set: expected a quota entry, got {value_text(value)}")
-        value = _renamed(value, "client_id", "client-id")
         before = self._written(value)
         merged = {key: inner for key, inner in (before | value).items() if inner is not None}
         if before and not any(name in merged for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES)):
@@ -172,10 +162,7 @@ class Simulation:
     def _remove(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise EventError(f"remove: expected user and/or client-id, or ip, got {value_text(value)}")
-        value = _renamed(value, "client_id", "client-id")
-        for key in value:
-            if key not in _ENTITY_KEYS:
-                raise EventError("remove: " + _unknown(key, _ENTITY_KEYS))
+        _refuse_unknown(value, _ENTITY_KEYS, _ENTITY_KEYS, "remove: ")
         if all(value.get(key) is None for key in _ENTITY_KEYS):
             raise EventError("remove: expected user, client-id or both; or ip")
         removed = bool(self._written(value))
@@ -255,57 +242,41 @@ def group_name(user_tag: str, client_tag: str) -> str:
     return f"{sanitised}:{client_tag}"
 
 
-def _renamed(value: dict[str, Any], other: str, right: str) -> dict[str, Any]:
-    """Both spellings of client-id are accepted: events are for programs, entries use Kafka's words."""
-    if other in value and right not in value:
-        return {right if key == other else key: inner for key, inner in value.items()}
+def _refuse_unknown(value: dict[str, Any], known: tuple[str, ...], named: tuple[str, ...], place: str = "") -> None:
+    for key in value:
+        if key not in known:
+            close = difflib.get_close_matches(key, named, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(dict.fromkeys(named))}"
+            raise EventError(f"{place}{key}: unknown key, {hint}")
+
+
+def _value(event: dict[str, Any], key: str, fine: Callable[[Any], bool], expected: str, default: Any = None) -> Any:
+    value = event.get(key, default)
+    if not fine(value):
+        got = value_text(value) if key in event else "nothing"
+        raise EventError(f"{key}: got {got}, expected {expected}")
     return value
 
 
-def _unknown(key: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(dict.fromkeys(known))}"
-    return f"{key}: unknown key, {hint}"
+def _number(event: dict[str, Any], key: str, most: int) -> float:
+    def fine(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
-
-def _kind(event: dict[str, Any]) -> Kind:
-    value = event.get("kind")
-    kinds = [*(kind.value for kind in Kind), _CONNECTION]
-    if not isinstance(value, str) or value not in kinds:
-        got = "nothing" if "kind" not in event else value_text(value)
-        raise EventError(f"kind: got {got}, expected one of {', '.join(kinds)}")
-    return Kind(value)
-
-
-def _number(event: dict[str, Any], key: str, most: float = math.inf) -> float:
-    value = event.get(key)
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf and value <= most
-    if not fine:
-        got = "nothing" if key not in event else value_text(value)
-        upper = "" if most == math.inf else f" and at most {most}"
-        raise EventError(f"{key}: got {got}, expected a number of at least 0{upper}")
-    assert isinstance(value, int | float)
-    return value
+    number: float = _value(event, key, fine, f"a number of at least 0 and at most {most}")
+    return number
 
 
 def _text(event: dict[str, Any], key: str) -> str:
-    value = event.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise EventError(f"{key}: got {value_text(value)}, expected text or null")
-    return value
+    return _value(event, key, lambda value: value is None or isinstance(value, str), "text or null") or ""
 
 
 def _flag(event: dict[str, Any], key: str, *, default: bool) -> bool:
-    value = event.get(key, default)
-    if not isinstance(value, bool):
-        raise EventError(f"{key}: got {value_text(value)}, expected true or false")
-    return value
+    return _value(event, key, lambda value: isinstance(value, bool), "true or false", default) is True
 
 
-def _name(value: dict[str, Any], key: str) -> Name:
-    name = value.get(key)
-    if name is not None and (not isinstance(name, str) or not name):
-        raise EventError(f"{key}: got {value_text(name)}, expected a name or {DEFAULT_WORD}")
+def _name(entity: dict[str, Any], key: str) -> Name:
+    def fine(value: Any) -> bool:
+        return value is None or (isinstance(value, str) and value != "")
+
+    name: str | None = _value(entity, key, fine, f"a name or {DEFAULT_WORD}")
     return DEFAULT if name == DEFAULT_WORD else name

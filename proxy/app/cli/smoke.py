@@ -19,7 +19,6 @@ import trio
 
 from config.types import HOST_PORT, PORT_RANGE, HostPort, PortRange, Value
 from proxy.app.common.text import say
-from proxy.core.wire.responses import NodeAddress
 from proxy.net.upstream.cluster import Access, ClusterError, LoginWantedError, ask_brokers
 
 ATTEMPT_TIMEOUT_S = 5.0
@@ -32,26 +31,22 @@ class SmokeError(Exception):
 
 def check_brokers(bootstrap: HostPort, ports: PortRange) -> str:
     """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
-    brokers = _brokers(*bootstrap)
-    if brokers is None:
+    try:
+        brokers = _brokers(bootstrap)
+        shown = ", ".join(str(broker) for broker in brokers if broker.port not in ports.all)
+        if shown:
+            raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.first}-{ports.last}")
+        for broker in brokers:
+            _brokers(broker)
+    except LoginWantedError:
         return f"a broker answers behind {bootstrap}, and wants a login: the addresses of brokers are not checked"
-    strangers = [broker for broker in brokers if broker.port not in ports.all]
-    if strangers:
-        shown = ", ".join(str(HostPort(broker.host, broker.port)) for broker in strangers)
-        raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.first}-{ports.last}")
-    for broker in brokers:
-        _brokers(broker.host, broker.port)
+    except ClusterError as error:
+        raise SmokeError(str(error)) from error
     return f"{len(brokers)} brokers, each behind a port of the sidecar"
 
 
-def _brokers(host: str, port: int) -> list[NodeAddress] | None:
-    """None: the broker answers, and wants a login first."""
-    try:
-        return trio.run(ask_brokers, host, port, Access(ATTEMPT_TIMEOUT_S)).brokers
-    except LoginWantedError:
-        return None
-    except ClusterError as error:
-        raise SmokeError(str(error)) from error
+def _brokers(address: HostPort) -> list[HostPort]:
+    return [HostPort(one.host, one.port) for one in trio.run(ask_brokers, *address, Access(ATTEMPT_TIMEOUT_S)).brokers]
 
 
 def check_tls(bootstrap: HostPort) -> str:
@@ -69,18 +64,14 @@ def check_tls(bootstrap: HostPort) -> str:
 def check_admin(url: str) -> str:
     """The sidecar is ready and serves its metrics. Raises SmokeError."""
     try:
-        _get(f"{url}/readyz")
-        if "kquota_" not in _get(f"{url}/metrics"):
-            raise SmokeError(f"{url}/metrics: no kquota metrics")
+        for path, expected in (("readyz", b""), ("metrics", b"kquota_")):
+            with urllib.request.urlopen(f"{url}/{path}", timeout=ATTEMPT_TIMEOUT_S) as answer:
+                if expected not in answer.read():
+                    raise SmokeError(f"{url}/{path}: no kquota metrics")
     except OSError as error:
         detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
         raise SmokeError(f"{url}: {error} {detail}".strip()) from error
     return f"ready, with metrics at {url}/metrics"
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=ATTEMPT_TIMEOUT_S) as answer:
-        return str(answer.read().decode())
 
 
 def insist(check: Callable[[], str], limit_s: float) -> str:

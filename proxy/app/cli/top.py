@@ -1,5 +1,4 @@
-"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, like
-top(1)."""
+"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, as top(1)."""
 
 from __future__ import annotations
 
@@ -44,7 +43,6 @@ class Row:
     user: str | None
     """None: the counter is shared by all users."""
     client_id: str | None
-    """None: shared by all client-ids."""
     limit: float
     now: float
     """The value that the limit applies to; tokens left for mutations."""
@@ -52,7 +50,6 @@ class Row:
     shadow: bool
     level: str
     throttled_for_ms: int
-    """Until the latest delay of the group ends."""
     owed_ms: int
     waiting: int
     delayed: float | None
@@ -68,17 +65,19 @@ class Row:
         """One word, and how long."""
         if self.shadow:
             return "shadow"
-        waiting = [f"{self.waiting} waiting"] if self.waiting else []
+        parts = [f"{self.waiting} waiting"] if self.waiting else []
         if self.owed_ms:
-            return ", ".join([f"owes {readable_span(self.owed_ms)}", *waiting])
-        if self.throttled_for_ms:
-            return ", ".join([f"throttled {readable_span(self.throttled_for_ms)}", *waiting])
-        if self.waiting:
-            return waiting[0]
-        return "near" if self.use >= NEAR else "ok"
+            parts.insert(0, f"owes {readable_span(self.owed_ms)}")
+        elif self.throttled_for_ms:
+            parts.insert(0, f"throttled {readable_span(self.throttled_for_ms)}")
+        return ", ".join(parts) or ("near" if self.use >= NEAR else "ok")
 
 
-def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: float) -> list[Row]:
+Answer = dict[str, Any]
+Rows = Sequence[Row]
+
+
+def rows(groups: Sequence[Answer], before: dict[Key, int], elapsed_s: float) -> list[Row]:
     """The counters that have a limit. `before`: delay (ms) by counter at the last refresh, `elapsed_s` ago."""
     found = []
     for group in groups:
@@ -112,12 +111,12 @@ def _of_fleet(fleet: dict[str, Any] | None) -> str:
     return f", {100 * fleet['share']:.0f} % of the fleet's{unheard}"
 
 
-def imposed(groups: Sequence[dict[str, Any]]) -> dict[Key, int]:
+def imposed(groups: Sequence[Answer]) -> dict[Key, int]:
     """The argument `before` of the next call of `rows`."""
     return {(group["kind"], group["user"], group["client_id"]): int(group["totals"]["throttle_ms"]) for group in groups}
 
 
-def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
+def chosen(found: Rows, text: str, sort: str) -> list[Row]:
     """The rows whose user, client-id or kind contains `text`, in the order asked for."""
     wanted = text.casefold()
     kept = [row for row in found if wanted in f"{row.kind} {row.user or ''} {row.client_id or ''}".casefold()]
@@ -142,10 +141,9 @@ def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
     return f"{value:g}/s" if limit else f"{value:.1f} left"
 
 
-def table(found: Sequence[Row], most: int, width: int) -> Table:
+def table(found: Rows, most: int, width: int) -> Table:
     """The rows as a table of at most `most` rows for a terminal of `width` columns: names are cut, figures are not."""
     bars, gap = (BAR_COLUMNS, 2) if width >= WIDE else (0, 1)
-    lines = [_cells(row, bars) for row in found[:most]]
     shown = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
     for heading in HEADINGS:
         shown.add_column(
@@ -154,8 +152,8 @@ def table(found: Sequence[Row], most: int, width: int) -> Table:
             justify="right" if heading in FIGURES else "left",
             style="dim" if heading == "limit from" else None,
         )
-    for cells in lines:
-        shown.add_row(*cells)
+    for row in found[:most]:
+        shown.add_row(*_cells(row, bars))
     return shown
 
 
@@ -163,8 +161,7 @@ def _cells(row: Row, bar_columns: int) -> list[Text]:
     full = min(round(row.use * bar_columns), bar_columns)
     bar = "█" * full + "░" * (bar_columns - full) + " " * bool(bar_columns)
     return [
-        _cut("(all)" if row.user is None else safe(row.user)),
-        _cut("(all)" if row.client_id is None else safe(row.client_id)),
+        *(_cut("(all)" if name is None else safe(name)) for name in (row.user, row.client_id)),
         Text(row.kind.value),
         Text(amount(row.kind, row.limit, limit=True)),
         Text(amount(row.kind, row.now)),
@@ -175,19 +172,12 @@ def _cells(row: Row, bar_columns: int) -> list[Text]:
     ]
 
 
-def _cut(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+def _cut(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def page(
-    admin: str,
-    quotas: dict[str, Any],
-    connections: dict[str, Any],
-    every: Sequence[Row],
-    found: Sequence[Row],
-    text: str,
-    height: int,
-    width: int,
+    admin: str, quotas: Answer, connections: Answer, every: Rows, found: Rows, text: str, height: int, width: int
 ) -> RenderableType:
     """All of it on one screen: the totals of `every` row, and the rows `found`, which match `text`."""
     throttled = sum(row.throttled for row in every)
@@ -198,12 +188,11 @@ def page(
         f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted{waits})   "
         f"counters {quotas['total']} ({throttled} throttled)"
     )
-    parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
+    parts: list[RenderableType] = [_cut(head, "bold")]
     if not found:
+        none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
         if text and quotas["total"]:
             none = f"No counter's user, client-id or kind contains {visible(text)!r}."
-        else:
-            none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
         return Group(*parts, Text(none, style="dim"))
     most = max(height - 4, 1)
     parts.append(table(found, most, width))
@@ -236,8 +225,7 @@ class Look:
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
-    """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError with one readable
-    sentence."""
+    """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError."""
     quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
     with understood(admin):
         found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)

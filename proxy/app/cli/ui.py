@@ -1,5 +1,4 @@
-"""`kquota ui`: the page of the admin port for many sidecars at once, from their `/snapshot`. Only this computer can
-open it."""
+"""`kquota ui`: the admin port's page for many sidecars, from their `/snapshot`. Only this computer can open it."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ def _json(value: dict[str, Any], status: int = 200) -> Response:
 
 
 def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
-    """Serve the page on this port of the loopback until Ctrl-C or SIGTERM; `places()` is asked each time. Raises
-    OSError."""
+    """Serve the page on this port of the loopback until a signal; `places()` is asked each time. Raises OSError."""
 
     def ask(place: Place) -> dict[str, Any] | OSError:
         query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]

@@ -7,7 +7,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,6 @@ TICK_S: Final = 1.0
 STEP_S: Final = 0.001
 """Work in one piece before traffic is served."""
 BATCH_BYTES: Final = 1_000_000
-"""Records of one interval are passed on in batches of about this size."""
 JITTER_MS: Final = 100
 """Wall clock and monotonic clock may differ by this much over an interval without the clock having been set."""
 ROTATE_BYTES: Final = 64 * 1024 * 1024
@@ -39,20 +37,13 @@ BUFFER_BYTES: Final = 16 * 1024 * 1024
 END_S: Final = 5.0
 """On a drain, how long the sinks have for what is queued."""
 
+wall_s = time.time
 VARIABLES: Final[Mapping[str, str]] = {
     "cluster_id": "KQUOTA_CLUSTER_ID",
     "namespace": "KQUOTA_POD_NAMESPACE",
     "pod": "KQUOTA_POD_NAME",
 }
 """Environment variables that replace settings not in the file (Kubernetes' downward API)."""
-
-
-@dataclass(slots=True)
-class Clocks:
-    """The two clocks; tests set their own."""
-
-    monotonic_s: Callable[[], float] = trio.current_time
-    wall_s: Callable[[], float] = time.time
 
 
 class Exporter:
@@ -64,32 +55,19 @@ class Exporter:
         workers: list[Worker],
         interval_s: float,
         constants: Mapping[str, str | None],
-        *,
-        clocks: Clocks | None = None,
         files: FileSink | None = None,
     ) -> None:
-        self._clocks = clocks or Clocks()
         self.workers = workers
         self._interval_s = interval_s
-        self._files = files
-        self._sampler = Sampler(ledger, constants, self._now_ms())
-        self._start_s = self._clocks.monotonic_s()
-        self._end_ms = round(self._clocks.wall_s() * 1000)
+        self.files = files
+        self._start_s = trio.current_time()
+        self.sampler = Sampler(ledger, constants, self._start_s * 1000.0)
+        self._end_ms = round(wall_s() * 1000)
         self._sequence = 1
         self.failures = 0
         """Intervals that could not be assembled: an internal error."""
         self._stop = trio.Event()
         self._stopped = trio.Event()
-
-    @property
-    def files_deleted(self) -> int:
-        """Complete files deleted because of `keep_bytes`."""
-        return 0 if self._files is None else self._files.deleted
-
-    @property
-    def folded(self) -> int:
-        """Clients, over all intervals, that had no record of their own."""
-        return self._sampler.folded
 
     @property
     def delivering(self) -> bool:
@@ -104,9 +82,9 @@ class Exporter:
             ending_s = self._end_of_interval()
             while not self._stop.is_set():
                 await self._wait(ending_s)
-                if await self._work(self._sampler.tick, self._now_ms()) is None:
+                if not await self._work(self.sampler.tick, trio.current_time() * 1000.0):
                     continue
-                if self._stop.is_set() or self._clocks.monotonic_s() >= ending_s:
+                if self._stop.is_set() or trio.current_time() >= ending_s:
                     await self._work(self._close)
                     ending_s = self._end_of_interval()
         except Exception:  # an internal error ends the export, never the traffic
@@ -132,28 +110,21 @@ class Exporter:
         if dropped:
             log.warning("usage records were lost", records=dropped)
 
-    # ---- intervals --------------------------------------------------------------------------------------------------
-
-    def _now_ms(self) -> float:
-        return self._clocks.monotonic_s() * 1000.0
-
     def _end_of_interval(self) -> float:
-        """When the interval that begins now ends: at a multiple of its length on the wall clock, as those of all
-        sidecars."""
-        left_s = self._interval_s - self._clocks.wall_s() % self._interval_s
+        """When the interval that begins now ends: at a multiple of its length on the wall clock."""
+        left_s = self._interval_s - wall_s() % self._interval_s
         if left_s < self._interval_s / 2:
             left_s += self._interval_s
         return self._start_s + left_s
 
     async def _wait(self, ending_s: float) -> None:
         """Wait for the next tick; the last one ends the interval, after half a second to one and a half."""
-        now_s = self._clocks.monotonic_s()
-        left_s = max(ending_s - now_s, 0.0)  # past it if the loop was blocked
+        left_s = max(ending_s - trio.current_time(), 0.0)  # past it if the loop was blocked
         with trio.move_on_after(left_s if left_s < 1.5 * TICK_S else TICK_S):
             await self._stop.wait()
 
     def _close(self) -> Iterator[None]:
-        now_s, end_ms = self._clocks.monotonic_s(), round(self._clocks.wall_s() * 1000)
+        now_s, end_ms = trio.current_time(), round(wall_s() * 1000)
         duration_s = now_s - self._start_s
         start_ms = end_ms - round(duration_s * 1000)
         if abs(start_ms - self._end_ms) <= JITTER_MS:
@@ -162,7 +133,7 @@ class Exporter:
         partition = partition_of((start_ms + end_ms) / 2)
         lines: list[bytes] = []
         size = 0
-        for row in self._sampler.close(Interval(start_ms, end_ms, duration_s)):
+        for row in self.sampler.close(Interval(start_ms, end_ms, duration_s)):
             if row is not None:
                 line = to_line(row)
                 lines.append(line)
@@ -179,8 +150,8 @@ class Exporter:
             worker.offer(Batch(list(lines), self._sequence, end_ms, partition))
         self._sequence += len(lines)
 
-    async def _work(self, make: Callable[..., Iterator[None]], *args: float) -> bool | None:
-        """Run a generator to its end; other tasks run about every millisecond. None: it failed, which was logged."""
+    async def _work(self, make: Callable[..., Iterator[None]], *args: float) -> bool:
+        """Run a generator to its end; other tasks run about every millisecond. False: it failed, which was logged."""
         try:
             began_s = time.perf_counter()
             for _ in make(*args):
@@ -191,7 +162,7 @@ class Exporter:
             self.failures += 1
             log.exception("usage of an interval not computed: internal error")
             await trio.sleep(TICK_S)
-            return None
+            return False
         return True
 
 
@@ -216,17 +187,11 @@ def new_exporter(
         return None
     instance, workers, files = uuid.uuid4().hex, [], None
     if settings.directory is not None:
-        files = FileSink(
-            Path(settings.directory),
-            instance,
-            rotate_s=settings.rotate_s,
-            rotate_bytes=ROTATE_BYTES,
-            keep_bytes=settings.keep_bytes,
-        )
+        files = FileSink(Path(settings.directory), instance, settings.rotate_s, ROTATE_BYTES, settings.keep_bytes)
         workers.append(Worker("files", files, BUFFER_BYTES))
     if settings.kafka_topic is not None:
         bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
         topic = TopicSink(settings.kafka_topic, instance, connector(bootstrap, security))
         workers.append(Worker("topic", topic, BUFFER_BYTES))
     same = constants(settings, instance, version, os.environ)
-    return Exporter(ledger, workers, settings.interval_s, same, files=files)
+    return Exporter(ledger, workers, settings.interval_s, same, files)

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,29 +30,20 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TAIL_BYTES: Final = 65_536
 
 
+@dataclass
 class FileSink:
     """Writes batches to files, complete when their hour is over, when `rotate_s` old or of `rotate_bytes`. Of complete
     files the oldest are deleted above `keep_bytes` (None: no limit), counted in `deleted`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        instance: str,
-        *,
-        rotate_s: float,
-        rotate_bytes: int,
-        keep_bytes: int | None,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._directory = directory
-        self._instance = instance
-        self._rotate_s = rotate_s
-        self._rotate_bytes = rotate_bytes
-        self._keep_bytes = keep_bytes
-        self._clock_s = clock_s
-        self._file: _Growing | None = None
-        self._recovered = False
-        self.deleted = 0
+    directory: Path
+    instance: str
+    rotate_s: float
+    rotate_bytes: int
+    keep_bytes: int | None
+    clock_s: Callable[[], float] = time.monotonic
+    deleted: int = 0
+    _file: _Growing | None = None
+    _recovered: bool = False
 
     def write(self, batch: Batch) -> None:
         """See :class:`proxy.app.export.worker.Sink`: all of the batch, or nothing of it."""
@@ -59,13 +51,13 @@ class FileSink:
             self._recover()
             self._finish_if_due(batch.partition)
             if self._file is None:
-                name = f"usage-{self._instance}-{batch.first_sequence:012d}.jsonl"
-                self._file = _Growing(self._directory / batch.partition, name, self._clock_s())
+                name = f"usage-{self.instance}-{batch.first_sequence:012d}.jsonl"
+                self._file = _Growing(self.directory / batch.partition, name, self.clock_s())
             self._file.append(b"".join(batch.lines))
         except OSError as error:
             if self._file is not None and (self._file.broken or error.errno not in _DISK_FULL):
                 with suppress(OSError):  # the first failure is reported; what is left is recovered later
-                    self._finish()
+                    self.close()
                 self._file = None
             raise
 
@@ -74,21 +66,18 @@ class FileSink:
         self._recover()
         self._finish_if_due(None)
 
-    def close(self) -> None:
-        """Complete the last file."""
-        self._finish()
-
     def _finish_if_due(self, partition: str | None) -> None:
         file = self._file
         if file is not None and (
             file.gone()
-            or file.size_bytes >= self._rotate_bytes
-            or self._clock_s() - file.opened_s >= self._rotate_s
-            or (partition is not None and file.directory != self._directory / partition)
+            or file.size_bytes >= self.rotate_bytes
+            or self.clock_s() - file.opened_s >= self.rotate_s
+            or (partition is not None and file.directory != self.directory / partition)
         ):
-            self._finish()
+            self.close()
 
-    def _finish(self) -> None:
+    def close(self) -> None:
+        """Complete the file that is being written."""
         file, self._file = self._file, None
         if file is not None:
             file.finish()
@@ -98,8 +87,8 @@ class FileSink:
         """Complete the files of a sidecar that was killed. Once, when the directory can be read."""
         if self._recovered:
             return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for path in sorted(self._directory.glob(f"date=*/hour=*/.usage-*{OPEN_SUFFIX}")):
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self.directory.glob(f"date=*/hour=*/.usage-*{OPEN_SUFFIX}")):
             try:
                 records_bytes = complete(path)
             except OSError as error:
@@ -110,16 +99,16 @@ class FileSink:
         self._recovered = True
 
     def _delete_old(self) -> None:
-        if self._keep_bytes is None:
+        if self.keep_bytes is None:
             return
         found = []
-        for path in self._directory.glob("date=*/hour=*/usage-*.jsonl"):
+        for path in self.directory.glob("date=*/hour=*/usage-*.jsonl"):
             with suppress(OSError):  # it has been removed meanwhile
                 stat = path.stat()
                 found.append((str(path.parent), stat.st_mtime_ns, path, stat.st_size))
         total = sum(size for *_, size in found)
         for _, _, path, size in sorted(found)[:-1]:  # never the newest
-            if total <= self._keep_bytes:
+            if total <= self.keep_bytes:
                 return
             path.unlink(missing_ok=True)
             total -= size
@@ -130,8 +119,6 @@ class FileSink:
 
 
 class _Growing:
-    """The file that is being written. Raises OSError."""
-
     def __init__(self, directory: Path, name: str, now_s: float) -> None:
         self.directory = directory
         self.opened_s = now_s

@@ -30,41 +30,31 @@ _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kin
 _ZEROS: Final = (0.0,) * len(Kind)
 _NOTHING: Final = (0,) * (2 * len(CAUSES) + 3 + 2 * len(Kind))
 
-_NAMES_OF: Final[Mapping[str, tuple[str, ...]]] = {
-    "produce": ("Produce",),
-    "fetch": ("Fetch", "ShareFetch"),
-    "metadata": (
-        *("Metadata", "ListOffsets", "FindCoordinator", "OffsetForLeaderEpoch"),
-        *("DescribeCluster", "DescribeTopicPartitions"),
-    ),
-    "group": (
-        *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "OffsetFetch"),
-        *("ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "ShareAcknowledge"),
-    ),
-    "transaction": (
-        *("InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"),
-        *("DescribeTransactions", "ListTransactions", "DescribeProducers"),
-    ),
-    "connection": (
-        *("ApiVersions", "SaslHandshake", "SaslAuthenticate", "GetTelemetrySubscriptions", "PushTelemetry"),
-        *("CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
-    ),
-    "other": (
-        *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "WriteTxnMarkers", "Envelope"),
-        *("Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "AlterPartition", "FetchSnapshot", "AllocateProducerIds"),
-        *("BrokerRegistration", "BrokerHeartbeat", "ControllerRegistration", "AssignReplicasToDirs"),
-        *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState"),
-        *("ReadShareGroupStateSummary",),
-    ),
+_NAMES_OF: Final[Mapping[str, str]] = {
+    "produce": "Produce",
+    "fetch": "Fetch ShareFetch",
+    "metadata": "Metadata ListOffsets FindCoordinator OffsetForLeaderEpoch DescribeCluster DescribeTopicPartitions",
+    "group": "JoinGroup SyncGroup Heartbeat LeaveGroup OffsetCommit OffsetFetch ConsumerGroupHeartbeat "
+    "ShareGroupHeartbeat StreamsGroupHeartbeat ShareAcknowledge",
+    "transaction": "InitProducerId AddPartitionsToTxn AddOffsetsToTxn EndTxn TxnOffsetCommit DescribeTransactions "
+    "ListTransactions DescribeProducers",
+    "connection": "ApiVersions SaslHandshake SaslAuthenticate GetTelemetrySubscriptions PushTelemetry "
+    "CreateDelegationToken RenewDelegationToken ExpireDelegationToken DescribeDelegationToken",
+    "other": "LeaderAndIsr StopReplica UpdateMetadata ControlledShutdown WriteTxnMarkers Envelope Vote "
+    "BeginQuorumEpoch EndQuorumEpoch AlterPartition FetchSnapshot AllocateProducerIds BrokerRegistration "
+    "BrokerHeartbeat ControllerRegistration AssignReplicasToDirs InitializeShareGroupState ReadShareGroupState "
+    "WriteShareGroupState DeleteShareGroupState ReadShareGroupStateSummary",
 }
 FAMILY_OF: Final[Mapping[int, str]] = {
-    key: next((family for family, names in _NAMES_OF.items() if name in names), "admin")
+    key: next((family for family, names in _NAMES_OF.items() if name in names.split()), "admin")
     for key, name in API_NAMES.items()
 } | {-1: "other"}
 """API key -> family; unlisted ones are administration."""
 
 _Trials = tuple[int, int, int, int]
 """Requests and milliseconds of a group's shadow limit, and of its candidate."""
+_News = dict[QuotaCounter, _Trials]
+_Peaks = Mapping[QuotaCounter, float]
 _COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
 _PERCENTS: Final = (50, 95, 99)
 
@@ -167,7 +157,7 @@ class Sampler:
 
     def close(self, interval: Interval) -> Iterator[Row | None]:
         """The rows of the interval that ends now, after its last tick; None at every step. The next one begins."""
-        news: dict[QuotaCounter, _Trials] = {}
+        news: _News = {}
         yield from self._look_at_trials(news)
         common = self._empty | {
             "start_ms": interval.start_ms,
@@ -205,8 +195,7 @@ class Sampler:
                 yield use.put(common | names | {"client_id": OTHER})
 
     def _choose(self, active: dict[Identity, None]) -> Generator[None, None, dict[Identity, None]]:
-        """The clients that get a row: of each user in turn one more, those first that had one before, so that invented
-        client ids take no rows from others."""
+        """The clients that get a row: of each user in turn one more, first those that had one before."""
         if len(active) <= MAX_ROWS:
             return active
         queues: dict[str, list[Identity]] = {}
@@ -221,9 +210,9 @@ class Sampler:
         turns = chain.from_iterable(zip_longest(*queues.values()))
         return dict.fromkeys(islice((one for one in turns if one is not None), MAX_ROWS))
 
-    def _look_at_trials(self, news: dict[QuotaCounter, _Trials]) -> Iterator[None]:
+    def _look_at_trials(self, news: _News) -> Iterator[None]:
         """What limits on trial would have done since their last report; drops evicted groups."""
-        known: dict[QuotaCounter, _Trials] = {}
+        known: _News = {}
         for index, group in enumerate(self._ledger.groups(), 1):
             shadow, candidate = group.shadowed, group.candidate
             if shadow is not None or candidate is not None:
@@ -239,15 +228,7 @@ class Sampler:
                 yield
         self._trials = known
 
-    def _row(
-        self,
-        account: Account,
-        common: Row,
-        samples: int,
-        peaks: Mapping[QuotaCounter, float],
-        news: dict[QuotaCounter, _Trials],
-    ) -> Row | None:
-        """The client's row; None if there is nothing to report."""
+    def _row(self, account: Account, common: Row, samples: int, peaks: _Peaks, news: _News) -> Row | None:
         seen: _Seen = account.sampled
         use = _Use()
         use.add(account, seen)
@@ -283,14 +264,7 @@ class Sampler:
         self._peaks.pop(group, None)
         self._trials.pop(group, None)
 
-    def _put_group(
-        self,
-        row: Row,
-        kind: Kind,
-        group: QuotaCounter,
-        peaks: Mapping[QuotaCounter, float],
-        news: dict[QuotaCounter, _Trials],
-    ) -> None:
+    def _put_group(self, row: Row, kind: Kind, group: QuotaCounter, peaks: _Peaks, news: _News) -> None:
         row[f"{kind}_group_user"] = None if group.key.user is None else label(group.key.user)
         row[f"{kind}_group_client_id"] = None if group.key.client_id is None else label(group.key.client_id)
         if group.limit is not None:
@@ -309,10 +283,10 @@ class Sampler:
         # Once per group, in the row of its first client: the sum over its clients is right.
         before = self._trials[group]
         self._trials[group] = totals
-        row[f"{kind}_group_shadow_count"] = totals[0] - before[0]
-        row[f"{kind}_group_shadow_seconds"] = (totals[1] - before[1]) / 1000.0
-        row[f"{kind}_group_candidate_count"] = totals[2] - before[2]
-        row[f"{kind}_group_candidate_seconds"] = (totals[3] - before[3]) / 1000.0
+        shadow, shadow_ms, candidate, candidate_ms = (now - was for now, was in zip(totals, before, strict=True))
+        row[f"{kind}_group_shadow_count"], row[f"{kind}_group_shadow_seconds"] = shadow, shadow_ms / 1000.0
+        row[f"{kind}_group_candidate_count"] = candidate
+        row[f"{kind}_group_candidate_seconds"] = candidate_ms / 1000.0
 
 
 class _Use:

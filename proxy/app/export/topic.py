@@ -23,8 +23,7 @@ Connect = Callable[[], Any]
 
 
 def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict) -> Connect:
-    """Producers for this cluster; `security()`: what they need to connect. Imports kafka-python now, a third of a
-    second."""
+    """Producers for this cluster; `security()`: what they need to connect. Imports kafka-python now (0.3 s)."""
     from kafka import KafkaProducer
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception
@@ -82,18 +81,14 @@ class TopicSink:
                 failure = failure or error
         if failure is not None:
             batch.lines = [line for line in batch.lines if line not in delivered]
-            self._close_producer()
+            self.close()
             raise ExportError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
 
     def tick(self) -> None:
         """Nothing to do: the producer sends on its own."""
 
     def close(self) -> None:
-        """Everything written has been confirmed: close the connection."""
-        self._close_producer()
-
-    def _close_producer(self) -> None:
-        """Do not reuse a producer that failed: its queue would still hold the records."""
+        """Close the connection. A producer that failed is not reused: its queue would still hold the records."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with suppress(Exception):

@@ -15,7 +15,6 @@ import structlog
 log = structlog.get_logger("kquota.export")
 
 TICK_S: Final = 1.0
-"""How often `tick` of an idle sink is called."""
 FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 
@@ -32,9 +31,7 @@ class Batch:
     """Each with its newline, in order of sequence; a sink that fails half-way removes what it has delivered."""
     first_sequence: int
     end_ms: int
-    """Wall clock."""
     partition: str
-    """``date=YYYY-MM-DD/hour=HH``, UTC."""
 
     @property
     def size_bytes(self) -> int:
@@ -58,20 +55,10 @@ class Sink(Protocol):
 class Worker:
     """Feeds a sink from a buffer of at most `buffer_bytes`, in a thread of its own."""
 
-    def __init__(
-        self,
-        name: str,
-        sink: Sink,
-        buffer_bytes: int,
-        *,
-        wall_s: Callable[[], float] = time.time,
-        first_retry_s: float = FIRST_RETRY_S,
-    ) -> None:
+    def __init__(self, name: str, sink: Sink, buffer_bytes: int) -> None:
         self.name = name
         self._sink = sink
         self._buffer_bytes = buffer_bytes
-        self._wall_s = wall_s
-        self._first_retry_s = first_retry_s
         self._changed = threading.Condition()
         self._waiting: deque[Batch] = deque()
         self._in_work: Batch | None = None
@@ -119,10 +106,10 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            retry_s = self._first_retry_s
+            retry_s = FIRST_RETRY_S
             while (batch := self._take()) is not None:
                 if self._deliver(batch):
-                    retry_s = self._first_retry_s
+                    retry_s = FIRST_RETRY_S
                     continue
                 if self._give_back(batch):
                     break
@@ -162,7 +149,7 @@ class Worker:
         with self._changed:
             self.records += before
             self._in_work = None
-            self.last_success_s = self._wall_s()
+            self.last_success_s = time.time()
         if self._last_error is not None:
             log.info("usage records are written again", sink=self.name)
             self._last_error = None
@@ -180,11 +167,7 @@ class Worker:
         """Wait before the next try, but no longer than there is time when there are no more records."""
         until_s = time.monotonic() + retry_s
         with self._changed:
-            while True:
-                end_s = until_s if self._end_s is None else min(until_s, self._end_s)
-                left_s = end_s - time.monotonic()
-                if left_s <= 0:
-                    return
+            while (left_s := min(until_s, self._end_s or until_s) - time.monotonic()) > 0:
                 self._changed.wait(left_s)
 
     def _evict(self) -> None:

@@ -1,5 +1,5 @@
-"""One instance of a fleet. The topic through which they communicate: kafka-python in a thread of its own, connected
-to the brokers directly; and the task that passes records to the arithmetic and shares to the ledger."""
+"""One instance of a fleet: its topic, by kafka-python in a thread of its own, connected to the brokers directly; and
+the task that passes records to the arithmetic and shares to the ledger."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "max.message.bytes": str(MAX_BYTES + 1000),
     "compression.type": "uncompressed",  # what anybody writes is as small in memory as max.message.bytes says
 }
-"""Retention of the topic when it is created here: minutes of records are more than any reader needs."""
 TICKS: Final = 4
-"""Per interval."""
 SLICE_MS: Final = 1.0
 """Records are read for so long before traffic is served."""
 END_S: Final = 1.5
@@ -82,7 +80,6 @@ class ExchangeState:
     sent: int = 0
     sent_bytes: int = 0
     stale: int = 0
-    """Records that could not be sent in time."""
     received: int = 0
     received_bytes: int = 0
 
@@ -112,7 +109,7 @@ class Exchange:
         self._queued_bytes = self._taken_bytes = 0
         """In all; each is written by one side only."""
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="kquota-fleet", daemon=True)
         self._consumer: Any = None
         self._producer: Any = None
         self._assigned: frozenset[int] = frozenset()
@@ -122,7 +119,6 @@ class Exchange:
         self.partitions = 0
         """The topic's number of partitions; 0 while that is unknown."""
         self.topic_id: bytes | None = None
-        """The topic's id, once it is known."""
         self.not_sent: str | None = None
         """Why the last record is not on the topic; None: it is."""
         self.state: Final = ExchangeState()
@@ -131,7 +127,6 @@ class Exchange:
 
     def start(self) -> None:
         """Start the thread, which imports kafka-python."""
-        self._thread = threading.Thread(target=self._run, name="kquota-fleet", daemon=True)
         self._thread.start()
 
     def publish(self, partition: int, data: bytes) -> None:
@@ -140,8 +135,7 @@ class Exchange:
 
     def take(self) -> list[tuple[int, bytes]]:
         """The records read since the last call."""
-        received = self._received
-        found = [received.popleft() for _ in range(len(received))]
+        found = [self._received.popleft() for _ in range(len(self._received))]
         self._taken_bytes += sum([len(data) + _RECORD_BYTES for _, data in found])
         return found
 
@@ -151,8 +145,7 @@ class Exchange:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -242,17 +235,9 @@ class Exchange:
                     return found
                 if not settings.create_topic:
                     raise TopicError(f"topic {settings.topic} is missing. {self._command()}")
+                copies = settings.replication_factor or -1
                 try:
-                    admin.create_topics(
-                        [
-                            NewTopic(
-                                settings.topic,
-                                wanted,
-                                settings.replication_factor or -1,
-                                topic_configs=dict(TOPIC_CONFIG),
-                            )
-                        ]
-                    )
+                    admin.create_topics([NewTopic(settings.topic, wanted, copies, topic_configs=dict(TOPIC_CONFIG))])
                     log.info("the fleet's topic was created", topic=settings.topic, partitions=wanted)
                 except TopicAlreadyExistsError:
                     pass  # another instance was faster
@@ -276,8 +261,7 @@ class Exchange:
         return len(found[0]["partitions"])
 
     def _restore_partitions(self, admin: Any) -> int:
-        """The topic was recreated with fewer partitions than instances expect. Raises TopicError if it may not be
-        altered."""
+        """The topic was recreated with fewer partitions. Raises TopicError if it may not be altered."""
         from kafka.errors import KafkaError
 
         topic, wanted = self._settings.topic, self.partitions
@@ -328,7 +312,7 @@ class Exchange:
         self._check_count(len(self._producer.partitions_for(self._settings.topic)))
         start = time.monotonic()
         if self._assigned and self._queued_bytes - self._taken_bytes < MAX_WAITING_BYTES:
-            self._poll(POLL_INTERVAL_S)
+            self._poll()
             quiet_s = time.monotonic() - self._heard_s
             if quiet_s > QUIET_INTERVALS * self._settings.interval_s:
                 text = f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s"
@@ -367,9 +351,9 @@ class Exchange:
         """A record has been written, or not; called in the producer's thread."""
         self.not_sent = f"{type(result).__name__}: {result}" if isinstance(result, Exception) else None
 
-    def _poll(self, timeout_s: float) -> None:
+    def _poll(self) -> None:
         state = self.state
-        found = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=2000)
+        found = self._consumer.poll(timeout_ms=int(POLL_INTERVAL_S * 1000), max_records=2000)
         for partition, records in found.items():
             for record in records:
                 value = record.value or b""
@@ -415,16 +399,15 @@ class Member:
         self._keys = keys
         self._used = keys.current
         self._now_ms = now_ms
-        now = now_ms()
-        kept = ledger.settings
-        window_ms = (kept.num_samples - 1) * kept.window_ms
-        timing = Timing(interval_ms=round(settings.interval_s * 1000), window_ms=window_ms)
+        now, kept = now_ms(), ledger.settings
+        timing = Timing(
+            interval_ms=round(settings.interval_s * 1000), window_ms=(kept.num_samples - 1) * kept.window_ms
+        )
         self.fleet: Final = Fleet(
             self._seal(), secrets.randbits(64), name, now, timing=timing, at_least=settings.instances
         )
         self.shares: Final = Shares(ledger, self.fleet, now)
-        self._connected = False
-        self._lost = False
+        self._connected = self._lost = False
         self._renumbered = 0
         self._warned: tuple[int, int, int] = (0, 0, 0)
         self._warned_ms = -math.inf

@@ -28,18 +28,14 @@ class ClientSeries:
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self._ledger = ledger
-        self._clients: TopKSeries[Identity] = TopKSeries(
-            most,
-            EACH * len(KINDS) + 2,
-            lambda gain: (
-                sum(gain[2 : EACH * len(KINDS) : EACH]),
-                gain[0] + gain[EACH],
-            ),  # throttled first, then by bytes
+        width = EACH * len(KINDS)
+        self._clients: TopKSeries[Identity] = TopKSeries(  # throttled first, then by bytes
+            most, width + 2, lambda gain: (sum(gain[2:width:EACH]), gain[0] + gain[EACH])
         )
         self._groups: dict[Kind, TopKSeries[QuotaCounter]] = {
             kind: TopKSeries(most, 5, lambda gain: (gain[2] + gain[4], gain[0])) for kind in KINDS
         }
-        self._capped = dict.fromkeys(KINDS, 0)
+        self._capped: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._capped_seen: dict[QuotaCounter, int] = {}
         ledger.on_forget.append(self._forget_client)
         ledger.counters.on_forget.append(self._forget_group)
@@ -78,16 +74,10 @@ class ClientSeries:
         moved = _counter("bytes", "Bytes produced and fetched.", "kind")
         throttled = _counter("throttled_requests", "Requests delayed, by the quota that caused it.", "cause")
         seconds = _counter("throttle_seconds", "Delay imposed, by the quota that caused it.", "cause")
-        held = _counter(
-            "held_requests",
-            "Delayed requests that waited before they were forwarded, by the quota that caused it.",
-            "cause",
-        )
-        held_seconds = _counter(
-            "held_seconds",
-            "Delay of requests before they were forwarded, by the quota that caused it.",
-            "cause",
-        )
+        text = "Delayed requests that waited before they were forwarded, by the quota that caused it."
+        held = _counter("held_requests", text, "cause")
+        text = "Delay of requests before they were forwarded, by the quota that caused it."
+        held_seconds = _counter("held_seconds", text, "cause")
         busy = _counter("request_seconds", "Broker time of requests, estimated.")
         mutations = _counter("mutations", "Partitions created or deleted.")
         by_broker = _counter("broker_throttled_requests", "Responses with a throttle time of the broker's own quotas.")
@@ -103,10 +93,10 @@ class ClientSeries:
                 amount, count, delay_ms, held_count, held_ms = totals[EACH * index : EACH * index + EACH]
                 if kind in BYTES:
                     moved.add_metric([kind.value, *labels], amount)
+                elif kind is Kind.REQUEST and amount:
+                    busy.add_metric(labels, amount / 1000)
                 elif amount:
-                    (busy if kind is Kind.REQUEST else mutations).add_metric(
-                        labels, amount / 1000 if kind is Kind.REQUEST else amount
-                    )
+                    mutations.add_metric(labels, amount)
                 if kind in BYTES or count:
                     throttled.add_metric([kind.value, *labels], count)
                     seconds.add_metric([kind.value, *labels], delay_ms / 1000)
@@ -116,22 +106,16 @@ class ClientSeries:
         yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, by_broker, waits)
 
     def _group_families(self, now: int) -> Iterator[Metric | None]:
-        limit = _gauge(
-            "quota_limit",
-            "The limit: bytes/s (produce, fetch), percent of a thread (request), partitions/s (mutation).",
-            "mode",
-        )
+        text = "The limit: bytes/s (produce, fetch), percent of a thread (request), partitions/s (mutation)."
+        limit = _gauge("quota_limit", text, "mode")
         observed = _gauge("quota_observed", "The rate in the window, in the unit of the limit.", "mode")
         tokens = _gauge("quota_tokens", "Mutation tokens left, negative when overdrawn.", "mode")
         used = _gauge("quota_utilisation_ratio", "Used share of the limit; above 1: over the limit.", "mode")
         left = _gauge("throttle_remaining_seconds", "Time until the group's latest delay ends.")
-        owed = _gauge(
-            "throttle_owed_seconds",
-            "Debt of a group beyond the announced delays; its next requests wait for it.",
-        )
-        waiting = _gauge(
-            "quota_waiting_connections", "Connections whose next request waits because the quota is overdrawn."
-        )
+        text = "Debt of a group beyond the announced delays; its next requests wait for it."
+        owed = _gauge("throttle_owed_seconds", text)
+        text = "Connections whose next request waits because the quota is overdrawn."
+        waiting = _gauge("quota_waiting_connections", text)
         limited = [
             (kind, labels, group)
             for kind, fold in self._groups.items()
@@ -156,9 +140,7 @@ class ClientSeries:
             waiting.add_metric([kind.value, *labels], group.waiting)
         yield from (limit, observed, tokens, used, left, owed, waiting)
         yield from self._trial_families()
-        yield by(
-            "throttle_capped", "Delays cut to max_mute.", "cause", {kind.value: self._capped[kind] for kind in KINDS}
-        )
+        yield by("throttle_capped", "Delays cut to max_mute.", "cause", self._capped)
 
     def _trial_families(self) -> Iterator[Metric | None]:
         text = "Requests that a shadow quota or candidate would have delayed or refused."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -22,13 +23,10 @@ def counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"kquota_{name}", text, value=value)
 
 
-def labelled(
-    kind: type[CounterMetricFamily | GaugeMetricFamily],
-    name: str,
-    text: str,
-    labels: str,
-    values: Mapping[Any, float],
-) -> Metric:
+Kind = type[CounterMetricFamily | GaugeMetricFamily]
+
+
+def labelled(kind: Kind, name: str, text: str, labels: str, values: Mapping[Any, float]) -> Metric:
     """A family with these labels, whose names are separated by spaces: the value by each label's, or by several."""
     family = kind(f"kquota_{name}", text, labels=labels.split())
     for key, value in values.items():
@@ -41,14 +39,12 @@ def by(name: str, text: str, by: str, values: Mapping[str, int]) -> Metric:
     return labelled(CounterMetricFamily, name, text, by, dict(sorted(values.items())))
 
 
+@dataclass
 class _Family(Collector):
-    """One family as a registry of its own, so that families can be written one by one."""
-
-    def __init__(self, family: Metric) -> None:
-        self._family = family
+    family: Metric
 
     def collect(self) -> Iterable[Metric]:
-        return [self._family]
+        return [self.family]
 
 
 def written(family: Metric) -> Iterator[bytes]:
@@ -57,7 +53,5 @@ def written(family: Metric) -> Iterator[bytes]:
     for start in range(0, max(len(samples), 1), PORTION):
         part = Metric(family.name, family.documentation, family.type)
         part.samples = samples[start : start + PORTION]
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Family(part))
-        text = generate_latest(registry)
+        text = generate_latest(_Family(part))
         yield text if start == 0 else text[text.index(b"\n", text.index(b"\n") + 1) + 1 :]  # HELP and TYPE once

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import trio
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
 from proxy.app.metrics.clients import ClientSeries, LibrarySeries
@@ -24,12 +24,7 @@ class Exposition:
     """Everything under /metrics."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        counters: Counters,
-        *,
-        max_groups: int,
-        own: Callable[[], Iterable[Metric]] = tuple,
+        self, ledger: Ledger, counters: Counters, max_groups: int, own: Callable[[], Iterable[Metric]] = tuple
     ) -> None:
         """`own()` returns the families of the sidecar itself (:mod:`proxy.app.metrics.own`)."""
         self._own = own
@@ -39,10 +34,8 @@ class Exposition:
         self._clients = ClientSeries(ledger, max_groups)
         self.libraries = counters.libraries
         self.long_turns = counters.long_turns
-        """Turns of the event loop that took too long."""
         self._libraries = LibrarySeries(counters.libraries)
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
+        self._process = ProcessCollector(registry=None)
         self._lock = trio.Lock()
         self._text: bytes | None = None
         self._text_ms = 0.0

@@ -41,7 +41,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
         one.entity_type is EntityType.IP or table.get(one.name, None) is None for one in table.connections.entries
     )
     yield gauge("ready", "1 when /readyz says ready.", ready)
-    yield gauge("cluster_reached", "1 when a broker answered kquota last.", proxy.cluster_reached)
+    yield gauge("cluster_reached", "1 when a broker answered kquota last.", proxy.cluster.reached)
     yield gauge("draining", "1 while shutting down.", proxy.state == "draining")
     yield counter("config_reloads", "Configurations loaded after the first.", reloads.reloads)
     yield counter("config_reload_failures", "Changed configurations refused.", reloads.failures)
@@ -69,7 +69,7 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
 
 def broker_families(proxy: Proxy) -> Iterator[Metric]:
     """The brokers, and the ports that stand for them."""
-    brokers = proxy.brokers()
+    brokers = proxy.cluster.all()
     without = sum(local_port is None for *_, local_port in brokers)
     yield gauge("brokers", "Brokers of the cluster, as last seen.", len(brokers))
     yield gauge("brokers_without_port", "Brokers without a port; clients see them as down.", without)
@@ -105,8 +105,9 @@ def export_families(exporter: Exporter) -> Iterator[Metric]:
     )
     for family, name, text, value in families:
         yield labelled(family, f"export_{name}", text, "sink", {one.name: value(one) for one in exporter.workers})
-    yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", exporter.files_deleted)
-    yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", exporter.folded)
+    deleted, folded = exporter.files.deleted if exporter.files else 0, exporter.sampler.folded
+    yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", deleted)
+    yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", folded)
     yield counter("export_failures", "Intervals lost by an internal error.", exporter.failures)
 
 
@@ -183,7 +184,6 @@ _PLAIN: Final = {
     "fetches_shaped": (counter, "Fetches forwarded with a lower max_bytes."),
     "addresses_rewritten": (counter, "Broker addresses replaced in responses."),
 }
-"""Attributes of :class:`Counters`, and the metrics of the same names."""
 
 
 def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Iterator[Metric]:

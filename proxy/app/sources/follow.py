@@ -27,7 +27,7 @@ SETTLE_S: Final = 0.1
 MAX_SETTLING: Final = 20
 _Result = TypeVar("_Result")
 POLL_S: Final = 1.0
-"""As for the configuration file; a renewed certificate's two files are nearly always found together."""
+"""For the configuration file as well; a renewed certificate's two files are nearly always found together."""
 MAX_UNSETTLED: Final = 20
 """Checks in a row at which the files had changed while they were loaded, before that counts as an error."""
 _KEEP_CHANGING: Final = f"the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
@@ -41,40 +41,38 @@ class Aside:
     """Runs the reads of some files one after the other, each in a thread. One that hangs keeps the only slot;
     everything recovers as soon as the file system answers."""
 
-    def __init__(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
-        self.no_answer = f"no answer from the file system within {timeout_s:g} s"
+    def __init__(self) -> None:
         self._one_at_a_time = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work`, or its exception; StuckError when it takes too long, and then it goes on
-        nevertheless."""
-        with trio.move_on_after(self._timeout_s):
+        """The result of `work`, or its exception; StuckError when it takes too long, though it goes on."""
+        with trio.move_on_after(ANSWER_TIMEOUT_S):
             return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._one_at_a_time)
-        raise StuckError(self.no_answer)
+        raise StuckError(f"no answer from the file system within {ANSWER_TIMEOUT_S:g} s")
 
 
 class FileReader:
     """Reads one file off the event loop."""
 
-    def __init__(self, path: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.aside = Aside(timeout_s)
+        self._aside = Aside()
+        self._stuck: Fingerprint | None = None
 
     async def read(self) -> Fingerprint:
         """The file's content now. Never raises for an unreadable file."""
         try:
-            return await self.aside.run(fingerprint, self.path)
+            return await self._aside.run(fingerprint, self.path)
         except StuckError as error:
-            return Fingerprint(None, str(error))
+            self._stuck = Fingerprint(None, str(error))
+            return self._stuck
 
-    async def settled(self, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
-        """The file's content once two readings agree, the first being `found`; one that keeps changing counts as
-        unreadable."""
-        if found.error == self.aside.no_answer:
+    async def settled(self, found: Fingerprint) -> Fingerprint:
+        """The content once two readings agree, the first being `found`; a file that keeps changing is unreadable."""
+        if found is self._stuck:
             return found  # asked again soon enough
         for _ in range(MAX_SETTLING):
-            await trio.sleep(settle_s)
+            await trio.sleep(SETTLE_S)
             again = await self.read()
             if again == found:
                 return again
@@ -127,17 +125,20 @@ class Followed:
     unsettled: int = 0
     last_error: str | None = None
 
+    def refused(self, error: str) -> None:
+        """Count and log the error, once while it lasts."""
+        self.successful = False
+        if error != self.last_error:
+            self.last_error = error
+            self.failures += 1
+            log.error("files refused, the last good ones stay in force", setting=self.setting, error=error)
+
 
 class Follower:
     """Follows files until cancelled."""
 
-    def __init__(
-        self, followed: Iterable[Followed], poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> None:
-        """What is in force was loaded from the files as they are now. `timeout_s`: for an answer of the file system."""
+    def __init__(self, followed: Iterable[Followed]) -> None:
         self.followed = list(followed)
-        self._poll_s = poll_s
-        self._timeout_s = timeout_s
         for one in self.followed:
             one.seen = _looks(one.paths)
 
@@ -148,14 +149,14 @@ class Follower:
                 nursery.start_soon(self._follow, one)
 
     async def _follow(self, one: Followed) -> None:
-        aside = Aside(self._timeout_s)
+        aside = Aside()
         while True:
-            await trio.sleep(self._poll_s)
+            await trio.sleep(POLL_S)
             try:
                 await self._look(one, aside)
             except StuckError as error:
                 one.seen = None  # whatever is there when it answers again is loaded
-                _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {error}")
+                one.refused(f"{one.setting} {', '.join(map(str, one.paths))}: {error}")
 
     async def _look(self, one: Followed, aside: Aside) -> None:
         found = await aside.run(_looks, one.paths)
@@ -168,7 +169,7 @@ class Follower:
             raise
         except NotYetValidError as error:
             one.seen = None  # loaded again next time
-            _refused(one, str(error))
+            one.refused(str(error))
             return
         except OSError as error:
             failure = str(error)
@@ -179,27 +180,15 @@ class Follower:
             # They are being written, or one of them is older than the other: check again next time.
             one.unsettled += 1
             if one.unsettled >= MAX_UNSETTLED:
-                _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")
+                one.refused(f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")
             return
-        one.unsettled = 0
-        one.seen = found
+        one.unsettled, one.seen, one.last_error = 0, found, None
         if failure is not None:
-            one.last_error = None
-            _refused(one, failure)
+            one.refused(failure)
             return
         one.reloads += 1
         one.successful = True
-        one.last_error = None
         log.info("files reloaded", setting=one.setting)
-
-
-def _refused(one: Followed, error: str) -> None:
-    """Count and log the error, once while it lasts."""
-    one.successful = False
-    if error != one.last_error:
-        one.last_error = error
-        one.failures += 1
-        log.error("files refused, the last good ones stay in force", setting=one.setting, error=error)
 
 
 def _looks(paths: Iterable[Path]) -> list[Fingerprint]:

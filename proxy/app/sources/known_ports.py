@@ -11,7 +11,8 @@ import structlog
 import trio
 
 from config.known_ports import BadStateError, load_ports, ports_bytes
-from proxy.app.sources.follow import ANSWER_TIMEOUT_S, Aside, replace_file
+from proxy.app.sources import follow
+from proxy.app.sources.follow import Aside, replace_file
 from proxy.net.listen.addresses import KnownPort
 from proxy.net.listen.server import Proxy
 
@@ -31,14 +32,14 @@ def ports_before(path: str | None) -> list[KnownPort]:
         return []
 
 
-async def keep_ports(path: Path, proxy: Proxy, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+async def keep_ports(path: Path, proxy: Proxy) -> None:
     """Write the file whenever a port leads to another broker, until cancelled. The disk holds up nothing else."""
-    aside = Aside(timeout_s)
+    aside = Aside()
     written: Sequence[object] | None = None
     failed = False
     while True:
-        changed = proxy.ports_changed
-        ports = proxy.known_ports()
+        changed = proxy.cluster.changed
+        ports = proxy.cluster.known_ports()
         content = [(port, broker, held_s is None) for port, broker, held_s in ports]
         if content != written and (content or written is not None):
             try:
@@ -49,6 +50,6 @@ async def keep_ports(path: Path, proxy: Proxy, timeout_s: float = ANSWER_TIMEOUT
                 failed = True
             else:
                 written, failed = content, False
-        await trio.sleep(timeout_s if failed else BETWEEN_WRITES_S)
+        await trio.sleep(follow.ANSWER_TIMEOUT_S if failed else BETWEEN_WRITES_S)
         if not failed:
             await changed.wait()

@@ -44,7 +44,6 @@ class ClusterSource(QuotaSource):
         self._access = Access(config.upstream.connect_timeout_ms / 1000, tls, own_credentials(config))
         self._in_file = to_table(config)
         self._quotas: Quotas | None = None
-        """The last answer; None before the first one."""
         self._changing = trio.Lock()
         self._wanted = trio.Event()
         self._again_s: list[float] = []
@@ -101,9 +100,8 @@ class ClusterSource(QuotaSource):
 
     def _in_order(self) -> list[Address]:
         """The broker that answered last comes first: others may lag behind it."""
-        found = dict.fromkeys(self._addresses())
         first = [] if self._last is None else [self._last]
-        return list(dict.fromkeys([*first, *found]))
+        return list(dict.fromkeys([*first, *self._addresses()]))
 
     async def _changed(self, quotas: Quotas) -> None:
         async with self._changing:

@@ -20,9 +20,9 @@ from config.problems import ConfigError, unreadable
 from config.table import to_table
 from config.units import as_written
 from proxy.app.common.gc_tuning import beside_traffic
-from proxy.app.sources.follow import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError, replace_file
+from proxy.app.sources import follow
+from proxy.app.sources.follow import Aside, FileReader, StuckError, replace_file
 from proxy.app.sources.quota_source import MAX_LOGGED, QuotaSource
-from proxy.app.sources.watch import POLL_S
 from quota.admin import Changes, Entity, entity_text
 from quota.overlay import Overlay, altered, laid_over
 from quota.table import QuotaTable
@@ -44,18 +44,13 @@ class FileSource(QuotaSource):
     """The file's limits, overridden by the overlay's. A task carries out alterations one after the other, and waits for
     the disk in a thread. Raises ConfigError for an invalid overlay."""
 
-    def __init__(
-        self, path: Path, config: Config, *, poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> None:
-        """`path` is the configuration file's. `timeout_s`: how long a file system may take to answer."""
+    def __init__(self, path: Path, config: Config) -> None:
         self._file = path
         self._path = None if config.quota_settings.overlay is None else Path(config.quota_settings.overlay)
         self._seen = Fingerprint(None) if self._path is None else fingerprint(self._path)
         self._overlay: Overlay = {} if self._path is None else _parsed(self._path, self._seen)
         self._in_file = to_table(config)
-        self._poll_s = poll_s
-        self._timeout_s = timeout_s
-        self._writing = Aside(timeout_s)
+        self._writing = Aside()
         self._changing = trio.Lock()
         self._jobs, self._next_job = trio.open_memory_channel[_Job](MAX_WAITING)
         super().__init__(config, laid_over(self._in_file, self._overlay))
@@ -65,7 +60,7 @@ class FileSource(QuotaSource):
         """Carry out alterations, and detect edits of the overlay file, until cancelled."""
         if self._path is None:
             await trio.sleep_forever()
-        reader = FileReader(self._path, self._timeout_s)
+        reader = FileReader(self._path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, reader)
             if self.rule == "apply":
@@ -148,7 +143,7 @@ class FileSource(QuotaSource):
 
     async def _watch(self, reader: FileReader) -> None:
         while True:
-            await trio.sleep(self._poll_s)
+            await trio.sleep(follow.POLL_S)
             async with self._changing:
                 await self._look(reader)
 

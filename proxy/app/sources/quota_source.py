@@ -14,24 +14,19 @@ from quota.admin import Changes, Enforced, Entity, Quotas
 from quota.table import QuotaTable
 
 MAX_LOGGED: Final = 20
-"""Entities and mistakes named in one log line."""
 
 
 @dataclass(slots=True)
 class SourceState:
-    """What metrics and /readyz say about the source."""
+    """What metrics and /readyz say about the source, file or cluster."""
 
     source: str
-    """file or cluster"""
     overlay_entities: int = 0
     overlay_successful: bool = True
-    """False while the overlay file on disk is not in force because it is invalid."""
     polls: int = 0
     poll_failures: int = 0
     changes: int = 0
-    """Polls that found other quotas than the previous one."""
     unusable: int = 0
-    """Limits of the cluster that cannot be enforced here."""
     successful: bool = True
     success_at_s: float = field(default_factory=time.time)
     """When quotas were read last: wall clock."""
@@ -42,23 +37,17 @@ class QuotaSource(ABC):
 
     def __init__(self, config: Config, table: QuotaTable) -> None:
         self._settings = config.quota_settings
-        self._table = table
+        self.table = table
         self._shown: Quotas | None = None
         self._swap: Callable[[QuotaTable], None] | None = None
         self.state = SourceState(config.quota_settings.source)
-
-    @property
-    def table(self) -> QuotaTable:
-        """The limits in force."""
-        return self._table
 
     def attach(self, swap: Callable[[QuotaTable], None]) -> None:
         """`swap(table)` is called with each table to put in force from now on."""
         self._swap = swap
 
     async def reload(self, config: Config, table: QuotaTable) -> None:
-        """The configuration file has changed; its limits, `table`, are in force when this returns. Another source takes
-        a restart."""
+        """Put the limits of a changed configuration in force; another source takes a restart."""
         if config.quota_settings.source != self.state.source:
             return
         self._settings = config.quota_settings
@@ -78,7 +67,7 @@ class QuotaSource(ABC):
         return None
 
     def _put_in_force(self, table: QuotaTable) -> None:
-        self._table = table
+        self.table = table
         self._shown = None
         if self._swap is not None:
             self._swap(table)
@@ -102,7 +91,7 @@ class QuotaSource(ABC):
     def quotas(self) -> Quotas:
         """The limits in force, as DescribeClientQuotas shows them."""
         if self._shown is None:
-            self._shown = Enforced(self._table)
+            self._shown = Enforced(self.table)
         return self._shown
 
     def may_alter(self, user: str) -> bool:

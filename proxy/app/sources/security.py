@@ -21,8 +21,8 @@ from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsSide
 from proxy.net.tls.principal import PrincipalRules
 from proxy.net.upstream.credentials import Credentials
 
+STATIC: Final = "identity.static"
 MAX_IDENTITY_BYTES: Final = 65_536
-"""Files of identity are small; a larger one is something else."""
 _LABEL: Final = re.compile(r'([^=\s]+)="([A-Za-z0-9._-]*)"')
 """One line of the downward API's labels; values of labels have no other characters."""
 _VALUE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -32,57 +32,50 @@ MAX_KEYS_BYTES: Final = 4096
 SHORTEST_KEY: Final = 32
 """Characters of a key. 32 of base64 are 192 bits, if they were drawn at random."""
 MOST_KEYS: Final = 4
-"""Keys in the file: the new one, the old one, and some. Each is tried on a record that none of them signed."""
+"""Each is tried on a record that none of them signed."""
 
 
-class StaticUserError(OSError):
-    """The files do not define a user; the message has the place and the reason."""
+class BadFileError(OSError):
+    """A file does not define what it should; the message has the setting, the file and the reason."""
+
+    def __init__(self, setting: str, path: Path, reason: str) -> None:
+        super().__init__(f"{setting} {path}: {reason}")
 
 
-class StaticUser:
-    """Reads the user from its files."""
+def _read(setting: str, path: Path, most_bytes: int) -> bytes:
+    try:
+        return read_file(path, most_bytes)
+    except OSError as error:
+        raise BadFileError(setting, path, f"cannot be read: {error.strerror or error}") from None
 
-    setting = "identity.static"
 
-    def __init__(self, settings: StaticIdentity) -> None:
-        self._settings = settings
+def _static_paths(settings: StaticIdentity) -> list[Path]:
+    if settings.file is not None:
+        return [Path(settings.file)]
+    fields = template_fields(settings.template or "")
+    names = {"labels" if name.startswith("label:") else name for name in fields}
+    return [Path(settings.directory or "", name) for name in sorted(names | {"token"})]
 
-    @property
-    def paths(self) -> list[Path]:
-        """The files it reads."""
-        settings = self._settings
-        if settings.file is not None:
-            return [Path(settings.file)]
-        if settings.template is None or settings.directory is None:
-            return []
-        names = {"labels" if name.startswith("label:") else name for name in template_fields(settings.template)}
-        return [Path(settings.directory, name) for name in sorted(names | {"token"})]
 
-    def read(self) -> str | None:
-        """The user. Raises StaticUserError."""
-        settings = self._settings
-        if settings.file is not None:
-            return _line(Path(settings.file))
-        if settings.template is None or settings.directory is None:
-            return settings.user
-        directory = Path(settings.directory)
-        user = settings.template
-        for name in template_fields(settings.template):
-            user = user.replace(f"{{{name}}}", _field(directory, name))  # values have no braces
-        return user
+def read_static_user(settings: StaticIdentity) -> str:
+    """The user that files define. Raises BadFileError."""
+    if settings.file is not None:
+        return _line(Path(settings.file))
+    user = settings.template or ""
+    for name in template_fields(user):
+        user = user.replace(f"{{{name}}}", _field(Path(settings.directory or ""), name))  # values have no braces
+    return user
 
 
 def _text(path: Path) -> str:
     try:
-        return read_file(path, MAX_IDENTITY_BYTES).decode()
+        return _read(STATIC, path, MAX_IDENTITY_BYTES).decode()
     except UnicodeDecodeError:
         raise _wrong(path, "expected text in UTF-8") from None
-    except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror or error}") from None
 
 
-def _wrong(path: Path, reason: str) -> StaticUserError:
-    return StaticUserError(f"{StaticUser.setting} {path}: {reason}")
+def _wrong(path: Path, reason: str) -> BadFileError:
+    return BadFileError(STATIC, path, reason)
 
 
 def _line(path: Path) -> str:
@@ -124,38 +117,28 @@ def _from_token(path: Path) -> tuple[str, str]:
     return match[1], match[2]
 
 
-class FleetKeysError(OSError):
-    """The file has no keys; the message has the place and the reason."""
-
-
 class FleetKeys:
     """The keys as last read. Each :meth:`load` replaces `current` by a new tuple."""
 
     setting = "fleet.key_file"
 
     def __init__(self, path: str) -> None:
-        """Raises FleetKeysError."""
         self.path: Final = Path(path)
         self.current: tuple[bytes, ...] = ()
         self.load()
 
     def load(self) -> None:
-        """Read the file. Raises FleetKeysError."""
-        try:
-            data = read_file(self.path, MAX_KEYS_BYTES)
-        except OSError as error:
-            raise self._error(f"cannot be read: {error.strerror or error}") from error
+        """Read the file. Raises BadFileError."""
+        data = _read(self.setting, self.path, MAX_KEYS_BYTES)
         keys = tuple(line.strip() for line in data.splitlines() if line.strip())
         if not 0 < len(keys) <= MOST_KEYS:
-            raise self._error(f"got {len(keys)} keys, expected 1 to {MOST_KEYS}, one a line")
+            text = f"got {len(keys)} keys, expected 1 to {MOST_KEYS}, one a line"
+            raise BadFileError(self.setting, self.path, text)
         for number, key in enumerate(keys, 1):
             if len(key) < SHORTEST_KEY:
                 text = f"key {number} has {len(key)} characters, expected at least {SHORTEST_KEY}"
-                raise self._error(f"{text} (openssl rand -base64 32)")
+                raise BadFileError(self.setting, self.path, f"{text} (openssl rand -base64 32)")
         self.current = keys
-
-    def _error(self, reason: str) -> FleetKeysError:
-        return FleetKeysError(f"{self.setting} {self.path}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,30 +237,19 @@ def upstream_tls(config: Config) -> ClientTls | None:
 
 
 def fleet_keys(config: Config) -> FleetKeys | None:
-    """The fleet's keys; None without any. Raises FleetKeysError."""
+    """The fleet's keys; None without any. Raises BadFileError."""
     return None if config.fleet is None or config.fleet.key_file is None else FleetKeys(config.fleet.key_file)
 
 
-def static_user(settings: IdentitySection) -> StaticUser | None:
-    """The static user that is in files; None if there is none."""
-    return StaticUser(settings.static) if settings.static is not None and settings.static_elsewhere else None
-
-
-def _read_static_user(config: Config) -> None:
-    if (source := static_user(config.identity)) is not None:
-        source.read()
-
-
-def _read_secret(config: Config) -> None:
-    if (credentials := own_credentials(config)) is not None:
-        credentials.secret()
+def _in_files(settings: IdentitySection) -> StaticIdentity | None:
+    return settings.static if settings.static_elsewhere else None
 
 
 READERS: Final[tuple[tuple[Place, Callable[[Config], object]], ...]] = (
     (("listen", "tls"), listen_tls),
     (("upstream", "tls"), upstream_tls),
-    (("upstream", "sasl"), _read_secret),
-    (("identity", "static"), _read_static_user),
+    (("upstream", "sasl"), lambda config: (login := own_credentials(config)) and login.secret()),
+    (("identity", "static"), lambda config: (user := _in_files(config.identity)) and read_static_user(user)),
     (("fleet", "key_file"), fleet_keys),
 )
 """What reads the files of a section, if it names some. Raises OSError, as `load_security`, and LoginError."""
@@ -285,11 +257,11 @@ READERS: Final[tuple[tuple[Place, Callable[[Config], object]], ...]] = (
 
 def _identity(settings: IdentitySection, followed: list[Followed]) -> IdentityPolicy:
     policy = IdentityPolicy(tuple(settings.sources), settings.static_user, settings.sasl.unknown_user)
-    if (source := static_user(settings)) is not None:
+    if (static := _in_files(settings)) is not None:
 
         def load() -> None:
-            policy.static_user = source.read()
+            policy.static_user = read_static_user(static)
 
         load()
-        followed.append(Followed(source.setting, source.paths, load))
+        followed.append(Followed(STATIC, _static_paths(static), load))
     return policy

@@ -16,12 +16,11 @@ from config.parts import Fingerprint
 from config.problems import ConfigError
 from config.table import default_scope, to_table
 from proxy.app.common.gc_tuning import beside_traffic
-from proxy.app.sources.follow import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
+from proxy.app.sources import follow
 from quota.table import QuotaTable, Scope
 
 log = structlog.get_logger("kquota.config")
 
-POLL_S = 1.0
 MAX_LOGGED = 10
 
 
@@ -32,38 +31,22 @@ class ReloadState:
     reloads: int = 0
     failures: int = 0
     successful: bool = True
-    """False while the file on disk is not in force because it is invalid."""
     success_at_s: float = field(default_factory=time.time)
-    """Wall clock."""
     restart_settings: tuple[str, ...] = ()
     """Settings that differ from the running ones and need a restart."""
+
+
+Apply = Callable[[Config, QuotaTable], Awaitable[None]]
 
 
 class Watcher:
     """Watches one file and applies its changes."""
 
-    def __init__(
-        self,
-        path: Path,
-        config: Config,
-        seen: Fingerprint,
-        state: ReloadState,
-        apply: Callable[[Config, QuotaTable], Awaitable[None]],
-        *,
-        poll_s: float = POLL_S,
-        settle_s: float = SETTLE_S,
-        timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, path: Path, config: Config, seen: Fingerprint, state: ReloadState, apply: Apply) -> None:
         """`config` is what runs, read when the file had the fingerprint `seen`; `apply` puts another one in force."""
-        self._path = path
-        self._reader = FileReader(path, timeout_s)
-        self._running = config.restart_settings()
-        self._scope = default_scope(config)
-        self._seen = seen
-        self._state = state
-        self._apply = apply
-        self._poll_s = poll_s
-        self._settle_s = settle_s
+        self._path, self._reader = path, follow.FileReader(path)
+        self._running, self._scope = config.restart_settings(), default_scope(config)
+        self._seen, self._state, self._apply = seen, state, apply
         self._forced = trio.Event()
 
     def force(self) -> None:
@@ -73,14 +56,14 @@ class Watcher:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            with trio.move_on_after(self._poll_s):
+            with trio.move_on_after(follow.POLL_S):
                 await self._forced.wait()
             forced = self._forced.is_set()
             self._forced = trio.Event()
             found = await self._reader.read()
             if not forced and found == self._seen:
                 continue
-            found = await self._reader.settled(found, self._settle_s)
+            found = await self._reader.settled(found)
             if forced or found != self._seen:  # a file that keeps changing has been reported once
                 await self._reload(found)
 

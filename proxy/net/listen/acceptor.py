@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -30,36 +31,25 @@ Start = Callable[[socket.socket, tuple[str, int], str, Dial], None]
 """start(client, its address, the listener's name, how its broker is reached): takes the client over."""
 
 
+@dataclass(eq=False)
 class Acceptor:
     """All listening sockets of a sidecar."""
 
-    def __init__(
-        self,
-        counters: Counters,
-        close_log: CloseLogLimiter,
-        admission: ConnectionAdmission,
-        max_connections: int,
-        open_connections: Callable[[], int],
-        start: Start,
-    ) -> None:
-        self._counters = counters
-        self._close_log = close_log
-        self._admission = admission
-        self._max_connections = max_connections
-        self._open_connections = open_connections
-        self._start = start
+    counters: Counters
+    close_log: CloseLogLimiter
+    admission: ConnectionAdmission
+    max_connections: int
+    open_connections: Callable[[], int]
+    start: Start
+    listeners: list[socket.socket] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._spare_fd = SpareFd()
-        self._scopes: set[trio.CancelScope] = set()
-        self._stopped = False
         self._logged_s = -ACCEPT_LOG_EVERY_S
-        self.listeners: list[socket.socket] = []
 
     async def run(self, listener: socket.socket, name: str, dial: Dial) -> None:
-        """Accept clients until `stop`. Their connections are called after `name` in logs, and `dial` the broker."""
-        with trio.CancelScope() as scope, suppress(trio.ClosedResourceError):
-            if self._stopped:
-                return
-            self._scopes.add(scope)
+        """Accept clients until the listener is closed. Logs name their connections `name`; they `dial` the broker."""
+        with suppress(trio.ClosedResourceError):
             while listener.fileno() >= 0:  # it may be closed between a wait and the accept
                 await trio.lowlevel.wait_readable(listener)
                 try:
@@ -70,12 +60,11 @@ class Acceptor:
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
-                allowed = most_connections(self._max_connections, len(self.listeners))
-                if self._open_connections() >= allowed:
+                allowed = most_connections(self.max_connections, len(self.listeners))
+                if self.open_connections() >= allowed:
                     self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
                 else:
-                    self._start(client, address, name, dial)
-        self._scopes.discard(scope)
+                    self.start(client, address, name, dial)
 
     def close_listener(self, listener: socket.socket) -> None:
         """Refuse further clients of one listener, those in its backlog included."""
@@ -86,8 +75,8 @@ class Acceptor:
     @property
     def full(self) -> str | None:
         """Why the process's limit of open files allows no further connection; None when it does."""
-        count, allowed = self._open_connections(), most_connections(self._max_connections, len(self.listeners))
-        if count < allowed or allowed == self._max_connections:
+        count, allowed = self.open_connections(), most_connections(self.max_connections, len(self.listeners))
+        if count < allowed or allowed == self.max_connections:
             return None
         return (
             f"no file descriptors for another connection: the limit of open files is {descriptors()}, and there are "
@@ -103,49 +92,36 @@ class Acceptor:
                 f"files is {descriptors()}",
             )
 
-    def ends_with(self, scope: trio.CancelScope) -> None:
-        """Cancel `scope` when nothing is accepted any more."""
-        self._scopes.add(scope)
-
     def stop(self) -> None:
         """Accept nothing more: new clients are refused at once instead of waiting in the backlog."""
-        self._stopped = True
-        for scope in self._scopes:
-            scope.cancel()
-        self._close_listeners()
-        self._admission.close_muted()
+        for listener in [*self.listeners]:
+            self.close_listener(listener)
+        self.admission.close_muted()
 
     def close(self) -> None:
-        """Close all listeners and the spare descriptor."""
-        self._close_listeners()
+        """Stop, and close the spare descriptor."""
+        self.stop()
         self._spare_fd.close()
 
-    def _close_listeners(self) -> None:
-        for listener in self.listeners:
-            trio.lowlevel.notify_closing(listener)
-            listener.close()
-        self.listeners.clear()
-
     async def _no_descriptors(self, listener: socket.socket, error: OSError) -> None:
-        """Out of descriptors: turn away clients in the backlog, so that they need not wait, and keep serving the
-        others."""
-        self._counters.accept_failures += 1
-        if self._admission.close_muted():
+        """Out of descriptors: turn away clients in the backlog, so that they need not wait."""
+        self.counters.accept_failures += 1
+        if self.admission.close_muted():
             return  # descriptors are free now
         now_s = trio.current_time()
         if now_s >= self._logged_s + ACCEPT_LOG_EVERY_S:
             self._logged_s = now_s
-            log.error("cannot accept client connections", error=str(error), failures=self._counters.accept_failures)
+            log.error("cannot accept client connections", error=str(error), failures=self.counters.accept_failures)
         for _ in range(TURNED_AWAY_AT_ONCE):
             if not self._spare_fd.turn_away(listener):
                 break
-            self._counters.connections_opened += 1
-            self._counters.connections_closed[str(CloseReason.NO_DESCRIPTORS)] += 1
+            self.counters.connections_opened += 1
+            self.counters.connections_closed[str(CloseReason.NO_DESCRIPTORS)] += 1
         await trio.sleep(ACCEPT_PAUSE_S)
         self._spare_fd.refill()
 
     def _turn_away(self, client: socket.socket, address: tuple[str, int], reason: CloseReason, **why: Any) -> None:
         client.close()
-        self._counters.connections_opened += 1
-        self._counters.connections_closed[str(reason)] += 1
-        self._close_log.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)
+        self.counters.connections_opened += 1
+        self.counters.connections_closed[str(reason)] += 1
+        self.close_log.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)

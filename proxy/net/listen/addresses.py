@@ -1,9 +1,6 @@
-"""Which local port leads to which broker. Bookkeeping alone: callbacks open and close the listeners.
-
-Each broker has a port of its own, `own_ports`: a function of the ids of the live brokers, so that all instances agree,
-whenever they were started. During the grace time clients may still use the port of a broker that left: it stays open
-unless a live broker needs it.
-"""
+"""Which local port leads to which broker: bookkeeping, with callbacks that open and close listeners. Each broker's port
+is a function of the ids of the live brokers (`own_ports`), so that all instances agree. The port of a broker that left
+stays open during the grace time, unless a live broker needs it."""
 
 from __future__ import annotations
 
@@ -48,11 +45,9 @@ def check_address(node: NodeAddress) -> None:
 
 
 def own_ports(ids: Iterable[int], ports: range, fixed: Mapping[int, int]) -> dict[int, int]:
-    """The port of each of these brokers; the highest ids have none where there are too few.
-
-    Those in `fixed` have that port. In the order of their ids, each of the others has the port at `id mod size`, or
-    the next one that is neither fixed nor taken; when there are no others, fixed ports whose brokers are not there.
-    """
+    """The port of each of these brokers; the highest ids have none where there are too few. Those in `fixed` have that
+    port. In the order of their ids, each of the others has the port at `id mod size`, or the next one that is neither
+    fixed nor taken; when there are no others, fixed ports whose brokers are not there."""
     live = set(ids)
     found = {node_id: port for node_id, port in fixed.items() if node_id in live}
     size, reserved = len(ports), {ports.index(port) for port in fixed.values()}
@@ -79,13 +74,10 @@ class _Broker:
     address: NodeAddress
     live: bool = True
     port: int | None = None
-    """The local port that is advertised to clients."""
 
 
 @dataclass(slots=True)
 class _Listener:
-    """A port that is listened on."""
-
     node_id: int
     until_s: float = math.inf
     """Finite: its broker is no longer advertised with it, and it leads to the broker until then."""
@@ -113,30 +105,22 @@ class AddressBook:
         self._live = 0
         self._listeners: dict[int, _Listener] = {}
         self._due_s = math.inf
-        """When the next port is free."""
         self.exhausted: str | None = None
         """Why a broker has no port although one is free, in the words of ExhaustedError."""
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
 
     def learn(self, nodes: Sequence[NodeAddress], *, complete: bool, now_s: float) -> bool:
-        """These brokers are alive, and no others if the list is `complete`. Returns whether that is news.
-
-        Raises BadAddressError, and changes nothing then.
-        """
+        """These brokers are alive, and no others if the list is `complete`. Whether that is news. Raises
+        BadAddressError, and changes nothing then."""
         brokers = self._brokers
-        if now_s < self._due_s and not (complete and len(nodes) != self._live):
-            for node in nodes:
-                known = brokers.get(node.node_id)
-                if known is None or not known.live or known.address != node:
-                    break
-            else:
-                return False
+        if now_s < self._due_s and not (complete and len(nodes) != self._live) and all(map(self._is_known, nodes)):
+            return False
         for node in nodes:
             check_address(node)
         if complete:
-            for known in brokers.values():
-                known.live = False
+            for broker in brokers.values():
+                broker.live = False
         for node in nodes:
             known = brokers.get(node.node_id)
             if known is not None:
@@ -145,6 +129,10 @@ class AddressBook:
                 brokers[node.node_id] = _Broker(node)
         self.settle(now_s)
         return True
+
+    def _is_known(self, node: NodeAddress) -> bool:
+        known = self._brokers.get(node.node_id)
+        return known is not None and known.live and known.address == node
 
     def restore(self, known: Iterable[KnownPort], now_s: float) -> None:
         """Listen on the ports of a former run, before anything is learnt. Ports out of range are ignored."""
@@ -233,15 +221,12 @@ class AddressBook:
         broker = self._brokers.get(node_id)
         if broker is None:
             raise LeftError(f"broker {node_id} left the cluster")
-        host_port = broker.address[1:]
-        if not broker.live:  # it may be back soon
-            for other in self._brokers.values():
-                if other.live and other.address[1:] == host_port:
-                    raise LeftError(
-                        f"broker {node_id} left the cluster, and {host_port[0]}:{host_port[1]} is broker "
-                        f"{other.address.node_id} now"
-                    )
-        return host_port
+        host, port = broker.address[1:]
+        for other in () if broker.live else self._brokers.values():  # it may be back soon
+            if other.live and other.address[1:] == (host, port):
+                text = f"broker {node_id} left the cluster, and {host}:{port} is broker {other.address.node_id} now"
+                raise LeftError(text)
+        return host, port
 
     def brokers(self) -> list[tuple[NodeAddress, int | None]]:
         """The live brokers with their local ports, by id."""

@@ -1,23 +1,21 @@
-"""Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011).
-
-A connection over a creation rate is muted: left open but unserved until its delay is over and then closed, as in a
-broker, so that its client cannot reconnect at once. The number of muted connections is bounded, to leave descriptors
-for others.
-"""
+"""Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011). One over a
+creation rate is muted as in a broker: left open but unserved until its delay is over, and then closed, so that its
+client cannot reconnect at once. Few are muted at a time, to leave descriptors for others."""
 
 from __future__ import annotations
 
 import heapq
 from contextlib import suppress
-from dataclasses import dataclass, field
+from math import inf
 from socket import SHUT_WR, socket
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import LogLimiter
 from proxy.net.listen.spare_fd import descriptors
 from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_address
 
@@ -29,10 +27,6 @@ MUTED_SHARE: Final = 4
 """At most a quarter of the process's file descriptors are used for muted connections, whatever is configured."""
 HOUSEKEEPING_S: Final = 1.0
 FORGET_EACH_TIME: Final = 2000
-LOG_INTERVAL_S: Final = 10.0
-"""The first refusal of a name by a limit is logged at once; further ones are counted and logged once per interval."""
-MAX_LOGGED: Final = 20
-"""Names in the log per interval; metrics count all."""
 
 REASONS: Final = {
     Cause.IP_RATE: CloseReason.IP_CONNECTION_RATE,
@@ -42,14 +36,13 @@ REASONS: Final = {
 }
 
 
-@dataclass(order=True, slots=True)
-class _Muted:
-    """A refused connection that is still open."""
+class _Muted(NamedTuple):
+    """A refused connection that is still open; in order of these, and no two have the same number."""
 
     until_s: float
     number: int
-    client: socket = field(compare=False)
-    reason: CloseReason = field(compare=False)
+    client: socket
+    reason: CloseReason
 
 
 class ConnectionAdmission:
@@ -62,15 +55,11 @@ class ConnectionAdmission:
         self._muted: list[_Muted] = []
         self._number = 0
         self._changed = trio.Event()
-        self._repeated: dict[tuple[Cause, str], int] = {}
-        self._log_until_s = 0.0
+        self._log_limiter = LogLimiter(log.warning, "more connections refused")
 
     def admit(self, client: socket, host: str, user: str | None) -> Ticket | None:
         """The ticket of a connection that may be served, for :meth:`leave`. None: it is refused, and this object owns
-        its socket.
-
-        `user` is None while it is not known; see :meth:`ConnectionGate.identify`.
-        """
+        its socket. `user` is None while it is not known; see :meth:`ConnectionGate.identify`."""
         now_s = trio.current_time()
         decision = self._gate.admit(canonical_address(host), user, now_s * 1000.0)
         self._counters.connections_opened += 1
@@ -78,7 +67,7 @@ class ConnectionAdmission:
             return decision
         reason = REASONS[decision.cause]
         muted = decision.delay_ms > 0 and len(self._muted) < self._max_muted
-        self._log(decision, muted, now_s)
+        self._log(decision, muted)
         if muted:
             self._number += 1
             until_s = now_s + min(decision.delay_ms / 1000.0, MAX_MUTE_S)
@@ -95,7 +84,7 @@ class ConnectionAdmission:
         now_s = trio.current_time()
         refusal = self._gate.identify(ticket, user, now_s * 1000.0)
         if refusal is not None:
-            self._log(refusal, muted=False, now_s=now_s)
+            self._log(refusal, muted=False)
             raise SessionError(REASONS[refusal.cause], f"a connection limit of user {user} refuses this connection")
 
     def leave(self, ticket: Ticket) -> None:
@@ -103,21 +92,19 @@ class ConnectionAdmission:
         self._gate.leave(ticket)
 
     def close_muted(self) -> bool:
-        """Close all muted connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
-        muted."""
+        """Close all muted connections now: their descriptors are needed, or the sidecar ends. Whether any was muted."""
         some = bool(self._muted)
-        self._close_until(float("inf"))
+        self._close_until(inf)
         return some
 
     async def run(self) -> None:
-        """Close muted connections when their delay is over and forget idle counters, until cancelled; then close the
-        rest."""
+        """Close muted connections in time and forget idle counters, until cancelled; then close the rest."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_house)
                 while True:
                     self._changed = trio.Event()
-                    with trio.move_on_at(self._muted[0].until_s if self._muted else float("inf")):
+                    with trio.move_on_at(self._muted[0].until_s if self._muted else inf):
                         await self._changed.wait()
                     self._close_until(trio.current_time())
         finally:
@@ -126,10 +113,8 @@ class ConnectionAdmission:
     async def _keep_house(self) -> None:
         while True:
             await trio.sleep(HOUSEKEEPING_S)
-            now_s = trio.current_time()
-            self._gate.forget(now_s * 1000.0, FORGET_EACH_TIME)
-            if now_s >= self._log_until_s:
-                self._log_repeated()
+            self._gate.forget(trio.current_time() * 1000.0, FORGET_EACH_TIME)
+            self._log_limiter.look()
 
     def _close_until(self, now_s: float) -> None:
         while self._muted and self._muted[0].until_s <= now_s:
@@ -143,15 +128,8 @@ class ConnectionAdmission:
         client.close()
         self._counters.connections_closed[str(reason)] += 1
 
-    def _log(self, refusal: Refusal, muted: bool, now_s: float) -> None:
-        if now_s >= self._log_until_s:
-            self._log_repeated()
-            self._log_until_s = now_s + LOG_INTERVAL_S
-        key = (refusal.cause, refusal.name)
-        if key in self._repeated:
-            self._repeated[key] += 1
-        elif len(self._repeated) < MAX_LOGGED:
-            self._repeated[key] = 0
+    def _log(self, refusal: Refusal, muted: bool) -> None:
+        if self._log_limiter.allows(reason=str(refusal.cause), name=refusal.name):
             log.warning(
                 "connection refused",
                 reason=str(refusal.cause),
@@ -160,9 +138,3 @@ class ConnectionAdmission:
                 observed=round(refusal.observed, 3),
                 held_ms=refusal.delay_ms if muted else 0,
             )
-
-    def _log_repeated(self) -> None:
-        for (cause, name), count in self._repeated.items():
-            if count:
-                log.warning("more connections refused", reason=str(cause), name=name, count=count)
-        self._repeated.clear()

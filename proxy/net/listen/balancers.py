@@ -1,9 +1,6 @@
-"""Connections from balancers: each begins with a PROXY header, which names the client.
-
-What a balancer opens for itself and closes without a request is no client: it is not counted, logged or limited. If it
-goes on, it is a client with the balancer's own address. Such a connection has no header, or LOCAL, UNKNOWN, or the
-balancer's own address in it (HAProxy's checks in version 1).
-"""
+"""Connections from balancers: each begins with a PROXY header, which names the client. What a balancer opens for itself
+(no header, or LOCAL, UNKNOWN, or its own address in it, as HAProxy's checks in version 1) and closes without a request
+is no client: it is not counted, logged or limited. If it goes on, it is a client with the balancer's own address."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from proxy.core.errors import CloseReason
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.proxy_header import MAX_PEEK_BYTES, ProxyHeader, ProxyHeaderError
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.listen.networks import Networks
-from proxy.net.listen.transparent import spelled
+from proxy.net.listen.transparent import Networks, spelled
 
 CLIENT: Final = "client"
 LOCAL: Final = "local"
@@ -45,8 +41,7 @@ class Balancers:
         return bool(self._networks) and host in self._networks
 
     async def client_of(self, client: socket.socket, balancer: tuple[str, int]) -> tuple[str, int] | None:
-        """Take the header off a non-blocking socket: the client's address. None: the connection is no client's, or was
-        refused, and has been closed."""
+        """Take the header off a non-blocking socket: the client's address. None: it is no client's, and closed."""
         header = ProxyHeader()
         outcome, error = REFUSED, f"no PROXY header within {self._timeout_s:g} s"
         try:
@@ -79,7 +74,6 @@ class Balancers:
 
 
 async def _read(client: socket.socket, header: ProxyHeader) -> None:
-    """Read the header and nothing behind it."""
     while not header.done:
         taken = header.feed(await _peek(client, MAX_PEEK_BYTES))
         while taken:

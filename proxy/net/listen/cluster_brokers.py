@@ -32,7 +32,6 @@ FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
 """A gateway gets no clients until it has asked again."""
 REFRESH_S: Final = 30.0
-"""How often the sidecar asks the cluster for its brokers."""
 SHORTEST_REFRESH_S: Final = 1.0
 """A broker that cannot be reached makes us ask the cluster again, but not more often than this."""
 LOOP_S: Final = 2 * REFRESH_S
@@ -52,17 +51,12 @@ class ClusterBrokers:
         login_wanted: Callable[[], None],
         counters: Counters,
     ) -> None:
-        """`bind_broker` and `close_broker`: as of `AddressBook`. `login_wanted()` is called when the cluster refuses a
-        question without a login."""
+        """`login_wanted()` is called when the cluster refuses a question without a login."""
         self._settings = settings
         self._dialer = dialer
         self._login_wanted = login_wanted
         self._book = AddressBook(
-            settings.broker_ports,
-            settings.broker_port_map,
-            settings.broker_port_grace_s,
-            bind_broker,
-            close_broker,
+            settings.broker_ports, settings.broker_port_map, settings.broker_port_grace_s, bind_broker, close_broker
         )
         self._logged: tuple[bool, list[int]] = False, []
         """What was warned of last: that few ports are left, and which brokers have none."""
@@ -73,7 +67,6 @@ class ClusterBrokers:
         """The server that has answered the sidecar or, where none has yet, accepted a connection."""
         self._look_again = trio.Event()
         self._asked = trio.Event()
-        """Set, and replaced, when the cluster has been asked."""
         self._access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials, randbits(32))
         self._loops: dict[tuple[str, int], float] = {}
         """Addresses at which the sidecar's own question came back to it, and until when they are not dialled."""
@@ -81,14 +74,14 @@ class ClusterBrokers:
         self.changed = trio.Event()
         """Set, and replaced, when a port may stand for another broker."""
         self.reached = not settings.bootstrap
-        """Whether the cluster answered the last Metadata request; true where there is no cluster to ask (transparent
-        mode without bootstrap servers)."""
+        """Whether the cluster answered the last Metadata request; true without bootstrap servers to ask."""
         self.last_error: str | None = None
         self.metadata_version = PROBE_VERSION
         """A version of Metadata that the broker which was asked last has, and with it all brokers of its age."""
 
     def all(self) -> list[tuple[int, str, int, int | None]]:
-        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""
+        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own.
+        Clients do not see a broker whose local port is None."""
         if self._transparent:
             return [(node.node_id, node.host, node.port, node.port) for node in self._nodes]
         return [(*node, local_port) for node, local_port in self._book.brokers()]
@@ -163,10 +156,9 @@ class ClusterBrokers:
             try:
                 return await self._reach(node_id, *self._book.upstream(node_id))
             except OtherBrokerError:
-                asked = self._asked
                 self._look_again.set()
                 with trio.move_on_after(self._settings.connect_timeout_s):
-                    await asked.wait()
+                    await self._asked.wait()
                 return await self._reach(node_id, *self._book.upstream(node_id))
         except LeftError as error:
             raise UpstreamError(str(error)) from error
@@ -191,10 +183,7 @@ class ClusterBrokers:
 
     async def _reach(self, node_id: int, host: str, port: int) -> socket.socket:
         self._refuse_loop(host, port)
-        return await self._checks.dial(self._dialer, node_id, host, port, self._ids)
-
-    def _ids(self) -> list[int]:
-        return [number for number, *_ in self.all()]
+        return await self._checks.dial(self._dialer, node_id, host, port, lambda: [number for number, *_ in self.all()])
 
     def broker_ended(self) -> None:
         """A broker has ended a connection: another one may be at its address soon."""

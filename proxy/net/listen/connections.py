@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from random import random
 from typing import Final
@@ -37,38 +38,30 @@ MAX_AGE_JITTER: Final = 0.2
 
 
 def _cpu_ms() -> float:
-    """The CPU time of the event loop's thread."""
     return time.thread_time() * 1000.0
 
 
+@dataclass(eq=False)
 class Connections:
     """All connections of a sidecar."""
 
-    def __init__(
-        self,
-        settings: ProxySettings,
-        ledger: Ledger,
-        shared: Shared,
-        interceptors: Interceptors,
-        reserved: Reserved | None,
-        *,
-        admission: ConnectionAdmission,
-        identification: Identification,
-        interception: Interception | None,
-        handshakes: Handshakes,
-        dialer: Dialer,
-        brokers: ClusterBrokers,
-    ) -> None:
-        self._settings = settings
-        self._ledger = ledger
-        self._shared = shared
-        self._interceptors, self._reserved = interceptors, reserved
-        self._admission = admission
-        self._identification = identification
-        self._interception = interception
-        self._handshakes = handshakes
-        self._dialer = dialer
-        self._brokers = brokers
+    settings: ProxySettings
+    ledger: Ledger
+    shared: Shared
+    interceptors: Interceptors
+    reserved: Reserved | None
+    admission: ConnectionAdmission
+    identification: Identification
+    interception: Interception | None
+    handshakes: Handshakes
+    dialer: Dialer
+    brokers: ClusterBrokers
+    nursery: trio.Nursery | None = None
+    """Where their tasks run; set before the first `start`."""
+    open: set[Connection] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        settings, shared = self.settings, self.shared
         self._balancers = Balancers(
             settings.proxy_protocol_from, settings.stalls.pre_auth_timeout_s, shared.counters, shared.close_log
         )
@@ -76,9 +69,6 @@ class Connections:
         """Connections whose PROXY header or TLS handshake is awaited: they count as well."""
         self._draining = False
         self._ended = trio.Event()
-        self.nursery: trio.Nursery | None = None
-        """Where their tasks run; set before the first `start`."""
-        self.open: set[Connection] = set()
 
     def count(self) -> int:
         """How many there are, those in a TLS handshake included."""
@@ -95,7 +85,6 @@ class Connections:
             self._start(client, address, name, dial)
 
     async def _start_behind(self, client: socket.socket, balancer: tuple[str, int], name: str, dial: Dial) -> None:
-        """The same for a connection from a balancer, which says whose it is."""
         try:
             address = await self._balancers.client_of(client, balancer)
         finally:
@@ -106,27 +95,27 @@ class Connections:
     def _start(self, client: socket.socket, address: tuple[str, int], name: str, dial: Dial) -> None:
         assert self.nursery is not None
         destination, plain = None, dial
-        if self._interception is not None:
+        if self.interception is not None:
             try:
-                destination = self._interception.inspect(client, address)
+                destination = self.interception.inspect(client, address)
             except SessionError as refusal:
-                self._interception.refuse(client, refusal)
+                self.interception.refuse(client, refusal)
                 return
-            name, dial = str(destination), partial(self._interception.dial, destination)
+            name, dial = str(destination), partial(self.interception.dial, destination)
             plain = dial
-            if self._settings.listen_tls is None:  # otherwise plaintext goes on as plaintext
-                dial = self._dialer.through(destination, self._interception.dial)
+            if self.settings.listen_tls is None:  # otherwise plaintext goes on as plaintext
+                dial = self.dialer.through(destination, self.interception.dial)
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        identity, tls = self._settings.identity, self._settings.listen_tls
-        login_decides = self._identification.login_expected and identity.choose(sasl="any user")[1] == "sasl"
+        identity, tls = self.settings.identity, self.settings.listen_tls
+        login_decides = self.identification.login_expected and identity.choose(sasl="any user")[1] == "sasl"
         user = None if login_decides or tls is not None else identity.choose()[0]
-        ticket = self._admission.admit(client, address[0], user)
+        ticket = self.admission.admit(client, address[0], user)
         if ticket is None:
             return
         peer = str(spelled(address))
         if tls is None:
-            unread = self._settings.transparent is not None and self._settings.transparent.tls_passthrough
+            unread = self.settings.transparent is not None and self.settings.transparent.tls_passthrough
             connection = self._new(client, peer, name, dial, ticket, plain=plain if unread else None)
             self.nursery.start_soon(self._run, connection, ticket)
         else:
@@ -138,7 +127,7 @@ class Connections:
         self._draining = True
         for connection in list(self.open):
             connection.drain()
-        with trio.move_on_after(self._settings.drain_timeout_s):
+        with trio.move_on_after(self.settings.drain_timeout_s):
             await self._none_left()
         for connection in list(self.open):
             connection.abort(CloseReason.DRAIN_TIMEOUT)
@@ -159,23 +148,21 @@ class Connections:
         login_decides: bool,
         destination: Destination | None,
     ) -> None:
-        """The TLS handshake, then everything else: before it, the client is unauthenticated.
-
-        A redirected connection (with `destination`) need not be TLS: then it goes on as plaintext.
-        """
+        """The TLS handshake, then everything else: before it, the client is unauthenticated. A redirected connection
+        (with `destination`) need not be TLS: then it goes on as plaintext."""
         reason = CloseReason.TLS_HANDSHAKE
         admitted = False
         try:
             secured, tls_user = client, None
             if destination is None or await begins_with_tls(client, tls.handshake_timeout_s):
-                channel, tls_user = await self._handshakes.with_client(tls, client, peer)
-                if destination is not None and self._interception is not None:
-                    dial = self._dialer.through(destination, self._interception.dial, channel.channel.server_name)
+                channel, tls_user = await self.handshakes.with_client(tls, client, peer)
+                if destination is not None and self.interception is not None:
+                    dial = self.dialer.through(destination, self.interception.dial, channel.channel.server_name)
                 secured = channel
             try:
-                user, source = self._settings.identity.choose(tls=tls_user)
+                user, source = self.settings.identity.choose(tls=tls_user)
                 if source == "tls" or not login_decides:
-                    self._admission.identify(ticket, user)
+                    self.admission.identify(ticket, user)
                 connection = self._new(secured, peer, name, dial, ticket, tls_user)
                 admitted = True
             except SessionError as error:
@@ -186,15 +173,15 @@ class Connections:
             return
         except Exception:
             reason = CloseReason.INTERNAL_ERROR
-            self._shared.close_log.failed(peer=peer, broker=name)
+            self.shared.close_log.failed(peer=peer, broker=name)
             secured.close()
             return
         finally:
             self._beginning -= 1
             if not admitted:
                 client.close()  # a no-op if a TlsSocket has taken over its descriptor
-                self._admission.leave(ticket)
-                self._shared.counters.connections_closed[str(reason)] += 1
+                self.admission.leave(ticket)
+                self.shared.counters.connections_closed[str(reason)] += 1
         await self._run(connection, ticket)
 
     def _new(
@@ -207,37 +194,36 @@ class Connections:
         tls_user: str | None = None,
         plain: Dial | None = None,
     ) -> Connection:
-        """`tls_user` is the name in the client's certificate. TLS that we have no key for is passed through to `plain`;
-        None: it is not."""
-        settings = self._settings
+        """`tls_user`: of the client's certificate. `plain`: where TLS that we have no key for is passed through."""
+        settings = self.settings
         user, source = settings.identity.choose(tls=tls_user)
         session = Session(
-            self._ledger,
-            self._shared.counters,
+            self.ledger,
+            self.shared.counters,
             user=user,
-            translate=self._brokers.translator(client),
-            effects=self._shared.effects,
+            translate=self.brokers.translator(client),
+            effects=self.shared.effects,
             sizes=settings.sizes,
             max_in_flight=settings.max_in_flight,
-            interceptors=self._interceptors,
-            reserved=self._reserved,
-            login_expected=self._identification.login_expected,
+            interceptors=self.interceptors,
+            reserved=self.reserved,
+            login_expected=self.identification.login_expected,
             claim=settings.oauthbearer_claim,
-            probe_version=self._brokers.metadata_version,
+            probe_version=self.brokers.metadata_version,
             cpu_ms=_cpu_ms,
         )
-        if self._interception is None:
-            dial = partial(self._brokers.unless_own, session, dial)
-        arguments = (client, peer, name, dial, session, self._shared, source)
-        connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
-        self._identification.watch(connection, ticket, tls_user)
+        if self.interception is None:
+            dial = partial(self.brokers.unless_own, session, dial)
+        arguments = (client, peer, name, dial, session, self.shared, source)
+        connection = Connection(*arguments) if plain is None else TransparentConnection(self.ledger, plain, *arguments)
+        self.identification.watch(connection, ticket, tls_user)
         if settings.connections_max_age_s:
             age_s = settings.connections_max_age_s * (1.0 - MAX_AGE_JITTER * random())
             connection.expires_s = trio.current_time() + age_s
         return connection
 
     async def _run(self, connection: Connection, ticket: Ticket) -> None:
-        counters = self._shared.counters
+        counters = self.shared.counters
         self.open.add(connection)
         counters.connections_open += 1
         if self._draining:
@@ -247,11 +233,11 @@ class Connections:
             reason = await connection.run()
         finally:
             self.open.discard(connection)
-            self._admission.leave(ticket)
+            self.admission.leave(ticket)
             counters.connections_open -= 1
             self._ended.set()
             self._ended = trio.Event()
             counters.connections_closed[str(reason)] += 1
             if reason in (CloseReason.BROKER_CLOSED, CloseReason.BROKER_RESET):
-                self._brokers.broker_ended()
+                self.brokers.broker_ended()
             log.debug("connection closed", reason=str(reason), peer=connection.peer, broker=connection.broker_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -29,20 +30,18 @@ MAX_WAITING: Final = 1000
 Identify = Callable[[str | None], str]
 
 
+@dataclass(eq=False)
 class Identification:
     """One for all connections of a sidecar."""
 
-    def __init__(
-        self,
-        settings: ProxySettings,
-        admission: ConnectionAdmission,
-        known_brokers: Callable[[], Iterable[tuple[str, int]]],
-    ) -> None:
-        self._settings = settings
-        self._admission = admission
-        self._known_brokers = known_brokers
-        self._owners = TokenOwners(settings.token_owners, self._ask if settings.credentials else None)
-        self.login_expected = settings.credentials is not None
+    settings: ProxySettings
+    admission: ConnectionAdmission
+    known_brokers: Callable[[], Iterable[tuple[str, int]]]
+
+    def __post_init__(self) -> None:
+        credentials = self.settings.credentials
+        self._owners = TokenOwners(self.settings.token_owners, self._ask if credentials else None)
+        self.login_expected = credentials is not None
         """The cluster's listener wants SASL: the sidecar has a login of its own, or some connection has logged in."""
         self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
@@ -52,8 +51,8 @@ class Identification:
         connection.identify = partial(self._user_of, connection, identify)
 
     def _identify(self, connection: Connection, ticket: Ticket, tls_user: str | None, sasl: str | None) -> str:
-        user, source = self._settings.identity.choose(tls=tls_user, sasl=sasl)
-        self._admission.identify(ticket, user)
+        user, source = self.settings.identity.choose(tls=tls_user, sasl=sasl)
+        self.admission.identify(ticket, user)
         connection.user_source = source
         return user
 
@@ -68,7 +67,7 @@ class Identification:
                 with suppress(trio.WouldBlock):
                     self._send.send_nowait((token_id, connection, identify))
                     return None
-        return identify(name or self._settings.identity.unknown_user)
+        return identify(name or self.settings.identity.unknown_user)
 
     async def run(self) -> None:
         """Find the owners of delegation tokens that clients have logged in with, until cancelled."""
@@ -89,14 +88,14 @@ class Identification:
         if connection.ended:
             return
         try:
-            user = identify(owner or self._settings.identity.unknown_user)
+            user = identify(owner or self.settings.identity.unknown_user)
         except SessionError as error:
             connection.abort(error.reason)
         else:
             connection.identified(user)
 
     async def _ask(self) -> dict[str, str]:
-        settings = self._settings
+        settings = self.settings
         access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials)
-        brokers = dict.fromkeys([*settings.bootstrap, *self._known_brokers()])
+        brokers = dict.fromkeys([*settings.bootstrap, *self.known_brokers()])
         return (await first_answer(brokers, lambda host, port: ask_token_owners(host, port, access)))[1]

@@ -11,11 +11,8 @@ LOOPBACK_HOSTS: Final = ("127.0.0.1", "::1")
 
 
 def bind_all(host: str, port: int) -> list[socket.socket]:
-    """The transparent listeners, non-blocking, on one port. Raises OSError.
-
-    A loopback host means both families, as rules for IPv4 lead to 127.0.0.1 and those for IPv6 to ::1; ``::`` is one
-    listener for both. A machine without IPv6 gets IPv4 alone.
-    """
+    """The transparent listeners, on one port. A loopback host means both families, as rules for IPv4 lead to 127.0.0.1
+    and those for IPv6 to ::1. A machine without IPv6 gets IPv4 alone. Raises OSError."""
     if host not in (*LOOPBACK_HOSTS, "localhost"):
         return [bind(host, port)]
     first = bind("127.0.0.1" if host == "localhost" else host, port)
@@ -30,9 +27,8 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
 
 
 def bind(host: str, port: int, of: str = "") -> socket.socket:
-    """One listener; ``::`` takes IPv4 as well, and IPv4 alone on a machine without IPv6. Raises OSError with a sentence
-    that ends in `of`'s name."""
-    if host == "::" and not _has_ipv6():
+    """One listener; ``::`` takes IPv4 as well, alone on a machine without IPv6. Raises OSError that names `of`."""
+    if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -47,12 +43,3 @@ def bind(host: str, port: int, of: str = "") -> socket.socket:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}{of}: {error.strerror}") from error
     return listener
-
-
-def _has_ipv6() -> bool:
-    """Whether the kernel has it at all; that no interface has an address does not matter to a wildcard."""
-    try:
-        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
-    except OSError:
-        return False
-    return True

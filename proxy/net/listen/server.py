@@ -50,15 +50,13 @@ class Proxy:
         loop: EventLoop | None = None,
         known_ports: Sequence[KnownPort] = (),
     ) -> None:
-        """`known_ports`: those of a former run, which are listened on from the start. `loop` is the host of trio's run
+        """`known_ports`: of a former run, listened on from the start. `loop` is the host of trio's run
         (`proxy.net.io.host`); None: trio is run in another way, and serves one."""
         self._settings = settings
         self.counters = counters = counters or Counters()
-        self._interception = (
-            None
-            if settings.transparent is None
-            else Interception(settings.transparent, counters, settings.connect_timeout_s)
-        )
+        self._interception: Interception | None = None
+        if settings.transparent is not None:
+            self._interception = Interception(settings.transparent, counters, settings.connect_timeout_s)
         self._shared = shared = Shared(
             counters=counters,
             pipes=PipePool(),
@@ -74,43 +72,35 @@ class Proxy:
             settings.connect_timeout_s, settings.upstream_tls, counters, handshakes, lambda: self._acceptor.listeners
         )
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
-        self._cluster = ClusterBrokers(
-            settings, dialer, self._bind_broker, self._close_broker, self._login_wanted, self.counters
+        self.cluster = ClusterBrokers(
+            settings, dialer, self._bind_broker, self._close_broker, self._login_wanted, counters
         )
-        self._identification = Identification(settings, self._admission, self._cluster.addresses)
-        self._connections = Connections(
+        self._identification = Identification(settings, self._admission, self.cluster.addresses)
+        self._connections = connections = Connections(
             settings,
             ledger,
             shared,
             interceptors,
             reserved,
-            admission=self._admission,
-            identification=self._identification,
-            interception=self._interception,
-            handshakes=handshakes,
-            dialer=dialer,
-            brokers=self._cluster,
+            self._admission,
+            self._identification,
+            self._interception,
+            handshakes,
+            dialer,
+            self.cluster,
         )
         self._acceptor = Acceptor(
-            counters,
-            shared.close_log,
-            self._admission,
-            settings.max_connections,
-            self._connections.count,
-            self._connections.start,
+            counters, shared.close_log, self._admission, settings.max_connections, connections.count, connections.start
         )
-        self._sweeper = Sweeper(settings, self._connections.open, shared.close_log)
+        self._sweeper = Sweeper(settings, connections.open, shared.close_log)
         self._broker_listeners: dict[int, socket.socket] = {}
         self._refused: set[int] = set()
-        """Ports of brokers that could not be listened on, which has been said."""
         self._nursery: trio.Nursery | None = None
-        self._drain_asked = trio.Event()
+        self._drain_asked, self._beats = trio.Event(), trio.CancelScope()
         self._known_ports = known_ports
-        self._port = settings.port
+        self.port = settings.port
+        """Of the bootstrap listener: the real one, once it is bound."""
         self.state = "starting"
-        """starting, serving, draining, stopped"""
-
-    # ---- for other modules ------------------------------------------------------------------------------------------
 
     @property
     def listeners_bound(self) -> bool:
@@ -120,12 +110,7 @@ class Proxy:
     @property
     def full(self) -> str | None:
         """Why the process's limit of open files allows no further connection or listener; None when it does."""
-        return self._acceptor.full or self._cluster.exhausted
-
-    @property
-    def port(self) -> int:
-        """Port of the bootstrap listener (the real one, if 0 was asked for)."""
-        return self._port
+        return self._acceptor.full or self.cluster.exhausted
 
     @property
     def pipes_open(self) -> int:
@@ -137,41 +122,14 @@ class Proxy:
         """The user of a connection that has not been identified yet, and its source: "static" or "anonymous"."""
         return self._settings.identity.choose()
 
-    @property
-    def cluster_reached(self) -> bool:
-        """Whether the cluster answered the last Metadata request; true where there is no cluster to ask (transparent
-        mode without bootstrap servers)."""
-        return self._cluster.reached
-
-    @property
-    def last_cluster_error(self) -> str | None:
-        """Why it did not."""
-        return self._cluster.last_error
-
     def each_connection(self) -> Iterator[ConnectionInfo]:
         """All open connections, one by one: other tasks may run, and connections end, between two of them."""
         return (connection.info() for connection in list(self._connections.open) if not connection.ended)
-
-    def brokers(self) -> list[tuple[int, str, int, int | None]]:
-        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own.
-        Without a local port clients do not see a broker."""
-        return self._cluster.all()
-
-    def known_ports(self) -> list[KnownPort]:
-        """The port of each broker, for the next run."""
-        return self._cluster.known_ports()
-
-    @property
-    def ports_changed(self) -> trio.Event:
-        """Set when `known_ports` may be others; then there is a new event."""
-        return self._cluster.changed
 
     @property
     def broker_ports(self) -> int:
         """How many brokers can have a local port; 0 in transparent mode."""
         return 0 if self._interception is not None else len(self._settings.broker_ports)
-
-    # ---- life cycle -------------------------------------------------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
@@ -185,11 +143,11 @@ class Proxy:
                 else:
                     self._interception.prepare()
                     acceptor.listeners += bind_all(settings.host, settings.port)
-                self._port = int(acceptor.listeners[0].getsockname()[1])
+                self.port = int(acceptor.listeners[0].getsockname()[1])
                 self.state = "serving"
                 for listener in acceptor.listeners:
-                    nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self._cluster.dial_bootstrap)
-                self._cluster.restore(self._known_ports)
+                    nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self.cluster.dial_bootstrap)
+                self.cluster.restore(self._known_ports)
                 if not self._hosted:
                     nursery.start_soon(host.serve, self._shared.loop)
                 nursery.start_soon(self._admission.run)
@@ -197,12 +155,13 @@ class Proxy:
                 if self._interception is not None:
                     nursery.start_soon(self._beat, self._interception)
                 if settings.bootstrap:
-                    nursery.start_soon(self._cluster.watch)
+                    nursery.start_soon(self.cluster.watch)
                 nursery.start_soon(self._sweeper.run)
                 log.info("listening", host=settings.host, port=self.port)
                 task_status.started()
                 await self._drain_asked.wait()
                 acceptor.stop()
+                self._beats.cancel()
                 await self._connections.drain()
                 nursery.cancel_scope.cancel()
         finally:
@@ -221,9 +180,8 @@ class Proxy:
         self._drain_asked.set()
 
     async def _beat(self, interception: Interception) -> None:
-        with trio.CancelScope() as scope:
-            self._acceptor.ends_with(scope)
-            await interception.send_heartbeats(self._port)
+        with self._beats:
+            await interception.send_heartbeats(self.port)
 
     def _bind_broker(self, node_id: int, port: int) -> bool:
         assert self._nursery is not None
@@ -249,9 +207,7 @@ class Proxy:
         self._broker_listeners[port] = listener
         self._acceptor.listeners.append(listener)
         log.info("broker listener", node_id=node_id, port=port)
-        self._nursery.start_soon(
-            self._acceptor.run, listener, f"broker {node_id}", partial(self._cluster.dial, node_id)
-        )
+        self._nursery.start_soon(self._acceptor.run, listener, f"broker {node_id}", partial(self.cluster.dial, node_id))
         return True
 
     def _close_broker(self, port: int) -> None:

@@ -1,10 +1,6 @@
-"""The process's file descriptors: how many there are, what they are for, and one in reserve (ADR 0017).
-
-The one in reserve lets clients be turned away when there is none left.
-
-Without it a client that cannot be accepted waits in the listener's backlog, and the listener stays readable all the
-time. With it the reserve is closed, the client accepted in its place and closed at once, so that it knows.
-"""
+"""The process's file descriptors: how many there are, what they are for, and one in reserve (ADR 0017). When none is
+left, the reserve is closed, and the next client accepted in its place and closed at once, so that it knows; otherwise
+it would wait in the backlog, and the listener stay readable all the time."""
 
 from __future__ import annotations
 
@@ -18,15 +14,11 @@ from typing import Final
 KEPT_FREE: Final = 64
 """Descriptors for pipes, the admin port, files and the sidecar's own requests."""
 PER_CONNECTION: Final = 2
-"""A connection has a socket to the client and one to the broker."""
 
 
 def raise_limit() -> tuple[int, int] | None:
-    """Raise the soft limit of open files to the hard one, as the JVM and Go do. Returns (before, now); None: it is as
-    high as it can be.
-
-    The soft limit is 1024 in many containers, for programs that use select(2); this one does not.
-    """
+    """Raise the soft limit of open files (1024 in many containers, for programs that use select(2)) to the hard one, as
+    the JVM and Go do. Returns (before, now); None: it is as high as it can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return None

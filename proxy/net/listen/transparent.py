@@ -1,18 +1,16 @@
-"""Transparent interception: where a redirected connection was going, which ones are refused, and how we dial.
-
-Kernel rules (`kquota redirect`, or your own) redirect the application's connections to our listener. The kernel
-remembers the original destination of each, and that is where we dial: there is no other source for it, and nothing is
-rewritten.
-"""
+"""Transparent interception: where a redirected connection was going, which ones are refused, and how we dial. Kernel
+rules redirect connections to our listener, and the kernel remembers the original destination of each."""
 
 from __future__ import annotations
 
 import errno
 import socket
 import struct
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -22,7 +20,6 @@ import trio
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.listeners import LOOPBACK_HOSTS
-from proxy.net.listen.networks import Networks
 from proxy.net.settings import TransparentSettings
 from quota.connections import canonical_address
 
@@ -41,8 +38,6 @@ LOG_INTERVAL_S: Final = 10.0
 NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 """The kernel knows no redirect: the connection is not tracked, or connection tracking is not even loaded."""
 HEARTBEAT_S: Final = 1.0
-
-
 _Address = tuple[str, int]
 
 
@@ -59,22 +54,22 @@ class Destination(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def read_sockaddr_in(data: bytes) -> Destination:
-    """Parse a struct sockaddr_in as SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
-    if len(data) < SOCKADDR_IN.size or struct.unpack_from("=H", data) != (socket.AF_INET,):
-        raise ValueError(f"{data.hex()} is not a struct sockaddr_in")
-    port, address = SOCKADDR_IN.unpack_from(data)
-    return Destination(str(IPv4Address(address)), port)
+def read_sockaddr(data: bytes) -> Destination:
+    """Parse a struct sockaddr_in or sockaddr_in6 as SO_ORIGINAL_DST gives it. Raises ValueError if it is neither."""
+    family = int.from_bytes(data[:2], sys.byteorder)
+    if family == socket.AF_INET and len(data) >= SOCKADDR_IN.size:
+        port, address = SOCKADDR_IN.unpack_from(data)
+        return Destination(str(IPv4Address(address)), port)
+    if family == socket.AF_INET6 and len(data) >= SOCKADDR_IN6.size + SCOPE_ID.size:
+        port, address = SOCKADDR_IN6.unpack_from(data)
+        (scope_id,) = SCOPE_ID.unpack_from(data, SOCKADDR_IN6.size)
+        return Destination(str(IPv6Address(address)), port, scope_id)
+    raise ValueError(f"{data.hex()} is neither a struct sockaddr_in nor a struct sockaddr_in6")
 
 
-def read_sockaddr_in6(data: bytes) -> Destination:
-    """Parse a struct sockaddr_in6 as IP6T_SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
-    size = SOCKADDR_IN6.size + SCOPE_ID.size
-    if len(data) < size or struct.unpack_from("=H", data) != (socket.AF_INET6,):
-        raise ValueError(f"{data.hex()} is not a struct sockaddr_in6")
-    port, address = SOCKADDR_IN6.unpack_from(data)
-    (scope_id,) = SCOPE_ID.unpack_from(data, SOCKADDR_IN6.size)
-    return Destination(str(IPv6Address(address)), port, scope_id)
+def set_mark(sock: socket.socket, mark: int) -> None:
+    """Mark a socket's packets for the kernel's rules. Raises PermissionError without NET_ADMIN."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
 
 
 def local_address(sock: socket.socket) -> Destination:
@@ -87,21 +82,20 @@ def original_destination(client: socket.socket) -> Destination | None:
     here = local_address(client)
     try:
         if ":" in here.host:
-            size = SOCKADDR_IN6.size + SCOPE_ID.size
-            found = read_sockaddr_in6(client.getsockopt(SOL_IPV6, SO_ORIGINAL_DST, size))
+            data = client.getsockopt(SOL_IPV6, SO_ORIGINAL_DST, SOCKADDR_IN6.size + SCOPE_ID.size)
         else:  # also on an IPv6 socket that shows the peer as ::ffff:10.0.0.1
-            found = read_sockaddr_in(client.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, SOCKADDR_IN.size))
+            data = client.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, SOCKADDR_IN.size)
     except OSError as error:
         if error.errno in NOT_TRACKED:
             return None
         raise
+    found = read_sockaddr(data)
     return None if found[:2] == here[:2] else found
 
 
 def is_own_address(host: str) -> bool:
     """Whether an address belongs to this machine (to this network namespace)."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((host, 0))
         except OSError:
@@ -109,9 +103,19 @@ def is_own_address(host: str) -> bool:
     return True
 
 
-def set_mark(sock: socket.socket, mark: int) -> None:
-    """Mark a socket's packets for the kernel's rules. Raises PermissionError without NET_ADMIN."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+class Networks:
+    """Some networks (CIDRs), of both families."""
+
+    def __init__(self, networks: Sequence[str]) -> None:
+        self._networks = [ip_network(network) for network in networks]
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def __contains__(self, host: str) -> bool:
+        """Whether an address is in one of them. An IPv4-mapped address is IPv4."""
+        address = ip_address(canonical_address(host))
+        return any(network.version == address.version and address in network for network in self._networks)
 
 
 class Interception:
@@ -170,14 +174,11 @@ class Interception:
         here = local_address(client)
         if destination.port == here.port and is_own_address(destination.host):
             raise SessionError(
-                CloseReason.LOOP,
-                f"the destination {destination} is this sidecar's own listener: a loop",
+                CloseReason.LOOP, f"the destination {destination} is this sidecar's own listener: a loop"
             )
         if not self._allows(destination):
-            raise SessionError(
-                CloseReason.DESTINATION_REFUSED,
-                f"{destination} is not among transparent.networks and transparent.ports",
-            )
+            text = f"{destination} is not among transparent.networks and transparent.ports"
+            raise SessionError(CloseReason.DESTINATION_REFUSED, text)
         return destination
 
     def refuse(self, client: socket.socket, refusal: SessionError) -> None:
@@ -198,37 +199,36 @@ class Interception:
 
     async def dial(self, destination: Destination) -> socket.socket:
         """Connect to the original destination. Raises UpstreamError."""
-        host, port, scope_id = destination
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        address = (host, port, 0, scope_id) if family == socket.AF_INET6 else (host, port)
         try:
-            broker = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
+            with trio.fail_after(self._connect_timeout_s):
+                broker = await self._connected(destination)
+        except (trio.TooSlowError, OSError) as error:
             self._counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{destination}: {error}") from error
+            late = f"no connection within {self._connect_timeout_s:g} s"
+            why = late if isinstance(error, trio.TooSlowError) else str(error)
+            raise UpstreamError(f"{destination}: {why}") from error
+        self._counters.upstream_connects += 1
+        return broker
+
+    async def _connected(self, destination: Destination) -> socket.socket:
+        host, port, scope_id = destination
+        is_ipv6 = ":" in host
+        broker = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
         try:
             broker.setblocking(False)
             broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._set_mark(broker)
             with suppress(BlockingIOError):
-                broker.connect(address)
+                broker.connect((host, port, 0, scope_id) if is_ipv6 else (host, port))
             # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
             self._dialled[local_address(broker)[:2], destination[:2]] = broker
-            with trio.fail_after(self._connect_timeout_s):
-                await trio.lowlevel.wait_writable(broker)
+            await trio.lowlevel.wait_writable(broker)
             failed = broker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, errno.errorcode.get(failed, str(failed)))
-        except BaseException as error:
+        except BaseException:
             broker.close()
-            if isinstance(error, trio.TooSlowError):
-                self._counters.upstream_connect_failures += 1
-                raise UpstreamError(f"{destination}: no connection within {self._connect_timeout_s:g} s") from None
-            if isinstance(error, OSError):
-                self._counters.upstream_connect_failures += 1
-                raise UpstreamError(f"{destination}: {error}") from error
             raise
-        self._counters.upstream_connects += 1
         return broker
 
     def _allows(self, destination: Destination) -> bool:
@@ -279,6 +279,5 @@ class _MarkedSockets(trio.abc.SocketFactory):
 
 
 def spelled(address: Any) -> Destination:
-    """An address as Python's sockets return it: (host, port) or (host, port, flow label, scope id). IPv4 is written as
-    such even on an IPv6 socket."""
+    """An address as Python's sockets return it. IPv4 is written as such even on an IPv6 socket."""
     return Destination(canonical_address(address[0]), address[1], address[3] if len(address) == 4 else 0)

@@ -1,9 +1,6 @@
-"""What a certificate says: its subject as Java prints it, and its expiry.
-
-OpenSSL has verified a certificate before it gets here. What Python's ssl module reports of a subject is not enough to
-determine the user that a broker would see: attributes without a name in RFC 2253 are printed by Java as the hexadecimal
-form of their *encoding*. So this module reads DER (ITU-T X.690), as far as needed.
-"""
+"""What a certificate says: its subject as Java prints it, and its expiry. It reads DER (ITU-T X.690), as far as needed:
+Java prints attributes without a name in RFC 2253 as the hexadecimal form of their *encoding*, which Python's ssl does
+not report. OpenSSL has verified a certificate before it gets here."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ _KEYWORDS: Final = {
     "0.9.2342.19200300.100.1.1": "UID",
 }
 """RFC 2253, section 2.3: all attributes that Java's X500Principal.getName() has names for."""
-_UTF8, _PRINTABLE, _T61, _IA5, _GENERAL, _UNIVERSAL, _BMP = 12, 19, 20, 22, 27, 28, 30
-_TEXTS: Final = frozenset({_UTF8, _PRINTABLE, _T61, _IA5, _GENERAL, _UNIVERSAL, _BMP})
+_TEXTS: Final = frozenset({12, 19, 20, 22, 27, 28, 30})
+"""UTF8String, PrintableString, T61String, IA5String, GeneralString, UniversalString, BMPString."""
 _SEQUENCE: Final = 0x30
 _SET: Final = 0x31
 _OID: Final = 6
@@ -52,11 +49,9 @@ class _Value(NamedTuple):
     tag: int
     content: bytes
     encoding: bytes
-    """Tag, length and content."""
 
 
 def _values(data: bytes) -> Iterator[_Value]:
-    """The DER values that follow each other in `data`."""
     position = 0
     while position < len(data):
         start = position
@@ -94,8 +89,8 @@ def _to_be_signed(der: bytes) -> list[_Value]:
 
 
 def subject(der: bytes) -> str:
-    """The subject of a certificate as Java's ``X500Principal.getName()`` prints it (RFC 2253), which is Kafka's name
-    for the client before its mapping rules. Raises CertificateError."""
+    """The subject of a certificate as Java's ``X500Principal.getName()`` prints it (RFC 2253): Kafka's name for the
+    client before its mapping rules. Raises CertificateError."""
     whole = _to_be_signed(der)[4]
     if len(whole.content) > MAX_SUBJECT_BYTES:
         raise CertificateError(f"a subject of {len(whole.content)} bytes; at most {MAX_SUBJECT_BYTES} are read")

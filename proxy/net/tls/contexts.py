@@ -1,8 +1,5 @@
-"""TLS contexts from files, towards clients and towards brokers, reloaded when the files change.
-
-A context is never changed once connections use it: new connections get the new one, existing ones keep theirs. Files
-that do not make a valid context change nothing.
-"""
+"""TLS contexts from files, towards clients and towards brokers. When the files change, new connections get a new
+context, existing ones keep theirs; files that do not make a valid one change nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +20,6 @@ from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.tls.python_ssl import Context
 
 CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-"""Kafka's ssl.client.auth."""
-
-
 MAX_PEM_BYTES: Final = 4 * 1024 * 1024
 """For a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
 MAX_MAPPING_S: Final = 0.002
@@ -55,28 +49,18 @@ class TlsSide:
     def __init__(
         self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None, server: bool, *verify: Any
     ) -> None:
-        """`authorities` verify the peer's certificate: the setting's name and the file. The rest is `Context`'s.
-
-        Raises TlsFilesError.
-        """
+        """`authorities` of the peer's certificate: the setting's name and the file. Raises TlsFilesError."""
         self.setting: Final = setting
-        """The section of the configuration."""
         self._pair = pair
         self._authorities = authorities
         self._server, self._verify = server, verify
+        self.paths = [*([pair.certificate, pair.key] if pair else []), *([authorities[1]] if authorities else [])]
         self.expires_at_s: float | None = None
         """When the first certificate of our own chain expires (Unix time); None without one."""
         self.not_valid: str | None = None
         """Why the certificates that were read last are not valid now; None: they are."""
         self.context: Context
-        """The context for new connections."""
         self.load(first=True)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files that the context is made of."""
-        pair = [] if self._pair is None else [self._pair.certificate, self._pair.key]
-        return pair if self._authorities is None else [*pair, self._authorities[1]]
 
     def load(self, *, first: bool = False) -> None:
         """Load the files as they are now. Raises TlsFilesError, and keeps the previous context."""
@@ -88,24 +72,24 @@ class TlsSide:
             self._trust(context, *self._authorities)
         elif not self._server:
             context.trust(None)
-        expires_at_s = None if self._pair is None else self._own(context, self._pair, first=first)
-        self.expires_at_s = expires_at_s
+        self.expires_at_s = None if self._pair is None else self._own(context, self._pair, first=first)
         return context
 
     def _refuse(self, name: str, path: Path, reason: str, kind: type[TlsFilesError] = TlsFilesError) -> NoReturn:
         raise kind(f"{self.setting}.{name} {path}: {reason}") from None
 
-    def _read(self, name: str, path: Path) -> list[bytes]:
-        """The certificates in a file."""
+    def _content(self, name: str, path: Path) -> bytes:
         try:
-            found = in_pem(read_file(path, MAX_PEM_BYTES).decode("utf-8", "replace"))
+            return read_file(path, MAX_PEM_BYTES)
         except OSError as error:
             self._refuse(name, path, f"cannot be read: {error.strerror or error}")
+
+    def _read(self, name: str, path: Path) -> list[bytes]:
+        try:
+            found = in_pem(self._content(name, path).decode("utf-8", "replace"))
         except CertificateError as error:
             self._refuse(name, path, str(error))
-        if not found:
-            self._refuse(name, path, "expected certificates in PEM form (-----BEGIN CERTIFICATE-----)")
-        return found
+        return found or self._refuse(name, path, "expected certificates in PEM form (-----BEGIN CERTIFICATE-----)")
 
     def _trust(self, context: Context, name: str, path: Path) -> None:
         try:
@@ -126,10 +110,7 @@ class TlsSide:
             expired = min(end for _, end in valid) <= time.time()
             kind = TlsFilesError if expired else NotYetValidError
             self._refuse("certificate_file", pair.certificate, self.not_valid, kind)
-        try:
-            key = read_file(pair.key, MAX_PEM_BYTES)
-        except OSError as error:
-            self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
+        key = self._content("key_file", pair.key)
         if b"PRIVATE KEY-----" not in key:
             self._refuse("key_file", pair.key, "expected a private key in PEM form (-----BEGIN PRIVATE KEY-----)")
         try:
@@ -161,22 +142,16 @@ class ServerTls(TlsSide):
         rules: PrincipalRules | None = None,
         handshake_timeout_s: float = 10.0,
     ) -> None:
-        """`client_auth` as in Kafka: none, requested, required; the latter two need `client_authorities`.
-
-        Raises TlsFilesError.
-        """
+        """`client_auth`: none, or requested and required, which need `client_authorities`. Raises TlsFilesError."""
         self._rules = rules or PrincipalRules()
-        self._users: dict[str, tuple[str | None, str]] = {}
+        self._users: dict[str, str | NoRuleError] = {}
         """What the rules made of each subject: what is slow is done once."""
         self.handshake_timeout_s = handshake_timeout_s
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
         super().__init__("listen.tls", pair, authorities, True, CLIENT_AUTH[client_auth])
 
     def user(self, der: bytes | None) -> str | None:
-        """The user named by the client's certificate (DER); None if it sent none.
-
-        Raises NoRuleError and CertificateError.
-        """
+        """The user in the client's certificate (DER), if it sent one. Raises NoRuleError and CertificateError."""
         if der is None:
             return None
         name, users = subject(der), self._users
@@ -184,21 +159,20 @@ class ServerTls(TlsSide):
             if len(users) >= MAX_KNOWN_SUBJECTS:
                 users.clear()
             users[name] = self._mapped(name)
-        user, why = users[name]
-        if user is None:
-            raise NoRuleError(why)
+        if isinstance(user := users[name], NoRuleError):
+            raise NoRuleError(str(user))
         return user
 
-    def _mapped(self, name: str) -> tuple[str | None, str]:
+    def _mapped(self, name: str) -> str | NoRuleError:
         """The user of a subject, or why it has none. A subject can make a rule backtrack for minutes."""
         try:
             with cpu_limit(MAX_MAPPING_S):
-                return self._rules.user(name), ""
+                return self._rules.user(name)
         except NoRuleError as error:
-            return None, str(error)
+            return NoRuleError(str(error))
         except CpuLimitError:
-            text = f"ssl.principal.mapping.rules need more than {MAX_MAPPING_S * 1000:g} ms for the subject {name!r}"
-            return None, text
+            limit = f"more than {MAX_MAPPING_S * 1000:g} ms"
+            return NoRuleError(f"ssl.principal.mapping.rules need {limit} for the subject {name!r}")
 
 
 class ClientTls(TlsSide):
@@ -212,10 +186,7 @@ class ClientTls(TlsSide):
         server_name: str | None = None,
         verify_hostname: bool = True,
     ) -> None:
-        """`authorities` None: those that the system trusts. `server_name` None: the host that is connected to.
-
-        Raises TlsFilesError.
-        """
+        """`authorities` None: the system's. `server_name` None: the host connected to. Raises TlsFilesError."""
         self._server_name = server_name
         trusted = None if authorities is None else ("ca_file", authorities)
         super().__init__("upstream.tls", pair, trusted, False, ssl.CERT_REQUIRED, verify_hostname)
@@ -232,18 +203,14 @@ class ClientTls(TlsSide):
         return self._server_name or host
 
 
-def utc(seconds: float) -> str:
-    """A Unix time for people to read."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
 def _why_not_valid(number: int, valid: tuple[float, float]) -> str | None:
     """What is wrong with the validity of the certificate with this number in a file; None: it is valid now."""
-    which = "" if number == 1 else f"has a certificate, number {number}, that "
     begin_s, end_s = valid
-    if end_s <= time.time():
-        return f"{which}has expired at {utc(end_s)}"
-    return f"{which}is not valid before {utc(begin_s)}" if begin_s > time.time() else None
+    if begin_s <= time.time() < end_s:
+        return None
+    which = "" if number == 1 else f"has a certificate, number {number}, that "
+    what, at_s = ("has expired at", end_s) if end_s <= time.time() else ("is not valid before", begin_s)
+    return f"{which}{what} {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(at_s))}"
 
 
 def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:

@@ -1,7 +1,5 @@
-"""A limit of CPU time for what nothing else interrupts: a regular expression that backtracks holds the GIL.
-
-The kernel's timer interrupts it: Python's `re` lets signal handlers run as it goes, in the main thread alone.
-"""
+"""A limit of CPU time for what nothing else interrupts: a regular expression that backtracks holds the GIL, but
+Python's `re` lets signal handlers run as it goes, in the main thread alone."""
 
 from __future__ import annotations
 
@@ -22,10 +20,8 @@ class CpuLimitError(Exception):
 
 @contextmanager
 def cpu_limit(limit_s: float) -> Iterator[None]:
-    """Raise CpuLimitError inside the block once it has used `limit_s` of CPU time. In the main thread only.
-
-    Uses SIGALRM and its timer, and leaves both as they were.
-    """
+    """Raise CpuLimitError inside the block once it has used `limit_s` of CPU time. In the main thread only. Uses
+    SIGALRM and its timer, and leaves both as they were."""
     until_s = time.thread_time() + limit_s
     over = False
 

@@ -1,15 +1,11 @@
-"""TLS handshakes, run in a thread of their own so that a storm of them stalls no other connection.
-
-A full handshake costs the server 1 to 3 ms of CPU in one piece, for which OpenSSL releases the GIL. They are processed
-one at a time; one that waits for a slow peer's bytes holds nothing but a socket.
-"""
+"""TLS handshakes, one at a time in a thread of their own, so that a storm of them stalls no other connection: a full
+one costs the server 1 to 3 ms of CPU, for which OpenSSL releases the GIL. One that waits for bytes holds a socket."""
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 import structlog
@@ -17,6 +13,7 @@ import trio
 
 from proxy.core.errors import UpstreamError
 from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import LogLimiter
 from proxy.net.tls.certificates import CertificateError
 from proxy.net.tls.channel import TlsSocket
 from proxy.net.tls.contexts import ClientTls, ServerTls, explain
@@ -27,9 +24,6 @@ log = structlog.get_logger("kquota.tls")
 LINGER_S: Final = 1.0
 """How long a rejected client may take to read why: closing at once could cost it the alert (a reset)."""
 LINGER_BYTES: Final = 65_536
-LOG_INTERVAL_S: Final = 10.0
-MAX_LOGGED: Final = 20
-"""Different failures in the log per interval, by peer and reason; metrics count all."""
 
 
 class HandshakeError(Exception):
@@ -42,18 +36,14 @@ class Handshakes:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._worker = trio.CapacityLimiter(1)
-        self._repeated: Counter[tuple[str, str, str]] = Counter()
-        self._log_until_s = 0.0
+        self._log_limiter = LogLimiter(log.info, "more TLS handshakes failed")
 
     async def with_client(self, tls: ServerTls, client: socket.socket, peer: str) -> tuple[TlsSocket, str | None]:
-        """Do the handshake with a client. Returns the TLS socket and the user in its certificate. Takes over `client`.
-
-        Raises HandshakeError.
-        """
+        """Do a client's handshake: the TLS socket, which replaces `client`, and its user. Raises HandshakeError."""
         reason, text = "timeout", f"the client did not finish the TLS handshake within {tls.handshake_timeout_s:g} s"
         channel: socket.socket = client
-        done = False
-        try:
+        with ExitStack() as unfinished:
+            unfinished.callback(lambda: _close(channel))
             with trio.move_on_after(tls.handshake_timeout_s):
                 await trio.lowlevel.wait_readable(client)
                 try:
@@ -65,40 +55,32 @@ class Handshakes:
                 except OSError as error:
                     reason, text = explain(error, of_broker=False)
                 else:
-                    done = True
+                    unfinished.pop_all()
                     self._counters.tls_handshakes["client"] += 1
                     return secured, user
-            self._failed("client", reason, peer.rpartition(":")[0], text)
+            self._failed(reason, peer.rpartition(":")[0], text)
             if reason not in ("timeout", "closed"):
                 await _linger(channel)
-        finally:
-            if not done:
-                trio.lowlevel.notify_closing(channel)
-                channel.close()
         raise HandshakeError(text)
 
     async def with_broker(self, tls: ClientTls, broker: socket.socket, host: str, port: int) -> TlsSocket:
         """Do the handshake with a broker; the caller sets the deadline. Raises UpstreamError."""
         channel: socket.socket = broker
-        done = False
         try:
-            try:
-                channel = secured = TlsSocket(tls.context, broker, tls.name_for(host))
-                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    secured.do_handshake()  # writes a ClientHello: 0.1 ms, less than the way to a thread and back
-                await trio.lowlevel.wait_readable(secured)
-                await self._finish(secured)
-            except (OSError, ValueError) as error:  # ValueError: a name that no host can have
-                reason, text = explain(error, of_broker=True)
-                self._counters.tls_handshake_failures["broker", reason] += 1
-                raise UpstreamError(f"{host}:{port}: {text}") from error
-            done = True
-            self._counters.tls_handshakes["broker"] += 1
-            return secured
-        finally:
-            if not done:
-                trio.lowlevel.notify_closing(channel)
-                channel.close()
+            channel = secured = TlsSocket(tls.context, broker, tls.name_for(host))
+            with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                secured.do_handshake()  # writes a ClientHello: 0.1 ms, less than the way to a thread and back
+            await trio.lowlevel.wait_readable(secured)
+            await self._finish(secured)
+        except BaseException as error:
+            _close(channel)
+            if not isinstance(error, OSError | ValueError):  # ValueError: a name that no host can have
+                raise
+            reason, text = explain(error, of_broker=True)
+            self._counters.tls_handshake_failures["broker", reason] += 1
+            raise UpstreamError(f"{host}:{port}: {text}") from error
+        self._counters.tls_handshakes["broker"] += 1
+        return secured
 
     async def _finish(self, channel: TlsSocket) -> None:
         while True:
@@ -110,28 +92,18 @@ class Handshakes:
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(channel)
 
-    def _failed(self, side: str, reason: str, peer: str, text: str) -> None:
-        self._counters.tls_handshake_failures[side, reason] += 1
-        now_s = trio.current_time()
-        if now_s >= self._log_until_s:
-            self.log_repeated()
-            self._log_until_s = now_s + LOG_INTERVAL_S
-        key = (reason, peer, text)
-        if key in self._repeated:
-            self._repeated[key] += 1
-        elif len(self._repeated) < MAX_LOGGED:
-            self._repeated[key] = 0
+    def _failed(self, reason: str, peer: str, text: str) -> None:
+        self._counters.tls_handshake_failures["client", reason] += 1
+        if self._log_limiter.allows(reason=reason, peer=peer, error=text):
             if reason == "closed":  # port probes open connections and close them again
                 log.info("TLS handshake not finished", reason=reason, peer=peer, error=text)
             else:
                 log.warning("TLS handshake failed", reason=reason, peer=peer, error=text)
 
-    def log_repeated(self) -> None:
-        """Log how many more of the logged failures there were, and start a new interval."""
-        for (reason, peer, text), count in self._repeated.items():
-            if count:
-                log.info("more TLS handshakes failed", reason=reason, peer=peer, error=text, count=count)
-        self._repeated.clear()
+
+def _close(channel: socket.socket) -> None:
+    trio.lowlevel.notify_closing(channel)
+    channel.close()
 
 
 async def _linger(channel: socket.socket) -> None:

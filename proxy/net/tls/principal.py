@@ -1,16 +1,11 @@
-"""From a certificate's subject to a user: Kafka's ``ssl.principal.mapping.rules``, interpreted as in a broker.
-
-Rules are tried in order; the first one that matches the *whole* distinguished name determines the user (KIP-371,
-Kafka's ``SslPrincipalMapper``): ``DEFAULT`` is the name itself, ``RULE:pattern/replacement/`` replaces it, and a letter
-``L`` or ``U`` after the last slash makes the result lower or upper case.
-
-Patterns are Java regular expressions there and Python's here. A rule that the two would interpret differently is
-refused, so that no certificate maps to another user here than at the broker.
-"""
+"""From a certificate's subject to a user: Kafka's ``ssl.principal.mapping.rules``, interpreted as in a broker (KIP-371,
+Kafka's ``SslPrincipalMapper``): the first rule that matches the *whole* distinguished name determines the user.
+Patterns are Java's there and Python's here: a rule that the two would interpret differently is refused."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 DEFAULT_RULES: Final = "DEFAULT"
@@ -18,6 +13,8 @@ DEFAULT_RULES: Final = "DEFAULT"
 _RULE: Final = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"
 _SPLITTER: Final = re.compile(r"\s*(" + _RULE + r")\s*(?:,\s*|\Z)")
 _PARSER: Final = re.compile(_RULE)
+_TOKEN: Final = re.compile(r"\\(.)|\$\{([A-Za-z][A-Za-z0-9]*)\}|\$([0-9]*)|([^$])", re.DOTALL)
+"""Of a replacement: an escaped character, a named group, a numbered one, any other character."""
 _SAME_IN_BOTH: Final = frozenset("dDsSwWnrtf" + "123456789")
 """Letters and digits that mean the same after a backslash in Java and in Python (\\b does not, in newer Javas)."""
 _LINE_BREAKS: Final = frozenset("\n\r\u0085\u2028\u2029")
@@ -70,7 +67,7 @@ class _Rule:
             self._pattern = re.compile(re.sub(r"(?<!\\)\(\?<(?=[A-Za-z])", "(?P<", pattern), re.ASCII)
         except re.error as error:
             raise RuleError(f"a regular expression in {pattern!r}: {error}") from None
-        self._replacement = _Replacement(replacement, self._pattern)
+        self._parts = list(_parts(replacement, self._pattern))
         self._case = case
 
     def apply(self, name: str) -> str | None:
@@ -79,61 +76,40 @@ class _Rule:
         if self._pattern.fullmatch(name) is None:
             return None
         # As in a broker: then every match of the pattern is replaced, which need not be the whole name.
-        result = self._pattern.sub(self._replacement.text, name)
+        result = self._pattern.sub(self._replaced, name)
         return result.lower() if self._case == "L" else result.upper() if self._case == "U" else result
 
-
-class _Replacement:
-    r"""Java's replacement text: $1 is a group (of as many digits as there are groups), ${name} too, \x is x."""
-
-    def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
-        self._parts: list[str | int] = []
-        groups = pattern.groups
-        position = 0
-        while position < len(text):
-            char = text[position]
-            position += 1
-            if char == "\\" and position < len(text):
-                self._parts.append(text[position])
-                position += 1
-            elif char != "$":
-                self._parts.append(char)
-            elif named := re.compile(r"\{([A-Za-z][A-Za-z0-9]*)\}").match(text, position):
-                if named[1] not in pattern.groupindex:
-                    raise RuleError(f"a group named {named[1]} in {pattern.pattern!r}, which the replacement uses")
-                self._parts.append(pattern.groupindex[named[1]])
-                position = named.end()
-            else:
-                digits = re.compile(r"[0-9]+").match(text, position)
-                if digits is None:
-                    raise RuleError(f"a number or a name in braces behind each $ of the replacement {text!r}")
-                position = self._numbered(text, position, groups)
-
-    def _numbered(self, text: str, position: int, groups: int) -> int:
-        number = int(text[position])
-        if number > groups:
-            if groups == 0:
-                # a broker accepts such rules, and then fails on the first certificate that matches
-                raise RuleError(f"a group in the pattern for ${number} of the replacement {text!r}")
-            self._parts.append("$")  # no such group: taken literally
-            return position
-        position += 1
-        while position < len(text) and text[position] in "0123456789" and number * 10 + int(text[position]) <= groups:
-            number = number * 10 + int(text[position])
-            position += 1
-        self._parts.append(number)
-        return position
-
-    def text(self, match: re.Match[str]) -> str:
+    def _replaced(self, match: re.Match[str]) -> str:
         return "".join(part if isinstance(part, str) else match[part] or "" for part in self._parts)
 
 
-def _refuse_what_differs(pattern: str) -> None:
-    r"""Raises RuleError for what Java and Python interpret differently.
+def _parts(text: str, pattern: re.Pattern[str]) -> Iterator[str | int]:
+    r"""Java's replacement text as literals and groups: $1 is a group (of as many digits as there are groups), ${name}
+    too, \x is x. Raises RuleError."""
+    for escaped, name, digits, plain in _TOKEN.findall(text):
+        if escaped or plain:
+            yield escaped or plain
+        elif name:
+            if name not in pattern.groupindex:
+                raise RuleError(f"a group named {name} in {pattern.pattern!r}, which the replacement uses")
+            yield pattern.groupindex[name]
+        elif not digits:
+            raise RuleError(f"a number or a name in braces behind each $ of the replacement {text!r}")
+        elif (number := int(digits[0])) <= pattern.groups:
+            rest = digits[1:]
+            while rest and number * 10 + int(rest[0]) <= pattern.groups:
+                number, rest = number * 10 + int(rest[0]), rest[1:]
+            yield from (number, rest)
+        elif pattern.groups == 0:  # a broker accepts such rules, and then fails on the first certificate that matches
+            raise RuleError(f"a group in the pattern for ${number} of the replacement {text!r}")
+        else:  # no such group: taken literally
+            yield "$" + digits
 
-    Escaped letters other than the common ones (\p{...}, \Q...\E, \h, \R, \z), brackets and && inside brackets
-    (unions and intersections there), and flags or groups that only one of them has.
-    """
+
+def _refuse_what_differs(pattern: str) -> None:
+    r"""Raises RuleError for what Java and Python interpret differently: escaped letters other than the common ones
+    (\p{...}, \Q...\E, \h, \R, \z), brackets and && inside brackets (unions and intersections there), and flags or
+    groups that only one of them has."""
 
     def refuse(what: str) -> RuleError:
         return RuleError(f"a pattern with the same meaning in Java and Python; {what} in {pattern!r} differs")

@@ -46,8 +46,7 @@ class Context:
             self.context.load_verify_locations(cadata=b"".join(authorities))
 
     def own(self, chain: Sequence[bytes], key: bytes) -> None:
-        """Show this certificate, with the chain behind it (DER); its private key is PEM. Raises OSError (SSLError) and
-        EncryptedKeyError."""
+        """Show this certificate, with its chain (DER); the key is PEM. Raises OSError and EncryptedKeyError."""
         pem = "".join(map(ssl.DER_cert_to_PEM_cert, chain)).encode()
         # Python's ssl reads files only, and could block on whatever has replaced them meanwhile.
         with in_memory(pem) as certificate_path, in_memory(key) as key_path:
@@ -89,7 +88,6 @@ class Channel(Endpoint):
         self._incoming = incoming
         self._outgoing = outgoing
         self._unsent = b""
-        """Encrypted."""
         self._encrypted_bytes = 0
         """How much plaintext of the next send is already among them."""
 
@@ -98,10 +96,7 @@ class Channel(Endpoint):
         self.sock, self.fd = None, -1  # type: ignore[assignment]
 
     def handshake(self) -> None:
-        """Go on with the handshake.
-
-        Raises SSLWantReadError or SSLWantWriteError until it is done, OSError (SSLError) if it has failed.
-        """
+        """Go on. Raises SSLWantReadError or SSLWantWriteError until it is done, another OSError if it has failed."""
         while True:
             try:
                 self._tls.do_handshake()

@@ -1,17 +1,13 @@
-"""The sidecar's own questions: the brokers of a cluster, its quotas, and which APIs in which versions a broker offers.
-
-Each is asked on a connection of its own. The broker is asked first for what it offers, and then the question in the
-newest version that both have.
-"""
+"""The sidecar's own questions: the brokers of a cluster, its quotas, its tokens. Each has a connection of its own:
+first which APIs the broker offers, then the question in the newest version that both have."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 import trio
@@ -26,13 +22,7 @@ from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from proxy.core.wire.throttle import REBOOTSTRAP_REQUIRED, UNSUPPORTED_VERSION, body_at
 from proxy.net.tls.contexts import ClientTls, explain
 from proxy.net.upstream import token_owners
-from proxy.net.upstream.credentials import (
-    AUTHENTICATE_VERSIONS,
-    HANDSHAKE_VERSIONS,
-    Credentials,
-    LoginError,
-    login,
-)
+from proxy.net.upstream.credentials import AUTHENTICATE_VERSIONS, HANDSHAKE_VERSIONS, Credentials, LoginError, login
 from proxy.net.upstream.dial import open_stream, resolve
 from quota.admin import AdminError, Entity
 
@@ -40,9 +30,8 @@ CLIENT_ID = "kquota"
 TLS_ALERT = b"\x15\x03"
 """How a TLS server answers anything but a ClientHello (RFC 8446, section 5.1: content type, major version)."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
-_METADATA_VERSIONS: Final = range(1, schema.APIS[METADATA][2] + 1)
-"""Version 0 cannot ask for no topics; the cluster's id is there from 2 on."""
-_QUOTAS_VERSIONS: Final = range(2)
+LONG_BYTES: Final = 32_768
+"""Longer answers are read in a thread: 500 brokers take a millisecond, 10 000 quotas ten."""
 _CHECKED_VERSION: Final = 5
 """The first version of ApiVersions that names the cluster and the node (KIP-1242)."""
 _MAX_OTHERS: Final = 16
@@ -106,14 +95,6 @@ class Cluster(NamedTuple):
     offered: Offered
 
 
-class _Question(NamedTuple):
-    api_key: int
-    versions: range
-    """Those that the sidecar can ask in."""
-    frame: Callable[[int], bytes]
-    """Version -> request frame."""
-
-
 class _Answer(NamedTuple):
     version: int
     frame: bytes
@@ -124,11 +105,18 @@ class _Answer(NamedTuple):
         return self.frame[body_at(self.frame, 0, len(self.frame), api_key, self.version) :]
 
 
+class _Question(NamedTuple, Generic[_T]):
+    api_key: int
+    versions: range
+    frame: Callable[[int], bytes]
+    read: Callable[[_Answer], _T]
+    """What an answer says. Raises WireError."""
+
+
 async def first_answer(
     brokers: Iterable[tuple[str, int]], ask: Callable[[str, int], Awaitable[_T]]
 ) -> tuple[tuple[str, int], _T]:
-    """The first of these brokers that answers `ask(host, port)`, and its answer. Raises ClusterError with the reasons
-    of all."""
+    """The first of these brokers that answers `ask(host, port)`, and its answer. Raises ClusterError (all reasons)."""
     errors = []
     for host, port in brokers:
         try:
@@ -138,73 +126,64 @@ async def first_answer(
     raise ClusterError("; ".join(errors) or "no broker is known")
 
 
-async def ask_brokers(host: str, port: int, access: Access, node: Node | None = None) -> Cluster:
-    """The cluster of the broker at `host:port`, which should be `node`; at least one broker. Raises ClusterError."""
-    question = _Question(METADATA, _METADATA_VERSIONS, lambda version: metadata_request(version, 1, CLIENT_ID))
-    answer = await _ask(host, port, access, question, node)
-    read = partial(_read_cluster, answer)
-    try:
-        # 500 brokers take a millisecond: in a thread, traffic goes on
-        cluster = read() if len(answer.frame) < 32_768 else await trio.to_thread.run_sync(read)
-    except WireError as error:
-        raise ClusterError(f"{host}:{port}: {error}") from error
-    if not cluster.brokers:
-        raise ClusterError(f"{host}:{port} knows of no brokers yet")
-    return cluster
-
-
 def _read_cluster(answer: _Answer) -> Cluster:
     place = (answer.version, answer.frame, 0, len(answer.frame))
     return Cluster(responses.read_brokers(*place), responses.read_cluster_id(*place), answer.offered)
 
 
-async def ask_quotas(host: str, port: int, access: Access) -> dict[Entity, dict[str, float]]:
-    """All client quotas of the cluster, as this broker knows them. Raises ClusterError.
+_BROKERS: Final = _Question(
+    METADATA,
+    range(1, schema.APIS[METADATA][2] + 1),  # version 0 cannot ask for no topics; from 2 on there is the cluster's id
+    lambda version: metadata_request(version, 1, CLIENT_ID),
+    _read_cluster,
+)
+_QUOTAS: Final = _Question(
+    DESCRIBE_CLIENT_QUOTAS,
+    range(2),
+    lambda version: framed(
+        request_header(DESCRIBE_CLIENT_QUOTAS, version, 1, CLIENT_ID) + quota_admin.describe_request(version)
+    ),
+    lambda answer: quota_admin.read_described(answer.version, answer.body(DESCRIBE_CLIENT_QUOTAS)),
+)
+_OWNERS: Final = _Question(
+    token_owners.DESCRIBE_DELEGATION_TOKEN,
+    token_owners.VERSIONS,
+    lambda version: token_owners.describe_request(version, 1, CLIENT_ID),
+    lambda answer: token_owners.read_owners(answer.version, answer.body(token_owners.DESCRIBE_DELEGATION_TOKEN)),
+)
 
-    The cluster has to grant the sidecar's own user DescribeConfigs on the cluster.
-    """
-    key = DESCRIBE_CLIENT_QUOTAS
-    question = _Question(
-        key, _QUOTAS_VERSIONS,
-        lambda version: framed(request_header(key, version, 1, CLIENT_ID) + quota_admin.describe_request(version)),
-    )  # fmt: skip
-    answer = await _ask(host, port, access, question)
+
+async def ask_brokers(host: str, port: int, access: Access, node: Node | None = None) -> Cluster:
+    """The cluster of the broker at `host:port`, which should be `node`; at least one broker. Raises ClusterError."""
+    cluster = await _ask(host, port, access, _BROKERS, node)
+    if not cluster.brokers:
+        raise ClusterError(f"{host}:{port} knows of no brokers yet")
+    return cluster
+
+
+async def ask_quotas(host: str, port: int, access: Access) -> dict[Entity, dict[str, float]]:
+    """All client quotas of the cluster, as this broker knows them. The cluster has to grant the sidecar's own user
+    DescribeConfigs on the cluster. Raises ClusterError."""
     try:
-        # parsing 10 000 quotas takes about 10 ms: in a thread, traffic goes on
-        return await trio.to_thread.run_sync(quota_admin.read_described, answer.version, answer.body(key))
-    except WireError as error:
-        raise ClusterError(f"{host}:{port}: {error}") from error
+        return await _ask(host, port, access, _QUOTAS)
     except AdminError as error:
         raise ClusterError(f"{host}:{port} refused to describe its client quotas: {error}") from error
 
 
 async def ask_token_owners(host: str, port: int, access: Access) -> dict[str, str]:
-    """Owners of the delegation tokens that the sidecar's own user may see, by token id. Raises ClusterError.
-
-    The cluster has to grant that user Describe on the tokens.
-    """
-    key = token_owners.DESCRIBE_DELEGATION_TOKEN
-    question = _Question(
-        key, token_owners.VERSIONS, lambda version: token_owners.describe_request(version, 1, CLIENT_ID)
-    )
-    answer = await _ask(host, port, access, question)
-    try:
-        return token_owners.read_owners(answer.version, memoryview(answer.body(key)))
-    except WireError as error:
-        raise ClusterError(f"{host}:{port}: {error}") from error
+    """Owners, by id, of the delegation tokens that the sidecar's own user may describe. Raises ClusterError."""
+    return await _ask(host, port, access, _OWNERS)
 
 
 async def ask_versions(host: str, port: int, access: Access) -> Offered:
     """What a broker offers; it answers before a login. Raises ClusterError."""
-    return (await _ask(host, port, access, None)).offered
+    question = offers(f"{host}:{port}", access.correlation_id(host, port))
+    return await _talk(host, port, access, lambda stream: _converse(stream, question))
 
 
 async def check_node(host: str, port: int, access: Access, node: Node, others: Iterable[int] = ()) -> bool:
-    """Ask a broker whether it is `node` (KIP-1242). False: it does not know, as brokers before 4.4.
-
-    Raises OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError.
-    """
-
+    """Ask a broker whether it is `node` (KIP-1242). False: it does not know, as brokers before 4.4. Raises
+    OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError."""
     correlation_id = access.correlation_id(host, port)
 
     async def ask(stream: trio.abc.Stream, wanted: Node) -> int:
@@ -231,20 +210,21 @@ async def check_node(host: str, port: int, access: Access, node: Node, others: I
     return await _talk(host, port, access, talk)
 
 
-async def _ask(host: str, port: int, access: Access, question: _Question | None, node: Node | None = None) -> _Answer:
+async def _ask(host: str, port: int, access: Access, question: _Question[_T], node: Node | None = None) -> _T:
     """Ask on a connection of its own what the broker offers, and then the question. Raises ClusterError."""
     offered: Offered | None = None
 
-    async def talk(stream: trio.abc.Stream) -> _Answer:
+    async def talk(stream: trio.abc.Stream) -> _T:
         nonlocal offered
         offered = await _converse(stream, offers(f"{host}:{port}", access.correlation_id(host, port), node))
-        if question is None:
-            return _Answer(0, b"", offered)
         version = common(offered, question.api_key, question.versions)
         if access.credentials is not None:
             await _log_in(stream, access.credentials, offered)
         await stream.send_all(question.frame(version))
-        return _Answer(version, await _read_frame(stream), offered)
+        answer = _Answer(version, await _read_frame(stream), offered)
+        if len(answer.frame) < LONG_BYTES:
+            return question.read(answer)
+        return await trio.to_thread.run_sync(question.read, answer)
 
     try:
         return await _talk(host, port, access, talk)
@@ -256,7 +236,6 @@ async def _ask(host: str, port: int, access: Access, question: _Question | None,
 
 
 async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_T]]) -> _T:
-    """`talk` on a connection of its own. Raises ClusterError."""
     missing = "answer from DNS"
     try:
         with trio.fail_after(access.timeout_s):
@@ -278,10 +257,7 @@ async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.S
 
 def offers(address: str, correlation_id: int, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
     """The question what a broker offers, in a version that it has: yields request frames and is sent response frames.
-    `node`: the one that it should be, which brokers from 4.4 on check.
-
-    Raises OtherNodeError, ValueError and WireError.
-    """
+    `node`: the one that it should be, which brokers from 4.4 on check. Raises OtherNodeError, ValueError, WireError."""
     version = schema.APIS[API_VERSIONS][2]
     while True:
         whom = {} if node is None else node._asdict()
@@ -307,7 +283,6 @@ def common(offered: Offered, api_key: int, known: range) -> int:
 
 
 async def _secured(plain: trio.SocketStream, host: str, tls: ClientTls | None) -> trio.abc.Stream:
-    """A connection to a broker, with TLS if configured. Raises OSError and BrokenResourceError."""
     if tls is None:
         return plain
     # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.

@@ -1,8 +1,5 @@
-"""The sidecar's own SASL login, for its own requests to the cluster: PLAIN, SCRAM-SHA-256/512, OAUTHBEARER.
-
-The secret is in a file that is read at every login, so that a replaced file applies from the next request on; nothing
-of it is kept in between.
-"""
+"""The sidecar's own SASL login, for its own requests to the cluster: PLAIN, SCRAM-SHA-256/512, OAUTHBEARER. The secret
+is in a file that is read at every login; nothing of it is kept in between."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ from proxy.net.files import read_file
 
 MAX_SECRET_BYTES: Final = 65_536
 MAX_ITERATIONS: Final = 65_536
-"""A server that asks for more iterations than this is refused: they block everything else. Kafka's own limit is 16384
-(`ScramMechanism`)."""
+"""Of SCRAM; more would block everything else. Kafka's own limit is 16384 (`ScramMechanism`)."""
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _BODY_AT: Final = 8
 """After the size and a response header of version 0."""
@@ -66,11 +62,8 @@ class Credentials:
 
 def login(credentials: Credentials, client_id: str, secret: str, version: int = 1) -> Generator[bytes, bytes, None]:
     """A login's exchange: yields whole request frames, is sent the whole response frames, and then ends. `secret` is
-    the file's content (:meth:`Credentials.secret`, which may block on the file system), `version` that of
-    SaslAuthenticate.
-
-    Raises LoginError when the broker refuses, or does not prove that it knows the password (SCRAM).
-    """
+    the file's content (:meth:`Credentials.secret`), `version` that of SaslAuthenticate. Raises LoginError when the
+    broker refuses, or does not prove that it knows the password (SCRAM)."""
     name = credentials.mechanism
     head = request_header(SASL_HANDSHAKE, HANDSHAKE_VERSIONS[0], 1, client_id)
     reply = yield framed(head + string(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,10 +30,8 @@ async def resolve(host: str, port: int) -> list[Any]:
 
 
 async def open_stream(host: str, port: int, found: Sequence[Any]) -> trio.SocketStream:
-    """Connect to a host whose addresses are `found`. Raises OSError: that of the first address if none is reached.
-
-    A race between addresses (`trio.open_tcp_stream`) costs a quarter of a connection's CPU; one address needs none.
-    """
+    """Connect to a host whose addresses are `found`: by a race between them (`trio.open_tcp_stream`, a quarter of a
+    connection's CPU) if there are several. Raises OSError: that of the first address if none is reached."""
     try:
         (first, *others) = found
         if others:
@@ -50,30 +49,23 @@ async def open_stream(host: str, port: int, found: Sequence[Any]) -> trio.Socket
         raise
 
 
+@dataclass(frozen=True, slots=True)
 class Dialer:
     """Connects to brokers."""
 
-    def __init__(
-        self,
-        timeout_s: float,
-        tls: ClientTls | None,
-        counters: Counters,
-        handshakes: Handshakes,
-        listeners: Callable[[], Iterable[socket.socket]],
-    ) -> None:
-        """`timeout_s` covers everything: the name, the connection and the TLS handshake. `listeners()` are the
-        sidecar's own: where they are reached instead of a broker, each connection would make the next."""
-        self._timeout_s = timeout_s
-        self._tls = tls
-        self._counters = counters
-        self._handshakes = handshakes
-        self._listeners = listeners
+    timeout_s: float
+    """For everything: the name, the connection and the TLS handshake."""
+    tls: ClientTls | None
+    counters: Counters
+    handshakes: Handshakes
+    listeners: Callable[[], Iterable[socket.socket]]
+    """The sidecar's own: where they are reached instead of a broker, each connection would make the next."""
 
     async def dial(self, host: str, port: int) -> socket.socket:
         """A non-blocking socket, a TlsSocket if brokers are reached by TLS. Raises UpstreamError."""
         missing = "answer from DNS"
         try:
-            with trio.fail_after(self._timeout_s):
+            with trio.fail_after(self.timeout_s):
                 found = await resolve(host, port)
                 missing = "connection"
                 stream = await open_stream(host, port, found)
@@ -83,18 +75,15 @@ class Dialer:
                 if self._leads_here(broker):
                     broker.close()
                     raise UpstreamError(loop_error(host, port))
-                if self._tls is not None:
-                    broker = await self._handshakes.with_broker(self._tls, broker, host, port)
-        except trio.TooSlowError:
-            self._counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{host}:{port}: no {missing} within {self._timeout_s:g} s") from None
-        except (OSError, UnicodeError) as error:  # a label may be too long for IDNA
-            self._counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{host}:{port}: {error}") from error
-        except UpstreamError:
-            self._counters.upstream_connect_failures += 1
-            raise
-        self._counters.upstream_connects += 1
+                if self.tls is not None:
+                    broker = await self.handshakes.with_broker(self.tls, broker, host, port)
+        except (trio.TooSlowError, OSError, UnicodeError, UpstreamError) as error:  # a label too long for IDNA
+            self.counters.upstream_connect_failures += 1
+            if isinstance(error, UpstreamError):
+                raise
+            why = f"no {missing} within {self.timeout_s:g} s" if isinstance(error, trio.TooSlowError) else error
+            raise UpstreamError(f"{host}:{port}: {why}") from error
+        self.counters.upstream_connects += 1
         return broker
 
     def _leads_here(self, broker: socket.socket) -> bool:
@@ -106,7 +95,7 @@ class Dialer:
             return False
         peer = spelled(there)
         hosts = (peer.host, "::") if ":" in peer.host else (peer.host, "::", "0.0.0.0")
-        return any(one.port == peer.port and one.host in hosts for one in map(local_address, self._listeners()))
+        return any(one.port == peer.port and one.host in hosts for one in map(local_address, self.listeners()))
 
     def through(
         self,
@@ -116,14 +105,14 @@ class Dialer:
     ) -> Dial:
         """As `dial`, where `connect(destination)` makes the plain connection itself. The broker has to prove to be
         `server_name`, unless that is configured; None: the destination's address."""
-        tls = self._tls
+        tls = self.tls
         if tls is None:
             return partial(connect, destination)
 
         async def dial() -> socket.socket:
             plain = await connect(destination)
-            with trio.move_on_after(self._timeout_s):
-                return await self._handshakes.with_broker(tls, plain, server_name or destination.host, destination.port)
-            raise UpstreamError(f"{destination} did not finish the TLS handshake within {self._timeout_s:g} s")
+            with trio.move_on_after(self.timeout_s):
+                return await self.handshakes.with_broker(tls, plain, server_name or destination.host, destination.port)
+            raise UpstreamError(f"{destination} did not finish the TLS handshake within {self.timeout_s:g} s")
 
         return dial

@@ -1,13 +1,10 @@
-"""Whether the broker at an address is the one that is dialled there (KIP-1242).
+"""Whether the broker at an address is the one that is dialled there (KIP-1242): where addresses are used again (pods, a
+name that is pointed elsewhere), a connection to broker 1 may reach another broker, or another cluster, which takes the
+records. Brokers from 4.4 on say which one they are not, when they are asked by ApiVersions 5.
 
-Metadata is as old as its last answer. Where addresses are used again (pods, a name that is pointed elsewhere), a
-connection to broker 1 may reach another broker, or another cluster, which takes the records. Brokers from 4.4 on say
-which one they are not, when they are asked by ApiVersions 5; older ones have no answer that names the broker itself.
-
-The question has a connection of its own, made while the client's is. A broker with SASL answers one ApiVersions before
-a login, which is the client's, and looks at the ids only after one (seen with 4.4.0): the sidecar has to log in itself.
-Where it may not, it does not know the cluster's id either, and nothing is asked.
-"""
+The question has a connection of its own, made while the client's is. A broker with SASL looks at the ids only after a
+login (seen with 4.4.0): the sidecar has to log in itself. Where it may not, it does not know the cluster's id either,
+and nothing is asked."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ ASK_AGAIN_S: Final = 600.0
 LIMIT_S: Final = 2.0
 """How long an answer is waited for; then the connection is used without one."""
 MAX_NODES: Final = 1000
-"""Brokers whose answers are kept; with one more, all are asked again."""
 
 
 class OtherBrokerError(UpstreamError):
@@ -65,31 +61,15 @@ class NodeChecks:
             except UpstreamError:
                 self._until.pop(node_id, None)  # what is known of it is out of date
                 raise
-        errors: list[UpstreamError] = []
-        broker: socket.socket | None = None
-
-        async def confirm() -> None:
-            try:
-                await self._confirm(node_id, host, port, known)
-            except OtherBrokerError as error:
-                errors.append(error)
-
-        confirmed = False
+        check = self._asked(node_id, host, port, known)
+        broker = await dialer.dial(host, port)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(confirm)
-                try:
-                    broker = await dialer.dial(host, port)
-                except UpstreamError as error:
-                    errors.append(error)
-                    nursery.cancel_scope.cancel()
-            if errors:
-                raise errors[0]
-            confirmed = True
-        finally:
-            if broker is not None and not confirmed:
-                broker.close()
-        assert broker is not None
+            await check.done.wait()
+            if check.error is not None:
+                raise OtherBrokerError(str(check.error))
+        except BaseException:
+            broker.close()
+            raise
         return broker
 
     def suspect(self) -> None:
@@ -103,11 +83,8 @@ class NodeChecks:
         fresh = known is not None and known[:2] == (host, port) and trio.current_time() < known[2]
         return self.cluster_id is not None and not fresh
 
-    async def _confirm(self, node_id: int, host: str, port: int, known: Callable[[], list[int]]) -> None:
-        """Ask, once for all that wait for it. Raises OtherBrokerError.
-
-        Nothing is raised if there is no answer: that the broker is another one is not shown.
-        """
+    def _asked(self, node_id: int, host: str, port: int, known: Callable[[], list[int]]) -> _Check:
+        """The question under way, one for all that wait for it. Without an answer it has no error."""
         assert self.cluster_id is not None
         key = (Node(self.cluster_id, node_id), host, port)
         check = self._under_way.get(key)
@@ -115,9 +92,7 @@ class NodeChecks:
             check = self._under_way[key] = _Check()
             others = [number for number in known() if number != node_id]
             trio.lowlevel.spawn_system_task(self._run, key, others, check)  # no client that leaves ends it
-        await check.done.wait()
-        if check.error is not None:
-            raise OtherBrokerError(str(check.error))
+        return check
 
     async def _run(self, key: tuple[Node, str, int], others: list[int], check: _Check) -> None:
         node, host, port = key
@@ -163,8 +138,6 @@ class NodeChecks:
 
 
 class _Check:
-    """A question under way."""
-
     def __init__(self) -> None:
         self.done = trio.Event()
         self.error: OtherNodeError | None = None

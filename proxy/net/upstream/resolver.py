@@ -1,9 +1,6 @@
-"""Resolves names when brokers are dialled: by the system's resolver, in threads, never many at once.
-
-A lookup whose servers do not answer holds a thread for many seconds, longer than any caller waits for it. Those threads
-must not be the ones that other work needs (trio's common 40), and a hundred clients that dial the same name look it up
-once. Nothing is cached: getaddrinfo does not say how long an answer is valid.
-"""
+"""Resolves names when brokers are dialled: by the system's resolver, in few threads of its own, as a lookup whose
+servers do not answer holds one for many seconds. A hundred clients that dial the same name look it up once. Nothing is
+cached: getaddrinfo does not say how long an answer is valid."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ class Resolver(trio.abc.HostnameResolver):
     """For `trio.socket.set_custom_hostname_resolver`. Literal addresses never come here."""
 
     def __init__(self, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
-        """`look_up` has the arguments and results of `socket.getaddrinfo`, and may block."""
         self._look_up = look_up
         self._threads = trio.CapacityLimiter(MAX_LOOKUPS)
         self._under_way: dict[tuple[Any, ...], _Lookup] = {}
@@ -57,8 +53,6 @@ class Resolver(trio.abc.HostnameResolver):
 
 
 class _Lookup:
-    """A lookup in progress."""
-
     def __init__(self) -> None:
         self.done = trio.Event()
         self.found: list[Any] = []

@@ -1,5 +1,4 @@
-"""The page on the admin port: `/ui`. Names come from clients, so it treats all of them as text, and browsers run our
-files only."""
+"""The page on the admin port: `/ui`. All names, which come from clients, are text; browsers run our files only."""
 
 from __future__ import annotations
 
@@ -22,8 +21,6 @@ FILES: Final = {path.name: (path.read_bytes(), TYPES[path.suffix]) for path in s
 HEADERS: Final = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
 
