@@ -210,12 +210,12 @@ def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
 
 def install(rules: Rules, tool: Tool) -> None:
     """Put the rules in force, replacing earlier ones of either tool. Raises RedirectError, RulesError."""
-    todo = list(scripts(rules, tool)) if tool == "nft" else None
+    check(rules, tool)
     _insist_on_capability()
     if tool == "iptables" and rules.ipv6 and IPV6.exists() and shutil.which(_restore(6)[0]) is None:
         raise RedirectError("ip6tables is not installed here: apt-get install iptables, or use --no-ipv6")
     other: Tool = "iptables" if tool == "nft" else "nft"
-    for command, text in todo if todo is not None else scripts(rules, tool):
+    for command, text in scripts(rules, tool):
         _run(command, text)
     if _has(other):
         _remove(other)  # two sets of rules would contradict each other
