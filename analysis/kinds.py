@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Final
 
@@ -109,29 +109,23 @@ GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""
 
 
-_SET: Final = {"of_fleet": "fleet_limit", "by_users": "group_user", "by_clients": "group_client_id"}
-"""What is true of a client's limit where a column of the record is set."""
-FLAGS: Final = tuple(f"{kind.value}_{flag}" for kind in Kind for flag in _SET)
-"""Those of :func:`of_limits` that are true or false."""
-
-
-def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
-    """From a client's record its limit, whose that is, and the usage of it that a sidecar saw; of several the greatest
-    is taken. Only numbers and booleans, as the names of a group are the client's own where they play a part."""
-    name = kind.value
-    return {
-        f"{name}_limit": lambda: F.coalesce(f"{name}_fleet_limit", f"{name}_limit"),
-        **{f"{name}_{flag}": partial(_is_set, f"{name}_{column}") for flag, column in _SET.items()},
-        f"{name}_peak": lambda: F.col(f"{name}_group_utilisation_peak"),
-    }
-
-
-def _is_set(column: str) -> Column:
-    return F.col(column).isNotNull()
+FLAGS: Final = {
+    f"{kind.value}_{flag}": f"{kind.value}_{column} IS NOT NULL"
+    for kind in Kind
+    for flag, column in (("of_fleet", "fleet_limit"), ("by_users", "group_user"), ("by_clients", "group_client_id"))
+}
+"""Whose a client's limit is, as expressions over its record: the names of a group are the client's own where they play
+a part."""
+LIMITS: Final = (
+    {f"{kind.value}_limit": f"coalesce({kind.value}_fleet_limit, {kind.value}_limit)" for kind in Kind}
+    | {f"{kind.value}_peak": f"{kind.value}_group_utilisation_peak" for kind in Kind}
+    | FLAGS
+)
+"""And the limit, and the usage of it that a sidecar saw; of several the greatest is taken."""
 
 
 def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
-    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket:
+    """Clients' buckets (:data:`LIMITS`, and usage) -> one row per limit, the clients that share it, and bucket:
     `scope`, `limit`, `rate` and `used_share`, of a sidecar's own limit as the busiest sidecar saw them in the quota's
     window, of a fleet's limit for all sidecars together."""
     named = by_kind(

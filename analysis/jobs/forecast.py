@@ -13,6 +13,7 @@ from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio, so
 from analysis.kinds import (
     BYTE_KINDS,
     GROUP,
+    LIMITS,
     MEASURES,
     OF_PROMISES,
     OF_USE,
@@ -23,7 +24,6 @@ from analysis.kinds import (
     promised,
 )
 from analysis.report import Content, Context, Plot, Report, Table
-from analysis.rollups import LIMITS
 from analysis.session import ship_code
 from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, forecasts
 from analysis.words import group_name, rate, several, share
