@@ -97,14 +97,18 @@ OF_USE = tuple(
     for kind in Kind
     for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
 )
+_PROMISES: Final = {
+    "limit": "{kind}_limit",
+    "fleet_limit": "{kind}_fleet_limit",
+    "mode": "{kind}_limit_mode",
+    "group_user": "{kind}_group_user",
+    "group_client": "{kind}_group_client_id",
+}
 OF_PROMISES = (
     "namespace",
-    *(
-        f"{kind.value}_{name}"
-        for kind in BYTE_KINDS
-        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
-    ),
+    *(pattern.format(kind=kind.value) for kind in BYTE_KINDS for pattern in _PROMISES.values()),
 )
+"""The columns of limits that delay clients (:func:`enforced`)."""
 GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""
 
@@ -165,28 +169,20 @@ def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
     )
 
 
-def enforced() -> Column:
-    """Whether a row's `limit` delays clients: its `mode` is not shadow, and it, or the `fleet_limit` that it is a share
-    of, is not Kafka's own "no limit"."""
-    return (F.col("mode") == "enforce") & (F.coalesce("fleet_limit", "limit") < MAX_LIMIT)
+def enforced(rows: DataFrame, keep: Sequence[str], **per_kind: str) -> DataFrame:
+    """:func:`by_kind` of the byte limits that delay clients (`limit`, `fleet_limit`, `group_user`, `group_client`):
+    neither a shadow, nor Kafka's own "no limit"."""
+    each = by_kind(rows, keep, BYTE_KINDS, **_PROMISES, **per_kind)
+    return each.where((F.col("mode") == "enforce") & (F.coalesce("fleet_limit", "limit") < MAX_LIMIT))
 
 
 def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
     """Enforced byte limits that were in force on each sidecar since then (`rows`: records)."""
     # A pod's sidecar that was started again is the same one; pods of two namespaces may have the same name.
     of_pod = F.when(F.col("pod").isNotNull(), F.concat_ws("/", "namespace", "pod"))
+    rows = rows.where(F.col("end_ms") > since_ms).withColumn("sidecar", F.coalesce(of_pod, "instance"))
     return (
-        by_kind(
-            rows.where(F.col("end_ms") > since_ms).withColumn("sidecar", F.coalesce(of_pod, "instance")),
-            ["cluster_id", "sidecar", "end_ms"],
-            BYTE_KINDS,
-            limit="{kind}_limit",
-            fleet_limit="{kind}_fleet_limit",
-            mode="{kind}_limit_mode",
-            group_user="{kind}_group_user",
-            group_client="{kind}_group_client_id",
-        )
-        .where(enforced())
+        enforced(rows, ["cluster_id", "sidecar", "end_ms"])
         # A limit is shared by the clients of its group.
         .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
         .agg(
