@@ -46,21 +46,27 @@ def same_system(spark: SparkSession, paths: Sequence[str]) -> Iterator[tuple[Any
 
 
 def some_file(spark: SparkSession, pattern: str) -> str | None:
-    """The name of one data file at or below `pattern` (a file, a directory or a glob), a Parquet one if there is one
-    among the first; None if there is none. Names that begin with `_` or `.` are not data, as in Spark."""
-    system, place = file_system(spark, pattern)
-    found = (name for status in system.globStatus(place) or [] for name in _files_below(system, status))
-    few = list(islice(found, LOOKED_AT))
+    """The name of one data file at or below `pattern`, a Parquet one if there is one among the first; None if there is
+    none."""
+    few = list(islice(files_below(spark, pattern), LOOKED_AT))
     return next((name for name in few if name.endswith(".parquet")), few[0] if few else None)
 
 
-def _files_below(system: Any, status: Any) -> Iterator[str]:
-    if status.isFile():
-        yield str(status.getPath().toString())
-        return
-    for inner in system.listStatus(status.getPath()):
-        if inner.getPath().getName()[0] not in "_.":
-            yield from _files_below(system, inner)
+def files_below(spark: SparkSession, pattern: str) -> Iterator[str]:
+    """The data files at or below `pattern` (a file, a directory or a glob). Names that begin with `_` or `.` are not
+    data, as in Spark."""
+    system, place = file_system(spark, pattern)
+
+    def below(status: Any) -> Iterator[str]:
+        if status.isFile():
+            yield str(status.getPath().toString())
+            return
+        for inner in system.listStatus(status.getPath()):
+            if inner.getPath().getName()[0] not in "_.":
+                yield from below(inner)
+
+    for status in system.globStatus(place) or []:
+        yield from below(status)
 
 
 def unreadable_file(error: Exception) -> str | None:

@@ -47,21 +47,15 @@ def find_java() -> Path:
 def complaint_about(java: Path) -> str | None:
     """Why this `java` cannot run Spark; None if it can."""
     try:
-        result = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
-        )
-        modules = subprocess.run(
-            [str(java), "--list-modules"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
-        )
+        listed = subprocess.run(
+            [java, "--list-modules"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return "does not run"
-    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
-    if result.returncode != 0 or match is None:
-        return "does not run"
-    major = int(match.group(1))
-    if not MIN_JAVA <= major <= MAX_JAVA:
-        return f"is Java {major}"
-    return None if JAVA_MODULE in modules.stdout else f"has no module {JAVA_MODULE}"
+    found = re.search(r"java\.base@(\d+)", listed)
+    if found is None or not MIN_JAVA <= int(found[1]) <= MAX_JAVA:
+        return f"is Java {found[1]}" if found else "is broken, or Java 8, which has no modules"
+    return None if JAVA_MODULE in listed else f"has no module {JAVA_MODULE}"
 
 
 OLDEST, NEWEST = (3, 5), (4, 3)

@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from analysis.columns import only_row
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import delete, file_system, read_text, write_text
+from analysis.files import delete, file_system, files_below, read_text, write_text
 from analysis.rollups import STEPS
 from analysis.session import before_spark_4, spark_version
 from quota.record import FIELDS, IDENTITY, spark_ddl
@@ -314,7 +314,7 @@ class Store:
     def tidy(self, day: str, generation: int) -> None:
         """Delete what is not of this generation: earlier ones, and what an interrupted run left behind."""
         for directory in self._of_day(day):
-            for file in _files(self.spark, directory):
+            for file in list(files_below(self.spark, directory)):
                 if not file.rsplit("/", 1)[1].startswith(_prefix(generation)):
                     delete(self.spark, file)
         self._forget_states(day, but=f".{_prefix(generation)[:-1]}.")
@@ -363,25 +363,13 @@ class Store:
         return [f"{self.records}/date={day}", *(f"{self.rollups}/{name}/date={day}" for name in (*STEPS, WORDS))]
 
     def _names(self, directory: str) -> list[str]:
-        return sorted(str(status.getPath().getName()) for status in _listed(self.spark, directory))
+        system, path = file_system(self.spark, directory)
+        found = system.listStatus(path) if system.exists(path) else []
+        return sorted(str(status.getPath().getName()) for status in found)
 
 
 def _prefix(generation: int) -> str:
     return f"g{generation:06}-"
-
-
-def _listed(spark: SparkSession, directory: str) -> Iterator[Any]:
-    system, path = file_system(spark, directory)
-    if system.exists(path):
-        yield from system.listStatus(path)
-
-
-def _files(spark: SparkSession, directory: str) -> list[str]:
-    found: list[str] = []
-    for status in _listed(spark, directory):
-        place = str(status.getPath().toString())
-        found += _files(spark, place) if status.isDirectory() else [place]
-    return found
 
 
 def days_below(spark: SparkSession, pattern: str) -> dict[str, list[str]]:

