@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -42,15 +42,14 @@ def render(
     quality: Quality,
     *,
     here: str = "",
-    others: Mapping[str, str] | None = None,
+    others: Collection[str] = (),
 ) -> str:
-    """The page as text. `others`: name -> title of all the reports that it links to; `here` is its own."""
+    """The page as text. `others`: the names of all the reports that it links to; `here` is its own."""
     # Names come from clients: everything is escaped except the plots, which do it themselves; and invisible characters
     # and direction marks are shown as their code.
     return _template("report.html.j2").render(
-        index=others is not None,
         here=here,
-        others=list((others or {}).items()),
+        others=others,
         title=report.title,
         question=report.question,
         first=_moment(quality.first_ms),
@@ -59,7 +58,7 @@ def render(
         findings=[visible(text) for text in content.findings],
         plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(content.plots)],
         tables=[
-            _shown(name, table, tables[name], DETAILS in (others or {}))
+            _shown(name, table, tables[name], DETAILS in others)
             for name, table in report.tables.items()
             if table.shown
         ],
