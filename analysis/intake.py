@@ -284,10 +284,10 @@ def read(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
-    aside = set_aside(parsed, unreadable, spark)
-    intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))
+    records, instances, quality = _audited(fit, found, staging, counts)
     mixed = parsed is None and any(file.endswith((".json", ".jsonl")) for file in unreadable)
-    return replace(intake, rollups=rollups, quality=replace(intake.quality, mixed=mixed))
+    quality = replace(quality, files=tuple(unreadable), mixed=mixed)
+    return Intake(records, fit, quality, instances, set_aside(parsed, unreadable, spark), rollups)
 
 
 def _days_of(store: Store, rows: DataFrame) -> list[str]:
@@ -317,13 +317,9 @@ def _checked(rows: DataFrame, wanted: list[str], now_ms: int | None) -> DataFram
 
 
 def _audited(
-    fit: DataFrame,
-    found: DataFrame,
-    staging: str,
-    counts: dict[str | None, int],
-    aside: DataFrame | None,
-    files: tuple[str, ...],
-) -> Intake:
+    fit: DataFrame, found: DataFrame, staging: str, counts: dict[str | None, int]
+) -> tuple[DataFrame, DataFrame, Quality]:
+    """The records, each once, and the instances that wrote them, by the words found."""
     instances = kept(audit.instances(found), f"{staging}/instances")
     total = only_row(
         instances.agg(
@@ -350,7 +346,5 @@ def _audited(
         **{name: int(total[name]) for name in _COUNTED},
         covered=tuple((int(run["first_ms"]), int(run["last_ms"])) for run in total["covered"]),
         interval_s=total["interval_ms"] / 1000,
-        files=files,
-        mixed=False,
     )
-    return Intake(records, fit, quality, instances, aside)
+    return records, instances, quality
