@@ -127,9 +127,12 @@ def _place(text: str) -> str:
 
 
 def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, str]) -> int:
+    from analysis.days import Days, day
     from analysis.session import open_session, small
 
-    days = _days(options)
+    days = Days(day("--from", options.first), day("--to", options.last))
+    if days.first is not None and days.last is not None and days.last < days.first:
+        raise WrongUseError(f"--to {options.last} is before --from {options.first}")
     conf = small(options.input, options.master) | conf
     if options.format != "files":
         from analysis.store import session_conf
@@ -158,15 +161,6 @@ def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, st
         spark.stop()
     print(result)
     return OK
-
-
-def _days(options: argparse.Namespace) -> Days:
-    from analysis.days import Days, day
-
-    days = Days(day("--from", options.first), day("--to", options.last))
-    if days.first is not None and days.last is not None and days.last < days.first:
-        raise WrongUseError(f"--to {options.last} is before --from {options.first}")
-    return days
 
 
 def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> int:

@@ -55,8 +55,8 @@ class Context:
 
     @property
     def records(self) -> DataFrame:
-        """The usable records."""
-        return self.intake.records
+        """The usable records; :func:`cluster` is their `cluster_id`."""
+        return self.intake.records.withColumn("cluster_id", cluster())
 
     def observed_s(self, frame: DataFrame, step_s: int, time: str = "bucket") -> Column:
         """Seconds of each bucket of `frame` (`time`: its start; `first_ms`, `last_ms`) in which a sidecar ran, for

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, some_rows
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, moment, some_rows
 from analysis.kinds import exploded
 from analysis.report import Content, Context, Report, Table
 from analysis.words import several, size, span, who
@@ -40,7 +40,7 @@ def run(context: Context) -> Report:
     quality = context.intake.quality
     since_s = quality.last_ms // 1000 - round(recent_days * DAY_S)
     history_s = since_s - quality.first_ms / 1000
-    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    rows = context.records.withColumn("hour_s", bucket(HOUR_S))
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(*(F.sum(name).cast("double").alias(name) for name in USES))
     recent = F.col("hour_s") >= since_s
     sides = hourly.groupBy(*CLIENT).agg(

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, start_of, sums
+from analysis.columns import HOUR_S, bucket, moment, only_row, some_rows, start_of, sums
 from analysis.kinds import BYTE_KINDS, OF_PROMISES, all_of, enforced
 from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share
@@ -32,7 +32,6 @@ def run(context: Context) -> Report:
     rows = context.records.withColumns(
         {
             "payer": _payer(model, context.options.get("owners")),
-            "cluster_id": cluster(),
             "bucket": bucket(grain),
             "hour_s": bucket(HOUR_S),
         }

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, ratio, some_rows
+from analysis.columns import CLIENT, bucket, ratio, some_rows
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, who
 
@@ -22,7 +22,7 @@ def run(context: Context) -> Report:
     """Per client: broker time per request of all others in the cluster, in the buckets of its bursts and in its
     others."""
     grain = context.grain_s
-    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
+    rows = context.records.withColumn("bucket", bucket(grain))
     mine = rows.groupBy(*CLIENT, "bucket").agg(
         F.sum(F.col("produce_bytes") + F.col("fetch_bytes")).alias("bytes"),
         F.sum("request_seconds").alias("busy"),

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, cluster, grain_for, moment, some_rows, start_of
+from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, grain_for, moment, some_rows, start_of
 from analysis.kinds import MEASURES, by_kind, of_kind
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import rate, several, span, who
@@ -46,7 +46,7 @@ SAME = 0.1
 def run(context: Context) -> Report:
     """Options: `headroom` (0.25 is a quarter above the need)."""
     headroom = float(context.options.get("headroom", 0.25))
-    rows = context.records.withColumn("cluster_id", cluster())
+    rows = context.records
     alone = rows.select(
         *CLIENT,
         bucket(HOUR_S).alias("hour_s"),

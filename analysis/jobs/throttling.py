@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows, sums
+from analysis.columns import CLIENT, HOUR_S, bucket, moment, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS, all_of, exploded
 from analysis.report import Content, Context, Plot, Report, Table
@@ -27,7 +27,7 @@ HALF = 0.5
 
 def run(context: Context) -> Report:
     """Delays per client and cause, and per hour. One request has one cause, so they may be added up."""
-    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    rows = context.records.withColumn("hour_s", bucket(HOUR_S))
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(
         *sums((*COUNTS, *SECONDS, "requests")),
         *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),

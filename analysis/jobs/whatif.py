@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import cluster, only_row, place_in, ratio, some_rows, sums
+from analysis.columns import only_row, place_in, ratio, some_rows, sums
 from analysis.kinds import MEASURES
 from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
@@ -79,7 +79,7 @@ def run(context: Context) -> Report:
     candidates: Mapping[str, CandidateQuotas] = context.options["candidates"]
     at_most: float = context.options.get("at_most", 0.01)
     found = families(candidates)
-    rows = context.records.withColumn("cluster_id", cluster())
+    rows = context.records
     clients = context.kept(_clients(rows, {one.kind for one in found}), "clients")
     members = context.kept(_members(clients, found), "members")
     groups = context.kept(_groups(members, found, _moved_clocks(context)), "groups")
