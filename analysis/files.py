@@ -46,15 +46,13 @@ def same_system(spark: SparkSession, paths: Sequence[str]) -> Iterator[tuple[Any
 
 
 def some_file(spark: SparkSession, pattern: str) -> str | None:
-    """The name of one data file at or below `pattern`, a Parquet one if there is one among the first; None if there is
-    none."""
+    """One data file at or below `pattern`, a Parquet one if there is one among the first; None if there is none."""
     few = list(islice(files_below(spark, pattern), LOOKED_AT))
     return next((name for name in few if name.endswith(".parquet")), few[0] if few else None)
 
 
 def files_below(spark: SparkSession, pattern: str) -> Iterator[str]:
-    """The data files at or below `pattern` (a file, a directory or a glob). Names that begin with `_` or `.` are not
-    data, as in Spark."""
+    """The data files at or below a path or a glob. Names with `_` or `.` first are not data, as in Spark."""
     system, place = file_system(spark, pattern)
 
     def below(status: Any) -> Iterator[str]:
@@ -70,8 +68,7 @@ def files_below(spark: SparkSession, pattern: str) -> Iterator[str]:
 
 
 def unreadable_file(error: Exception) -> str | None:
-    """The address of the file of the input that Spark could not read (truncated, damaged, of another format); None if
-    it failed otherwise."""
+    """The file that Spark could not read (truncated, damaged, of another format); None if it failed otherwise."""
     found = re.search(r"Encountered error while reading file (\S+)", str(error))
     return found[1].removesuffix(".") if found and "/_staging/" not in found[1] else None
 
@@ -150,8 +147,7 @@ def kept(frame: DataFrame, path: str) -> DataFrame:
 
 
 def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
-    """Write a result as one CSV file with a heading, replacing any existing one. One task writes it, and so sorts it as
-    well."""
+    """Write a result as one CSV file with a heading, replacing any existing one: one task writes and sorts it."""
     spark = frame.sparkSession
     parts = f"{path}.parts"
     frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
@@ -204,8 +200,7 @@ def input_bytes(frame: DataFrame) -> int:
 
 
 def delete_files(spark: SparkSession, addresses: Sequence[str], above: str) -> None:
-    """Delete these files (addresses of :func:`input_files`), then empty directories as far up as names begin with
-    `above`."""
+    """Delete these files (of :func:`input_files`), then empty directories as far up as names begin with `above`."""
     local = [unquote(urlsplit(one).path) for one in addresses if one.startswith("file:/")]
     for path in local:  # without the JVM, which takes ten times as long
         Path(path).unlink(missing_ok=True)

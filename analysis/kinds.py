@@ -67,8 +67,7 @@ def exploded(rows: DataFrame, keep: Sequence[str], each: Iterable[Sequence[Colum
 
 
 def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(Kind), **per_kind: str) -> DataFrame:
-    """One row per record and kind: `keep`, `kind`, and `per_kind` (new name -> pattern such as ``{kind}_limit``, or
-    ``{column}`` for the usage)."""
+    """One row per record and kind: `keep`, `kind`, `per_kind` (name -> ``{kind}_limit``, or ``{column}``: usage)."""
     return exploded(
         rows,
         keep,
@@ -118,8 +117,7 @@ FLAGS: Final = {
     for kind in Kind
     for flag, column in (("of_fleet", "fleet_limit"), ("by_users", "group_user"), ("by_clients", "group_client_id"))
 }
-"""Whose a client's limit is, as expressions over its record: the names of a group are the client's own where they play
-a part."""
+"""Whose a client's limit is, as expressions over its record: a group's names are null, or the client's own."""
 LIMITS: Final = (
     {f"{kind.value}_limit": f"coalesce({kind.value}_fleet_limit, {kind.value}_limit)" for kind in Kind}
     | {f"{kind.value}_peak": f"{kind.value}_group_utilisation_peak" for kind in Kind}
@@ -194,8 +192,7 @@ def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
 
 
 def promised(limits: DataFrame) -> DataFrame:
-    """The result of :func:`of_sidecars`, added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits`
-    and `sidecars`."""
+    """:func:`of_sidecars` added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits`, `sidecars`."""
     # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
     of_fleet = F.col("fleet_limit").isNotNull()
     sums = (

@@ -48,8 +48,7 @@ def steps(
     bytes_per_s: bool = False,
     level: Mapping[str, float] | None = None,
 ) -> str:
-    """Values of time buckets of `step_s`, one line per name, nothing where there is no bucket; `level`: horizontal
-    lines."""
+    """Values of time buckets of `step_s`, a line per name, none where there is no bucket; `level`: horizontal lines."""
     axes = _axes()
     first, last = (datetime.fromtimestamp(one / 1000, UTC) for one in (quality.first_ms, quality.last_ms))
     step = timedelta(seconds=step_s)

@@ -36,8 +36,7 @@ NAMES: Final = (*SUMMED, *_MOST, *_LEAST)
 
 
 def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> DataFrame:
-    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start, since 1970), by their
-    middle."""
+    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start), by their middle."""
     return _with_flags(_in_buckets(rows, step_s).agg(*_aggregates(names, of_records=True)), names)
 
 

@@ -24,8 +24,7 @@ JAVA_LIMIT_S = 60
 
 
 def find_java() -> Path:
-    """The home directory of the Java to use: $JAVA_HOME, then the `java` on PATH. Raises ReportError that says what was
-    tried."""
+    """The home of the Java to use: $JAVA_HOME, else that of `java` on PATH. Raises ReportError: what was tried."""
     tried = []
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     for source, java in (("JAVA_HOME", Path(home) / "bin" / "java" if home else None), ("PATH", on_path)):
@@ -65,8 +64,7 @@ QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
     "-Djdk.lang.Process.launchMechanism=VFORK"
 )
-"""A JVM for a few rows: the quick compiler only, a cache for its code, one collector thread, and vfork for Hadoop's
-`chmod`."""
+"""A JVM for a few rows: the quick compiler, a cache for its code, one collector thread, vfork for Hadoop's `chmod`."""
 SMALL = {
     # Of the time for a few records most is spent on compiling: Java's quick compiler alone, and no code for queries.
     # Nor does Java verify the bytecode of Spark's own jars again: a tenth of the time of a report.
@@ -97,8 +95,7 @@ _USUAL = {
 
 
 def spark_version() -> tuple[str, str]:
-    """The version of the Spark that is installed, and the Scala of its packages. Raises ReportError for an unsupported
-    Spark."""
+    """The versions of the installed Spark and of its packages' Scala. Raises ReportError for an unsupported Spark."""
     number = tuple(map(int, pyspark.__version__.split(".")[:2]))
     if not OLDEST <= number <= NEWEST:
         least, most = (".".join(map(str, one)) for one in (OLDEST, NEWEST))

@@ -66,8 +66,7 @@ def package() -> str:
 
 
 def session_conf(conf: Mapping[str, str], places: list[str], form: str | None) -> dict[str, str]:
-    """Spark's configuration for Iceberg, to be added to `conf`; empty if neither `form` nor a local store at one of
-    these places asks for it."""
+    """Iceberg's part of Spark's configuration; empty if neither `form` nor a local store at these places needs it."""
     if form != "iceberg" and not any(_local(place) for place in places):
         return {}
     return {
@@ -106,8 +105,7 @@ class IcebergRecords:
         return bool(system.exists(path))
 
     def read(self) -> DataFrame:
-        """All records, with `date` and `cluster`; fields that the table lacks are null. Raises ReportError without
-        Iceberg."""
+        """All records, with `date` and `cluster`; missing fields are null. Raises ReportError without Iceberg."""
         self.open()
         return self._with_all_fields(self.spark.table(self.name))
 
@@ -204,8 +202,7 @@ class IcebergRecords:
 
 
 def parquet_ddl() -> str:
-    """The columns of records in Parquet; integers may be wider, which Spark's readers take from 4.0 on
-    (SPARK-40876)."""
+    """The columns of records in Parquet; integers may be wider, which Spark reads from 4.0 on (SPARK-40876)."""
     ddl = spark_ddl()
     return ddl if before_spark_4() else ddl.replace(" INT,", " BIGINT,")
 

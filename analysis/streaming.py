@@ -178,8 +178,7 @@ def address(place: str) -> tuple[str, str]:
 
 
 def read_properties(path: str | None) -> dict[str, str]:
-    """A file of `name=value` lines, as Kafka's tools accept for --command-config, without continuations. Raises
-    WrongUseError."""
+    """A file of `name=value` lines, as for --command-config of Kafka's tools. Raises WrongUseError."""
     if path is None:
         return {}
     try:

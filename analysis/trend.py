@@ -93,8 +93,7 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
 
 
 def back_test(day: Days, value: Values) -> BackTest | None:
-    """Hold out the last week, or of eight and more the last two, and forecast them. None if too little would be
-    left."""
+    """Hold out the last week, of eight and more the last two, and forecast them. None if too little would be left."""
     if len(day) < FEWEST_DAYS + WEEK:
         return None
     held_out = min(max(len(day) // 4 // WEEK, 1) * WEEK, MAX_HELD_OUT)

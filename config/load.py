@@ -127,8 +127,7 @@ def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Proble
 
 
 def _find_no_brokers(source: Source) -> list[Problem]:
-    """Brokers have to be named unless connections have a destination. Checked before the model, to be reported with all
-    else."""
+    """Brokers are named, unless connections have a destination. Checked before the model, to be reported with all."""
     values = source.values
     if not isinstance(values, dict) or values.get("mode") == "transparent":
         return []
@@ -257,8 +256,7 @@ def _quota_clashes(config: Config, source: Source) -> Iterator[Problem]:
 
 
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
-    """One quota entry from plain values, by the file's rules: its limits of requests and of connections, None without
-    any."""
+    """The limits of requests and of connections (None: none) of one quota entry, by the file's rules."""
     entry = validate(QuotaEntry, Source(file, value))
     return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 

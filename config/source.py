@@ -191,8 +191,7 @@ class Source:
 
 
 def parse(file: str, data: bytes) -> Source:
-    """Parse YAML. Raises ConfigError for text that is not YAML and for excessive sizes; `problems` has those of single
-    values."""
+    """Parse YAML. Raises ConfigError for what is no YAML, or too large; `problems` has those of single values."""
     found = parse_documents(file, data, most=1)
     return found[0] if found else Source(file)
 

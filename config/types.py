@@ -325,8 +325,7 @@ HOST_NAMES = Value(_host_names, {"type": "string", "pattern": _HOST_NAMES_PATTER
 
 
 def _pairs(value: Any, expected: str, each: str, read: Callable[[str, str], tuple[str, int]]) -> Pairs:
-    """Kafka's "name:number,name:number". The last colon divides, so names may hold colons, but no commas. `read` raises
-    ValueError, with more to say or nothing."""
+    """Kafka's "name:number,name:number"; names may hold colons. `read` raises ValueError, with more to say or not."""
     if not isinstance(value, str):
         raise wrong(expected)
     result: dict[str, int] = {}

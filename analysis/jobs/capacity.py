@@ -25,8 +25,7 @@ FEWEST_DAYS = 3
 
 
 def run(context: Context) -> Report:
-    """Per cluster: limits in force in the last hour, peaks, and their trend. Option `capacity`: kind -> bytes/s, if
-    known."""
+    """Per cluster: limits in force in the last hour, peaks, and their trend. Option `capacity`: kind -> bytes/s."""
     grain = context.grain_s
     rows = context.records.withColumn("bucket", bucket(grain))
     summed = rows.groupBy("cluster_id", "bucket").agg(

@@ -112,8 +112,7 @@ def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Col
 
 
 def _idle(rows: DataFrame) -> DataFrame:
-    """Per payer and hour: byte-seconds of limits in force and not used; a group's are divided evenly among its clients
-    present."""
+    """Per payer and hour: byte-seconds of enforced limits not used; a group's are divided evenly among its clients."""
     kinds = enforced(rows, ["payer", "instance", "end_ms", "duration_s", "hour_s"], used="{column}")
     group = Window.partitionBy("instance", "end_ms", "kind", "group_user", "group_client", "hour_s")
     left = F.max("limit").over(group) * F.max("duration_s").over(group) - F.sum("used").over(group)

@@ -19,8 +19,7 @@ NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
 
 
 def run(context: Context) -> Report:
-    """Per client: broker time per request of all others in the cluster, in the buckets of its bursts and in its
-    others."""
+    """Per client: broker time per request of all others in the cluster, in the buckets of its bursts and else."""
     grain = context.grain_s
     rows = context.records.withColumn("bucket", bucket(grain))
     mine = rows.groupBy(*CLIENT, "bucket").agg(

@@ -133,8 +133,7 @@ def run(context: Context) -> Report:
 
 
 def _is_of_fleet(kind: Kind) -> Column:
-    """Whether a record's limit is the fleet's. A kind without a limit follows the client's other kinds, as an entry has
-    one scope."""
+    """Whether a record's limit is the fleet's. A kind without one follows the others, as an entry has one scope."""
     others = reduce(or_, (F.col(f"{one.value}_fleet_limit").isNotNull() for one in KINDS))
     return F.col(f"{kind.value}_fleet_limit").isNotNull() | (F.col(f"{kind.value}_limit").isNull() & others)
 

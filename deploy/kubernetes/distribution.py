@@ -105,8 +105,7 @@ class QuotasResult:
 
 
 Known = dict[tuple[str, bool], tuple[bytes, QuotasResult]]
-"""Results by namespace, and whether they are for the quotas in force, by a digest of their input: they may take
-seconds."""
+"""Results, which may take seconds, by namespace and whether they are in force; with a digest of their input."""
 
 
 def plans(seen: Observed, settings: Distribution, known: Known) -> Iterator[NamespacePlan]:

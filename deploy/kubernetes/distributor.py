@@ -1,5 +1,4 @@
-"""Distributes the configuration to every namespace whose pods get sidecars, with that namespace's quotas merged in, and
-restores copies that were changed or deleted."""
+"""Keeps the configuration, with a namespace's own quotas, in every namespace whose pods get sidecars."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ class Distributor:
             await self._event(namespace, name, "NetworkPolicyDeleted", text, kind="Normal")
 
     async def judge(self, namespace: str, quotas: str | None) -> str | None:
-        """Why quotas that a namespace is about to have would be refused; None: they would not. Raises
-        ApiServerError."""
+        """Why quotas that a namespace is about to have would be refused, if so. Raises ApiServerError."""
         settings, ask = self.settings, self.cluster.ask
         if namespace == settings.namespace:
             return None

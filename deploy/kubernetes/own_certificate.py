@@ -153,8 +153,7 @@ async def keep(
 
 
 async def set_authority(cluster: Cluster, configuration: str, authority: bytes) -> bool:
-    """Make the API server trust `authority` too for the webhooks of this name; returns whether it did not yet. Raises
-    ApiServerError."""
+    """Make the API server trust `authority` too; returns whether it did not yet. Raises ApiServerError."""
     changed = False
     for kind in (CONFIGURATIONS, VALIDATING):
         for attempt in range(ATTEMPTS):

@@ -295,8 +295,7 @@ def answered(request: Json, refused: str | None, warnings: Iterable[str] = (), *
 
 
 def review(body: bytes, template: Template) -> ReviewResult:
-    """Answer one AdmissionReview: allowed, with a patch, unless its annotations ask for the impossible. Raises
-    ReviewError."""
+    """Answer an AdmissionReview: allowed, with a patch, unless annotations are impossible. Raises ReviewError."""
     request = request_of(body, "Pod")
     try:
         pod = request["object"]
@@ -399,8 +398,7 @@ def _scraped(pod: Json) -> set[str]:
 
 
 def injection(pod: Json, template: Template) -> list[Json]:
-    """The patch that injects the sidecar; ours replace the pod's own labels and annotations, but for Prometheus'.
-    Raises AnnotationError."""
+    """The patch that injects the sidecar; its labels replace the pod's. Raises AnnotationError."""
     changed = copy.deepcopy(pod)
     spec, metadata, wishes = changed["spec"], changed.setdefault("metadata", {}), asked(pod)
     _set_addresses(spec, wishes, template)
@@ -434,8 +432,7 @@ def injection(pod: Json, template: Template) -> list[Json]:
 
 
 def _check_ports(wishes: dict[str, str], template: Template) -> None:
-    """The pod's admin port is none of the sidecar's other ports, and protected by the NetworkPolicy if there is one.
-    Raises AnnotationError."""
+    """Raises AnnotationError unless the admin port is free, and protected by the NetworkPolicy if there is one."""
     if ADMIN_PORT not in wishes:
         return
     port, usual = admin_port(wishes, 0), int(template.ports[_ADMIN])

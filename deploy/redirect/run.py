@@ -135,8 +135,7 @@ def nft_remove() -> str:
 
 
 def iptables_install(rules: Rules, version: Literal[4, 6], *, jump: bool) -> str:
-    """Input of `iptables-restore --noflush`: replaces the chain of an earlier install. `jump`: OUTPUT does not jump to
-    it yet."""
+    """Input of `iptables-restore --noflush`: replaces an earlier chain. `jump`: OUTPUT does not jump to it yet."""
     lines = ["*nat", f":{CHAIN} - [0:0]"]
     lines += [f"-A {CHAIN} {rule}" for rule in _iptables_rules(rules, version)]
     if jump:
