@@ -68,6 +68,9 @@ def exploded(rows: DataFrame, keep: Sequence[str], each: Iterable[Sequence[Colum
 
 def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(Kind), **per_kind: str) -> DataFrame:
     """One row per record and kind: `keep`, `kind`, `per_kind` (name -> ``{kind}_limit``, or ``{column}``: usage)."""
+    # Booleans become 1 and 0, so that all kinds of values are numbers or texts.
+    texts = ("_user", "_client_id", "_mode")
+    types = {name: "string" if pattern.endswith(texts) else "double" for name, pattern in per_kind.items()}
     return exploded(
         rows,
         keep,
@@ -75,20 +78,13 @@ def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(
             [
                 F.lit(kind.value).alias("kind"),
                 *(
-                    F.col(pattern.format(kind=kind.value, column=MEASURES[kind].column))
-                    .cast(_type(pattern))
-                    .alias(name)
+                    F.col(pattern.format(kind=kind.value, column=MEASURES[kind].column)).cast(types[name]).alias(name)
                     for name, pattern in per_kind.items()
                 ),
             ]
             for kind in kinds
         ),
     )
-
-
-def _type(pattern: str) -> str:
-    # Booleans become 1 and 0, so that all kinds of values are numbers or texts.
-    return "string" if pattern.endswith(("_user", "_client_id", "_mode", "_level")) else "double"
 
 
 OF_USE = tuple(

@@ -123,7 +123,11 @@ class IcebergRecords:
             self.spark.sql(f"MERGE INTO {self.name} t USING {_VIEW} s ON {on} WHEN NOT MATCHED THEN INSERT *")
         finally:
             self.spark.catalog.dropTempView(_VIEW)
-        self._tidy(day)
+        # Its files again, sorted, where a cluster has five or more that are too small (Iceberg's own rule).
+        self.spark.sql(
+            f"CALL {self.catalog}.system.rewrite_data_files(table => 'records', strategy => 'sort', "
+            f"sort_order => '{', '.join(ORDER)}', where => 'date = \"{day}\"')"
+        )
         return self._with_all_fields(self.spark.table(self.name)).where(F.col("date") == day)
 
     def files(self, day: str) -> tuple[int, int]:
@@ -181,13 +185,6 @@ class IcebergRecords:
         missing = [f"`{field.name}` {field.type}" for field in FIELDS if field.name not in known]
         if missing:
             self.spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({', '.join(missing)})")
-
-    def _tidy(self, day: str) -> None:
-        """Rewrite a day's files, sorted, where a cluster has five or more that are too small (Iceberg's own rule)."""
-        self.spark.sql(
-            f"CALL {self.catalog}.system.rewrite_data_files(table => 'records', strategy => 'sort', "
-            f"sort_order => '{', '.join(ORDER)}', where => 'date = \"{day}\"')"
-        )
 
     def _with_all_fields(self, rows: DataFrame) -> DataFrame:
         known = set(rows.columns)

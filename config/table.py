@@ -23,7 +23,10 @@ def to_table(config: Config, scope: Scope | None = None) -> QuotaTable:
     return QuotaTable(
         entries(config),
         default_scope=scope or default_scope(config),
-        connections=ConnectionLimits(connection_entries(config)),
+        connections=ConnectionLimits(
+            [one for entry in config.quotas if (one := to_connection_entry(entry)) is not None]
+            + [entry for entry, _ in _static_caps(config)]
+        ),
     )
 
 
@@ -42,16 +45,9 @@ def has_limits(config: Config) -> bool:
     return bool(config.quotas or _static_entries(config) or _static_caps(config))
 
 
-def connection_entries(config: Config) -> list[ConnectionEntry]:
-    """All entries for connections, those by Kafka's static names included."""
-    limited = (entry for entry in config.quotas if isinstance(entry, QuotaEntry) and entry.limits_connections)
-    found = [one for entry in limited if (one := to_connection_entry(entry)) is not None]
-    return found + [entry for entry, _ in _static_caps(config)]
-
-
-def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
+def to_connection_entry(entry: QuotaEntry | Entry) -> ConnectionEntry | None:
     """The connection limits of one entry of the file, None if there are none."""
-    if not entry.limits_connections:
+    if isinstance(entry, Entry) or not entry.limits_connections:
         return None
     name = to_name(entry.user if entry.ip is None else entry.ip)
     assert name is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -11,11 +10,9 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import HOUR_S, bucket, moment, only_row, some_rows, start_of, sums
 from analysis.kinds import BYTE_KINDS, OF_PROMISES, all_of, enforced
+from analysis.owners import PriceModel
 from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share
-
-if TYPE_CHECKING:
-    from analysis.owners import Owners, PriceModel
 
 _AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
 COLUMNS = (*_AMOUNTS, *OF_PROMISES)
@@ -29,13 +26,8 @@ def run(context: Context) -> Report:
     """Lines of the bill per payer and hour, and their sums."""
     model: PriceModel = context.options["prices"]
     grain = min(context.grain_s, HOUR_S)
-    rows = context.records.withColumns(
-        {
-            "payer": _payer(model, context.options.get("owners")),
-            "bucket": bucket(grain),
-            "hour_s": bucket(HOUR_S),
-        }
-    )
+    payer = context.options["owners"].column() if model.payer == TEAM else F.coalesce(model.payer, F.lit("(none)"))
+    rows = context.records.withColumns({"payer": payer, "bucket": bucket(grain), "hour_s": bucket(HOUR_S)})
     spans = rows.withColumnsRenamed({"start_ms": "first_ms", "end_ms": "last_ms"})
     observed = context.observed_s(spans, grain), context.observed_s(spans, HOUR_S, "hour_s")
     hours = (
@@ -88,13 +80,6 @@ def run(context: Context) -> Report:
         },
         lambda tables: _content(tables, model, grain),
     )
-
-
-def _payer(model: PriceModel, owners: Owners | None) -> Column:
-    if model.payer == TEAM:
-        assert owners is not None  # reported before a JVM is started
-        return owners.column()
-    return F.coalesce(model.payer, F.lit("(none)"))
 
 
 def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:

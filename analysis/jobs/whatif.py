@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import only_row, place_in, ratio, some_rows, sums
+from analysis.intake import Intake
 from analysis.kinds import MEASURES
 from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
@@ -82,7 +83,7 @@ def run(context: Context) -> Report:
     rows = context.records
     clients = context.kept(_clients(rows, {one.kind for one in found}), "clients")
     members = context.kept(_members(clients, found), "members")
-    groups = context.kept(_groups(members, found, _moved_clocks(context)), "groups")
+    groups = context.kept(_groups(members, found, context.intake), "groups")
     outcome = context.kept(_outcome(groups, _replayed(context, rows, members, groups, found), found), "outcome")
     tables = {"groups": _group_table(outcome, () if len(candidates) > 1 else ("candidate",))}
     if len(candidates) > 1:
@@ -149,16 +150,7 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     return reduce(DataFrame.unionByName, (of(number, family) for number, family in enumerate(found)))
 
 
-def _moved_clocks(context: Context) -> DataFrame | None:
-    """Sidecars whose clocks were set back: their intervals overlap, and no bound holds."""
-    if not context.intake.quality.clock_steps:
-        return None
-    return context.intake.instances.where("clock_steps > 0").select(
-        F.col("instance").alias("counter"), F.lit(True).alias("moved")
-    )
-
-
-def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None) -> DataFrame:
+def _groups(members: DataFrame, found: Sequence[Family], intake: Intake) -> DataFrame:
     """One row per counter, with a number (`gid`), and whether it is worth a replay (`chosen`)."""
     groups = members.groupBy("family", *GROUP).agg(
         F.max("limits").alias("limits"),
@@ -173,15 +165,16 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
     for number, family in enumerate(found):
         mine = family.may_be_over(F.col("density"), F.col("used"), F.array_min("limits"))
         may |= (F.col("family") == number) & mine
-    if moved is not None:
-        groups = groups.join(F.broadcast(moved), "counter", "left")
-        may |= F.col("moved").isNotNull()
+    if intake.quality.clock_steps:  # where a clock was set back intervals overlap, and no bound holds
+        back = intake.instances.where("clock_steps > 0").selectExpr("instance AS counter", "true AS back")
+        groups = groups.join(F.broadcast(back), "counter", "left")
+        may |= F.col("back").isNotNull()
     same = Window.partitionBy("family", *NAMED)
     # How long clients of one counter ran at the same time is known only from each interval; it matters where another
     # sidecar's counter of the same name is over its limit.
     groups = groups.withColumn("may", may).withColumn("any", F.max("may").over(same))
     groups = groups.withColumn("chosen", F.col("may") | (F.col("any") & (F.col("members") > 1)))
-    return groups.drop("may", "any", "moved", "density", "used").withColumn("gid", F.monotonically_increasing_id())
+    return groups.drop("may", "any", "back", "density", "used").withColumn("gid", F.monotonically_increasing_id())
 
 
 def _replayed(

@@ -126,11 +126,6 @@ def _nft_rules(rules: Rules) -> list[str]:
     return lines
 
 
-def nft_remove() -> str:
-    """Input of `nft -f -` that removes the table, whether it exists or not."""
-    return f"table inet {TABLE}\ndelete table inet {TABLE}\n"
-
-
 # ---- iptables -------------------------------------------------------------------------------------------------------
 
 
@@ -167,11 +162,6 @@ def _multiports(ports: Sequence[range]) -> list[str]:
         matches[-1].append(text)
         left -= size
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]
-
-
-def iptables_remove(jumps: int) -> str:
-    """Input of `iptables-restore --noflush` that removes our chain, and all jumps to it that OUTPUT has."""
-    return "\n".join(["*nat", f":{CHAIN} - [0:0]", *[f"-D OUTPUT {JUMP}"] * jumps, f"-X {CHAIN}", "COMMIT", ""])
 
 
 class RedirectError(Exception):
@@ -255,14 +245,15 @@ def _remove(tool: Tool) -> bool:
         return any(removed)
     if not _nft_table():
         return False
-    _run(["nft", "-f", "-"], nft_remove())
+    _run(["nft", "delete", "table", "inet", TABLE])
     return True
 
 
 def _remove_family(version: Literal[4, 6]) -> bool:
     if not _rules(version):
         return False
-    _run(_restore(version), iptables_remove(_jumps(version)))
+    jumps = [f"-D OUTPUT {JUMP}"] * _jumps(version)
+    _run(_restore(version), "\n".join(["*nat", f":{CHAIN} - [0:0]", *jumps, f"-X {CHAIN}", "COMMIT", ""]))
     return True
 
 
