@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import model_validator
 from pyspark.sql import Column
@@ -14,10 +14,9 @@ from analysis.errors import WrongUseError
 from config.load import validate
 from config.problems import ConfigError
 from config.source import number, parse
-from config.types import Section, Value, choice, setting, text, wrong
+from config.types import Section, Value, setting, text, wrong
 
 NO_TEAM = "(no team)"
-PAYERS = ("user", "client_id", "namespace", "team")
 _Model = TypeVar("_Model", bound=Section)
 
 
@@ -100,7 +99,7 @@ class PriceModel(Section):
     """A whole price model."""
 
     currency: Annotated[str, text("a name such as EUR")] = setting(..., "A name such as EUR.")
-    payer: Annotated[str, choice("a payer", *PAYERS)] = "user"
+    payer: Literal["user", "client_id", "namespace", "team"] = "user"
     burst_above: Annotated[float, _at_least(1)] = 2.0
     prices: Prices = setting(..., "What things cost.")
 

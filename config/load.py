@@ -17,10 +17,11 @@ from pydantic_core import ErrorDetails
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
 from config.parts import read_config
 from config.problems import MAX_PROBLEMS, MISSING, ConfigError, Place, Problem, first_of, unreadable
-from config.sections import SOURCES, Transparent
+from config.sections import Transparent
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
 from config.types import DEFAULT_WORD
+from proxy.core.auth.identity import SOURCES
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.table import Entry
@@ -382,6 +383,9 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
         return source.problem(place, f"expected a list, such as {json.dumps([value], ensure_ascii=False)}", value)
     if kind in _PARSED_BY:
         return source.problem(place, f"expected {_PARSED_BY[kind]}", value)
+    if kind == "literal_error":
+        words = item["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
+        return source.problem(place, f"expected one of {words}", value)
     if kind == "too_short":
         return source.problem(place, "expected at least one item", value)
     return source.problem(place, item["msg"], value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,6 @@ from config.types import (
     PortRange,
     Section,
     Value,
-    choice,
     duration_ms,
     duration_s,
     port_range,
@@ -32,13 +31,12 @@ from config.types import (
     wrong,
 )
 from config.units import LONG_MAX
+from proxy.core.auth.identity import SOURCES
 from quota.table import Scope
 
 _INT_MAX = 2**31 - 1
 _HOUR_MS = 3_600_000
 _MIB = 1024 * 1024
-SCOPES = ("instance", "fleet")
-SOURCES: Final = ("tls", "sasl", "static")
 TEMPLATE_FIELDS: Final = ("namespace", "service_account", "pod")
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -130,7 +128,7 @@ class FleetSection(Section):
         "File with the secret that authenticates records; required. One key a line, at least 32 "
         "characters: the first signs, all are accepted. Re-read when it changes.",
     )
-    default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = setting(
+    default_scope: Scope = setting(
         "instance", "Scope of entries without scope: each instance, or the whole fleet."
     )
     topic: TopicName = setting("kquota-fleet", "The fleet's topic.")
@@ -279,7 +277,7 @@ class SaslIdentity(Section):
 class IdentitySection(Section):
     """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
 
-    sources: list[Annotated[str, choice("a source of identity", *SOURCES)]] = Field(
+    sources: list[Literal["tls", "sasl", "static"]] = Field(
         default_factory=lambda: list(SOURCES),
         description="Sources of a connection's user, in this order: certificate, SASL login, static user.",
     )
@@ -291,7 +289,7 @@ class IdentitySection(Section):
 
     @field_validator("sources")
     @classmethod
-    def _each_once(cls, value: list[str]) -> list[str]:
+    def _each_once(cls, value: list[Any]) -> list[Any]:
         if len(set(value)) != len(value):
             raise wrong("each source once")
         return value

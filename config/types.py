@@ -168,17 +168,6 @@ _A_SOURCE = "an IP address or a network, such as 10.0.0.1, 2001:db8::1 or 10.0.0
 ADDRESS = Value(_address, {"type": "string", "minLength": 2})
 
 
-def choice(what: str, *values: str) -> Value:
-    """One of a few words."""
-
-    def check(value: Any) -> str:
-        if value not in values or not isinstance(value, str):
-            raise wrong(f"{what}: one of {', '.join(values)}")
-        return value
-
-    return Value(check, {"type": "string", "enum": list(values)})
-
-
 def _if(fine: Callable[[Any], bool], expected: str, schema: dict[str, Any]) -> Value:
     def check(value: Any) -> Any:
         if fine(value):
