@@ -6,45 +6,29 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from analysis.errors import WrongUseError
 from config.load import validate
 from config.problems import ConfigError
-from config.source import number, parse
-from config.types import Section, Value, setting, text, wrong
+from config.source import parse
+from config.types import Section, setting, text, wrong
 
 NO_TEAM = "(no team)"
 _Model = TypeVar("_Model", bound=Section)
 
 
-def _pattern(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise wrong("text, such as app-*")
-
-
-def _at_least(least: float) -> Value:
-    def check(value: Any) -> float:
-        if (found := number(value)) is None or found < least:
-            raise wrong(f"a number of at least {least:g}")
-        return float(found)
-
-    return Value(check, {"type": "number", "minimum": least})
-
-
-_Pattern = Annotated[str, Value(_pattern, {"type": "string"})]
-_Price = Annotated[float, _at_least(0)]
+_Price = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 class Owner(Section):
     """Clients whose user and client-id match; None: any."""
 
     team: Annotated[str, text("the name of a team")] = setting(..., "The name of the team.")
-    user: _Pattern | None = None
-    client_id: _Pattern | None = setting(None, "A pattern, as of user.", alias="client-id")
+    user: str | None = None
+    client_id: str | None = setting(None, "A pattern, as of user.", alias="client-id")
 
     @model_validator(mode="after")
     def _somebody(self) -> Owner:
@@ -100,7 +84,7 @@ class PriceModel(Section):
 
     currency: Annotated[str, text("a name such as EUR")] = setting(..., "A name such as EUR.")
     payer: Literal["user", "client_id", "namespace", "team"] = "user"
-    burst_above: Annotated[float, _at_least(1)] = 2.0
+    burst_above: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 2.0
     prices: Prices = setting(..., "What things cost.")
 
 

@@ -58,9 +58,7 @@ def render(
         findings=[visible(text) for text in content.findings],
         plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(content.plots)],
         tables=[
-            _shown(name, table, tables[name], DETAILS in others)
-            for name, table in report.tables.items()
-            if table.shown
+            _shown(name, table, tables[name], DETAILS in others) for name, table in report.tables.items() if table.shown
         ],
         details=DETAILS,
         files={visible(name): _head(visible(text, lines=True)) for name, text in content.files.items()},

@@ -102,9 +102,7 @@ def bars(
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     unit = "/s" if bytes_per_s else ""
-    axes.xaxis.set_major_formatter(
-        lambda value, _: size(value) + unit if bytes_per_s or volume else f"{value:,.6g}"
-    )
+    axes.xaxis.set_major_formatter(lambda value, _: size(value) + unit if bytes_per_s or volume else f"{value:,.6g}")
     axes.set_xlabel(label)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

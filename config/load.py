@@ -54,7 +54,19 @@ _OF_KAFKA: Final = {
     "topic": "client-id or user (Kafka has no topic quotas)",
 }
 """Kafka's own names of properties, and what people have not found here."""
-_PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
+_EXPECTED: Final = {
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "literal_error": "{expected}",
+    "too_short": "at least one item",
+}
+"""By pydantic's type of an error."""
 _FILES_OF_SECRETS: Final = frozenset({"key_file", "password_file", "token_file"})
 """Settings whose value may be the secret itself by mistake: problems do not show it, as they are logged."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
@@ -381,13 +393,8 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
         return source.problem(place, f"expected a value: {_described(model, place)}", MISSING)
     if kind == "list_type" and isinstance(value, str):
         return source.problem(place, f"expected a list, such as {json.dumps([value], ensure_ascii=False)}", value)
-    if kind in _PARSED_BY:
-        return source.problem(place, f"expected {_PARSED_BY[kind]}", value)
-    if kind == "literal_error":
-        words = item["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
-        return source.problem(place, f"expected one of {words}", value)
-    if kind == "too_short":
-        return source.problem(place, "expected at least one item", value)
+    if kind in _EXPECTED:
+        return source.problem(place, f"expected {_EXPECTED[kind].format(**item.get('ctx', {}))}", value)
     return source.problem(place, item["msg"], value)
 
 

@@ -369,9 +369,7 @@ class Log(Section):
     """What is logged. KQUOTA_LOG_LEVEL in the environment wins over `level`."""
 
     level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level that is logged.")
-    format: Literal["auto", "json", "console"] = setting(
-        "auto", "auto: console on a terminal, else JSON lines."
-    )
+    format: Literal["auto", "json", "console"] = setting("auto", "auto: console on a terminal, else JSON lines.")
 
 
 _BROKERS_NEEDED: dict[str, Any] = {

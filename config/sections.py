@@ -10,6 +10,7 @@ from pydantic import (
     AfterValidator,
     Field,
     GetJsonSchemaHandler,
+    StrictBool,
     field_validator,
     model_validator,
 )
@@ -17,7 +18,6 @@ from pydantic_core import CoreSchema
 
 from config.types import (
     AbsolutePath,
-    Bool,
     PortRange,
     Section,
     Value,
@@ -128,11 +128,9 @@ class FleetSection(Section):
         "File with the secret that authenticates records; required. One key a line, at least 32 "
         "characters: the first signs, all are accepted. Re-read when it changes.",
     )
-    default_scope: Scope = setting(
-        "instance", "Scope of entries without scope: each instance, or the whole fleet."
-    )
+    default_scope: Scope = setting("instance", "Scope of entries without scope: each instance, or the whole fleet.")
     topic: TopicName = setting("kquota-fleet", "The fleet's topic.")
-    create_topic: Bool = setting(True, "Create the topic if missing; false: the log has the command.")
+    create_topic: StrictBool = setting(True, "Create the topic if missing; false: the log has the command.")
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = setting(
         None, "Replication factor of a created topic; null: the brokers' default."
     )
@@ -194,7 +192,9 @@ class Transparent(Section):
     ports: list[Annotated[PortRange, PORTS]] = Field(
         default_factory=list, description="Allowed destination ports; empty: all."
     )
-    tls_passthrough: Bool = setting(True, "Without listen.tls, pass TLS through with byte quotas; false: refuse it.")
+    tls_passthrough: StrictBool = setting(
+        True, "Without listen.tls, pass TLS through with byte quotas; false: refuse it."
+    )
 
 
 _USER = text("a user name")

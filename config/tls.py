@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from config.types import (
     HOST,
     AbsolutePath,
-    Bool,
     Section,
     Value,
     duration_ms,
@@ -71,7 +70,7 @@ class UpstreamTls(Section):
     server_name: Annotated[str, HOST] | None = setting(
         None, "Name sent to every broker (SNI) that its certificate must match; null: the host connected to."
     )
-    verify_hostname: Bool = setting(
+    verify_hostname: StrictBool = setting(
         True, "false: accept any certificate of a trusted authority. Logs a warning at each start."
     )
 

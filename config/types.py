@@ -168,25 +168,14 @@ _A_SOURCE = "an IP address or a network, such as 10.0.0.1, 2001:db8::1 or 10.0.0
 ADDRESS = Value(_address, {"type": "string", "minLength": 2})
 
 
-def _if(fine: Callable[[Any], bool], expected: str, schema: dict[str, Any]) -> Value:
-    def check(value: Any) -> Any:
-        if fine(value):
-            return value
-        raise wrong(expected)
-
-    return Value(check, schema)
+def _absolute_path(value: Any) -> str:
+    # A relative path would depend on the working directory at start; NUL cannot be in a path at all.
+    if isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value:
+        return value
+    raise wrong("the absolute path of a file, such as /etc/kquota/tls.crt")
 
 
-BOOLEAN = _if(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
-ABSOLUTE_PATH = _if(  # a relative path would depend on the working directory at start; NUL cannot be in a path at all
-    lambda value: isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value,
-    "the absolute path of a file, such as /etc/kquota/tls.crt",
-    {"type": "string", "pattern": "^/.*[^/]$"},
-)
-
-
-Bool = Annotated[bool, BOOLEAN]
-AbsolutePath = Annotated[str, ABSOLUTE_PATH]
+AbsolutePath = Annotated[str, Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})]
 
 
 class PortRange(NamedTuple):

@@ -99,9 +99,7 @@ def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) 
         first = some_rows(mine.orderBy(F.col("highest_hour").desc(), *CLIENT), 1)
         if first:
             row = first[0]
-            findings.append(
-                f"{several(clients, 'client')} {predicate}; the largest, {who(row)}: {_amount(row)}."
-            )
+            findings.append(f"{several(clients, 'client')} {predicate}; the largest, {who(row)}: {_amount(row)}.")
     if not findings:
         findings = ["No client used anything for the first time, or far more than before."]
     notes = [

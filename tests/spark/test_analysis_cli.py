@@ -163,7 +163,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
         ),
         (
             {"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}},
-            'payer: got "pod", expected one of user,',
+            "payer: got \"pod\", expected 'user', 'client_id',",
         ),
         ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
     ],
