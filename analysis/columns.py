@@ -66,11 +66,7 @@ def only_row(frame: DataFrame) -> Row:
 
 def together() -> list[Column]:
     """For rows that summarise records: their total number, and the first and last time."""
-    return [
-        F.sum("records").alias("records"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
-    ]
+    return [F.sum("records").alias("records"), F.min("first_ms").alias("first_ms"), F.max("last_ms").alias("last_ms")]
 
 
 def seen(rows: DataFrame) -> DataFrame:

@@ -100,10 +100,7 @@ class Quality:
     @property
     def whole_days(self) -> tuple[int, int]:
         """The first and the last day (since 1970, UTC) that the input has whole, but for an hour at most."""
-        return (
-            int((self.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S),
-            int((self.last_ms / 1000 + HOUR_S) // DAY_S) - 1,
-        )
+        return (int((self.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S), int((self.last_ms / 1000 + HOUR_S) // DAY_S) - 1)
 
     def sentences(self) -> list[str]:
         """The same as sentences."""

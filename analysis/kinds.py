@@ -99,10 +99,7 @@ _PROMISES: Final = {
     "group_user": "{kind}_group_user",
     "group_client": "{kind}_group_client_id",
 }
-OF_PROMISES = (
-    "namespace",
-    *(pattern.format(kind=kind.value) for kind in BYTE_KINDS for pattern in _PROMISES.values()),
-)
+OF_PROMISES = ("namespace", *(pattern.format(kind=kind.value) for kind in BYTE_KINDS for pattern in _PROMISES.values()))
 """The columns of limits that delay clients (:func:`enforced`)."""
 GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""

@@ -106,11 +106,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         config = validate(Config, source)
     except ConfigError as error:
         raise ConfigError(_in_file_order([*error.problems, *missing])) from None
-    problems = [
-        *missing,
-        *find_duplicates(config, source),
-        *_contradictions(config, source, on_paper=on_paper),
-    ]
+    problems = [*missing, *find_duplicates(config, source), *_contradictions(config, source, on_paper=on_paper)]
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
     return config.with_source(source)
@@ -182,11 +178,7 @@ def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterat
         yield source.problem(("fleet",), "expected key_file: the file with the fleet's secret", at_key=True)
 
 
-_REACHED: Final = {
-    "localhost": _LOOPBACK,
-    "0.0.0.0": frozenset({"127.0.0.1"}),
-    "::": frozenset({"::1"}),
-}
+_REACHED: Final = {"localhost": _LOOPBACK, "0.0.0.0": frozenset({"127.0.0.1"}), "::": frozenset({"::1"})}
 """Where connections to these hosts end, on Linux."""
 
 

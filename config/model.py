@@ -352,8 +352,7 @@ class Admin(Section):
     host: Annotated[str, HOST] = setting("127.0.0.1", "Address to listen on; ``::`` in a pod.")
     port: Annotated[int, _PORT] = setting(9404, "Port; 0: any free one.")
     allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
-        default_factory=list,
-        description="Other host names that the port answers to: names, *.suffix, or * for any.",
+        default_factory=list, description="Other host names that the port answers to: names, *.suffix, or * for any."
     )
 
 

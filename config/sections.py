@@ -6,14 +6,7 @@ import ipaddress
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    GetJsonSchemaHandler,
-    StrictBool,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from config.types import (

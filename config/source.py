@@ -16,14 +16,7 @@ from typing import Any, Final
 
 import yaml
 from yaml.composer import ComposerError
-from yaml.events import (
-    AliasEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    StreamEndEvent,
-)
+from yaml.events import AliasEvent, MappingEndEvent, MappingStartEvent, ScalarEvent, SequenceEndEvent, StreamEndEvent
 
 from config.problems import (
     MAX_ALIASED_VALUES,
@@ -228,10 +221,7 @@ _PLAIN_WORDS = (
     ("expected ',' or ']'", "a list in [ ] lacks its closing bracket or a comma"),
     ("expected ',' or '}'", "a mapping in { } lacks its closing brace or a comma"),
     ("did not find expected key", "wrong indentation: this line does not belong to any block above it"),
-    (
-        "did not find expected node content",
-        "a list in [ ] or a mapping in { } is not closed, or has an empty item",
-    ),
+    ("did not find expected node content", "a list in [ ] or a mapping in { } is not closed, or has an empty item"),
     ("could not find expected ':'", "a key is not followed by a colon and a space"),
 )
 """libyaml's or PyYAML's message, and its usual cause."""

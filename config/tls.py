@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
-from config.types import (
-    HOST,
-    AbsolutePath,
-    Section,
-    Value,
-    duration_ms,
-    setting,
-    text,
-    wrong,
-)
+from config.types import HOST, AbsolutePath, Section, Value, duration_ms, setting, text, wrong
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
 
 

@@ -17,10 +17,7 @@ from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_kind, 
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share, size
 
-COLUMNS = (
-    *(MEASURES[kind].column for kind in BYTE_KINDS),
-    *OF_PROMISES,
-)
+COLUMNS = (*(MEASURES[kind].column for kind in BYTE_KINDS), *OF_PROMISES)
 FEWEST_DAYS = 3
 
 

@@ -57,10 +57,7 @@ def run(context: Context) -> Report:
         ),
     )
     in_order = Window.partitionBy(*CLIENT, "kind").orderBy("hour_s")
-    sides = {
-        "before": in_order.rangeBetween(-SEEN_S, -HOUR_S),
-        "after": in_order.rangeBetween(0, SEEN_S - HOUR_S),
-    }
+    sides = {"before": in_order.rangeBetween(-SEEN_S, -HOUR_S), "after": in_order.rangeBetween(0, SEEN_S - HOUR_S)}
     around = {
         f"_{name}_{side}": F.sum(name).over(window)
         for side, window in sides.items()

@@ -106,10 +106,7 @@ def _content(tables: Mapping[str, DataFrame], grain: int) -> Content:
     pictures = []
     if shown:
         pictures.append(
-            Plot(
-                "Extra broker time of others' requests during a client's bursts",
-                plots.bars(shown, "ms per request"),
-            )
+            Plot("Extra broker time of others' requests during a client's bursts", plots.bars(shown, "ms per request"))
         )
     return Content(
         findings,

@@ -224,10 +224,7 @@ def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
             "client's name was truncated or cannot be written in an entry, or the client has limits of both scopes."
         )
     shown = {
-        f"{who(row)} {row['kind']}": {
-            "need": row["need"],
-            "headroom": row["recommended"] - row["need"],
-        }
+        f"{who(row)} {row['kind']}": {"need": row["need"], "headroom": row["recommended"] - row["need"]}
         for row in usable
         if row["kind"] in ("produce", "fetch")
     }

@@ -59,11 +59,7 @@ def run(context: Context) -> Report:
         "Which clients used how much, and how fast?",
         {
             "clients": Table(
-                seen(clients),
-                "Clients, by bytes",
-                [_moved().desc(), *CLIENT],
-                left_out=_ONLY_IN_FILES,
-                summed=_SUMS,
+                seen(clients), "Clients, by bytes", [_moved().desc(), *CLIENT], left_out=_ONLY_IN_FILES, summed=_SUMS
             ),
             "limits": Table(_limits(buckets, observed), "Limits by utilisation", [F.col("used_share").desc(), *GROUP]),
             "hours": context.hours(hourly, _SUMS),
@@ -103,7 +99,7 @@ def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> C
     findings = [
         f"{several(total['clients'], 'client')} produced {size(total['produce_bytes'])} and fetched "
         f"{size(total['fetch_bytes'])} in {total['requests']:,} requests, which took brokers "
-        f"{total['request_seconds']:,.0f} s.",
+        f"{total['request_seconds']:,.0f} s."
     ]
     if all_bytes > 0:
         first = top[0]

@@ -148,7 +148,7 @@ max_mute: 30
         ("listen: {tls: {certificate_file: c, key_file: /k}}", "expected the absolute path of a file"),
         ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: required}}", "expected client_ca_file"),
         ("listen: {tls: {certificate_file: /c, key_file: /k, client_ca_file: /a}}", "expected ssl.client.auth:"),
-        ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: maybe}}", "expected 'none', 'requested' or 'required'"),
+        ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: maybe}}", "'requested' or 'required'"),
         ("listen: {tls: {certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}}", "not 'RULE:x'"),
         ('identity: {static: {template: "{namespace}"}}', "expected template and directory, both or neither"),
         ('identity: {static: {template: "{namespace}{pod}", directory: /d}}', "expected a separator between two"),
