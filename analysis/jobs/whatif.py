@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -239,44 +239,38 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
     """One row per candidate and named group, all its sidecars together."""
     each = groups.select("*", F.posexplode("limits").alias("place", "limit")).drop("limits")
     each = each.join(replayed.withColumnsRenamed({"peak": "replayed_peak"}), ["gid", "place"], "left")
-    parts = []
-    for number, family in enumerate(found):
-        worst = F.min if family.kind is Kind.MUTATION else F.max
-        scale = family.rule.scale
-        sums = (
-            each.where(F.col("family") == number)
-            .groupBy("place", *NAMED)
-            .agg(
-                F.max("limit").alias("limit"),
-                F.when(F.max("of_fleet"), "fleet").otherwise("instance").alias("scope"),
-                F.sum("sidecars").alias("sidecars"),
-                F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
-                F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
-                (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
-                F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
-                worst("extreme").alias("extreme_in_window"),
-                F.sum("held").alias("delayed_in_truth_s"),
-            )
-        )
-        name = F.element_at(F.array(*map(F.lit, family.names)), F.col("place") + 1)
-        parts.append(
-            sums.select(
-                name.alias("candidate"),
-                F.lit(family.kind.value).alias("kind"),
-                *NAMED,
-                "limit",
-                "scope",
-                "seconds_over",
-                F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
-                "longest_delay_s",
-                "peak_interval_rate",
-                "extreme_in_window",
-                "delayed_in_truth_s",
-                "sidecars",
-                "seconds_seen",
-            )
-        )
-    return reduce(DataFrame.unionByName, parts)
+
+    def of_family(values: Iterable[Column]) -> Column:
+        return F.get(F.array(*values), F.col("family"))
+
+    tokens = of_family(F.lit(one.kind is Kind.MUTATION) for one in found)
+    scale = of_family(F.lit(one.rule.scale) for one in found)
+    sums = each.groupBy("family", "place", *NAMED).agg(
+        F.max("limit").alias("limit"),
+        F.when(F.max("of_fleet"), "fleet").otherwise("instance").alias("scope"),
+        F.sum("sidecars").alias("sidecars"),
+        F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
+        F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
+        (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
+        F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
+        F.when(tokens, F.min("extreme")).otherwise(F.max("extreme")).alias("extreme_in_window"),
+        F.sum("held").alias("delayed_in_truth_s"),
+    )
+    return sums.select(
+        F.get(of_family(F.array(*map(F.lit, one.names)) for one in found), F.col("place")).alias("candidate"),
+        of_family(F.lit(one.kind.value) for one in found).alias("kind"),
+        *NAMED,
+        "limit",
+        "scope",
+        "seconds_over",
+        F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
+        "longest_delay_s",
+        "peak_interval_rate",
+        "extreme_in_window",
+        "delayed_in_truth_s",
+        "sidecars",
+        "seconds_seen",
+    )
 
 
 def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
