@@ -59,8 +59,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("name", choices=JOBS, metavar="NAME", help="which report, see below")
-    for name, text, how in _OPTIONS:
-        whole.add_argument(name, help=text, **how)
+    _add_options(whole.add_argument)
     return whole
 
 
@@ -343,81 +342,68 @@ _SPAN = _written(
     r"([0-9]{1,9} +(millisecond|second|minute|hour|day|week)s? *)+", "a time as Spark has it, such as 10 minutes"
 )
 
-_SEVERAL: Final = {"action": "append", "default": []}
-_OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
-    (
-        "--input",
-        "usage records: a file, a directory or a glob; JSON lines or (not for compact) Parquet",
-        {"required": True},
-    ),
-    ("--output", "directory for the results; each report has one below it", {"required": True}),
-    ("--from", "the first day to read (UTC), such as 2026-08-01", {"dest": "first", "metavar": "DAY"}),
-    ("--to", "the last day to read, inclusive", {"dest": "last", "metavar": "DAY"}),
-    ("--grain", "time bucket of fleet-wide rates (60)", {"type": _GRAIN, "default": 60, "metavar": "S"}),
-    ("--prices", "chargeback: the price model (YAML)", {"metavar": "FILE"}),
-    (
+_SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
+
+
+def _add_options(add: Callable[..., object]) -> None:
+    add("--input", required=True, help="usage records (JSON lines, or Parquet): a file, a directory or a glob")
+    add("--output", required=True, help="directory for the results; each report has one below it")
+    add("--from", dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
+    add("--to", dest="last", metavar="DAY", help="the last day to read, inclusive")
+    add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
+    add("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
+    add(
         "--candidate",
-        "whatif: quotas to try (JSON of `kquota check --json`); several are compared",
-        {"action": "append", "metavar": "FILE"},
-    ),
-    (
-        "--sweep",
-        "whatif: try each candidate with its limits times each of these",
-        {"type": _FACTORS, "metavar": "X,X,…"},
-    ),
-    (
+        action="append",
+        metavar="FILE",
+        help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable",
+    )
+    add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: try each candidate's limits times each of these")
+    add(
         "--at-most",
-        "whatif: largest share of its time that a candidate may delay a group (1)",
-        {"type": _PERCENT, "default": 1.0, "metavar": "PERCENT"},
-    ),
-    ("--headroom", "recommend: margin above the need (0.25)", {"type": _HEADROOM, "default": 0.25, "metavar": "X"}),
-    (
-        "--capacity",
-        "capacity, forecast: capacity of the clusters per second, produce or fetch",
-        _SEVERAL | {"metavar": "KIND=BYTES"},
-    ),
-    ("--owners", "teams (YAML): tables of clients say whose they are", {"metavar": "FILE"}),
-    (
+        type=_PERCENT,
+        default=1.0,
+        metavar="PERCENT",
+        help="whatif: largest delayed share of a group's time (1)",
+    )
+    add("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: margin above the need (0.25)")
+    add("--capacity", **_SEVERAL, metavar="KIND=BYTES", help="capacity, forecast: the clusters' bytes per second")
+    add("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
+    add(
         "--target",
-        "slo: share of its time and requests for which a team must not be held (99)",
-        {"type": _PERCENT, "default": 99.0, "metavar": "PERCENT"},
-    ),
-    ("--recent", "anomalies: length of the recent period (7)", {"type": _DAYS, "default": 7.0, "metavar": "DAYS"}),
-    ("--horizon", "forecast: how many days ahead to look (90)", {"type": _HORIZON, "default": 90, "metavar": "DAYS"}),
-    ("--settle", "compact: hours to wait after a day has ended (2)", {"type": _HOURS, "default": 2.0, "metavar": "H"}),
-    ("--keep-days", "compact: delete days from the output that are older than N days", {"type": _KEEP, "metavar": "N"}),
-    (
+        type=_PERCENT,
+        default=99.0,
+        metavar="PERCENT",
+        help="slo: share of time and requests without delay (99)",
+    )
+    add("--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)")
+    add("--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)")
+    add("--settle", type=_HOURS, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)")
+    add("--keep-days", type=_KEEP, metavar="N", help="compact: delete days from the output that are older than N days")
+    add(
         "--format",
-        "compact: format of a new store, plain files (the default) or an Iceberg table; reports: the format of "
-        "a remote store",
-        {"choices": ("files", "iceberg")},
-    ),
-    (
-        "--delete-input",
-        "compact: delete input files with usable records once they are compacted",
-        {"action": "store_true"},
-    ),
-    ("--alerts", "stream: kafka://host:port/topic for alerts", {"metavar": "PLACE"}),
-    (
+        choices=("files", "iceberg"),
+        help="compact: format of a new store (files); reports: that of a remote one",
+    )
+    add("--delete-input", action="store_true", help="compact: delete input files with usable records once compacted")
+    add("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
+    add(
         "--delay",
-        "stream: how late records may be (10 minutes)",
-        {"type": _SPAN, "default": "10 minutes", "metavar": "TIME"},
-    ),
-    (
-        "--trigger",
-        "stream: time between batches (30 seconds)",
-        {"type": _SPAN, "default": "30 seconds", "metavar": "TIME"},
-    ),
-    ("--once", "stream: process the records that exist, then end", {"action": "store_true"}),
-    ("--batch", "stream: at most N messages (files) per batch", {"type": _NUMBER, "metavar": "N"}),
-    ("--kafka", "stream: property of Kafka clients", _SEVERAL | {"metavar": "KEY=VALUE"}),
-    ("--kafka-config", "stream: properties of Kafka clients; logins belong here", {"metavar": "FILE"}),
-    ("--metrics", "stream: lag, rates and state for Prometheus", {"metavar": "[HOST:]PORT"}),
-    ("--master", "Spark master; default: all cores of this machine, or what spark-submit says", {}),
-    ("--memory", "memory of a local Spark, such as 4g (2g)", {"type": _MEMORY, "metavar": "SIZE"}),
-    ("--conf", "Spark's own configuration", _SEVERAL | {"metavar": "KEY=VALUE"}),
-    ("--quiet", "no progress on stderr", {"action": "store_true"}),
-)
+        type=_SPAN,
+        default="10 minutes",
+        metavar="TIME",
+        help="stream: how late records may come (10 minutes)",
+    )
+    add("--trigger", type=_SPAN, default="30 seconds", metavar="TIME", help="stream: time between batches (30 seconds)")
+    add("--once", action="store_true", help="stream: process the records that exist, then end")
+    add("--batch", type=_NUMBER, metavar="N", help="stream: at most N messages (files) per batch")
+    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: property of Kafka clients")
+    add("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
+    add("--metrics", metavar="[HOST:]PORT", help="stream: lag, rates and state for Prometheus")
+    add("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
+    add("--memory", type=_MEMORY, metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
+    add("--conf", **_SEVERAL, metavar="KEY=VALUE", help="Spark's own configuration")
+    add("--quiet", action="store_true", help="no progress on stderr")
 
 
 def _complain(text: str, code: int) -> int:
