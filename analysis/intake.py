@@ -240,21 +240,27 @@ def read(
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms  # one time for all queries
     wanted = list(dict.fromkeys((*BASE, *columns)))
     store = Store(spark, pattern)
+    stored = store.exists()
     places = [pattern]
-    below = days_below(spark, pattern) if days.bounded and not store.exists() else {}
+    below = days_below(spark, pattern) if days.bounded and not stored else {}
     if below:
         places = [place for day, found in below.items() if day in days for place in found]
-    first = store.records if store.exists() else next(filter(None, (some_file(spark, one) for one in places)), None)
-    if store.exists() and store.table is None and not any(state.records for state in store.days().values()):
+    first = store.records if stored else next(filter(None, (some_file(spark, one) for one in places)), None)
+    if stored and store.table is None and not any(state.records for state in store.days().values()):
         raise ReportError(f"--input {pattern}: this store has no records yet")
     if first is None:
         there = f": it has those of {min(below)} to {max(below)}" if below else ""
         raise WrongUseError(f"--input {pattern}: no files there" + (f" of these days{there}" if days.bounded else ""))
     parsed: DataFrame | None = None
-    if store.exists():
+    if stored:
         rows = _checked(without_files(store.read().where(days.partitions()), unreadable), wanted, now_ms)
     elif first.endswith(".parquet"):
-        rows = _from_parquet(spark, places, wanted, now_ms, unreadable)
+        try:
+            # The files' own schema is not used: a foreign one gives nulls, and those are set aside.
+            found = spark.read.option("recursiveFileLookup", True).schema(parquet_ddl()).parquet(*places)
+            rows = _checked(without_files(found, unreadable), wanted, now_ms)
+        except AnalysisException as error:
+            raise ReportError(f"--input {pattern}: {error}") from error
     else:
         lines = checked_lines(spark.read.option("recursiveFileLookup", True).text(places), unreadable, now_ms)
         rows = parsed = kept(lines.select(*wanted, "reason", "raw", "file"), f"{staging}/records")
@@ -262,7 +268,7 @@ def read(
     if days.bounded:
         rows = rows.where(F.col("reason").isNotNull() | days.records())
     rollups: Callable[[str], DataFrame | None] | None = None
-    parts = store.rollup(WORDS, days) if rolled and store.exists() and not unreadable else None
+    parts = store.rollup(WORDS, days) if rolled and stored and not unreadable else None
     if parts is not None:
         found = kept(audit.together_words(parts), f"{staging}/words")
         # If there are duplicates, as while a day is replaced, sums count both.
@@ -295,20 +301,8 @@ def _days_of(store: Store, rows: DataFrame) -> list[str]:
     return [f"{datetime.fromtimestamp(one / 1000, UTC):%Y-%m-%d}" for one in ends if one is not None]
 
 
-def _from_parquet(
-    spark: SparkSession, places: list[str], wanted: list[str], now_ms: int | None, unreadable: Sequence[str]
-) -> DataFrame:
-    """Only the requested columns are read, so only they are checked."""
-    try:
-        # The files' own schema is not used: a foreign one gives nulls, and those are set aside.
-        found = spark.read.option("recursiveFileLookup", True).schema(parquet_ddl()).parquet(*places)
-        rows = without_files(found, unreadable)
-    except AnalysisException as error:
-        raise ReportError(f"--input {places[0]}: {error}") from error
-    return _checked(rows, wanted, now_ms)
-
-
 def _checked(rows: DataFrame, wanted: list[str], now_ms: int | None) -> DataFrame:
+    """Only the requested columns are read, so only they are checked."""
     some = [field for field in FIELDS if field.name in wanted and not field.name.startswith("requests")]
     return rows.select(*wanted).withColumn("reason", _reason(some, now_ms))
 

@@ -150,9 +150,8 @@ class IcebergRecords:
 
     def open(self) -> None:
         """Register the table's catalog in the session. Raises ReportError when the session has no Iceberg."""
-        loader = cast(Any, self.spark._jvm).java.lang.Thread.currentThread().getContextClassLoader()
         try:
-            loader.loadClass(CATALOG)
+            cast(Any, self.spark._jvm).java.lang.Thread.currentThread().getContextClassLoader().loadClass(CATALOG)
         except Py4JJavaError:
             raise ReportError(
                 f"{self.place}: its records are an Iceberg table, and this Spark session has no Iceberg: add "
@@ -224,19 +223,11 @@ class Store:
     def __init__(self, spark: SparkSession, place: str) -> None:
         self.spark = spark
         self.place = place.rstrip("/")
+        self.records, self.rollups = f"{self.place}/records", f"{self.place}/rollups"
+        """Where the records are, and sums of them."""
         table = IcebergRecords(spark, self.place)
         self.table = table if table.exists() else None
         """The table that its records are; None: plain files."""
-
-    @property
-    def records(self) -> str:
-        """Where reports read."""
-        return f"{self.place}/records"
-
-    @property
-    def rollups(self) -> str:
-        """Where sums of them are."""
-        return f"{self.place}/rollups"
 
     def exists(self) -> bool:
         """Whether the store exists."""
