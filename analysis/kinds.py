@@ -19,11 +19,10 @@ from quota.table import MAX_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The columns of a kind of quota in a record."""
+    """The column of a kind of quota in a record."""
 
-    kind: Kind
     column: str
-    scale: float
+    scale: float = 1.0
     """`column` times this, over seconds, is a rate in the unit of the limit."""
 
     def rate(self, seconds: Column | float) -> Column:
@@ -32,13 +31,10 @@ class Measure:
 
 
 MEASURES = {
-    one.kind: one
-    for one in (
-        Measure(Kind.PRODUCE, "produce_bytes", 1.0),
-        Measure(Kind.FETCH, "fetch_bytes", 1.0),
-        Measure(Kind.REQUEST, "request_seconds", 100.0),  # one thread busy all the time is 100 percent
-        Measure(Kind.MUTATION, "mutations", 1.0),
-    )
+    Kind.PRODUCE: Measure("produce_bytes"),
+    Kind.FETCH: Measure("fetch_bytes"),
+    Kind.REQUEST: Measure("request_seconds", 100.0),  # one thread busy all the time is 100 percent
+    Kind.MUTATION: Measure("mutations"),
 }
 BYTE_KINDS = (Kind.PRODUCE, Kind.FETCH)
 

@@ -20,9 +20,8 @@ _SUMS = ("mutes", "mutes_ignored", "requests")
 
 def run(context: Context) -> Report:
     """Throttles and how many of them were ignored, by library and version."""
-    rows = context.records
     unknown = F.lit("(did not say)")
-    clients = rows.groupBy(
+    clients = context.records.groupBy(
         *CLIENT,
         F.coalesce("client_library", unknown).alias("library"),
         F.coalesce("client_library_version", F.lit("")).alias("version"),

@@ -67,7 +67,7 @@ async def test_a_new_namespace_is_told_which_secrets_it_needs(api: ScriptedApi) 
     await rounds(api, 3, dataclasses.replace(SETTINGS, secrets=("regcred", "kquota-fleet")))
     (event,) = events(api)
     assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Normal", "SecretsNeeded", "orders")
-    assert event["message"].endswith("They need the Secrets regcred, kquota-fleet here.")
+    assert event["message"].endswith("which need Secrets: regcred, kquota-fleet.")
 
 
 async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
