@@ -6,7 +6,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import some_rows, together
+from analysis.columns import together
 from analysis.files import kept
 from quota.record import IDENTITY
 
@@ -78,12 +78,6 @@ def together_words(parts: DataFrame) -> DataFrame:
 def word() -> Column:
     """The word that contains a record's sequence number."""
     return F.floor(F.col("sequence") / WORD)
-
-
-def reasons(found: DataFrame) -> dict[str | None, int]:
-    """The number of rows for each reason, and for none."""
-    counts = found.groupBy("reason").agg(F.sum("records").alias("rows"))
-    return {row["reason"]: int(row["rows"]) for row in some_rows(counts)}  # half a dozen
 
 
 def instances(found: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analysis import audit
-from analysis.columns import DAY_S, HOUR_S, only_row, sums, together
+from analysis.columns import DAY_S, HOUR_S, only_row, some_rows, sums, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
@@ -198,7 +198,8 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
     as_double = {field.name: F.col(field.name).cast("double") for field in numbers}
     # least() and greatest() skip nulls; a number that may be negative has no minimum; NaN is the greatest.
     lowest = F.least(*(as_double[f.name] - F.lit(f.least) for f in numbers if f.least is not None), F.lit(0.0))
-    highest = F.greatest(*(F.abs(as_double[f.name]) * F.lit(1 / _most(f)) for f in numbers), F.lit(0.0))
+    most = {f.name: MOST_RATE if f.unit in (*UNITS.values(), "1") else MOST for f in numbers}
+    highest = F.greatest(*(F.abs(as_double[name]) * F.lit(1 / one) for name, one in most.items()), F.lit(0.0))
     wrong = (
         reduce(or_, no_null)
         | (lowest < 0)
@@ -216,10 +217,6 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
         .when(F.coalesce(wrong, F.lit(True)), "wrong_value")
         .when((start < EARLIEST_MS) | (end > now + TOLERANCE_MS), "clock_off")
     )
-
-
-def _most(field: Field) -> float:
-    return MOST_RATE if field.unit in (*UNITS.values(), "1") else MOST
 
 
 def read(
@@ -276,7 +273,8 @@ def read(
             rollups = partial(store.rollup, days=days)
     if rollups is None:
         found = kept(audit.words(rows), f"{staging}/words")
-    counts = audit.reasons(found)
+    by_reason = found.groupBy("reason").agg(F.sum("records").cast("long").alias("rows"))
+    counts: dict[str | None, int] = {row["reason"]: row["rows"] for row in some_rows(by_reason)}  # half a dozen
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
     if not counts.get(None):
         ends = _days_of(store, every) if days.bounded else []

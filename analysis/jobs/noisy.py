@@ -103,11 +103,8 @@ def _content(tables: Mapping[str, DataFrame], grain: int) -> Content:
         for row in (some_rows(frame, 12) if notable else [])
         if row["lift"] is not None and row["lift"] > 1
     }
-    pictures = []
-    if shown:
-        pictures.append(
-            Plot("Extra broker time of others' requests during a client's bursts", plots.bars(shown, "ms per request"))
-        )
+    caption = "Extra broker time of others' requests during a client's bursts"
+    pictures = [Plot(caption, plots.bars(shown, "ms per request"))] if shown else []
     return Content(
         findings,
         pictures,
