@@ -26,7 +26,6 @@ HOOKS = f"{CONFIGURATIONS}/kquota-webhook.platform"
 COPY = "/api/v1/namespaces/orders/configmaps/kquota"
 QUOTAS = "/api/v1/namespaces/orders/configmaps/kquota-quotas"
 SECRET = "/api/v1/namespaces/platform/secrets/kquota-webhook-certificate"
-HOST = SETTINGS.host
 
 
 @pytest.fixture
@@ -227,7 +226,7 @@ async def test_passes_on_api_server_errors(api: ScriptedApi, tmp_path: Path) -> 
 
 async def kept(api: ScriptedApi) -> Pair:
     async with Cluster(api.url, api.account) as cluster:
-        return await keep(cluster, "platform", "kquota-webhook-certificate", HOST, {}, SETTINGS.configuration)
+        return await keep(cluster, SETTINGS)
 
 
 def bundles(api: ScriptedApi) -> set[bytes]:
