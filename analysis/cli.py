@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -126,11 +127,11 @@ def _place(text: str) -> str:
 
 
 def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, str]) -> int:
-    from analysis.days import Days, day
+    from analysis.days import Days
     from analysis.session import open_session, small
 
-    days = Days(day("--from", options.first), day("--to", options.last))
-    if days.first is not None and days.last is not None and days.last < days.first:
+    days = Days(options.first or date.min, options.last or date.max)
+    if days.last < days.first:
         raise WrongUseError(f"--to {options.last} is before --from {options.first}")
     conf = small(options.input, options.master) | conf
     if options.format != "files":
@@ -322,6 +323,7 @@ def _written(pattern: str, expected: str) -> Callable[[str], str]:
 
 
 _MOST_DAYS = 36_500
+_DAY = _checked("a day such as 2026-08-31", date.fromisoformat, bool)
 _GRAIN = _checked(
     "a number of seconds that divides an hour", int, lambda value: 1 <= value <= HOUR_S and not HOUR_S % value
 )
@@ -348,8 +350,8 @@ _SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
 def _add_options(add: Callable[..., object]) -> None:
     add("--input", required=True, help="usage records (JSON lines, or Parquet): a file, a directory or a glob")
     add("--output", required=True, help="directory for the results; each report has one below it")
-    add("--from", dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
-    add("--to", dest="last", metavar="DAY", help="the last day to read, inclusive")
+    add("--from", type=_DAY, dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
+    add("--to", type=_DAY, dest="last", metavar="DAY", help="the last day to read, inclusive")
     add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
     add("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
     add(
