@@ -78,13 +78,11 @@ def size(least: int, most: int, what: str) -> Value:
 
     def check(value: Any) -> int:
         result: int | None = None
-        if isinstance(value, str):
-            try:
+        with suppress(ValueError):
+            if isinstance(value, str):
                 result = parse_size(value)
-            except ValueError:
-                result = None
-        elif number(value) is not None and value == int(value):
-            result = int(value)
+            elif number(value) is not None and value == int(value):
+                result = int(value)
         if result is None or not least <= result <= most:
             upper = f" and at most {most}" if most != LONG_MAX or (result or 0) > most else ""
             meant = similar_size(value) if isinstance(value, str) else None
@@ -103,11 +101,9 @@ def duration_ms(least_ms: int, most_ms: int, *, bare_unit: str | None) -> Value:
 
     def check(value: Any) -> int:
         result: int | None = None
-        if isinstance(value, str) or number(value) is not None:
-            try:
+        with suppress(ValueError):
+            if isinstance(value, str) or number(value) is not None:
                 result = parse_duration_ms(str(value), bare_unit=bare_unit)
-            except ValueError:
-                result = None
         if result is None or not least_ms <= result <= most_ms:
             alone = f"; a number without a unit is in {bare_unit}" if bare_unit else "; the unit is required"
             raise wrong(f"a duration from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
@@ -320,10 +316,9 @@ def _pairs(value: Any, expected: str, each: str, read: Callable[[str, str], tupl
 
 
 def _override(name: str, limit: str) -> tuple[str, int]:
-    try:
+    amount = 0
+    with suppress(ValueError):
         amount = parse_size(limit)
-    except ValueError:
-        amount = 0
     if name and not has_control(name) and 1 <= amount <= LONG_MAX:
         return name, amount
     meant = similar_size(limit) if name and not amount else None
