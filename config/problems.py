@@ -29,14 +29,8 @@ MAX_PROBLEMS: Final = 500
 """Problems reported per file: finding the place of each takes time."""
 
 
-class Missing:
-    """Marks a value that is not in the file at all."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-MISSING = Missing()
+MISSING: Final[Any] = object()
+"""Marks a value that is not in the file at all."""
 WHOLE_FILE: Final = "(the whole file)"
 
 
@@ -55,7 +49,7 @@ def place_text(place: Place) -> str:
 
 def value_text(value: Any) -> str:
     """The value as its author would recognise it: JSON, shortened when long."""
-    if isinstance(value, Missing):
+    if value is MISSING:
         return "nothing"
     if isinstance(value, dict) and value:
         return "a mapping with " + _short(", ".join(str(key) for key in list(value)[:6]))

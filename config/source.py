@@ -25,7 +25,6 @@ from config.problems import (
     MAX_VALUES,
     MISSING,
     ConfigError,
-    Missing,
     Place,
     Problem,
     check_text,
@@ -171,7 +170,7 @@ class Source:
         """A problem at the position of an event or a node; None: at no position."""
         mark = None if found is None else found.start_mark
         line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
-        shown = None if isinstance(value, Missing) else value_text(value)
+        shown = None if value is MISSING else value_text(value)
         return Problem(self.file, place_text(place), line, column, shown, expected)
 
     def _as_written(self, place: Place) -> Place:
@@ -391,7 +390,7 @@ class _Reader:
         elif not event.implicit[0] or text[:1] not in NOT_ALWAYS_TEXT:
             return text
         value = self._known.get(text, MISSING)
-        if isinstance(value, Missing):
+        if value is MISSING:
             try:
                 value = self._known[text] = unquoted(text)
             except ValueError as error:

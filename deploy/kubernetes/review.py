@@ -90,11 +90,11 @@ def unknown(names: Iterable[str]) -> list[str]:
     known = [one for names in GROUPS.values() for one in names]
     warnings = []
     for name in sorted(set(names) - set(known)):
-        if name == f"{PREFIX}inject":
-            warnings.append(f"annotation {name} is unknown to kquota: set it as a label of the pod")
-            continue
         near = difflib.get_close_matches(name, known, n=1)
-        warnings.append(f"annotation {name} is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if name == INJECT_LABEL:
+            hint = ": set it as a label of the pod"
+        warnings.append(f"annotation {name} is unknown to kquota{hint}")
     return warnings
 
 
@@ -157,11 +157,10 @@ def _reconcile(resources: Json, wishes: dict[str, str]) -> None:
     for resource in ("cpu", "memory"):
         asked_request, asked_limit = f"{PREFIX}{resource}-request", f"{PREFIX}{resource}-limit"
         request, limit = ((resources.get(kind) or {}).get(resource) for kind in ("requests", "limits"))
-        if request is None or limit is None or not {asked_request, asked_limit} & wishes.keys():
+        asks = {asked_request, asked_limit} & wishes.keys()
+        if request is None or limit is None or not asks or quantity(request) <= quantity(limit):
             continue
-        if quantity(request) <= quantity(limit):
-            continue
-        if {asked_request, asked_limit} <= wishes.keys():
+        if len(asks) == 2:
             raise AnnotationError(
                 f"pod annotation {asked_request}: expected at most {limit} (annotation {asked_limit}), got {request!r}"
             )
