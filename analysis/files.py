@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -106,11 +106,8 @@ def as_rows(spark: SparkSession, names: Sequence[str], column: str) -> DataFrame
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Write a small text file, replacing any existing one."""
     system, place = file_system(spark, path)
-    stream = system.create(place, True)
-    try:
+    with closing(system.create(place, True)) as stream:
         stream.write(bytearray(text.encode()))
-    finally:
-        stream.close()
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
@@ -118,11 +115,8 @@ def read_text(spark: SparkSession, path: str) -> str | None:
     system, place = file_system(spark, path)
     if not system.exists(place):
         return None
-    stream = system.open(place)
-    try:
+    with closing(system.open(place)) as stream:
         return bytes(stream.readAllBytes()).decode()
-    finally:
-        stream.close()
 
 
 def delete(spark: SparkSession, path: str) -> None:

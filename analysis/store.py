@@ -138,9 +138,8 @@ class IcebergRecords:
 
     def drop(self, day: str) -> None:
         """Delete a day's records; whole partitions, so that no file is read."""
-        if self.exists():
-            self.open()
-            self.spark.sql(f"DELETE FROM {self.name} WHERE date = '{day}'")
+        self.open()
+        self.spark.sql(f"DELETE FROM {self.name} WHERE date = '{day}'")
 
     def expire(self) -> None:
         """Delete files that have belonged to no snapshot for five days: until then readers may still need them."""
