@@ -23,7 +23,7 @@ from analysis.files import file_system
 from analysis.intake import parse
 from analysis.kinds import COUNTS, SECONDS, all_of
 from quota.entity import Kind
-from quota.record import CAUSES, IDENTITY
+from quota.record import IDENTITY
 
 LABEL = ["query"]
 
@@ -134,15 +134,6 @@ def listen_address(text: str) -> tuple[str, int]:
 
 def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
-
-
-ROLLUP = (
-    "minute timestamp, cluster_id string, user string, client_id string, records bigint, sidecars bigint, "
-    + ", ".join(f"{name} {'double' if name in ('request_seconds', 'mutations') else 'bigint'}" for name in _SUMS)
-    + ", delayed_requests bigint, "
-    + ", ".join(f"throttle_{cause}_seconds double" for cause in CAUSES)
-    + ", delayed_seconds double, utilisation_peak double, date date"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +259,9 @@ def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = No
     stop = stop or Event()
     text = lines(spark, settings)
     aside = parse(text).where("reason IS NOT NULL").select("reason", "file", "raw")
+    rolled = rollups(text, settings.delay)
     queries = [
-        _writer(rollups(text, settings.delay), settings, "rollups").format("parquet").partitionBy("date"),
+        _writer(rolled, settings, "rollups").format("parquet").partitionBy("date"),
         _writer(aside, settings, "set-aside").format("json"),
     ]
     started = [query.start() for query in queries]
@@ -277,21 +269,14 @@ def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = No
         while settings.once and any(query.isActive for query in started):
             if stop.wait(POLL_S):
                 return started
-        started.append(_alert_query(spark, settings))
+        # The sink creates its directory with its first batch; until then there is nothing to follow.
+        system, path = file_system(spark, f"{settings.output}/rollups")
+        system.mkdirs(path)
+        followed = spark.readStream.schema(rolled.schema).parquet(f"{settings.output}/rollups")
+        servers, topic = address(settings.alerts)
+        writer = _writer(alerts(followed), settings, "alerts", path=False).format("kafka").options(**_kafka(settings))
+        started.append(writer.option("kafka.bootstrap.servers", servers).option("topic", topic).start())
     return started
-
-
-def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuery:
-    assert settings.alerts is not None
-    servers, topic = address(settings.alerts)
-    # The sink creates its directory with its first batch; until then there is nothing to follow.
-    system, path = file_system(spark, f"{settings.output}/rollups")
-    system.mkdirs(path)
-    followed = spark.readStream.schema(ROLLUP).parquet(f"{settings.output}/rollups")
-    writer = _writer(alerts(followed), settings, "alerts", path=False).format("kafka")
-    writer = writer.options(**_kafka(settings))
-    query: StreamingQuery = writer.option("kafka.bootstrap.servers", servers).option("topic", topic).start()
-    return query
 
 
 def _kafka(settings: StreamSettings) -> dict[str, str]:
