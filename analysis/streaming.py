@@ -190,25 +190,17 @@ def read_properties(path: str | None) -> dict[str, str]:
 def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
     """The source as text lines: `value`, and `file`, its origin. Raises WrongUseError."""
     reader = spark.readStream
+    if (most := settings.rows_per_batch) is not None:
+        reader = reader.options(maxOffsetsPerTrigger=most, maxFilesPerTrigger=most)
     if is_kafka(settings.source):
         servers, topic = address(settings.source)
-        if settings.rows_per_batch:
-            reader = reader.option("maxOffsetsPerTrigger", settings.rows_per_batch)
-        records = (
-            reader.format("kafka")
-            .options(**_kafka(settings))
-            .option("kafka.bootstrap.servers", servers)
-            .option("subscribe", topic)
-            .option("startingOffsets", "earliest")
-            .load()
-        )
+        options = _kafka(settings, servers) | {"subscribe": topic, "startingOffsets": "earliest"}
+        records = reader.format("kafka").options(**options).load()
         origin = F.concat_ws("@", F.concat_ws("-", "topic", "partition"), "offset")
         return records.select(F.col("value").cast("string"), origin.alias("file"))
     system, path = file_system(spark, settings.source)
     if not system.globStatus(path):
         raise WrongUseError(f"--input {settings.source}: no directory there")
-    if settings.rows_per_batch:
-        reader = reader.option("maxFilesPerTrigger", settings.rows_per_batch)
     text = reader.option("recursiveFileLookup", True).text(settings.source)
     return text.select("value", F.col("_metadata.file_path").alias("file"))
 
@@ -260,11 +252,10 @@ def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = No
     text = lines(spark, settings)
     aside = parse(text).where("reason IS NOT NULL").select("reason", "file", "raw")
     rolled = rollups(text, settings.delay)
-    queries = [
-        _writer(rolled, settings, "rollups").format("parquet").partitionBy("date"),
-        _writer(aside, settings, "set-aside").format("json"),
+    started: list[StreamingQuery] = [
+        _writer(rolled, settings, "rollups").format("parquet").partitionBy("date").start(f"{settings.output}/rollups"),
+        _writer(aside, settings, "set-aside").format("json").start(f"{settings.output}/set-aside"),
     ]
-    started = [query.start() for query in queries]
     if settings.alerts is not None:
         while settings.once and any(query.isActive for query in started):
             if stop.wait(POLL_S):
@@ -274,20 +265,18 @@ def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = No
         system.mkdirs(path)
         followed = spark.readStream.schema(rolled.schema).parquet(f"{settings.output}/rollups")
         servers, topic = address(settings.alerts)
-        writer = _writer(alerts(followed), settings, "alerts", path=False).format("kafka").options(**_kafka(settings))
-        started.append(writer.option("kafka.bootstrap.servers", servers).option("topic", topic).start())
+        writer = _writer(alerts(followed), settings, "alerts").format("kafka").options(**_kafka(settings, servers))
+        started.append(writer.option("topic", topic).start())
     return started
 
 
-def _kafka(settings: StreamSettings) -> dict[str, str]:
-    return {f"kafka.{name}": value for name, value in settings.kafka.items()}
+def _kafka(settings: StreamSettings, servers: str) -> dict[str, str]:
+    return {f"kafka.{name}": value for name, value in settings.kafka.items()} | {"kafka.bootstrap.servers": servers}
 
 
-def _writer(frame: DataFrame, settings: StreamSettings, name: str, *, path: bool = True) -> Any:
+def _writer(frame: DataFrame, settings: StreamSettings, name: str) -> Any:
     writer = frame.writeStream.queryName(name).outputMode("append")
     writer = writer.option("checkpointLocation", f"{settings.output}/_checkpoints/{name}")
-    if path:
-        writer = writer.option("path", f"{settings.output}/{name}")
     return writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime=settings.trigger)
 
 
