@@ -242,18 +242,14 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    owners: dict[str, Any] = {}
-    if options.owners is not None:
-        from analysis.owners import load_owners
+    from analysis.owners import Owners, PriceModel, load
 
-        owners["owners"] = load_owners(options.owners)
+    owners = {} if options.owners is None else {"owners": load(Owners, "--owners", options.owners)}
     for option, owner in NEEDED.items():
         if name == owner and getattr(options, option) is None:
             raise WrongUseError(f"{name} needs --{option} FILE")
     if name == "chargeback":
-        from analysis.owners import load_prices
-
-        prices = load_prices(options.prices)
+        prices = load(PriceModel, "--prices", options.prices)
         if prices.payer == "team" and options.owners is None:
             raise WrongUseError(
                 f"--prices {options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"

@@ -94,17 +94,8 @@ def expression(pattern: str) -> str:
     return "".join(parts.get(one, re.escape(one) if not one.isalnum() else one) for one in pattern)
 
 
-def load_owners(path: str | Path) -> Owners:
-    """Read and check a file of owners. Raises WrongUseError that names the place, the value and what was expected."""
-    return _loaded(Owners, "--owners", path)
-
-
-def load_prices(path: str | Path) -> PriceModel:
-    """Read and check a price model. Raises WrongUseError that names the place, the value and what was expected."""
-    return _loaded(PriceModel, "--prices", path)
-
-
-def _loaded(model: type[_Model], option: str, path: str | Path) -> _Model:
+def load(model: type[_Model], option: str, path: str | Path) -> _Model:
+    """Read and check the file of an option. Raises WrongUseError: the place, the value and what was expected."""
     try:
         source = parse(str(path), Path(path).read_bytes())
         if source.problems:

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from analysis.cli import main
 from analysis.errors import ReportError, WrongUseError
 from analysis.levels import load_candidate
-from analysis.owners import PriceModel, load_prices
+from analysis.owners import PriceModel, load
 from analysis.session import find_java, kafka_package
 from analysis.store import package
 from config.load import validate
@@ -178,7 +178,7 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path, capsys: pytest.Cap
     text = (ROOT / "docs/analysis.md").read_text()
     example = text[text.index("# prices.yaml") :].split("```")[0]
     (tmp_path / "prices.yaml").write_text(example)
-    model = load_prices(tmp_path / "prices.yaml")
+    model = load(PriceModel, "--prices", tmp_path / "prices.yaml")
     assert (model.currency, model.payer, model.prices.request_hour) == ("EUR", "user", 0.1)
     (tmp_path / "prices.yaml").write_text(example.replace("payer: user", "payer: team"))
     names = ["--prices", str(tmp_path / "prices.yaml")]
@@ -186,7 +186,7 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path, capsys: pytest.Cap
     assert f"error: {' '.join(names)}: payer: got 'team', which needs --owners FILE" in capsys.readouterr().err
     (tmp_path / "prices.yaml").write_text("a: [")
     with pytest.raises(WrongUseError, match="expected YAML"):
-        load_prices(tmp_path / "prices.yaml")
+        load(PriceModel, "--prices", tmp_path / "prices.yaml")
 
 
 def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
