@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are reported before a JVM is started
-    conf = dict(_pairs("--conf", options.conf))
+    conf = dict(options.conf)
     _check_output(options.name, options.input, options.output)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -191,7 +191,7 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
     for place in filter(streaming.is_kafka, (options.input, options.alerts)):
         streaming.address(place)
         conf.setdefault("spark.jars.packages", kafka_package())
-    properties = streaming.read_properties(options.kafka_config) | dict(_pairs("--kafka", options.kafka))
+    properties = streaming.read_properties(options.kafka_config) | dict(options.kafka)
     settings = streaming.StreamSettings(
         options.input, options.output.rstrip("/"), options.alerts, options.delay, options.trigger, options.once,
         options.batch, properties,
@@ -264,14 +264,12 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return owners | {"target": options.target / 100}
     if name == "anomalies":
         return owners | {"recent_days": options.recent}
-    capacity, expected = {}, "produce=BYTES or fetch=BYTES, per second"
-    for kind, value in _pairs("--capacity", options.capacity, expected):
-        try:
+    capacity = {}
+    for kind, value in options.capacity:
+        with suppress(ValueError):
             capacity[kind] = float(value)
-        except ValueError:
-            capacity[kind] = 0.0
-        if kind not in ("produce", "fetch") or not 0 < capacity[kind] < float("inf"):
-            raise WrongUseError(f"--capacity {kind}={value}: expected {expected}")
+        if kind not in ("produce", "fetch") or not 0 < capacity.get(kind, 0) < float("inf"):
+            raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
     return owners | {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
 
@@ -289,13 +287,6 @@ def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str
         else:
             found |= {f"{name} × {factor:g}": candidate.scaled(factor) for factor in sweep}
     return found
-
-
-def _pairs(option: str, values: Sequence[str], expected: str = "NAME=VALUE") -> list[tuple[str, str]]:
-    for value in values:
-        if "=" not in value:
-            raise WrongUseError(f"{option} {value}: expected {expected}")
-    return [(name, rest) for name, _, rest in (value.partition("=") for value in values)]
 
 
 def _checked(expected: str, read: Callable[[str], _T], fits: Callable[[_T], object]) -> Callable[[str], _T]:
@@ -340,7 +331,8 @@ _SPAN = _written(
     r"([0-9]{1,9} +(millisecond|second|minute|hour|day|week)s? *)+", "a time as Spark has it, such as 10 minutes"
 )
 
-_SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
+_PAIR = _checked("NAME=VALUE", lambda text: text.split("=", 1), lambda pair: len(pair) == 2)
+_SEVERAL: Final[dict[str, Any]] = {"type": _PAIR, "action": "append", "default": []}
 
 
 def _add_options(add: Callable[..., object]) -> None:

@@ -65,7 +65,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
             ["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"],
             "expected produce=BYTES or fetch=BYT",
         ),
-        (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf spark.x: expected NAME=VALUE"),
+        (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf: expected NAME=VALUE, got spark.x"),
         (["usage", "--input", "x", "--output", "y", "--memory", "4x"], "expected a size as Java has it, such as 512m"),
         (["stream", "--input", "x", "--output", "y", "--format", "iceberg"], "--format is not for stream"),
         (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
