@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, field_validator, model_validator
 from pydantic_core import CoreSchema
@@ -24,13 +24,13 @@ from config.types import (
     wrong,
 )
 from config.units import LONG_MAX
-from proxy.core.auth.identity import SOURCES
 from quota.table import Scope
 
 _INT_MAX = 2**31 - 1
 _HOUR_MS = 3_600_000
 _MIB = 1024 * 1024
 TEMPLATE_FIELDS: Final = ("namespace", "service_account", "pod")
+_Source = Literal["tls", "sasl", "static"]
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
@@ -270,8 +270,8 @@ class SaslIdentity(Section):
 class IdentitySection(Section):
     """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
 
-    sources: list[Literal["tls", "sasl", "static"]] = Field(
-        default_factory=lambda: list(SOURCES),
+    sources: list[_Source] = Field(
+        default_factory=lambda: list(get_args(_Source)),
         description="Sources of a connection's user, in this order: certificate, SASL login, static user.",
     )
     static: Annotated[StaticIdentity, _TextOrMapping()] | None = setting(

@@ -73,7 +73,9 @@ def find_duplicates(config: Config, source: Source) -> list[Problem]:
             names = "user and client-id" if key[2] is None else "ip"
             text = f"expected each {names} once; {_entity(key)} already has an entry, {_where(first, source)}"
             problems.append(source.problem(place, text))
-    static = [("a client-id", (found.user, found.client_id, None), place) for found, place in _static_entries(config)]
+    static: list[tuple[str, _Key, Place]] = [
+        ("a client-id", (found.user, found.client_id, None), place) for found, place in _static_entries(config)
+    ]
     static += [("an ip", (None, None, cap.name), place) for cap, place in _static_caps(config)]
     for what, key, place in static:
         if key in seen:
