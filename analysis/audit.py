@@ -6,7 +6,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import some_rows, together
+from analysis.columns import together
 from analysis.files import kept
 from quota.record import IDENTITY
 
@@ -17,10 +17,9 @@ MAX_WORDS = 200_000
 
 
 def words(rows: DataFrame) -> DataFrame:
-    """Per instance and word (64 sequence numbers): which existed, how many records, and how often the clock went back:
-    where an interval ends more than a second before the one with the sequence numbers below. Rows with a `reason` are
-    only counted. Intervals with the same end and gaps in their numbers, as after a clock was set back, are examined
-    record by record."""
+    """Per instance and word (64 sequence numbers): which existed, how many records, how often the clock went back by
+    more than a second. Rows with a `reason` are only counted. Intervals with the same end and gaps in their numbers, as
+    after a clock was set back, are examined record by record."""
     bit = F.expr(f"shiftleft(1L, int(sequence % {WORD}))")
     fit = F.col("reason").isNull()
     rows = rows.select(
@@ -81,16 +80,9 @@ def word() -> Column:
     return F.floor(F.col("sequence") / WORD)
 
 
-def reasons(found: DataFrame) -> dict[str | None, int]:
-    """The number of rows for each reason, and for none."""
-    counts = found.groupBy("reason").agg(F.sum("records").alias("rows"))
-    return {row["reason"]: int(row["rows"]) for row in some_rows(counts)}  # half a dozen
-
-
 def instances(found: DataFrame) -> DataFrame:
-    """One row per instance, from its words: how many records, duplicates, missing ones, steps of the clock. A run of
-    numbers begins at a bit whose lower neighbour (of bit 0: bit 63 of the word before) is not set; between n runs are n
-    - 1 gaps."""
+    """One row per instance, from its words: records, duplicates, missing ones, steps of the clock. A run of numbers
+    begins at a bit whose lower neighbour (of bit 0: bit 63 of the word before) is not set; n runs have n - 1 gaps."""
     in_order = Window.partitionBy("instance").orderBy("word")
     begins = F.bit_count(F.expr("mask & ~shiftleft(mask, 1)"))
     # Bit 63 is the sign.

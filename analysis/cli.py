@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -59,8 +60,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("name", choices=JOBS, metavar="NAME", help="which report, see below")
-    for name, text, how in _OPTIONS:
-        whole.add_argument(name, help=text, **how)
+    _add_options(whole.add_argument)
     return whole
 
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are reported before a JVM is started
-    conf = dict(_pairs("--conf", options.conf))
+    conf = dict(options.conf)
     _check_output(options.name, options.input, options.output)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -127,9 +127,12 @@ def _place(text: str) -> str:
 
 
 def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, str]) -> int:
+    from analysis.days import Days
     from analysis.session import open_session, small
 
-    days = _days(options)
+    days = Days(options.first or date.min, options.last or date.max)
+    if days.last < days.first:
+        raise WrongUseError(f"--to {options.last} is before --from {options.first}")
     conf = small(options.input, options.master) | conf
     if options.format != "files":
         from analysis.store import session_conf
@@ -160,15 +163,6 @@ def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, st
     return OK
 
 
-def _days(options: argparse.Namespace) -> Days:
-    from analysis.days import Days, day
-
-    days = Days(day("--from", options.first), day("--to", options.last))
-    if days.first is not None and days.last is not None and days.last < days.first:
-        raise WrongUseError(f"--to {options.last} is before --from {options.first}")
-    return days
-
-
 def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> int:
     from analysis.compact import CompactSettings, compact
 
@@ -197,7 +191,7 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
     for place in filter(streaming.is_kafka, (options.input, options.alerts)):
         streaming.address(place)
         conf.setdefault("spark.jars.packages", kafka_package())
-    properties = streaming.read_properties(options.kafka_config) | dict(_pairs("--kafka", options.kafka))
+    properties = streaming.read_properties(options.kafka_config) | dict(options.kafka)
     settings = streaming.StreamSettings(
         options.input, options.output.rstrip("/"), options.alerts, options.delay, options.trigger, options.once,
         options.batch, properties,
@@ -248,18 +242,14 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    owners: dict[str, Any] = {}
-    if options.owners is not None:
-        from analysis.owners import load_owners
+    from analysis.owners import Owners, PriceModel, load
 
-        owners["owners"] = load_owners(options.owners)
+    owners = {} if options.owners is None else {"owners": load(Owners, "--owners", options.owners)}
     for option, owner in NEEDED.items():
         if name == owner and getattr(options, option) is None:
             raise WrongUseError(f"{name} needs --{option} FILE")
     if name == "chargeback":
-        from analysis.owners import load_prices
-
-        prices = load_prices(options.prices)
+        prices = load(PriceModel, "--prices", options.prices)
         if prices.payer == "team" and options.owners is None:
             raise WrongUseError(
                 f"--prices {options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
@@ -274,14 +264,12 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return owners | {"target": options.target / 100}
     if name == "anomalies":
         return owners | {"recent_days": options.recent}
-    capacity, expected = {}, "produce=BYTES or fetch=BYTES, per second"
-    for kind, value in _pairs("--capacity", options.capacity, expected):
-        try:
+    capacity = {}
+    for kind, value in options.capacity:
+        with suppress(ValueError):
             capacity[kind] = float(value)
-        except ValueError:
-            capacity[kind] = 0.0
-        if kind not in ("produce", "fetch") or not 0 < capacity[kind] < float("inf"):
-            raise WrongUseError(f"--capacity {kind}={value}: expected {expected}")
+        if kind not in ("produce", "fetch") or not 0 < capacity.get(kind, 0) < float("inf"):
+            raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
     return owners | {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
 
@@ -299,13 +287,6 @@ def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str
         else:
             found |= {f"{name} × {factor:g}": candidate.scaled(factor) for factor in sweep}
     return found
-
-
-def _pairs(option: str, values: Sequence[str], expected: str = "NAME=VALUE") -> list[tuple[str, str]]:
-    for value in values:
-        if "=" not in value:
-            raise WrongUseError(f"{option} {value}: expected {expected}")
-    return [(name, rest) for name, _, rest in (value.partition("=") for value in values)]
 
 
 def _checked(expected: str, read: Callable[[str], _T], fits: Callable[[_T], object]) -> Callable[[str], _T]:
@@ -329,6 +310,7 @@ def _written(pattern: str, expected: str) -> Callable[[str], str]:
 
 
 _MOST_DAYS = 36_500
+_DAY = _checked("a day such as 2026-08-31", date.fromisoformat, bool)
 _GRAIN = _checked(
     "a number of seconds that divides an hour", int, lambda value: 1 <= value <= HOUR_S and not HOUR_S % value
 )
@@ -349,81 +331,69 @@ _SPAN = _written(
     r"([0-9]{1,9} +(millisecond|second|minute|hour|day|week)s? *)+", "a time as Spark has it, such as 10 minutes"
 )
 
-_SEVERAL: Final = {"action": "append", "default": []}
-_OPTIONS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
-    (
-        "--input",
-        "usage records: a file, a directory or a glob; JSON lines or (not for compact) Parquet",
-        {"required": True},
-    ),
-    ("--output", "directory for the results; each report has one below it", {"required": True}),
-    ("--from", "the first day to read (UTC), such as 2026-08-01", {"dest": "first", "metavar": "DAY"}),
-    ("--to", "the last day to read, inclusive", {"dest": "last", "metavar": "DAY"}),
-    ("--grain", "time bucket of fleet-wide rates (60)", {"type": _GRAIN, "default": 60, "metavar": "S"}),
-    ("--prices", "chargeback: the price model (YAML)", {"metavar": "FILE"}),
-    (
+_PAIR = _checked("NAME=VALUE", lambda text: text.split("=", 1), lambda pair: len(pair) == 2)
+_SEVERAL: Final[dict[str, Any]] = {"type": _PAIR, "action": "append", "default": []}
+
+
+def _add_options(add: Callable[..., object]) -> None:
+    add("--input", required=True, help="usage records (JSON lines, or Parquet): a file, a directory or a glob")
+    add("--output", required=True, help="directory for the results; each report has one below it")
+    add("--from", type=_DAY, dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
+    add("--to", type=_DAY, dest="last", metavar="DAY", help="the last day to read, inclusive")
+    add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
+    add("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
+    add(
         "--candidate",
-        "whatif: quotas to try (JSON of `kquota check --json`); several are compared",
-        {"action": "append", "metavar": "FILE"},
-    ),
-    (
-        "--sweep",
-        "whatif: try each candidate with its limits times each of these",
-        {"type": _FACTORS, "metavar": "X,X,…"},
-    ),
-    (
+        action="append",
+        metavar="FILE",
+        help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable",
+    )
+    add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: try each candidate's limits times each of these")
+    add(
         "--at-most",
-        "whatif: largest share of its time that a candidate may delay a group (1)",
-        {"type": _PERCENT, "default": 1.0, "metavar": "PERCENT"},
-    ),
-    ("--headroom", "recommend: margin above the need (0.25)", {"type": _HEADROOM, "default": 0.25, "metavar": "X"}),
-    (
-        "--capacity",
-        "capacity, forecast: capacity of the clusters per second, produce or fetch",
-        _SEVERAL | {"metavar": "KIND=BYTES"},
-    ),
-    ("--owners", "teams (YAML): tables of clients say whose they are", {"metavar": "FILE"}),
-    (
+        type=_PERCENT,
+        default=1.0,
+        metavar="PERCENT",
+        help="whatif: largest delayed share of a group's time (1)",
+    )
+    add("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: margin above the need (0.25)")
+    add("--capacity", **_SEVERAL, metavar="KIND=BYTES", help="capacity, forecast: the clusters' bytes per second")
+    add("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
+    add(
         "--target",
-        "slo: share of its time and requests for which a team must not be held (99)",
-        {"type": _PERCENT, "default": 99.0, "metavar": "PERCENT"},
-    ),
-    ("--recent", "anomalies: length of the recent period (7)", {"type": _DAYS, "default": 7.0, "metavar": "DAYS"}),
-    ("--horizon", "forecast: how many days ahead to look (90)", {"type": _HORIZON, "default": 90, "metavar": "DAYS"}),
-    ("--settle", "compact: hours to wait after a day has ended (2)", {"type": _HOURS, "default": 2.0, "metavar": "H"}),
-    ("--keep-days", "compact: delete days from the output that are older than N days", {"type": _KEEP, "metavar": "N"}),
-    (
+        type=_PERCENT,
+        default=99.0,
+        metavar="PERCENT",
+        help="slo: share of time and requests without delay (99)",
+    )
+    add("--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)")
+    add("--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)")
+    add("--settle", type=_HOURS, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)")
+    add("--keep-days", type=_KEEP, metavar="N", help="compact: delete days from the output that are older than N days")
+    add(
         "--format",
-        "compact: format of a new store, plain files (the default) or an Iceberg table; reports: the format of "
-        "a remote store",
-        {"choices": ("files", "iceberg")},
-    ),
-    (
-        "--delete-input",
-        "compact: delete input files with usable records once they are compacted",
-        {"action": "store_true"},
-    ),
-    ("--alerts", "stream: kafka://host:port/topic for alerts", {"metavar": "PLACE"}),
-    (
+        choices=("files", "iceberg"),
+        help="compact: format of a new store (files); reports: that of a remote one",
+    )
+    add("--delete-input", action="store_true", help="compact: delete input files with usable records once compacted")
+    add("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
+    add(
         "--delay",
-        "stream: how late records may be (10 minutes)",
-        {"type": _SPAN, "default": "10 minutes", "metavar": "TIME"},
-    ),
-    (
-        "--trigger",
-        "stream: time between batches (30 seconds)",
-        {"type": _SPAN, "default": "30 seconds", "metavar": "TIME"},
-    ),
-    ("--once", "stream: process the records that exist, then end", {"action": "store_true"}),
-    ("--batch", "stream: at most N messages (files) per batch", {"type": _NUMBER, "metavar": "N"}),
-    ("--kafka", "stream: property of Kafka clients", _SEVERAL | {"metavar": "KEY=VALUE"}),
-    ("--kafka-config", "stream: properties of Kafka clients; logins belong here", {"metavar": "FILE"}),
-    ("--metrics", "stream: lag, rates and state for Prometheus", {"metavar": "[HOST:]PORT"}),
-    ("--master", "Spark master; default: all cores of this machine, or what spark-submit says", {}),
-    ("--memory", "memory of a local Spark, such as 4g (2g)", {"type": _MEMORY, "metavar": "SIZE"}),
-    ("--conf", "Spark's own configuration", _SEVERAL | {"metavar": "KEY=VALUE"}),
-    ("--quiet", "no progress on stderr", {"action": "store_true"}),
-)
+        type=_SPAN,
+        default="10 minutes",
+        metavar="TIME",
+        help="stream: how late records may come (10 minutes)",
+    )
+    add("--trigger", type=_SPAN, default="30 seconds", metavar="TIME", help="stream: time between batches (30 seconds)")
+    add("--once", action="store_true", help="stream: process the records that exist, then end")
+    add("--batch", type=_NUMBER, metavar="N", help="stream: at most N messages (files) per batch")
+    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: property of Kafka clients")
+    add("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
+    add("--metrics", metavar="[HOST:]PORT", help="stream: lag, rates and state for Prometheus")
+    add("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
+    add("--memory", type=_MEMORY, metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
+    add("--conf", **_SEVERAL, metavar="KEY=VALUE", help="Spark's own configuration")
+    add("--quiet", action="store_true", help="no progress on stderr")
 
 
 def _complain(text: str, code: int) -> int:

@@ -66,11 +66,7 @@ def only_row(frame: DataFrame) -> Row:
 
 def together() -> list[Column]:
     """For rows that summarise records: their total number, and the first and last time."""
-    return [
-        F.sum("records").alias("records"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
-    ]
+    return [F.sum("records").alias("records"), F.min("first_ms").alias("first_ms"), F.max("last_ms").alias("last_ms")]
 
 
 def seen(rows: DataFrame) -> DataFrame:
@@ -89,8 +85,7 @@ def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
 
 
 def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
-    """Sums of `names` over `time`, for a plot, and the length of a step in seconds: `step_s`, or the multiple of it
-    that leaves at most MAX_ROWS."""
+    """Sums of `names` over `time`, and their step: `step_s`, or its multiple that leaves at most MAX_ROWS."""
     first, last = F.unix_timestamp(F.min(time)), F.unix_timestamp(F.max(time))
     ends = only_row(frame.agg(first.alias("first"), last.alias("last")))
     if ends["first"] is None:

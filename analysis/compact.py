@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,7 +66,8 @@ def compact(
 ) -> int:
     """Bring the store up to date, day by day; returns how many days were written. Raises ReportError when another run
     is in progress, WrongUseError when there are no days of JSON lines to be read."""
-    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    began_ms = int(time.time() * 1000)
+    now_ms = began_ms if now_ms is None else now_ms
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     if Store(spark, settings.source).exists():
         raise WrongUseError(f"--input {settings.source}: got a store, expected the records that sidecars wrote")
@@ -78,7 +78,7 @@ def compact(
     settled = str((now - timedelta(hours=settings.settle_h)).date() - timedelta(days=1))
     oldest = "" if settings.keep_days is None else str(now.date() - timedelta(days=settings.keep_days))
     store.take_format(settings.form)
-    store.lock(int(time.time() * 1000))
+    store.lock(began_ms)
     usual = str(spark.conf.get(OPEN_COST))
     spark.conf.set(OPEN_COST, str(OPENING_BYTES))
     try:
@@ -123,12 +123,14 @@ def _day(
     staging = f"{store.place}/_staging"
     delete(spark, staging)
     unreadable: list[str] = []
-    rows = without_unreadable(
-        settings.source,
-        unreadable,
-        lambda: kept(checked_lines(lines, unreadable, now_ms), f"{staging}/parsed"),
-    )
-    done = _with_records(rows) if settings.delete_input else set()
+
+    def parsed() -> DataFrame:
+        return kept(checked_lines(lines, unreadable, now_ms), f"{staging}/parsed")
+
+    rows = without_unreadable(settings.source, unreadable, parsed)
+    # One text for all addresses: rows would be too many for the driver.
+    usable = rows.where("reason IS NULL").agg(F.array_join(F.collect_set("file"), "\n"))
+    done = set(addresses(only_row(usable)[0])) if settings.delete_input else set()
     fit = rows.where("reason IS NULL").select(*NAMES)
     if store.table is None and state is not None and state.records:
         old = store.read().where(F.col("date") == day).select(*(F.col(f.name).cast(f.type) for f in FIELDS))
@@ -141,7 +143,8 @@ def _day(
         if system.exists(path):  # its rows may be nowhere else: their files may have been deleted
             aside = aside.subtract(spark.read.schema(aside.schema).json(place))
         aside.write.mode("append").json(place)
-    parts = _parts(store, day, settings.file_bytes)
+    staged = _bytes(spark, [f"{staging}/parsed"]) * SHRINKS
+    parts = max(round((staged + _bytes(spark, [f"{store.records}/date={day}"])) / settings.file_bytes), 1)
     if store.table is None:
         made = _files_made(fit, parts, f"{staging}/made")
     else:
@@ -171,17 +174,13 @@ def _day(
 
 def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame | None:
     """Write files of records, each once, by cluster and sorted; None where there are none."""
-    _sorted(rows, parts).write.mode("overwrite").partitionBy("cluster").options(
-        compression="zstd", **{"parquet.block.size": str(ROW_GROUP_BYTES)}
-    ).parquet(place)
-    system, written = file_system(rows.sparkSession, f"{place}/cluster=*/*.parquet")
-    return rows.sparkSession.read.parquet(place) if system.globStatus(written) else None
-
-
-def _sorted(rows: DataFrame, parts: int) -> DataFrame:
     order = ("cluster", "user", "client_id")
     once = rows.dropDuplicates(list(IDENTITY)).withColumn("cluster", cluster())
-    return once.repartitionByRange(parts, *order).sortWithinPartitions(*order, "start_ms")
+    ordered = once.repartitionByRange(parts, *order).sortWithinPartitions(*order, "start_ms")
+    options = {"compression": "zstd", "parquet.block.size": str(ROW_GROUP_BYTES)}
+    ordered.write.mode("overwrite").partitionBy("cluster").options(**options).parquet(place)
+    system, written = file_system(rows.sparkSession, f"{place}/cluster=*/*.parquet")
+    return rows.sparkSession.read.parquet(place) if system.globStatus(written) else None
 
 
 def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:
@@ -199,17 +198,6 @@ def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:
     found.coalesce(parts).write.mode("overwrite").option("compression", "zstd").parquet(f"{staging}/{WORDS}")
 
 
-def _parts(store: Store, day: str, file_bytes: int) -> int:
-    staged = _bytes(store.spark, [f"{store.place}/_staging/parsed"]) * SHRINKS
-    before = _bytes(store.spark, [f"{store.records}/date={day}"])
-    return max(round((staged + before) / file_bytes), 1)
-
-
-def _with_records(rows: DataFrame) -> set[str]:
-    """The addresses of the files with a usable record, as one text: rows would be too many for the driver."""
-    return set(addresses(only_row(rows.where("reason IS NULL").agg(F.array_join(F.collect_set("file"), "\n")))[0]))
-
-
 def _digest(files: Sequence[str], total: int) -> str:
     return hashlib.sha256("\n".join([str(total), *sorted(files)]).encode()).hexdigest()
 
@@ -220,9 +208,7 @@ def _bytes(spark: SparkSession, places: Sequence[str]) -> int:
 
 
 def _is_day(text: str) -> bool:
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        return False
     try:
-        return bool(date.fromisoformat(text))
+        return str(date.fromisoformat(text)) == text  # which reads 20260801 as well
     except ValueError:
         return False

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyspark
 
+HOME = Path(pyspark.__file__).parent
 JAVA_OPTION = "SPARK_JAVA_OPT_"
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
@@ -20,20 +21,15 @@ BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The program to exec. Raises KeyError if Spark has not passed what an executor needs."""
     match list(arguments):
-        case ["driver", *rest]:
-            return _driver(rest, environment)
+        case ["driver", *rest]:  # it runs in this pod, and its executors connect to the pod's address
+            address = environment["SPARK_DRIVER_BIND_ADDRESS"]
+            conf = {"spark.driver.bindAddress": address, "spark.executorEnv.SPARK_DRIVER_POD_IP": address}
+            given = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+            return [str(HOME / "bin/spark-submit"), *given, "--deploy-mode", "client", *rest]
         case ["executor", *_]:
             return _executor(environment)
         case others:
             return [sys.executable, "-m", "analysis", *others]
-
-
-def _driver(rest: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The driver runs in this pod, and its executors connect to the pod's address."""
-    address = environment["SPARK_DRIVER_BIND_ADDRESS"]
-    conf = {"spark.driver.bindAddress": address, "spark.executorEnv.SPARK_DRIVER_POD_IP": address}
-    given = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    return [str(_home() / "bin/spark-submit"), *given, "--deploy-mode", "client", *rest]
 
 
 def _executor(environment: Mapping[str, str]) -> list[str]:
@@ -44,7 +40,7 @@ def _executor(environment: Mapping[str, str]) -> list[str]:
         for name, value in environment.items()
         if name.startswith(JAVA_OPTION)
     )
-    classes = [environment.get("SPARK_EXTRA_CLASSPATH", ""), str(_home() / "jars/*")]
+    classes = [environment.get("SPARK_EXTRA_CLASSPATH", ""), str(HOME / "jars/*")]
     variables = {
         "--driver-url": "SPARK_DRIVER_URL",
         "--executor-id": "SPARK_EXECUTOR_ID",
@@ -58,10 +54,6 @@ def _executor(environment: Mapping[str, str]) -> list[str]:
     java = Path(environment["JAVA_HOME"], "bin/java") if "JAVA_HOME" in environment else Path("java")
     java_options = [*(value for _, value in numbered), f"-Xms{memory}", f"-Xmx{memory}"]
     return [str(java), *java_options, "-cp", ":".join(filter(None, classes)), BACKEND, *given]
-
-
-def _home() -> Path:
-    return Path(pyspark.__file__).parent
 
 
 def main() -> None:

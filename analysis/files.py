@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -46,26 +46,29 @@ def same_system(spark: SparkSession, paths: Sequence[str]) -> Iterator[tuple[Any
 
 
 def some_file(spark: SparkSession, pattern: str) -> str | None:
-    """The name of one data file at or below `pattern` (a file, a directory or a glob), a Parquet one if there is one
-    among the first; None if there is none. Names that begin with `_` or `.` are not data, as in Spark."""
-    system, place = file_system(spark, pattern)
-    found = (name for status in system.globStatus(place) or [] for name in _files_below(system, status))
-    few = list(islice(found, LOOKED_AT))
+    """One data file at or below `pattern`, a Parquet one if there is one among the first; None if there is none."""
+    few = list(islice(files_below(spark, pattern), LOOKED_AT))
     return next((name for name in few if name.endswith(".parquet")), few[0] if few else None)
 
 
-def _files_below(system: Any, status: Any) -> Iterator[str]:
-    if status.isFile():
-        yield str(status.getPath().toString())
-        return
-    for inner in system.listStatus(status.getPath()):
-        if inner.getPath().getName()[0] not in "_.":
-            yield from _files_below(system, inner)
+def files_below(spark: SparkSession, pattern: str) -> Iterator[str]:
+    """The data files at or below a path or a glob. Names with `_` or `.` first are not data, as in Spark."""
+    system, place = file_system(spark, pattern)
+
+    def below(status: Any) -> Iterator[str]:
+        if status.isFile():
+            yield str(status.getPath().toString())
+            return
+        for inner in system.listStatus(status.getPath()):
+            if inner.getPath().getName()[0] not in "_.":
+                yield from below(inner)
+
+    for status in system.globStatus(place) or []:
+        yield from below(status)
 
 
 def unreadable_file(error: Exception) -> str | None:
-    """The address of the file of the input that Spark could not read (truncated, damaged, of another format); None if
-    it failed otherwise."""
+    """The file that Spark could not read (truncated, damaged, of another format); None if it failed otherwise."""
     found = re.search(r"Encountered error while reading file (\S+)", str(error))
     return found[1].removesuffix(".") if found and "/_staging/" not in found[1] else None
 
@@ -103,11 +106,8 @@ def as_rows(spark: SparkSession, names: Sequence[str], column: str) -> DataFrame
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Write a small text file, replacing any existing one."""
     system, place = file_system(spark, path)
-    stream = system.create(place, True)
-    try:
+    with closing(system.create(place, True)) as stream:
         stream.write(bytearray(text.encode()))
-    finally:
-        stream.close()
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
@@ -115,11 +115,8 @@ def read_text(spark: SparkSession, path: str) -> str | None:
     system, place = file_system(spark, path)
     if not system.exists(place):
         return None
-    stream = system.open(place)
-    try:
+    with closing(system.open(place)) as stream:
         return bytes(stream.readAllBytes()).decode()
-    finally:
-        stream.close()
 
 
 def delete(spark: SparkSession, path: str) -> None:
@@ -144,8 +141,7 @@ def kept(frame: DataFrame, path: str) -> DataFrame:
 
 
 def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
-    """Write a result as one CSV file with a heading, replacing any existing one. One task writes it, and so sorts it as
-    well."""
+    """Write a result as one CSV file with a heading, replacing any existing one: one task writes and sorts it."""
     spark = frame.sparkSession
     parts = f"{path}.parts"
     frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
@@ -198,8 +194,7 @@ def input_bytes(frame: DataFrame) -> int:
 
 
 def delete_files(spark: SparkSession, addresses: Sequence[str], above: str) -> None:
-    """Delete these files (addresses of :func:`input_files`), then empty directories as far up as names begin with
-    `above`."""
+    """Delete these files (of :func:`input_files`), then empty directories as far up as names begin with `above`."""
     local = [unquote(urlsplit(one).path) for one in addresses if one.startswith("file:/")]
     for path in local:  # without the JVM, which takes ten times as long
         Path(path).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from operator import add, or_
+from typing import Any
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -16,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analysis import audit
-from analysis.columns import DAY_S, HOUR_S, only_row, sums, together
+from analysis.columns import DAY_S, HOUR_S, only_row, some_rows, sums, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
@@ -100,10 +101,7 @@ class Quality:
     @property
     def whole_days(self) -> tuple[int, int]:
         """The first and the last day (since 1970, UTC) that the input has whole, but for an hour at most."""
-        return (
-            int((self.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S),
-            int((self.last_ms / 1000 + HOUR_S) // DAY_S) - 1,
-        )
+        return (int((self.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S), int((self.last_ms / 1000 + HOUR_S) // DAY_S) - 1)
 
     def sentences(self) -> list[str]:
         """The same as sentences."""
@@ -201,7 +199,8 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
     as_double = {field.name: F.col(field.name).cast("double") for field in numbers}
     # least() and greatest() skip nulls; a number that may be negative has no minimum; NaN is the greatest.
     lowest = F.least(*(as_double[f.name] - F.lit(f.least) for f in numbers if f.least is not None), F.lit(0.0))
-    highest = F.greatest(*(F.abs(as_double[f.name]) * F.lit(1 / _most(f)) for f in numbers), F.lit(0.0))
+    most = {f.name: MOST_RATE if f.unit in (*UNITS.values(), "1") else MOST for f in numbers}
+    highest = F.greatest(*(F.abs(as_double[name]) * F.lit(1 / one) for name, one in most.items()), F.lit(0.0))
     wrong = (
         reduce(or_, no_null)
         | (lowest < 0)
@@ -219,10 +218,6 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
         .when(F.coalesce(wrong, F.lit(True)), "wrong_value")
         .when((start < EARLIEST_MS) | (end > now + TOLERANCE_MS), "clock_off")
     )
-
-
-def _most(field: Field) -> float:
-    return MOST_RATE if field.unit in (*UNITS.values(), "1") else MOST
 
 
 def read(
@@ -243,21 +238,27 @@ def read(
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms  # one time for all queries
     wanted = list(dict.fromkeys((*BASE, *columns)))
     store = Store(spark, pattern)
+    stored = store.exists()
     places = [pattern]
-    below = days_below(spark, pattern) if days.bounded and not store.exists() else {}
+    below = days_below(spark, pattern) if days.bounded and not stored else {}
     if below:
         places = [place for day, found in below.items() if day in days for place in found]
-    first = store.records if store.exists() else next(filter(None, (some_file(spark, one) for one in places)), None)
-    if store.exists() and store.table is None and not any(state.records for state in store.days().values()):
+    first = store.records if stored else next(filter(None, (some_file(spark, one) for one in places)), None)
+    if stored and store.table is None and not any(state.records for state in store.days().values()):
         raise ReportError(f"--input {pattern}: this store has no records yet")
     if first is None:
         there = f": it has those of {min(below)} to {max(below)}" if below else ""
         raise WrongUseError(f"--input {pattern}: no files there" + (f" of these days{there}" if days.bounded else ""))
     parsed: DataFrame | None = None
-    if store.exists():
+    if stored:
         rows = _checked(without_files(store.read().where(days.partitions()), unreadable), wanted, now_ms)
     elif first.endswith(".parquet"):
-        rows = _from_parquet(spark, places, wanted, now_ms, unreadable)
+        try:
+            # The files' own schema is not used: a foreign one gives nulls, and those are set aside.
+            found = spark.read.option("recursiveFileLookup", True).schema(parquet_ddl()).parquet(*places)
+            rows = _checked(without_files(found, unreadable), wanted, now_ms)
+        except AnalysisException as error:
+            raise ReportError(f"--input {pattern}: {error}") from error
     else:
         lines = checked_lines(spark.read.option("recursiveFileLookup", True).text(places), unreadable, now_ms)
         rows = parsed = kept(lines.select(*wanted, "reason", "raw", "file"), f"{staging}/records")
@@ -265,7 +266,7 @@ def read(
     if days.bounded:
         rows = rows.where(F.col("reason").isNotNull() | days.records())
     rollups: Callable[[str], DataFrame | None] | None = None
-    parts = store.rollup(WORDS, days) if rolled and store.exists() and not unreadable else None
+    parts = store.rollup(WORDS, days) if rolled and stored and not unreadable else None
     if parts is not None:
         found = kept(audit.together_words(parts), f"{staging}/words")
         # If there are duplicates, as while a day is replaced, sums count both.
@@ -273,7 +274,8 @@ def read(
             rollups = partial(store.rollup, days=days)
     if rollups is None:
         found = kept(audit.words(rows), f"{staging}/words")
-    counts = audit.reasons(found)
+    by_reason = found.groupBy("reason").agg(F.sum("records").cast("long").alias("rows"))
+    counts: dict[str | None, int] = {row["reason"]: row["rows"] for row in some_rows(by_reason)}  # half a dozen
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
     if not counts.get(None):
         ends = _days_of(store, every) if days.bounded else []
@@ -284,10 +286,10 @@ def read(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
-    aside = set_aside(parsed, unreadable, spark)
-    intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))
+    records, instances, quality = _audited(fit, found, staging, counts)
     mixed = parsed is None and any(file.endswith((".json", ".jsonl")) for file in unreadable)
-    return replace(intake, rollups=rollups, quality=replace(intake.quality, mixed=mixed))
+    quality = replace(quality, files=tuple(unreadable), mixed=mixed)
+    return Intake(records, fit, quality, instances, set_aside(parsed, unreadable, spark), rollups)
 
 
 def _days_of(store: Store, rows: DataFrame) -> list[str]:
@@ -298,32 +300,16 @@ def _days_of(store: Store, rows: DataFrame) -> list[str]:
     return [f"{datetime.fromtimestamp(one / 1000, UTC):%Y-%m-%d}" for one in ends if one is not None]
 
 
-def _from_parquet(
-    spark: SparkSession, places: list[str], wanted: list[str], now_ms: int | None, unreadable: Sequence[str]
-) -> DataFrame:
-    """Only the requested columns are read, so only they are checked."""
-    try:
-        # The files' own schema is not used: a foreign one gives nulls, and those are set aside.
-        found = spark.read.option("recursiveFileLookup", True).schema(parquet_ddl()).parquet(*places)
-        rows = without_files(found, unreadable)
-    except AnalysisException as error:
-        raise ReportError(f"--input {places[0]}: {error}") from error
-    return _checked(rows, wanted, now_ms)
-
-
 def _checked(rows: DataFrame, wanted: list[str], now_ms: int | None) -> DataFrame:
+    """Only the requested columns are read, so only they are checked."""
     some = [field for field in FIELDS if field.name in wanted and not field.name.startswith("requests")]
     return rows.select(*wanted).withColumn("reason", _reason(some, now_ms))
 
 
 def _audited(
-    fit: DataFrame,
-    found: DataFrame,
-    staging: str,
-    counts: dict[str | None, int],
-    aside: DataFrame | None,
-    files: tuple[str, ...],
-) -> Intake:
+    fit: DataFrame, found: DataFrame, staging: str, counts: dict[str | None, int]
+) -> tuple[DataFrame, DataFrame, Quality]:
+    """The records, each once, and the instances that wrote them, by the words found."""
     instances = kept(audit.instances(found), f"{staging}/instances")
     total = only_row(
         instances.agg(
@@ -343,14 +329,13 @@ def _audited(
         repeated = found.where("duplicates > 0")
         records = audit.without_repeats(fit, repeated, repeated.count(), f"{staging}/repeats")
     reasons = {name: counts.get(name, 0) for name in REASONS} | {"duplicate": repeats}
+    counted: dict[str, Any] = {name: int(total[name]) for name in _COUNTED}
     quality = Quality(
         read=sum(counts.values()),
         aside=reasons,
         used=int(total["records"]) - repeats,
-        **{name: int(total[name]) for name in _COUNTED},
+        **counted,
         covered=tuple((int(run["first_ms"]), int(run["last_ms"])) for run in total["covered"]),
         interval_s=total["interval_ms"] / 1000,
-        files=files,
-        mixed=False,
     )
-    return Intake(records, fit, quality, instances, aside)
+    return records, instances, quality

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Final
 
@@ -19,11 +19,10 @@ from quota.table import MAX_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The columns of a kind of quota in a record."""
+    """The column of a kind of quota in a record."""
 
-    kind: Kind
     column: str
-    scale: float
+    scale: float = 1.0
     """`column` times this, over seconds, is a rate in the unit of the limit."""
 
     def rate(self, seconds: Column | float) -> Column:
@@ -32,13 +31,10 @@ class Measure:
 
 
 MEASURES = {
-    one.kind: one
-    for one in (
-        Measure(Kind.PRODUCE, "produce_bytes", 1.0),
-        Measure(Kind.FETCH, "fetch_bytes", 1.0),
-        Measure(Kind.REQUEST, "request_seconds", 100.0),  # one thread busy all the time is 100 percent
-        Measure(Kind.MUTATION, "mutations", 1.0),
-    )
+    Kind.PRODUCE: Measure("produce_bytes"),
+    Kind.FETCH: Measure("fetch_bytes"),
+    Kind.REQUEST: Measure("request_seconds", 100.0),  # one thread busy all the time is 100 percent
+    Kind.MUTATION: Measure("mutations"),
 }
 BYTE_KINDS = (Kind.PRODUCE, Kind.FETCH)
 
@@ -67,8 +63,10 @@ def exploded(rows: DataFrame, keep: Sequence[str], each: Iterable[Sequence[Colum
 
 
 def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(Kind), **per_kind: str) -> DataFrame:
-    """One row per record and kind: `keep`, `kind`, and `per_kind` (new name -> pattern such as ``{kind}_limit``, or
-    ``{column}`` for the usage)."""
+    """One row per record and kind: `keep`, `kind`, `per_kind` (name -> ``{kind}_limit``, or ``{column}``: usage)."""
+    # Booleans become 1 and 0, so that all kinds of values are numbers or texts.
+    texts = ("_user", "_client_id", "_mode")
+    types = {name: "string" if pattern.endswith(texts) else "double" for name, pattern in per_kind.items()}
     return exploded(
         rows,
         keep,
@@ -76,9 +74,7 @@ def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(
             [
                 F.lit(kind.value).alias("kind"),
                 *(
-                    F.col(pattern.format(kind=kind.value, column=MEASURES[kind].column))
-                    .cast(_type(pattern))
-                    .alias(name)
+                    F.col(pattern.format(kind=kind.value, column=MEASURES[kind].column)).cast(types[name]).alias(name)
                     for name, pattern in per_kind.items()
                 ),
             ]
@@ -87,51 +83,40 @@ def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(
     )
 
 
-def _type(pattern: str) -> str:
-    # Booleans become 1 and 0, so that all kinds of values are numbers or texts.
-    return "string" if pattern.endswith(("_user", "_client_id", "_mode", "_level")) else "double"
-
-
 OF_USE = tuple(
     f"{kind.value}_{name}"
     for kind in Kind
     for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
 )
-OF_PROMISES = (
-    "namespace",
-    *(
-        f"{kind.value}_{name}"
-        for kind in BYTE_KINDS
-        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
-    ),
-)
+_PROMISES: Final = {
+    "limit": "{kind}_limit",
+    "fleet_limit": "{kind}_fleet_limit",
+    "mode": "{kind}_limit_mode",
+    "group_user": "{kind}_group_user",
+    "group_client": "{kind}_group_client_id",
+}
+OF_PROMISES = ("namespace", *(pattern.format(kind=kind.value) for kind in BYTE_KINDS for pattern in _PROMISES.values()))
+"""The columns of limits that delay clients (:func:`enforced`)."""
 GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""
 
 
-_SET: Final = {"of_fleet": "fleet_limit", "by_users": "group_user", "by_clients": "group_client_id"}
-"""What is true of a client's limit where a column of the record is set."""
-FLAGS: Final = tuple(f"{kind.value}_{flag}" for kind in Kind for flag in _SET)
-"""Those of :func:`of_limits` that are true or false."""
-
-
-def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
-    """From a client's record its limit, whose that is, and the usage of it that a sidecar saw; of several the greatest
-    is taken. Only numbers and booleans, as the names of a group are the client's own where they play a part."""
-    name = kind.value
-    return {
-        f"{name}_limit": lambda: F.coalesce(f"{name}_fleet_limit", f"{name}_limit"),
-        **{f"{name}_{flag}": partial(_is_set, f"{name}_{column}") for flag, column in _SET.items()},
-        f"{name}_peak": lambda: F.col(f"{name}_group_utilisation_peak"),
-    }
-
-
-def _is_set(column: str) -> Column:
-    return F.col(column).isNotNull()
+FLAGS: Final = {
+    f"{kind.value}_{flag}": f"{kind.value}_{column} IS NOT NULL"
+    for kind in Kind
+    for flag, column in (("of_fleet", "fleet_limit"), ("by_users", "group_user"), ("by_clients", "group_client_id"))
+}
+"""Whose a client's limit is, as expressions over its record: a group's names are null, or the client's own."""
+LIMITS: Final = (
+    {f"{kind.value}_limit": f"coalesce({kind.value}_fleet_limit, {kind.value}_limit)" for kind in Kind}
+    | {f"{kind.value}_peak": f"{kind.value}_group_utilisation_peak" for kind in Kind}
+    | FLAGS
+)
+"""And the limit, and the usage of it that a sidecar saw; of several the greatest is taken."""
 
 
 def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
-    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket:
+    """Clients' buckets (:data:`LIMITS`, and usage) -> one row per limit, the clients that share it, and bucket:
     `scope`, `limit`, `rate` and `used_share`, of a sidecar's own limit as the busiest sidecar saw them in the quota's
     window, of a fleet's limit for all sidecars together."""
     named = by_kind(
@@ -171,28 +156,20 @@ def by_group(buckets: DataFrame, seconds: Column) -> DataFrame:
     )
 
 
-def enforced() -> Column:
-    """Whether a row's `limit` delays clients: its `mode` is not shadow, and it, or the `fleet_limit` that it is a share
-    of, is not Kafka's own "no limit"."""
-    return (F.col("mode") == "enforce") & (F.coalesce("fleet_limit", "limit") < MAX_LIMIT)
+def enforced(rows: DataFrame, keep: Sequence[str], **per_kind: str) -> DataFrame:
+    """:func:`by_kind` of the byte limits that delay clients (`limit`, `fleet_limit`, `group_user`, `group_client`):
+    neither a shadow, nor Kafka's own "no limit"."""
+    each = by_kind(rows, keep, BYTE_KINDS, **_PROMISES, **per_kind)
+    return each.where((F.col("mode") == "enforce") & (F.coalesce("fleet_limit", "limit") < MAX_LIMIT))
 
 
 def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
     """Enforced byte limits that were in force on each sidecar since then (`rows`: records)."""
     # A pod's sidecar that was started again is the same one; pods of two namespaces may have the same name.
     of_pod = F.when(F.col("pod").isNotNull(), F.concat_ws("/", "namespace", "pod"))
+    rows = rows.where(F.col("end_ms") > since_ms).withColumn("sidecar", F.coalesce(of_pod, "instance"))
     return (
-        by_kind(
-            rows.where(F.col("end_ms") > since_ms).withColumn("sidecar", F.coalesce(of_pod, "instance")),
-            ["cluster_id", "sidecar", "end_ms"],
-            BYTE_KINDS,
-            limit="{kind}_limit",
-            fleet_limit="{kind}_fleet_limit",
-            mode="{kind}_limit_mode",
-            group_user="{kind}_group_user",
-            group_client="{kind}_group_client_id",
-        )
-        .where(enforced())
+        enforced(rows, ["cluster_id", "sidecar", "end_ms"])
         # A limit is shared by the clients of its group.
         .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
         .agg(
@@ -204,8 +181,7 @@ def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
 
 
 def promised(limits: DataFrame) -> DataFrame:
-    """The result of :func:`of_sidecars`, added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits`
-    and `sidecars`."""
+    """:func:`of_sidecars` added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits`, `sidecars`."""
     # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
     of_fleet = F.col("fleet_limit").isNotNull()
     sums = (

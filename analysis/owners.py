@@ -4,48 +4,31 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from analysis.errors import WrongUseError
 from config.load import validate
 from config.problems import ConfigError
-from config.source import number, parse
-from config.types import Section, Value, choice, setting, text, wrong
+from config.source import parse
+from config.types import Section, setting, text, wrong
 
 NO_TEAM = "(no team)"
-PAYERS = ("user", "client_id", "namespace", "team")
 _Model = TypeVar("_Model", bound=Section)
 
 
-def _pattern(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise wrong("text, such as app-*")
-
-
-def _at_least(least: float) -> Value:
-    def check(value: Any) -> float:
-        if (found := number(value)) is None or found < least:
-            raise wrong(f"a number of at least {least:g}")
-        return float(found)
-
-    return Value(check, {"type": "number", "minimum": least})
-
-
-_Pattern = Annotated[str, Value(_pattern, {"type": "string"})]
-_Price = Annotated[float, _at_least(0)]
+_Price = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 class Owner(Section):
     """Clients whose user and client-id match; None: any."""
 
     team: Annotated[str, text("the name of a team")] = setting(..., "The name of the team.")
-    user: _Pattern | None = None
-    client_id: _Pattern | None = setting(None, "A pattern, as of user.", alias="client-id")
+    user: str | None = None
+    client_id: str | None = setting(None, "A pattern, as of user.", alias="client-id")
 
     @model_validator(mode="after")
     def _somebody(self) -> Owner:
@@ -100,8 +83,8 @@ class PriceModel(Section):
     """A whole price model."""
 
     currency: Annotated[str, text("a name such as EUR")] = setting(..., "A name such as EUR.")
-    payer: Annotated[str, choice("a payer", *PAYERS)] = "user"
-    burst_above: Annotated[float, _at_least(1)] = 2.0
+    payer: Literal["user", "client_id", "namespace", "team"] = "user"
+    burst_above: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 2.0
     prices: Prices = setting(..., "What things cost.")
 
 
@@ -111,17 +94,8 @@ def expression(pattern: str) -> str:
     return "".join(parts.get(one, re.escape(one) if not one.isalnum() else one) for one in pattern)
 
 
-def load_owners(path: str | Path) -> Owners:
-    """Read and check a file of owners. Raises WrongUseError that names the place, the value and what was expected."""
-    return _loaded(Owners, "--owners", path)
-
-
-def load_prices(path: str | Path) -> PriceModel:
-    """Read and check a price model. Raises WrongUseError that names the place, the value and what was expected."""
-    return _loaded(PriceModel, "--prices", path)
-
-
-def _loaded(model: type[_Model], option: str, path: str | Path) -> _Model:
+def load(model: type[_Model], option: str, path: str | Path) -> _Model:
+    """Read and check the file of an option. Raises WrongUseError: the place, the value and what was expected."""
     try:
         source = parse(str(path), Path(path).read_bytes())
         if source.problems:

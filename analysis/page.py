@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, NumericType
@@ -42,30 +41,25 @@ def render(
     quality: Quality,
     *,
     here: str = "",
-    others: Mapping[str, str] | None = None,
+    others: Collection[str] = (),
 ) -> str:
-    """The page as text. `others`: name -> title of all the reports that it links to; `here` is its own."""
+    """The page as text. `others`: the names of all the reports that it links to; `here` is its own."""
     # Names come from clients: everything is escaped except the plots, which do it themselves; and invisible characters
     # and direction marks are shown as their code.
-    return _template("report.html.j2").render(
-        index=others is not None,
+    return _page(
+        "report.html.j2",
+        quality,
         here=here,
-        others=list((others or {}).items()),
+        others=others,
         title=report.title,
         question=report.question,
-        first=_moment(quality.first_ms),
-        last=_moment(quality.last_ms),
-        length=span(quality.seconds),
         findings=[visible(text) for text in content.findings],
         plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(content.plots)],
         tables=[
-            _shown(name, table, tables[name], DETAILS in (others or {}))
-            for name, table in report.tables.items()
-            if table.shown
+            _shown(name, table, tables[name], DETAILS in others) for name, table in report.tables.items() if table.shown
         ],
         details=DETAILS,
         files={visible(name): _head(visible(text, lines=True)) for name, text in content.files.items()},
-        quality=[visible(text) for text in quality.sentences()],
         notes=[visible(text) for text in content.notes],
     )
 
@@ -83,33 +77,33 @@ class IndexEntry:
 
 def render_index(entries: Sequence[IndexEntry], failed: Mapping[str, str]) -> str:
     """The page that links to all others, their findings first. `failed`: reports that could not be made, and why."""
-    quality, found = entries[0].quality, {one.name: one for one in entries}
-    return _template("index.html.j2").render(
-        first=_moment(quality.first_ms),
-        last=_moment(quality.last_ms),
-        length=span(quality.seconds),
+    found = {one.name: one for one in entries}
+    return _page(
+        "index.html.j2",
+        entries[0].quality,
         in_short=[(one, visible(found[one].findings[0])) for one in IN_SHORT if one in found and found[one].findings],
         reports=[replace(one, findings=[visible(text) for text in one.findings]) for one in entries],
         failed={name: visible(text) for name, text in failed.items()},
-        quality=[visible(text) for text in quality.sentences()],
     )
 
 
-@cache
-def _script() -> tuple[str, str]:
-    """The page's script, and its hash for a content security policy: browsers run nothing else."""
-    folder = Path(__file__).with_name("templates")
-    text = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    return text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _template(name: str) -> Template:
+def _page(template: str, quality: Quality, **content: Any) -> str:
     environment = Environment(
         loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    text, digest = _script()
-    environment.globals.update(script=Markup(text), script_hash=digest)
-    return environment.get_template(name)
+    folder = Path(__file__).with_name("templates")
+    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # Browsers run nothing but the script with the hash of the content security policy.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        first=_moment(quality.first_ms),
+        last=_moment(quality.last_ms),
+        length=span(quality.seconds),
+        quality=[visible(text) for text in quality.sentences()],
+        **content,
+    )
 
 
 def _shown(name: str, table: Table, frame: DataFrame, linked: bool) -> dict[str, Any]:

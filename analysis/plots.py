@@ -12,7 +12,6 @@ import matplotlib
 matplotlib.use("svg")  # before pyplot, which we do not use: figures of our own need no display and no clean-up
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from analysis.intake import Quality
 from analysis.words import size
@@ -22,16 +21,20 @@ COLOURS = ("#2a6f97", "#e07a5f", "#81b29a", "#f2cc8f", "#6d597a", "#3d405b", "#b
 SERIES = Sequence[tuple[datetime, float]]
 
 
-def _figure(height: float = 3.2) -> Figure:
-    return Figure(figsize=(9.6, height), layout="constrained")
+def _axes(height: float = 3.2) -> Any:
+    """Axes of a figure of their own; matplotlib accepts datetimes, its types only numbers."""
+    return Figure(figsize=(9.6, height), layout="constrained").add_subplot()
 
 
-def _svg(figure: Figure) -> str:
+def _svg(axes: Any, *, legend: bool) -> str:
+    axes.spines[["top", "right"]].set_visible(False)
+    if legend:
+        axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     out = io.StringIO()
     # Fixed ids and no date: the same figures make the same page.
     with matplotlib.rc_context({"svg.hashsalt": "kquota", "svg.fonttype": "none", "font.family": "sans-serif"}):
         # Transparent: the page's colours, light or dark, are behind it.
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        axes.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     text = out.getvalue()
     return text[text.index("<svg") :]
 
@@ -45,14 +48,12 @@ def steps(
     bytes_per_s: bool = False,
     level: Mapping[str, float] | None = None,
 ) -> str:
-    """Values of time buckets of `step_s`, one line per name, nothing where there is no bucket; `level`: horizontal
-    lines."""
-    figure = _figure()
-    axes = figure.add_subplot()
+    """Values of time buckets of `step_s`, a line per name, none where there is no bucket; `level`: horizontal lines."""
+    axes = _axes()
     first, last = (datetime.fromtimestamp(one / 1000, UTC) for one in (quality.first_ms, quality.last_ms))
     step = timedelta(seconds=step_s)
     for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
-        times: Any = []  # matplotlib accepts datetimes, its types only numbers
+        times: list[datetime] = []
         values: list[float] = []
         for when, value in sorted(points):
             if times and when > times[-1]:
@@ -61,13 +62,9 @@ def steps(
             times += [max(when, first), min(when + step, max(last, when))]
             values += [value, value]
         axes.plot(times, values, label=_plain(name), color=colour, linewidth=1.4)
-    for name, value in (level or {}).items():
-        axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=_plain(name))
     if first < last:
-        bounds: Any = (first, last)
-        axes.set_xlim(*bounds)
-    _dates(axes)
-    return _finish(figure, axes, label, bytes_per_s)
+        axes.set_xlim(first, last)
+    return _over_time(axes, label, level or {}, bytes_per_s=bytes_per_s)
 
 
 def outlook(
@@ -79,26 +76,21 @@ def outlook(
     level: float | None,
 ) -> str:
     """Past days and the forecast (mean, and the bounds around it), towards `level`."""
-    figure = _figure()
-    axes = figure.add_subplot()
-    days: Any = [when for when, _ in sorted(seen)]
+    axes = _axes()
+    days = [when for when, _ in sorted(seen)]
     axes.plot(days, [value for _, value in sorted(seen)], label="was", color=COLOURS[0], linewidth=1.4)
-    after: Any = [row[0] for row in ahead]
+    after = [row[0] for row in ahead]
     axes.plot(after, [row[1] for row in ahead], label="forecast", color=COLOURS[1], linewidth=1.4)
     low, high = [row[2] for row in ahead], [row[3] for row in ahead]
     axes.fill_between(after, low, high, color=COLOURS[1], alpha=0.25, linewidth=0)
-    if level is not None:
-        axes.axhline(level, color="#c1121f", linestyle="--", linewidth=1.1, label="limit")
-    _dates(axes)
-    return _finish(figure, axes, label, bytes_per_s)
+    return _over_time(axes, label, {} if level is None else {"limit": level}, bytes_per_s=bytes_per_s)
 
 
 def bars(
     values: Mapping[str, Mapping[str, float]], label: str, *, bytes_per_s: bool = False, volume: bool = False
 ) -> str:
     """Horizontal stacked bars: name -> part -> value."""
-    figure = _figure(max(1.6, 0.34 * len(values) + 1.2))
-    axes = figure.add_subplot()
+    axes = _axes(max(1.6, 0.34 * len(values) + 1.2))
     names = [_short(name) for name in values]
     parts = list(dict.fromkeys(part for row in values.values() for part in row))
     left = [0.0] * len(names)
@@ -109,39 +101,27 @@ def bars(
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(places, names)
     axes.invert_yaxis()
-    if bytes_per_s or volume:
-        unit = "/s" if bytes_per_s else ""
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) + unit))
-    else:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    unit = "/s" if bytes_per_s else ""
+    axes.xaxis.set_major_formatter(lambda value, _: size(value) + unit if bytes_per_s or volume else f"{value:,.6g}")
     axes.set_xlabel(label)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(parts) > 1:
-        axes.legend(frameon=False, fontsize=9, ncols=min(len(parts), 5), loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
+    return _svg(axes, legend=len(parts) > 1)
 
 
-def _dates(axes: Any) -> None:
+def _over_time(axes: Any, label: str, levels: Mapping[str, float], *, bytes_per_s: bool) -> str:
+    """The plot with horizontal lines, dates below and values from 0 on the left."""
+    for name, value in levels.items():
+        axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=_plain(name))
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-
-
-def _finish(figure: Figure, axes: object, label: str, bytes_per_s: bool) -> str:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
     if bytes_per_s:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) + "/s"))
+        axes.yaxis.set_major_formatter(lambda value, _: size(value) + "/s")
     axes.grid(color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
+    return _svg(axes, legend=bool(axes.get_legend_handles_labels()[1]))
 
 
 def _short(name: str, most: int = 42) -> str:

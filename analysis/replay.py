@@ -23,8 +23,7 @@ Spans = Iterable[tuple[int, int, float]]
 """A group's intervals in order: start in ms, number of seconds, amount of each second."""
 STEP_MS = 1000
 SLACK_S = 3.0
-"""Seconds of usage that may be in a window beyond its length: of its edges, of rounding, and of a clock adjusted a
-little."""
+"""Seconds of usage that may be in a window beyond its length: of its edges, of rounding, of a clock's adjustment."""
 MAX_LOOKS = 64
 """Intervals within the reach of one window; with more, examining each takes longer than it saves."""
 ROWS = "gid bigint, rule int, limits array<double>, start_ms bigint, duration_s double, amount double"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -13,10 +13,8 @@ from pyspark.sql import functions as F
 from analysis.columns import CLIENT, HOUR_S, cluster, moment, some_rows, sums
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
+from analysis.owners import Owners
 from analysis.rollups import STEPS, coarser, of_records, step_for
-
-if TYPE_CHECKING:
-    from analysis.owners import Owners
 
 TEAM = "team"
 LEAST_S = 0.001
@@ -55,8 +53,8 @@ class Context:
 
     @property
     def records(self) -> DataFrame:
-        """The usable records."""
-        return self.intake.records
+        """The usable records; :func:`cluster` is their `cluster_id`."""
+        return self.intake.records.withColumn("cluster_id", cluster())
 
     def observed_s(self, frame: DataFrame, step_s: int, time: str = "bucket") -> Column:
         """Seconds of each bucket of `frame` (`time`: its start; `first_ms`, `last_ms`) in which a sidecar ran, for
@@ -126,9 +124,6 @@ class Content:
     notes: Sequence[str] = ()
 
 
-MakeContent = Callable[[Mapping[str, DataFrame]], Content]
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """The result of a job: lazily computed tables, and a function that writes the content once they are written."""
@@ -136,7 +131,7 @@ class Report:
     title: str
     question: str
     tables: Mapping[str, Table]
-    content: MakeContent
+    content: Callable[[Mapping[str, DataFrame]], Content]
 
 
 def with_teams(report: Report, owners: Owners | None) -> Report:

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, start_of
-from analysis.kinds import COUNTS, FLAGS, SECONDS, all_of, of_limits
-from quota.entity import Kind
+from analysis.kinds import COUNTS, FLAGS, LIMITS, SECONDS
 
 STEPS: Final = {"minute": 60, "hour": HOUR_S, "day": DAY_S}
 """Written by `compact`: name -> seconds of a bucket."""
 _AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
-
-
-Made = Callable[[], Column]
-_SUMS: Final[Mapping[str, Made]] = {
-    **{name: partial(F.col, name) for name in (*_AMOUNTS, *COUNTS, *SECONDS)},
-    "seconds": lambda: F.col("duration_s"),
-    "records": lambda: F.lit(1),
+SUMMED: Final = {
+    **{name: name for name in (*_AMOUNTS, *COUNTS, *SECONDS)},
+    "seconds": "duration_s",
+    "records": "1",
     # Simultaneous delays of several connections are capped at the time itself.
-    "held_seconds": lambda: F.least(all_of(SECONDS), F.col("duration_s")),
-    "requests_delayed": lambda: all_of(COUNTS),
+    "held_seconds": f"least({' + '.join(SECONDS)}, duration_s)",
+    "requests_delayed": " + ".join(COUNTS),
 }
-SUMMED: Final = tuple(_SUMS)
-_MOST: Final[Mapping[str, Made]] = {
-    **{name: partial(F.col, name) for name in ("produce_rate_max", "fetch_rate_max")},
-    "last_ms": lambda: F.col("end_ms"),
-    **{name: made for kind in Kind for name, made in of_limits(kind).items()},
+"""Columns of rollups that are sums, as expressions over records."""
+_MOST: Final = {
+    "produce_rate_max": "produce_rate_max",
+    "fetch_rate_max": "fetch_rate_max",
+    "last_ms": "end_ms",
+    **LIMITS,
 }
-_LEAST: Final[Mapping[str, Made]] = {"first_ms": lambda: F.col("start_ms")}
-LIMITS: Final = tuple(name for kind in Kind for name in of_limits(kind))
+_LEAST: Final = {"first_ms": "start_ms"}
 _PACKED: Final = "_flags"
 """The flags of a client and bucket while they are summed: bits of one number, not eight bytes each."""
-NAMES: Final = (*_SUMS, *_MOST, *_LEAST)
+NAMES: Final = (*SUMMED, *_MOST, *_LEAST)
 
 
 def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> DataFrame:
-    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start, since 1970), by their
-    middle."""
+    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start), by their middle."""
     return _with_flags(_in_buckets(rows, step_s).agg(*_aggregates(names, of_records=True)), names)
 
 
@@ -74,15 +68,19 @@ def _in_buckets(rows: DataFrame, step_s: int) -> GroupedData:
 
 
 def _aggregates(names: Sequence[str], *, of_records: bool) -> list[Column]:
-    functions = ((_SUMS, F.sum), (_MOST, F.max), (_LEAST, F.min))
-    made = {name: (one, function) for group, function in functions for name, one in group.items()}
+    functions = ((SUMMED, F.sum), (_MOST, F.max), (_LEAST, F.min))
+    made = {name: (F.expr(one), function) for group, function in functions for name, one in group.items()}
     if not of_records:
         return [made[name][1](name).alias(name) for name in names]
-    flags = [F.when(made[name][0](), F.lit(1 << FLAGS.index(name))).otherwise(0) for name in names if name in FLAGS]
-    packed = [F.bit_or(reduce(Column.bitwiseOR, flags)).alias(_PACKED)] if flags else []
-    return [made[name][1](made[name][0]()).alias(name) for name in names if name not in FLAGS] + packed
+    flags = " | ".join(f"IF({FLAGS[name]}, {bit}, 0)" for name, bit in _bits(names))
+    packed = [F.expr(f"bit_or({flags})").alias(_PACKED)] if flags else []
+    return [made[name][1](made[name][0]).alias(name) for name in names if name not in FLAGS] + packed
 
 
 def _with_flags(sums: DataFrame, names: Sequence[str]) -> DataFrame:
-    flags = {name: F.col(_PACKED).bitwiseAND(1 << FLAGS.index(name)) != 0 for name in names if name in FLAGS}
-    return sums.select(*CLIENT, "bucket", *(flags[name].alias(name) if name in flags else name for name in names))
+    flags = {name: F.expr(f"{_PACKED} & {bit} != 0").alias(name) for name, bit in _bits(names)}
+    return sums.select(*CLIENT, "bucket", *(flags.get(name, name) for name in names))
+
+
+def _bits(names: Sequence[str]) -> list[tuple[str, int]]:
+    return [(name, 1 << bit) for bit, name in enumerate(FLAGS) if name in names]

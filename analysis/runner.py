@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,8 +60,8 @@ class Asked:
     options: Mapping[str, Any]
     now_ms: int | None = None
     days: Days = EVERY_DAY
-    others: Mapping[str, str] | None = None
-    """Name -> title of all reports that are made together; their pages link to each other."""
+    others: Collection[str] = ()
+    """The names of all reports that are made together; their pages link to each other."""
     records: _Records | None = None
 
 
@@ -89,8 +89,7 @@ def make_all(
     """Make several reports (name -> its options) and `index.html`; returns text for people, and why some failed. Raises
     ReportError when none could be made."""
     names = dict(sorted(names.items(), key=lambda one: one[0] != "chargeback"))  # cost comes first
-    titles = {name: name for name in names}
-    asked = replace(asked, output=asked.output.rstrip("/"), others=titles)
+    asked = replace(asked, output=asked.output.rstrip("/"), others=names)
     entries, failed = [], {}
     with contextlib.ExitStack() as stack:
         # A store has rollups and columns of their own for each report, which cost less than all columns.
@@ -131,23 +130,16 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
             print(f"[{time.monotonic() - began_s:5.0f} s] {name}", file=sys.stderr, flush=True)
 
     job = _job(name)
-    staging = f"{asked.output}/{name}/_staging"
-    records = asked.records or _Records(job.COLUMNS, staging, getattr(job, "ROLLED", False))
-    return without_unreadable(asked.source, records.unreadable, lambda: _made(spark, name, asked, step, records))
-
-
-def _made(spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], records: _Records) -> IndexEntry:
-    job = _job(name)
     directory = f"{asked.output}/{name}"
     staging = f"{directory}/_staging"
-    with contextlib.ExitStack() as stack:
-        stack.callback(delete, spark, staging)
-        step(f"{name}: reading and checking records" if asked.others else "reading and checking records")
+    records = asked.records or _Records(job.COLUMNS, staging, getattr(job, "ROLLED", False))
+
+    def made() -> IndexEntry:
+        step(f"{name}: reading and checking records")
         intake = records.read(spark, asked)
         grain = grain_for(asked.grain_s, intake.quality.interval_s)
         if grain != asked.grain_s:
             intake = replace(intake, quality=replace(intake.quality, grain_s=grain))
-        step("what went in")
         write_csv(seen(intake.instances.drop("renamed")), f"{directory}/instances.csv", ["instance"])
         aside = f"{directory}/set-aside"
         delete(spark, aside)
@@ -164,4 +156,9 @@ def _made(spark: SparkSession, name: str, asked: Asked, step: Callable[[str], No
         delete_earlier(spark, directory, now | content.files.keys())
         page = render(report, content, tables, intake.quality, here=name, others=asked.others)
         write_text(spark, f"{directory}/report.html", page)
-    return IndexEntry(name, report.title, report.question, content.findings, intake.quality)
+        return IndexEntry(name, report.title, report.question, content.findings, intake.quality)
+
+    try:
+        return without_unreadable(asked.source, records.unreadable, made)
+    finally:
+        delete(spark, staging)

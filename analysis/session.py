@@ -24,8 +24,7 @@ JAVA_LIMIT_S = 60
 
 
 def find_java() -> Path:
-    """The home directory of the Java to use: $JAVA_HOME, then the `java` on PATH. Raises ReportError that says what was
-    tried."""
+    """The home of the Java to use: $JAVA_HOME, else that of `java` on PATH. Raises ReportError: what was tried."""
     tried = []
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     for source, java in (("JAVA_HOME", Path(home) / "bin" / "java" if home else None), ("PATH", on_path)):
@@ -47,21 +46,15 @@ def find_java() -> Path:
 def complaint_about(java: Path) -> str | None:
     """Why this `java` cannot run Spark; None if it can."""
     try:
-        result = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
-        )
-        modules = subprocess.run(
-            [str(java), "--list-modules"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
-        )
+        listed = subprocess.run(
+            [java, "--list-modules"], capture_output=True, text=True, timeout=JAVA_LIMIT_S, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return "does not run"
-    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
-    if result.returncode != 0 or match is None:
-        return "does not run"
-    major = int(match.group(1))
-    if not MIN_JAVA <= major <= MAX_JAVA:
-        return f"is Java {major}"
-    return None if JAVA_MODULE in modules.stdout else f"has no module {JAVA_MODULE}"
+    found = re.search(r"java\.base@(\d+)", listed)
+    if found is None or not MIN_JAVA <= int(found[1]) <= MAX_JAVA:
+        return f"is Java {found[1]}" if found else "is broken, or Java 8, which has no modules"
+    return None if JAVA_MODULE in listed else f"has no module {JAVA_MODULE}"
 
 
 OLDEST, NEWEST = (3, 5), (4, 3)
@@ -71,8 +64,7 @@ QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
     "-Djdk.lang.Process.launchMechanism=VFORK"
 )
-"""A JVM for a few rows: the quick compiler only, a cache for its code, one collector thread, and vfork for Hadoop's
-`chmod`."""
+"""A JVM for a few rows: the quick compiler, a cache for its code, one collector thread, vfork for Hadoop's `chmod`."""
 SMALL = {
     # Of the time for a few records most is spent on compiling: Java's quick compiler alone, and no code for queries.
     # Nor does Java verify the bytecode of Spark's own jars again: a tenth of the time of a report.
@@ -103,8 +95,7 @@ _USUAL = {
 
 
 def spark_version() -> tuple[str, str]:
-    """The version of the Spark that is installed, and the Scala of its packages. Raises ReportError for an unsupported
-    Spark."""
+    """The versions of the installed Spark and of its packages' Scala. Raises ReportError for an unsupported Spark."""
     number = tuple(map(int, pyspark.__version__.split(".")[:2]))
     if not OLDEST <= number <= NEWEST:
         least, most = (".".join(map(str, one)) for one in (OLDEST, NEWEST))

@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from analysis.columns import only_row
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import delete, file_system, read_text, write_text
+from analysis.files import delete, file_system, files_below, read_text, write_text
 from analysis.rollups import STEPS
 from analysis.session import before_spark_4, spark_version
 from quota.record import FIELDS, IDENTITY, spark_ddl
@@ -66,8 +66,7 @@ def package() -> str:
 
 
 def session_conf(conf: Mapping[str, str], places: list[str], form: str | None) -> dict[str, str]:
-    """Spark's configuration for Iceberg, to be added to `conf`; empty if neither `form` nor a local store at one of
-    these places asks for it."""
+    """Iceberg's part of Spark's configuration; empty if neither `form` nor a local store at these places needs it."""
     if form != "iceberg" and not any(_local(place) for place in places):
         return {}
     return {
@@ -106,8 +105,7 @@ class IcebergRecords:
         return bool(system.exists(path))
 
     def read(self) -> DataFrame:
-        """All records, with `date` and `cluster`; fields that the table lacks are null. Raises ReportError without
-        Iceberg."""
+        """All records, with `date` and `cluster`; missing fields are null. Raises ReportError without Iceberg."""
         self.open()
         return self._with_all_fields(self.spark.table(self.name))
 
@@ -125,7 +123,11 @@ class IcebergRecords:
             self.spark.sql(f"MERGE INTO {self.name} t USING {_VIEW} s ON {on} WHEN NOT MATCHED THEN INSERT *")
         finally:
             self.spark.catalog.dropTempView(_VIEW)
-        self._tidy(day)
+        # Its files again, sorted, where a cluster has five or more that are too small (Iceberg's own rule).
+        self.spark.sql(
+            f"CALL {self.catalog}.system.rewrite_data_files(table => 'records', strategy => 'sort', "
+            f"sort_order => '{', '.join(ORDER)}', where => 'date = \"{day}\"')"
+        )
         return self._with_all_fields(self.spark.table(self.name)).where(F.col("date") == day)
 
     def files(self, day: str) -> tuple[int, int]:
@@ -136,9 +138,8 @@ class IcebergRecords:
 
     def drop(self, day: str) -> None:
         """Delete a day's records; whole partitions, so that no file is read."""
-        if self.exists():
-            self.open()
-            self.spark.sql(f"DELETE FROM {self.name} WHERE date = '{day}'")
+        self.open()
+        self.spark.sql(f"DELETE FROM {self.name} WHERE date = '{day}'")
 
     def expire(self) -> None:
         """Delete files that have belonged to no snapshot for five days: until then readers may still need them."""
@@ -148,9 +149,8 @@ class IcebergRecords:
 
     def open(self) -> None:
         """Register the table's catalog in the session. Raises ReportError when the session has no Iceberg."""
-        loader = cast(Any, self.spark._jvm).java.lang.Thread.currentThread().getContextClassLoader()
         try:
-            loader.loadClass(CATALOG)
+            cast(Any, self.spark._jvm).java.lang.Thread.currentThread().getContextClassLoader().loadClass(CATALOG)
         except Py4JJavaError:
             raise ReportError(
                 f"{self.place}: its records are an Iceberg table, and this Spark session has no Iceberg: add "
@@ -184,13 +184,6 @@ class IcebergRecords:
         if missing:
             self.spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({', '.join(missing)})")
 
-    def _tidy(self, day: str) -> None:
-        """Rewrite a day's files, sorted, where a cluster has five or more that are too small (Iceberg's own rule)."""
-        self.spark.sql(
-            f"CALL {self.catalog}.system.rewrite_data_files(table => 'records', strategy => 'sort', "
-            f"sort_order => '{', '.join(ORDER)}', where => 'date = \"{day}\"')"
-        )
-
     def _with_all_fields(self, rows: DataFrame) -> DataFrame:
         known = set(rows.columns)
         return rows.select(
@@ -204,8 +197,7 @@ class IcebergRecords:
 
 
 def parquet_ddl() -> str:
-    """The columns of records in Parquet; integers may be wider, which Spark's readers take from 4.0 on
-    (SPARK-40876)."""
+    """The columns of records in Parquet; integers may be wider, which Spark reads from 4.0 on (SPARK-40876)."""
     ddl = spark_ddl()
     return ddl if before_spark_4() else ddl.replace(" INT,", " BIGINT,")
 
@@ -230,19 +222,11 @@ class Store:
     def __init__(self, spark: SparkSession, place: str) -> None:
         self.spark = spark
         self.place = place.rstrip("/")
+        self.records, self.rollups = f"{self.place}/records", f"{self.place}/rollups"
+        """Where the records are, and sums of them."""
         table = IcebergRecords(spark, self.place)
         self.table = table if table.exists() else None
         """The table that its records are; None: plain files."""
-
-    @property
-    def records(self) -> str:
-        """Where reports read."""
-        return f"{self.place}/records"
-
-    @property
-    def rollups(self) -> str:
-        """Where sums of them are."""
-        return f"{self.place}/rollups"
 
     def exists(self) -> bool:
         """Whether the store exists."""
@@ -314,7 +298,7 @@ class Store:
     def tidy(self, day: str, generation: int) -> None:
         """Delete what is not of this generation: earlier ones, and what an interrupted run left behind."""
         for directory in self._of_day(day):
-            for file in _files(self.spark, directory):
+            for file in list(files_below(self.spark, directory)):
                 if not file.rsplit("/", 1)[1].startswith(_prefix(generation)):
                     delete(self.spark, file)
         self._forget_states(day, but=f".{_prefix(generation)[:-1]}.")
@@ -363,25 +347,13 @@ class Store:
         return [f"{self.records}/date={day}", *(f"{self.rollups}/{name}/date={day}" for name in (*STEPS, WORDS))]
 
     def _names(self, directory: str) -> list[str]:
-        return sorted(str(status.getPath().getName()) for status in _listed(self.spark, directory))
+        system, path = file_system(self.spark, directory)
+        found = system.listStatus(path) if system.exists(path) else []
+        return sorted(str(status.getPath().getName()) for status in found)
 
 
 def _prefix(generation: int) -> str:
     return f"g{generation:06}-"
-
-
-def _listed(spark: SparkSession, directory: str) -> Iterator[Any]:
-    system, path = file_system(spark, directory)
-    if system.exists(path):
-        yield from system.listStatus(path)
-
-
-def _files(spark: SparkSession, directory: str) -> list[str]:
-    found: list[str] = []
-    for status in _listed(spark, directory):
-        place = str(status.getPath().toString())
-        found += _files(spark, place) if status.isDirectory() else [place]
-    return found
 
 
 def days_below(spark: SparkSession, pattern: str) -> dict[str, list[str]]:

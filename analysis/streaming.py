@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,7 +23,7 @@ from analysis.files import file_system
 from analysis.intake import parse
 from analysis.kinds import COUNTS, SECONDS, all_of
 from quota.entity import Kind
-from quota.record import CAUSES, IDENTITY
+from quota.record import IDENTITY
 
 LABEL = ["query"]
 
@@ -45,6 +45,10 @@ _GAUGES = """
 """
 _Kind = TypeVar("_Kind", Counter, Gauge)
 MINUTE = "1 minute"
+DELAYED_S = 10.0
+"""Delay of a client in a minute that causes an alert."""
+NEAR = 0.95
+"""Fraction of a limit that causes an alert."""
 POLL_S = 0.5
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests", "mutes", "mutes_ignored")
 
@@ -132,15 +136,6 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-ROLLUP = (
-    "minute timestamp, cluster_id string, user string, client_id string, records bigint, sidecars bigint, "
-    + ", ".join(f"{name} {'double' if name in ('request_seconds', 'mutations') else 'bigint'}" for name in _SUMS)
-    + ", delayed_requests bigint, "
-    + ", ".join(f"throttle_{cause}_seconds double" for cause in CAUSES)
-    + ", delayed_seconds double, utilisation_peak double, date date"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """Settings of a stream."""
@@ -157,10 +152,6 @@ class StreamSettings:
     rows_per_batch: int | None = None
     """At most this many offsets (files of a directory) per batch."""
     kafka: Mapping[str, str] = field(default_factory=dict)
-    delayed_seconds: float = 10.0
-    """Seconds of delay per client and minute that cause an alert."""
-    utilisation: float = 0.95
-    """Fraction of a limit that causes an alert."""
 
 
 def is_kafka(place: str | None) -> bool:
@@ -178,8 +169,7 @@ def address(place: str) -> tuple[str, str]:
 
 
 def read_properties(path: str | None) -> dict[str, str]:
-    """A file of `name=value` lines, as Kafka's tools accept for --command-config, without continuations. Raises
-    WrongUseError."""
+    """A file of `name=value` lines, as for --command-config of Kafka's tools. Raises WrongUseError."""
     if path is None:
         return {}
     try:
@@ -200,25 +190,17 @@ def read_properties(path: str | None) -> dict[str, str]:
 def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
     """The source as text lines: `value`, and `file`, its origin. Raises WrongUseError."""
     reader = spark.readStream
+    if (most := settings.rows_per_batch) is not None:
+        reader = reader.options(maxOffsetsPerTrigger=most, maxFilesPerTrigger=most)
     if is_kafka(settings.source):
         servers, topic = address(settings.source)
-        if settings.rows_per_batch:
-            reader = reader.option("maxOffsetsPerTrigger", settings.rows_per_batch)
-        records = (
-            reader.format("kafka")
-            .options(**_kafka(settings))
-            .option("kafka.bootstrap.servers", servers)
-            .option("subscribe", topic)
-            .option("startingOffsets", "earliest")
-            .load()
-        )
+        options = _kafka(settings, servers) | {"subscribe": topic, "startingOffsets": "earliest"}
+        records = reader.format("kafka").options(**options).load()
         origin = F.concat_ws("@", F.concat_ws("-", "topic", "partition"), "offset")
         return records.select(F.col("value").cast("string"), origin.alias("file"))
     system, path = file_system(spark, settings.source)
     if not system.globStatus(path):
         raise WrongUseError(f"--input {settings.source}: no directory there")
-    if settings.rows_per_batch:
-        reader = reader.option("maxFilesPerTrigger", settings.rows_per_batch)
     text = reader.option("recursiveFileLookup", True).text(settings.source)
     return text.select("value", F.col("_metadata.file_path").alias("file"))
 
@@ -245,20 +227,17 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
     return per_minute.select(minute.alias("minute"), "*", F.to_date(minute).alias("date")).drop("window")
 
 
-def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
+def alerts(rolled: DataFrame) -> DataFrame:
     """Rollups -> messages (`key`, `value`): who is throttled, or near a limit. Equal alerts have equal `id`s."""
-    delayed, near = (
-        F.col("delayed_seconds") >= settings.delayed_seconds,
-        F.col("utilisation_peak") >= settings.utilisation,
-    )
-    kinds = F.filter(F.array(F.when(delayed, "delayed"), F.when(near, "near_limit")), lambda one: one.isNotNull())
-    each = rolled.withColumn("alert", F.explode(kinds))
-    names: list[Column | str] = ["alert", *CLIENT, F.date_format("minute", "yyyy-MM-dd'T'HH:mm:ss'Z'")]
+    delayed = F.when(F.col("delayed_seconds") >= DELAYED_S, "delayed")
+    near = F.when(F.col("utilisation_peak") >= NEAR, "near_limit")
+    each = rolled.withColumn("alert", F.explode(F.array_compact(F.array(delayed, near))))
+    minute = F.date_format("minute", "yyyy-MM-dd'T'HH:mm:ss'Z'")
     body = F.struct(
-        F.sha2(F.to_json(F.struct(*names)), 256).alias("id"),
+        F.sha2(F.to_json(F.struct("alert", *CLIENT, minute)), 256).alias("id"),
         "alert",
         *CLIENT,
-        F.date_format("minute", "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("minute"),
+        minute.alias("minute"),
         "delayed_requests",
         "delayed_seconds",
         "utilisation_peak",
@@ -272,41 +251,32 @@ def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = No
     stop = stop or Event()
     text = lines(spark, settings)
     aside = parse(text).where("reason IS NOT NULL").select("reason", "file", "raw")
-    queries = [
-        _writer(rollups(text, settings.delay), settings, "rollups").format("parquet").partitionBy("date"),
-        _writer(aside, settings, "set-aside").format("json"),
+    rolled = rollups(text, settings.delay)
+    started: list[StreamingQuery] = [
+        _writer(rolled, settings, "rollups").format("parquet").partitionBy("date").start(f"{settings.output}/rollups"),
+        _writer(aside, settings, "set-aside").format("json").start(f"{settings.output}/set-aside"),
     ]
-    started = [query.start() for query in queries]
     if settings.alerts is not None:
         while settings.once and any(query.isActive for query in started):
             if stop.wait(POLL_S):
                 return started
-        started.append(_alert_query(spark, settings))
+        # The sink creates its directory with its first batch; until then there is nothing to follow.
+        system, path = file_system(spark, f"{settings.output}/rollups")
+        system.mkdirs(path)
+        followed = spark.readStream.schema(rolled.schema).parquet(f"{settings.output}/rollups")
+        servers, topic = address(settings.alerts)
+        writer = _writer(alerts(followed), settings, "alerts").format("kafka").options(**_kafka(settings, servers))
+        started.append(writer.option("topic", topic).start())
     return started
 
 
-def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuery:
-    assert settings.alerts is not None
-    servers, topic = address(settings.alerts)
-    # The sink creates its directory with its first batch; until then there is nothing to follow.
-    system, path = file_system(spark, f"{settings.output}/rollups")
-    system.mkdirs(path)
-    followed = spark.readStream.schema(ROLLUP).parquet(f"{settings.output}/rollups")
-    writer = _writer(alerts(followed, settings), settings, "alerts", path=False).format("kafka")
-    writer = writer.options(**_kafka(settings))
-    query: StreamingQuery = writer.option("kafka.bootstrap.servers", servers).option("topic", topic).start()
-    return query
+def _kafka(settings: StreamSettings, servers: str) -> dict[str, str]:
+    return {f"kafka.{name}": value for name, value in settings.kafka.items()} | {"kafka.bootstrap.servers": servers}
 
 
-def _kafka(settings: StreamSettings) -> dict[str, str]:
-    return {f"kafka.{name}": value for name, value in settings.kafka.items()}
-
-
-def _writer(frame: DataFrame, settings: StreamSettings, name: str, *, path: bool = True) -> Any:
+def _writer(frame: DataFrame, settings: StreamSettings, name: str) -> Any:
     writer = frame.writeStream.queryName(name).outputMode("append")
     writer = writer.option("checkpointLocation", f"{settings.output}/_checkpoints/{name}")
-    if path:
-        writer = writer.option("path", f"{settings.output}/{name}")
     return writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime=settings.trigger)
 
 

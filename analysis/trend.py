@@ -8,8 +8,8 @@ of exponential smoothing (ADR 0027).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ RESULT = (
     "held_out int, error_share double, covered_share double"
 )
 _TYPES = {"bigint": pa.int64(), "double": pa.float64(), "int": pa.int32()}
-_FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))]
+_SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Outlook:
 class BackTest:
     """The last weeks, as they would have been forecast from the weeks before."""
 
-    days: int
+    held_out: int
+    """Days."""
     error_share: float
     """The mean error over the mean value."""
     covered_share: float
@@ -92,8 +93,7 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
 
 
 def back_test(day: Days, value: Values) -> BackTest | None:
-    """Hold out the last week, or of eight and more the last two, and forecast them. None if too little would be
-    left."""
+    """Hold out the last week, of eight and more the last two, and forecast them. None if too little would be left."""
     if len(day) < FEWEST_DAYS + WEEK:
         return None
     held_out = min(max(len(day) // 4 // WEEK, 1) * WEEK, MAX_HELD_OUT)
@@ -136,22 +136,17 @@ def forecasts(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ahead = np.arange(last_day + 1, last_day + 1 + horizon)
         for batch in batches:
-            rows: list[list[Any]] = [[] for _ in _FIELDS]
+            rows: list[dict[str, Any]] = []
             for one in batch.to_pylist():
                 day, value = every_day(np.array(one["days"]), np.array(one["peaks"]), last_day)
                 found = outlook(day, value, ahead)
                 if found is None:
                     continue
-                tested = back_test(day, value)
-                test = (None,) * 3 if tested is None else (tested.days, tested.error_share, tested.covered_share)
-                same = (found.growth, *test)
-                columns: list[Iterable[Any]] = [[one["series"]] * horizon, ahead, found.mean, found.low, found.high]
-                columns += [[value] * horizon for value in same]
-                for place, values in zip(rows, columns, strict=True):
-                    place.extend(values)
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(values, kind) for values, (_, kind) in zip(rows, _FIELDS, strict=True)],
-                [name for name, _ in _FIELDS],
-            )
+                same = {"series": one["series"], "growth": found.growth}
+                if (tested := back_test(day, value)) is not None:
+                    same |= asdict(tested)
+                each = zip(*(column.tolist() for column in (found.day, found.mean, found.low, found.high)), strict=True)
+                rows += [same | dict(zip(("day", "mean", "low", "high"), figures, strict=True)) for figures in each]
+            yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
     return run

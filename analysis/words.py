@@ -10,7 +10,6 @@ from quota.entity import ANONYMOUS, Kind
 
 MONEY: Final = frozenset(("total", "usage", "bursts", "idle_reservations"))
 """Columns of a bill: amounts, where they are fractions."""
-CENT: Final = 0.01
 
 
 size = readable_size
@@ -71,7 +70,7 @@ def cell(name: str, value: Any, kind: str | None = None) -> str:
     if "bytes" in name:
         return size(value) + ("/s" if name.endswith("_per_s") else "")
     if name in MONEY and isinstance(value, float):
-        return f"{value:,.2f}" if value == 0 or abs(value) >= CENT else f"{value:.2g}"
+        return f"{value:,.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2g}"
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

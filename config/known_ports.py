@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from config.visible import visible
+from config.problems import first_error
 from proxy.core.wire.responses import NodeAddress
 from proxy.net.files import read_file
 from proxy.net.listen.addresses import BadAddressError, KnownPort, check_address
@@ -66,9 +66,7 @@ def parse_ports(data: bytes, now_s: float) -> list[KnownPort]:
     try:
         found = _File.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole file"
-        raise BadStateError(visible(f"{place}: {first['msg']}")) from None
+        raise BadStateError(first_error(error)) from None
     ports = [
         KnownPort(one.port, NodeAddress(one.broker, one.host, one.broker_port), one.until and one.until - now_s)
         for one in found.ports

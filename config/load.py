@@ -17,10 +17,11 @@ from pydantic_core import ErrorDetails
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
 from config.parts import read_config
 from config.problems import MAX_PROBLEMS, MISSING, ConfigError, Place, Problem, first_of, unreadable
-from config.sections import SOURCES, Transparent
+from config.sections import Transparent
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
 from config.types import DEFAULT_WORD
+from proxy.core.auth.identity import SOURCES
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.table import Entry
@@ -53,7 +54,19 @@ _OF_KAFKA: Final = {
     "topic": "client-id or user (Kafka has no topic quotas)",
 }
 """Kafka's own names of properties, and what people have not found here."""
-_PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
+_EXPECTED: Final = {
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "literal_error": "{expected}",
+    "too_short": "at least one item",
+}
+"""By pydantic's type of an error."""
 _FILES_OF_SECRETS: Final = frozenset({"key_file", "password_file", "token_file"})
 """Settings whose value may be the secret itself by mistake: problems do not show it, as they are logged."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
@@ -93,11 +106,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         config = validate(Config, source)
     except ConfigError as error:
         raise ConfigError(_in_file_order([*error.problems, *missing])) from None
-    problems = [
-        *missing,
-        *find_duplicates(config, source),
-        *_contradictions(config, source, on_paper=on_paper),
-    ]
+    problems = [*missing, *find_duplicates(config, source), *_contradictions(config, source, on_paper=on_paper)]
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
     return config.with_source(source)
@@ -127,8 +136,7 @@ def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Proble
 
 
 def _find_no_brokers(source: Source) -> list[Problem]:
-    """Brokers have to be named unless connections have a destination. Checked before the model, to be reported with all
-    else."""
+    """Brokers are named, unless connections have a destination. Checked before the model, to be reported with all."""
     values = source.values
     if not isinstance(values, dict) or values.get("mode") == "transparent":
         return []
@@ -170,11 +178,7 @@ def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterat
         yield source.problem(("fleet",), "expected key_file: the file with the fleet's secret", at_key=True)
 
 
-_REACHED: Final = {
-    "localhost": _LOOPBACK,
-    "0.0.0.0": frozenset({"127.0.0.1"}),
-    "::": frozenset({"::1"}),
-}
+_REACHED: Final = {"localhost": _LOOPBACK, "0.0.0.0": frozenset({"127.0.0.1"}), "::": frozenset({"::1"})}
 """Where connections to these hosts end, on Linux."""
 
 
@@ -257,8 +261,7 @@ def _quota_clashes(config: Config, source: Source) -> Iterator[Problem]:
 
 
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
-    """One quota entry from plain values, by the file's rules: its limits of requests and of connections, None without
-    any."""
+    """The limits of requests and of connections (None: none) of one quota entry, by the file's rules."""
     entry = validate(QuotaEntry, Source(file, value))
     return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 
@@ -382,10 +385,8 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
         return source.problem(place, f"expected a value: {_described(model, place)}", MISSING)
     if kind == "list_type" and isinstance(value, str):
         return source.problem(place, f"expected a list, such as {json.dumps([value], ensure_ascii=False)}", value)
-    if kind in _PARSED_BY:
-        return source.problem(place, f"expected {_PARSED_BY[kind]}", value)
-    if kind == "too_short":
-        return source.problem(place, "expected at least one item", value)
+    if kind in _EXPECTED:
+        return source.problem(place, f"expected {_EXPECTED[kind].format(**item.get('ctx', {}))}", value)
     return source.problem(place, item["msg"], value)
 
 

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from config.sections import NETWORK, SCOPES, Export, FleetSection, IdentitySection, Limits, Transparent
+from config.sections import NETWORK, Export, FleetSection, IdentitySection, Limits, Transparent
 from config.source import Source
 from config.tls import ListenTls, UpstreamSasl, UpstreamTls
 from config.types import (
@@ -38,7 +38,6 @@ from config.types import (
     Pairs,
     PortRange,
     Section,
-    choice,
     duration_ms,
     duration_s,
     rate,
@@ -49,6 +48,7 @@ from config.types import (
     wrong,
 )
 from config.units import LONG_MAX
+from quota.counter import MutationAlgorithm
 from quota.entity import DEFAULT, Name
 from quota.table import CandidateLimits, Entry, Scope
 
@@ -205,10 +205,8 @@ class QuotaEntry(Section):
     max_connections: Annotated[int, whole(0, INT_MAX, "connections")] | None = setting(
         None, "Open connections of an address or a user; 0: none."
     )
-    mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = setting(
-        "enforce", "shadow: measured, never applied."
-    )
-    scope: Annotated[Scope, choice("a scope", *SCOPES)] | None = setting(
+    mode: Literal["enforce", "shadow"] = setting("enforce", "shadow: measured, never applied.")
+    scope: Scope | None = setting(
         None, "Scope of the limits: each instance, or the whole fleet; null: fleet.default_scope."
     )
     candidate: QuotaCandidate | None = setting(None, "Other values of these limits: measured, never applied.")
@@ -301,7 +299,7 @@ class _InTheTablesForm:
 class QuotaSettings(Section):
     """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
 
-    source: Annotated[Literal["file", "cluster"], choice("a source", "file", "cluster")] = setting(
+    source: Literal["file", "cluster"] = setting(
         "file", "file: the entries below; cluster: the cluster's client quotas, polled."
     )
     entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
@@ -310,7 +308,7 @@ class QuotaSettings(Section):
     poll_interval_s: Annotated[float, duration_s(100, _HOUR_MS)] = setting(
         10, "With source: cluster, the polling interval."
     )
-    alter: Annotated[Literal["deny", "forward", "apply"], choice("a rule", "deny", "forward", "apply")] = setting(
+    alter: Literal["deny", "forward", "apply"] = setting(
         "deny",
         "AlterClientQuotas (kafka-configs) through the sidecar: deny; forward to the broker; apply to the overlay.",
     )
@@ -354,8 +352,7 @@ class Admin(Section):
     host: Annotated[str, HOST] = setting("127.0.0.1", "Address to listen on; ``::`` in a pod.")
     port: Annotated[int, _PORT] = setting(9404, "Port; 0: any free one.")
     allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
-        default_factory=list,
-        description="Other host names that the port answers to: names, *.suffix, or * for any.",
+        default_factory=list, description="Other host names that the port answers to: names, *.suffix, or * for any."
     )
 
 
@@ -370,12 +367,8 @@ class Metrics(Section):
 class Log(Section):
     """What is logged. KQUOTA_LOG_LEVEL in the environment wins over `level`."""
 
-    level: Annotated[str, choice("a level", "debug", "info", "warning", "error")] = setting(
-        "info", "Lowest level that is logged."
-    )
-    format: Annotated[str, choice("a format", "auto", "json", "console")] = setting(
-        "auto", "auto: console on a terminal, else JSON lines."
-    )
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level that is logged.")
+    format: Literal["auto", "json", "console"] = setting("auto", "auto: console on a terminal, else JSON lines.")
 
 
 _BROKERS_NEEDED: dict[str, Any] = {
@@ -390,7 +383,7 @@ class Config(Section):
 
     model_config = ConfigDict(json_schema_extra=_BROKERS_NEEDED)
 
-    mode: Annotated[str, choice("a mode", "rewrite", "transparent")] = setting(
+    mode: Literal["rewrite", "transparent"] = setting(
         "rewrite", "rewrite: one local port per broker; transparent: connections are redirected to the sidecar."
     )
     listen: Listen = Field(default_factory=Listen)
@@ -436,9 +429,7 @@ class Config(Section):
     controller_window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = setting(
         1, "Length of one sample of partition mutations, as in Kafka.", alias="controller.quota.window.size.seconds"
     )
-    controller_mutation_algorithm: Annotated[
-        Literal["token_bucket", "windowed_burst"], choice("an algorithm", "token_bucket", "windowed_burst")
-    ] = setting(
+    controller_mutation_algorithm: MutationAlgorithm = setting(
         "token_bucket",
         "token_bucket: as Kafka (KIP-599); windowed_burst: a windowed rate, with bursts spread over the windows.",
     )
@@ -448,7 +439,7 @@ class Config(Section):
         "and pacing: kafka: no cap.",
         json_schema_extra={"default": "2m"},
     )
-    pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = setting(
+    pacing: Literal["smooth", "kafka"] = setting(
         "smooth",
         "smooth: even rate; a group's debt delays all its connections. kafka: exactly a broker's formula "
         "and mutes, which a new connection evades.",

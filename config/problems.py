@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from config.visible import visible
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Place = tuple[str | int, ...]
 """A path inside the file, for example ``("quotas", 3, "producer_byte_rate")``."""
@@ -26,14 +29,8 @@ MAX_PROBLEMS: Final = 500
 """Problems reported per file: finding the place of each takes time."""
 
 
-class Missing:
-    """Marks a value that is not in the file at all."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-MISSING = Missing()
+MISSING: Final[Any] = object()
+"""Marks a value that is not in the file at all."""
 WHOLE_FILE: Final = "(the whole file)"
 
 
@@ -52,7 +49,7 @@ def place_text(place: Place) -> str:
 
 def value_text(value: Any) -> str:
     """The value as its author would recognise it: JSON, shortened when long."""
-    if isinstance(value, Missing):
+    if value is MISSING:
         return "nothing"
     if isinstance(value, dict) and value:
         return "a mapping with " + _short(", ".join(str(key) for key in list(value)[:6]))
@@ -95,6 +92,12 @@ class Problem:
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, for ``kquota check --json``."""
         return asdict(self)
+
+
+def first_error(error: ValidationError) -> str:
+    """What pydantic found first in a file that programs write: the place, and what is wrong there."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return visible(f"{'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg']}")
 
 
 def unreadable(file: str, reason: str) -> Problem:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    GetJsonSchemaHandler,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from config.types import (
     AbsolutePath,
-    Bool,
     PortRange,
     Section,
     Value,
-    choice,
     duration_ms,
     duration_s,
     port_range,
@@ -37,9 +29,8 @@ from quota.table import Scope
 _INT_MAX = 2**31 - 1
 _HOUR_MS = 3_600_000
 _MIB = 1024 * 1024
-SCOPES = ("instance", "fleet")
-SOURCES: Final = ("tls", "sasl", "static")
 TEMPLATE_FIELDS: Final = ("namespace", "service_account", "pod")
+_Source = Literal["tls", "sasl", "static"]
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
@@ -130,11 +121,9 @@ class FleetSection(Section):
         "File with the secret that authenticates records; required. One key a line, at least 32 "
         "characters: the first signs, all are accepted. Re-read when it changes.",
     )
-    default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = setting(
-        "instance", "Scope of entries without scope: each instance, or the whole fleet."
-    )
+    default_scope: Scope = setting("instance", "Scope of entries without scope: each instance, or the whole fleet.")
     topic: TopicName = setting("kquota-fleet", "The fleet's topic.")
-    create_topic: Bool = setting(True, "Create the topic if missing; false: the log has the command.")
+    create_topic: StrictBool = setting(True, "Create the topic if missing; false: the log has the command.")
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = setting(
         None, "Replication factor of a created topic; null: the brokers' default."
     )
@@ -196,7 +185,9 @@ class Transparent(Section):
     ports: list[Annotated[PortRange, PORTS]] = Field(
         default_factory=list, description="Allowed destination ports; empty: all."
     )
-    tls_passthrough: Bool = setting(True, "Without listen.tls, pass TLS through with byte quotas; false: refuse it.")
+    tls_passthrough: StrictBool = setting(
+        True, "Without listen.tls, pass TLS through with byte quotas; false: refuse it."
+    )
 
 
 _USER = text("a user name")
@@ -279,8 +270,8 @@ class SaslIdentity(Section):
 class IdentitySection(Section):
     """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
 
-    sources: list[Annotated[str, choice("a source of identity", *SOURCES)]] = Field(
-        default_factory=lambda: list(SOURCES),
+    sources: list[_Source] = Field(
+        default_factory=lambda: list(get_args(_Source)),
         description="Sources of a connection's user, in this order: certificate, SASL login, static user.",
     )
     static: Annotated[StaticIdentity, _TextOrMapping()] | None = setting(
@@ -291,7 +282,7 @@ class IdentitySection(Section):
 
     @field_validator("sources")
     @classmethod
-    def _each_once(cls, value: list[str]) -> list[str]:
+    def _each_once(cls, value: list[Any]) -> list[Any]:
         if len(set(value)) != len(value):
             raise wrong("each source once")
         return value

@@ -16,14 +16,7 @@ from typing import Any, Final
 
 import yaml
 from yaml.composer import ComposerError
-from yaml.events import (
-    AliasEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    StreamEndEvent,
-)
+from yaml.events import AliasEvent, MappingEndEvent, MappingStartEvent, ScalarEvent, SequenceEndEvent, StreamEndEvent
 
 from config.problems import (
     MAX_ALIASED_VALUES,
@@ -32,7 +25,6 @@ from config.problems import (
     MAX_VALUES,
     MISSING,
     ConfigError,
-    Missing,
     Place,
     Problem,
     check_text,
@@ -178,7 +170,7 @@ class Source:
         """A problem at the position of an event or a node; None: at no position."""
         mark = None if found is None else found.start_mark
         line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
-        shown = None if isinstance(value, Missing) else value_text(value)
+        shown = None if value is MISSING else value_text(value)
         return Problem(self.file, place_text(place), line, column, shown, expected)
 
     def _as_written(self, place: Place) -> Place:
@@ -191,8 +183,7 @@ class Source:
 
 
 def parse(file: str, data: bytes) -> Source:
-    """Parse YAML. Raises ConfigError for text that is not YAML and for excessive sizes; `problems` has those of single
-    values."""
+    """Parse YAML. Raises ConfigError for what is no YAML, or too large; `problems` has those of single values."""
     found = parse_documents(file, data, most=1)
     return found[0] if found else Source(file)
 
@@ -229,10 +220,7 @@ _PLAIN_WORDS = (
     ("expected ',' or ']'", "a list in [ ] lacks its closing bracket or a comma"),
     ("expected ',' or '}'", "a mapping in { } lacks its closing brace or a comma"),
     ("did not find expected key", "wrong indentation: this line does not belong to any block above it"),
-    (
-        "did not find expected node content",
-        "a list in [ ] or a mapping in { } is not closed, or has an empty item",
-    ),
+    ("did not find expected node content", "a list in [ ] or a mapping in { } is not closed, or has an empty item"),
     ("could not find expected ':'", "a key is not followed by a colon and a space"),
 )
 """libyaml's or PyYAML's message, and its usual cause."""
@@ -402,7 +390,7 @@ class _Reader:
         elif not event.implicit[0] or text[:1] not in NOT_ALWAYS_TEXT:
             return text
         value = self._known.get(text, MISSING)
-        if isinstance(value, Missing):
+        if value is MISSING:
             try:
                 value = self._known[text] = unquoted(text)
             except ValueError as error:

@@ -23,7 +23,10 @@ def to_table(config: Config, scope: Scope | None = None) -> QuotaTable:
     return QuotaTable(
         entries(config),
         default_scope=scope or default_scope(config),
-        connections=ConnectionLimits(connection_entries(config)),
+        connections=ConnectionLimits(
+            [one for entry in config.quotas if (one := to_connection_entry(entry)) is not None]
+            + [entry for entry, _ in _static_caps(config)]
+        ),
     )
 
 
@@ -42,16 +45,9 @@ def has_limits(config: Config) -> bool:
     return bool(config.quotas or _static_entries(config) or _static_caps(config))
 
 
-def connection_entries(config: Config) -> list[ConnectionEntry]:
-    """All entries for connections, those by Kafka's static names included."""
-    limited = (entry for entry in config.quotas if isinstance(entry, QuotaEntry) and entry.limits_connections)
-    found = [one for entry in limited if (one := to_connection_entry(entry)) is not None]
-    return found + [entry for entry, _ in _static_caps(config)]
-
-
-def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
+def to_connection_entry(entry: QuotaEntry | Entry) -> ConnectionEntry | None:
     """The connection limits of one entry of the file, None if there are none."""
-    if not entry.limits_connections:
+    if isinstance(entry, Entry) or not entry.limits_connections:
         return None
     name = to_name(entry.user if entry.ip is None else entry.ip)
     assert name is not None
@@ -67,7 +63,6 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
 
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two should win must not be guessed."""
-    static, caps = _static_entries(config), _static_caps(config)
     seen: dict[_Key, Place] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(config.quotas):
@@ -78,15 +73,13 @@ def find_duplicates(config: Config, source: Source) -> list[Problem]:
             names = "user and client-id" if key[2] is None else "ip"
             text = f"expected each {names} once; {_entity(key)} already has an entry, {_where(first, source)}"
             problems.append(source.problem(place, text))
-    for found, place in static:
-        first = seen.get((found.user, found.client_id, None), place)
-        if first != place:
-            text = f"sets a limit of a client-id that already has an entry, {_where(first, source)}"
-            problems.append(source.problem(place, text, at_key=True))
-    for cap, place in caps:
-        first = seen.get((None, None, cap.name), place)
-        if first != place:
-            text = f"sets a limit of an ip that already has an entry, {_where(first, source)}"
+    static: list[tuple[str, _Key, Place]] = [
+        ("a client-id", (found.user, found.client_id, None), place) for found, place in _static_entries(config)
+    ]
+    static += [("an ip", (None, None, cap.name), place) for cap, place in _static_caps(config)]
+    for what, key, place in static:
+        if key in seen:
+            text = f"sets a limit of {what} that already has an entry, {_where(seen[key], source)}"
             problems.append(source.problem(place, text, at_key=True))
     return problems
 
@@ -114,14 +107,10 @@ def _static_entries(config: Config) -> list[tuple[Entry, Place]]:
 
 def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
     """Kafka's two broker settings as entries, each with the place of the key that made it."""
-    found: list[tuple[ConnectionEntry, Place]] = []
-    if config.max_connections_per_ip is not None:
-        entry = ConnectionEntry(EntityType.IP, DEFAULT, None, config.max_connections_per_ip)
-        found.append((entry, ("max.connections.per.ip",)))
-    for address, most in config.max_connections_per_ip_overrides:
-        entry = ConnectionEntry(EntityType.IP, address, None, most)
-        found.append((entry, ("max.connections.per.ip.overrides",)))
-    return found
+    most, overrides = config.max_connections_per_ip, config.max_connections_per_ip_overrides
+    caps: list[tuple[str | Default, int, str]] = [] if most is None else [(DEFAULT, most, "max.connections.per.ip")]
+    caps += [(address, limit, "max.connections.per.ip.overrides") for address, limit in overrides]
+    return [(ConnectionEntry(EntityType.IP, name, None, limit), (key,)) for name, limit, key in caps]
 
 
 def _as_float(limit: float | None) -> float | None:

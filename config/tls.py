@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
-from config.types import (
-    HOST,
-    AbsolutePath,
-    Bool,
-    Section,
-    Value,
-    choice,
-    duration_ms,
-    setting,
-    text,
-    wrong,
-)
+from config.types import HOST, AbsolutePath, Section, Value, duration_ms, setting, text, wrong
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
-
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 
 def _rules(value: Any) -> str:
@@ -43,7 +30,7 @@ class ListenTls(Section):
 
     certificate_file: AbsolutePath = Field(description="The sidecar's certificate chain, PEM.")
     key_file: AbsolutePath = Field(description="The certificate's private key, PEM, without a password.")
-    client_auth: Annotated[str, choice("a rule", "none", "requested", "required")] = setting(
+    client_auth: Literal["none", "requested", "required"] = setting(
         "none", "Client certificates: none, requested or required, as in Kafka.", alias="ssl.client.auth"
     )
     client_ca_file: AbsolutePath | None = setting(None, "PEM file with the authorities of clients' certificates.")
@@ -74,7 +61,7 @@ class UpstreamTls(Section):
     server_name: Annotated[str, HOST] | None = setting(
         None, "Name sent to every broker (SNI) that its certificate must match; null: the host connected to."
     )
-    verify_hostname: Bool = setting(
+    verify_hostname: StrictBool = setting(
         True, "false: accept any certificate of a trusted authority. Logs a warning at each start."
     )
 
@@ -88,7 +75,7 @@ class UpstreamTls(Section):
 class UpstreamSasl(Section):
     """The sidecar's own login, for its own questions: clients' logins pass through as they are."""
 
-    mechanism: Annotated[str, choice("a mechanism", *_MECHANISMS)] = Field(description="SASL mechanism.")
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = setting(..., "SASL mechanism.")
     username: Annotated[str, text("a user name")] | None = setting(None, "The user; not with OAUTHBEARER.")
     password_file: AbsolutePath | None = setting(None, "File with the password, re-read at every login.")
     token_file: AbsolutePath | None = setting(

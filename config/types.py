@@ -78,13 +78,11 @@ def size(least: int, most: int, what: str) -> Value:
 
     def check(value: Any) -> int:
         result: int | None = None
-        if isinstance(value, str):
-            try:
+        with suppress(ValueError):
+            if isinstance(value, str):
                 result = parse_size(value)
-            except ValueError:
-                result = None
-        elif number(value) is not None and value == int(value):
-            result = int(value)
+            elif number(value) is not None and value == int(value):
+                result = int(value)
         if result is None or not least <= result <= most:
             upper = f" and at most {most}" if most != LONG_MAX or (result or 0) > most else ""
             meant = similar_size(value) if isinstance(value, str) else None
@@ -103,11 +101,9 @@ def duration_ms(least_ms: int, most_ms: int, *, bare_unit: str | None) -> Value:
 
     def check(value: Any) -> int:
         result: int | None = None
-        if isinstance(value, str) or number(value) is not None:
-            try:
+        with suppress(ValueError):
+            if isinstance(value, str) or number(value) is not None:
                 result = parse_duration_ms(str(value), bare_unit=bare_unit)
-            except ValueError:
-                result = None
         if result is None or not least_ms <= result <= most_ms:
             alone = f"; a number without a unit is in {bare_unit}" if bare_unit else "; the unit is required"
             raise wrong(f"a duration from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
@@ -168,36 +164,14 @@ _A_SOURCE = "an IP address or a network, such as 10.0.0.1, 2001:db8::1 or 10.0.0
 ADDRESS = Value(_address, {"type": "string", "minLength": 2})
 
 
-def choice(what: str, *values: str) -> Value:
-    """One of a few words."""
-
-    def check(value: Any) -> str:
-        if value not in values or not isinstance(value, str):
-            raise wrong(f"{what}: one of {', '.join(values)}")
+def _absolute_path(value: Any) -> str:
+    # A relative path would depend on the working directory at start; NUL cannot be in a path at all.
+    if isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value:
         return value
-
-    return Value(check, {"type": "string", "enum": list(values)})
-
-
-def _if(fine: Callable[[Any], bool], expected: str, schema: dict[str, Any]) -> Value:
-    def check(value: Any) -> Any:
-        if fine(value):
-            return value
-        raise wrong(expected)
-
-    return Value(check, schema)
+    raise wrong("the absolute path of a file, such as /etc/kquota/tls.crt")
 
 
-BOOLEAN = _if(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
-ABSOLUTE_PATH = _if(  # a relative path would depend on the working directory at start; NUL cannot be in a path at all
-    lambda value: isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value,
-    "the absolute path of a file, such as /etc/kquota/tls.crt",
-    {"type": "string", "pattern": "^/.*[^/]$"},
-)
-
-
-Bool = Annotated[bool, BOOLEAN]
-AbsolutePath = Annotated[str, ABSOLUTE_PATH]
+AbsolutePath = Annotated[str, Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})]
 
 
 class PortRange(NamedTuple):
@@ -325,8 +299,7 @@ HOST_NAMES = Value(_host_names, {"type": "string", "pattern": _HOST_NAMES_PATTER
 
 
 def _pairs(value: Any, expected: str, each: str, read: Callable[[str, str], tuple[str, int]]) -> Pairs:
-    """Kafka's "name:number,name:number". The last colon divides, so names may hold colons, but no commas. `read` raises
-    ValueError, with more to say or nothing."""
+    """Kafka's "name:number,name:number"; names may hold colons. `read` raises ValueError, with more to say or not."""
     if not isinstance(value, str):
         raise wrong(expected)
     result: dict[str, int] = {}
@@ -343,10 +316,9 @@ def _pairs(value: Any, expected: str, each: str, read: Callable[[str, str], tupl
 
 
 def _override(name: str, limit: str) -> tuple[str, int]:
-    try:
+    amount = 0
+    with suppress(ValueError):
         amount = parse_size(limit)
-    except ValueError:
-        amount = 0
     if name and not has_control(name) and 1 <= amount <= LONG_MAX:
         return name, amount
     meant = similar_size(limit) if name and not amount else None

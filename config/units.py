@@ -69,8 +69,7 @@ def similar_size(text: str) -> str | None:
 
 
 def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
-    """``30s`` -> 30000, ``500ms`` -> 500, ``0`` -> 0. ``bare_unit``: of a bare number; None forbids it. Raises
-    ValueError."""
+    """``30s`` -> 30000, ``0`` -> 0. ``bare_unit``: of a bare number; None forbids it. Raises ValueError."""
     match = _match(_DURATION, text)
     if match is None or _LEADING_ZERO.match(match["number"]):
         raise ValueError(f"{text!r} is not a duration")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, some_rows
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, moment, some_rows
 from analysis.kinds import exploded
 from analysis.report import Content, Context, Report, Table
 from analysis.words import several, size, span, who
@@ -27,7 +27,11 @@ MUCH = 3.0
 LITTLE = {"produce_bytes": 1e7, "fetch_bytes": 1e7, "request_seconds": 10.0}
 """In an hour; growth up to this is not reported."""
 LITTLE_ELSE = 10.0
-NEWS = ("new client", "never used before", "more than ever")
+NEWS = {
+    "new client": "had no record before",
+    "never used before": "used something for the first time",
+    "more than ever": "used far more than in any earlier hour",
+}
 
 
 def run(context: Context) -> Report:
@@ -36,7 +40,7 @@ def run(context: Context) -> Report:
     quality = context.intake.quality
     since_s = quality.last_ms // 1000 - round(recent_days * DAY_S)
     history_s = since_s - quality.first_ms / 1000
-    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    rows = context.records.withColumn("hour_s", bucket(HOUR_S))
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(*(F.sum(name).cast("double").alias(name) for name in USES))
     recent = F.col("hour_s") >= since_s
     sides = hourly.groupBy(*CLIENT).agg(
@@ -60,13 +64,10 @@ def run(context: Context) -> Report:
             for name in USES
         ),
     ).where("highest_hour > 0")
+    new, first_use, more = NEWS
+    far_more = F.col("highest_hour") > F.greatest(F.col("highest_hour_before") * MUCH, "little")
     kind = (
-        F.when(F.col("hours_before") == 0, NEWS[0])
-        .when(F.col("highest_hour_before") <= 0, NEWS[1])
-        .when(
-            (F.col("highest_hour") > F.col("highest_hour_before") * MUCH) & (F.col("highest_hour") > F.col("little")),
-            NEWS[2],
-        )
+        F.when(F.col("hours_before") == 0, new).when(F.col("highest_hour_before") <= 0, first_use).when(far_more, more)
     )
     found = uses.withColumn("anomaly", kind).where(F.col("anomaly").isNotNull() & F.lit(history_s >= HOUR_S))
     found = found.select(
@@ -78,16 +79,11 @@ def run(context: Context) -> Report:
         "hours_before",
         moment("first_s").alias("first_seen_recently"),
     )
+    order: list[Column | str] = [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"]
     return Report(
         "Anomalies",
         f"Which usage of the last {span(recent_days * DAY_S)} is new, or far above its earlier maximum?",
-        {
-            "anomalies": Table(
-                found,
-                "New usage per hour",
-                [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"],
-            )
-        },
+        {"anomalies": Table(found, "New usage per hour", order)},
         lambda tables: _content(tables, quality.seconds, history_s),
     )
 
@@ -97,15 +93,13 @@ def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) 
         return Content([f"Only {span(whole_s)} of records: nothing earlier to compare with."])
     found = tables["anomalies"]
     findings = []
-    for name in NEWS:
+    for name, predicate in NEWS.items():
         mine = found.where(F.col("anomaly") == name)
         clients = mine.select(*CLIENT).distinct().count()
         first = some_rows(mine.orderBy(F.col("highest_hour").desc(), *CLIENT), 1)
         if first:
             row = first[0]
-            findings.append(
-                f"{several(clients, 'client')} {_PREDICATES[name]}; the largest, {who(row)}: {_amount(row)}."
-            )
+            findings.append(f"{several(clients, 'client')} {predicate}; the largest, {who(row)}: {_amount(row)}.")
     if not findings:
         findings = ["No client used anything for the first time, or far more than before."]
     notes = [
@@ -114,13 +108,6 @@ def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) 
         f"More than ever: an hour with more than {MUCH:g} times the highest earlier hour.",
     ]
     return Content(findings, notes=notes)
-
-
-_PREDICATES = {
-    "new client": "had no record before",
-    "never used before": "used something for the first time",
-    "more than ever": "used far more than in any earlier hour",
-}
 
 
 def _amount(row: object) -> str:

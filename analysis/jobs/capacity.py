@@ -11,24 +11,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows, sums
+from analysis.columns import DAY_S, HOUR_S, bucket, moment, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_kind, of_sidecars, promised
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share, size
 
-COLUMNS = (
-    *(MEASURES[kind].column for kind in BYTE_KINDS),
-    *OF_PROMISES,
-)
+COLUMNS = (*(MEASURES[kind].column for kind in BYTE_KINDS), *OF_PROMISES)
 FEWEST_DAYS = 3
 
 
 def run(context: Context) -> Report:
-    """Per cluster: limits in force in the last hour, peaks, and their trend. Option `capacity`: kind -> bytes/s, if
-    known."""
+    """Per cluster: limits in force in the last hour, peaks, and their trend. Option `capacity`: kind -> bytes/s."""
     grain = context.grain_s
-    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
+    rows = context.records.withColumn("bucket", bucket(grain))
     summed = rows.groupBy("cluster_id", "bucket").agg(
         *sums(MEASURES[kind].column for kind in BYTE_KINDS),
         F.min("start_ms").alias("first_ms"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment, ratio, some_rows
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, moment, ratio, some_rows
 from analysis.kinds import MEASURES, exploded
 from analysis.report import Content, Context, Report, Table
 from analysis.words import rate, several, share, who
@@ -30,7 +30,7 @@ COLUMNS = tuple(
 
 def run(context: Context) -> Report:
     """Per client, kind and hour; a change is where an hour has another limit than the client's previous hour."""
-    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    rows = context.records.withColumn("hour_s", bucket(HOUR_S))
     sums = [F.sum("duration_s").alias("seconds")]
     # Of sidecars that share a limit, seconds at the same time count once.
     once = F.least(F.sum("duration_s"), (F.max("end_ms") - F.min("start_ms")) / 1000)
@@ -57,10 +57,7 @@ def run(context: Context) -> Report:
         ),
     )
     in_order = Window.partitionBy(*CLIENT, "kind").orderBy("hour_s")
-    sides = {
-        "before": in_order.rangeBetween(-SEEN_S, -HOUR_S),
-        "after": in_order.rangeBetween(0, SEEN_S - HOUR_S),
-    }
+    sides = {"before": in_order.rangeBetween(-SEEN_S, -HOUR_S), "after": in_order.rangeBetween(0, SEEN_S - HOUR_S)}
     around = {
         f"_{name}_{side}": F.sum(name).over(window)
         for side, window in sides.items()

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, bucket, cluster, moment, only_row, some_rows, start_of, sums
-from analysis.kinds import BYTE_KINDS, all_of, by_kind, enforced
+from analysis.columns import HOUR_S, bucket, moment, only_row, some_rows, start_of, sums
+from analysis.kinds import BYTE_KINDS, OF_PROMISES, all_of, enforced
+from analysis.owners import PriceModel
 from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share
 
-if TYPE_CHECKING:
-    from analysis.owners import Owners, PriceModel
-
-COLUMNS = (
-    "namespace",
-    "produce_bytes",
-    "fetch_bytes",
-    "request_seconds",
-    "mutations",
-    *(
-        f"{kind.value}_{name}"
-        for kind in BYTE_KINDS
-        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
-    ),
-)
+_AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
+COLUMNS = (*_AMOUNTS, *OF_PROMISES)
 _GB, _MB = 1e9, 1e6
 ITEMS = ("usage", "bursts", "idle_reservations")
 DIGITS = 6
@@ -39,16 +26,12 @@ def run(context: Context) -> Report:
     """Lines of the bill per payer and hour, and their sums."""
     model: PriceModel = context.options["prices"]
     grain = min(context.grain_s, HOUR_S)
-    rows = context.records.withColumns(
-        {
-            "payer": _payer(model, context.options.get("owners")),
-            "cluster_id": cluster(),
-            "bucket": bucket(grain),
-            "hour_s": bucket(HOUR_S),
-        }
-    )
+    payer = context.options["owners"].column() if model.payer == TEAM else F.coalesce(model.payer, F.lit("(none)"))
+    rows = context.records.withColumns({"payer": payer, "bucket": bucket(grain), "hour_s": bucket(HOUR_S)})
+    spans = rows.withColumnsRenamed({"start_ms": "first_ms", "end_ms": "last_ms"})
+    observed = context.observed_s(spans, grain), context.observed_s(spans, HOUR_S, "hour_s")
     hours = (
-        _used(rows, model, _observed(context, rows, grain), _observed(context, rows, HOUR_S))
+        _used(rows, model, *observed)
         .join(_idle(rows), ["payer", "hour_s"], "left")
         .fillna(0.0, ["idle_produce_byte_seconds", "idle_fetch_byte_seconds"])
     )
@@ -66,10 +49,7 @@ def run(context: Context) -> Report:
     billed = hours.select(
         "payer",
         moment("hour_s").alias("hour"),
-        "produce_bytes",
-        "fetch_bytes",
-        "request_seconds",
-        "mutations",
+        *_AMOUNTS,
         "burst_bytes",
         usage.alias("usage"),
         (F.col("burst_bytes") / _GB * prices.burst_gb).alias("bursts"),
@@ -78,7 +58,7 @@ def run(context: Context) -> Report:
     billed = context.kept(billed, "billed")
     payers = (
         billed.groupBy("payer")
-        .agg(*sums((*ITEMS, "produce_bytes", "fetch_bytes", "request_seconds", "mutations", "burst_bytes")))
+        .agg(*sums((*ITEMS, *_AMOUNTS, "burst_bytes")))
         .withColumns({name: F.round(name, DIGITS) for name in ITEMS})
         .select(
             "payer",
@@ -102,23 +82,9 @@ def run(context: Context) -> Report:
     )
 
 
-def _payer(model: PriceModel, owners: Owners | None) -> Column:
-    if model.payer == TEAM:
-        assert owners is not None  # reported before a JVM is started
-        return owners.column()
-    return F.coalesce(model.payer, F.lit("(none)"))
-
-
-def _observed(context: Context, rows: DataFrame, step_s: int) -> Column:
-    time = "hour_s" if step_s == HOUR_S else "bucket"
-    spans = rows.select(time, F.col("start_ms").alias("first_ms"), F.col("end_ms").alias("last_ms"))
-    return context.observed_s(spans, step_s, time)
-
-
 def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:
     """Per payer and hour; bytes above `burst_above` times the hour's mean rate (silent buckets included) separately."""
-    amounts = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
-    buckets = rows.groupBy("payer", start_of(F.col("bucket"), HOUR_S).alias("hour_s"), "bucket").agg(*sums(amounts))
+    buckets = rows.groupBy("payer", start_of(F.col("bucket"), HOUR_S).alias("hour_s"), "bucket").agg(*sums(_AMOUNTS))
     moved = F.col("produce_bytes") + F.col("fetch_bytes")
     whole_hour = Window.partitionBy("payer", "hour_s")  # at most 3600 / grain rows each
     usual = F.sum(moved).over(whole_hour) / hour_seconds * seconds
@@ -126,39 +92,20 @@ def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Col
     return (
         buckets.withColumn("over", over)
         .groupBy("payer", "hour_s")
-        .agg(*sums(amounts), F.sum("over").alias("burst_bytes"))
+        .agg(*sums(_AMOUNTS), F.sum("over").alias("burst_bytes"))
     )
 
 
 def _idle(rows: DataFrame) -> DataFrame:
-    """Per payer and hour: byte-seconds of limits in force and not used; a group's are divided evenly among its clients
-    present."""
-    kinds = by_kind(
-        rows,
-        ["payer", "instance", "end_ms", "duration_s", "hour_s"],
-        BYTE_KINDS,
-        used="{column}",
-        limit="{kind}_limit",
-        fleet_limit="{kind}_fleet_limit",
-        mode="{kind}_limit_mode",
-        group_user="{kind}_group_user",
-        group_client="{kind}_group_client_id",
-    ).where(enforced())
+    """Per payer and hour: byte-seconds of enforced limits not used; a group's are divided evenly among its clients."""
+    kinds = enforced(rows, ["payer", "instance", "end_ms", "duration_s", "hour_s"], used="{column}")
     group = Window.partitionBy("instance", "end_ms", "kind", "group_user", "group_client", "hour_s")
     left = F.max("limit").over(group) * F.max("duration_s").over(group) - F.sum("used").over(group)
-    shares = kinds.select(
-        "hour_s",
-        "kind",
-        "payer",
-        (F.greatest(left, F.lit(0.0)) / F.count("*").over(group)).alias("idle"),
-    )
+    idle = F.greatest(left, F.lit(0.0)) / F.count("*").over(group)
+    shares = kinds.select("hour_s", "kind", "payer", idle.alias("idle"))
+    of_kinds = {kind: F.when(F.col("kind") == kind.value, F.col("idle")).otherwise(0.0) for kind in BYTE_KINDS}
     return shares.groupBy("payer", "hour_s").agg(
-        *(
-            F.sum(F.when(F.col("kind") == kind.value, F.col("idle")).otherwise(0.0)).alias(
-                f"idle_{kind.value}_byte_seconds"
-            )
-            for kind in BYTE_KINDS
-        )
+        *(F.sum(each).alias(f"idle_{kind.value}_byte_seconds") for kind, each in of_kinds.items())
     )
 
 

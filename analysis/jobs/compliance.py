@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, cluster, ratio, some_rows, sums
+from analysis.columns import CLIENT, ratio, some_rows, sums
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, share
 
@@ -20,9 +20,8 @@ _SUMS = ("mutes", "mutes_ignored", "requests")
 
 def run(context: Context) -> Report:
     """Throttles and how many of them were ignored, by library and version."""
-    rows = context.records.withColumn("cluster_id", cluster())
     unknown = F.lit("(did not say)")
-    clients = rows.groupBy(
+    clients = context.records.groupBy(
         *CLIENT,
         F.coalesce("client_library", unknown).alias("library"),
         F.coalesce("client_library_version", F.lit("")).alias("version"),

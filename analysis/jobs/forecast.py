@@ -9,10 +9,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, cluster, moment, place_in, ratio, some_rows, sums
+from analysis.columns import DAY_S, HOUR_S, moment, only_row, place_in, ratio, some_rows, sums
 from analysis.kinds import (
     BYTE_KINDS,
     GROUP,
+    LIMITS,
     MEASURES,
     OF_PROMISES,
     OF_USE,
@@ -23,7 +24,6 @@ from analysis.kinds import (
     promised,
 )
 from analysis.report import Content, Context, Plot, Report, Table
-from analysis.rollups import LIMITS
 from analysis.session import ship_code
 from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, forecasts
 from analysis.words import group_name, rate, several, share
@@ -49,7 +49,7 @@ def run(context: Context) -> Report:
     grain = context.grain_s
     amounts = tuple(MEASURES[kind].column for kind in Kind)
     buckets = context.kept(context.in_buckets(grain, (*amounts, *LIMITS)), "buckets")
-    rows = context.records.withColumn("cluster_id", cluster())
+    rows = context.records
     limits = promised(context.kept(of_sidecars(rows, quality.last_ms - HOUR_S * 1000), "promised"))
     used = by_group(buckets, F.lit(float(grain))).unionByName(_of_clusters(buckets, limits, grain, context.options))
     day = F.floor(F.col("bucket") / DAY_S).cast("long")
@@ -173,12 +173,11 @@ def _content(tables: Mapping[str, DataFrame], horizon: int) -> Content:
     if unknown:
         findings.append(f"Too few records for a forecast, less than {FEWEST_DAYS} days: {several(unknown, 'limit')}.")
     tested = tables["clusters"].unionByName(limits, allowMissingColumns=True)
-    test = tested.where("held_out_days IS NOT NULL").agg(
+    test = only_row(tested.where("held_out_days IS NOT NULL").agg(
         F.count("*").alias("series"),
         F.median("error_share").alias("error"),
         (F.sum(F.col("covered_share") * F.col("held_out_days")) / F.sum("held_out_days")).alias("covered"),
-    ).head()  # fmt: skip
-    assert test is not None
+    ))  # fmt: skip
     if test["series"]:
         findings.append(
             f"Back-test: the last one or two weeks of {test['series']:,} series were forecast from the weeks before. "

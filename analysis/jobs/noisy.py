@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, ratio, some_rows
+from analysis.columns import CLIENT, bucket, ratio, some_rows
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import several, who
 
@@ -19,10 +19,9 @@ NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
 
 
 def run(context: Context) -> Report:
-    """Per client: broker time per request of all others in the cluster, in the buckets of its bursts and in its
-    others."""
+    """Per client: broker time per request of all others in the cluster, in the buckets of its bursts and else."""
     grain = context.grain_s
-    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
+    rows = context.records.withColumn("bucket", bucket(grain))
     mine = rows.groupBy(*CLIENT, "bucket").agg(
         F.sum(F.col("produce_bytes") + F.col("fetch_bytes")).alias("bytes"),
         F.sum("request_seconds").alias("busy"),
@@ -104,14 +103,8 @@ def _content(tables: Mapping[str, DataFrame], grain: int) -> Content:
         for row in (some_rows(frame, 12) if notable else [])
         if row["lift"] is not None and row["lift"] > 1
     }
-    pictures = []
-    if shown:
-        pictures.append(
-            Plot(
-                "Extra broker time of others' requests during a client's bursts",
-                plots.bars(shown, "ms per request"),
-            )
-        )
+    caption = "Extra broker time of others' requests during a client's bursts"
+    pictures = [Plot(caption, plots.bars(shown, "ms per request"))] if shown else []
     return Content(
         findings,
         pictures,

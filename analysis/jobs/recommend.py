@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, cluster, grain_for, moment, some_rows, start_of
+from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, grain_for, moment, some_rows, start_of
 from analysis.kinds import MEASURES, by_kind, of_kind
 from analysis.report import Content, Context, Plot, Report, Table
 from analysis.words import rate, several, span, who
@@ -46,7 +46,7 @@ SAME = 0.1
 def run(context: Context) -> Report:
     """Options: `headroom` (0.25 is a quarter above the need)."""
     headroom = float(context.options.get("headroom", 0.25))
-    rows = context.records.withColumn("cluster_id", cluster())
+    rows = context.records
     alone = rows.select(
         *CLIENT,
         bucket(HOUR_S).alias("hour_s"),
@@ -133,8 +133,7 @@ def run(context: Context) -> Report:
 
 
 def _is_of_fleet(kind: Kind) -> Column:
-    """Whether a record's limit is the fleet's. A kind without a limit follows the client's other kinds, as an entry has
-    one scope."""
+    """Whether a record's limit is the fleet's. A kind without one follows the others, as an entry has one scope."""
     others = reduce(or_, (F.col(f"{one.value}_fleet_limit").isNotNull() for one in KINDS))
     return F.col(f"{kind.value}_fleet_limit").isNotNull() | (F.col(f"{kind.value}_limit").isNull() & others)
 
@@ -225,10 +224,7 @@ def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
             "client's name was truncated or cannot be written in an entry, or the client has limits of both scopes."
         )
     shown = {
-        f"{who(row)} {row['kind']}": {
-            "need": row["need"],
-            "headroom": row["recommended"] - row["need"],
-        }
+        f"{who(row)} {row['kind']}": {"need": row["need"], "headroom": row["recommended"] - row["need"]}
         for row in usable
         if row["kind"] in ("produce", "fetch")
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
@@ -12,11 +11,9 @@ from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS
+from analysis.owners import Owners
 from analysis.report import TEAM, Content, Context, Plot, Report, Table
 from analysis.words import several, share, span, who
-
-if TYPE_CHECKING:
-    from analysis.owners import Owners
 
 COLUMNS = (*COUNTS, *SECONDS, "requests")
 ROLLED = True

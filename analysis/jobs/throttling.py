@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, over_time, ratio, some_rows, sums
+from analysis.columns import CLIENT, HOUR_S, bucket, moment, over_time, ratio, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS, all_of, exploded
 from analysis.report import Content, Context, Plot, Report, Table
@@ -22,12 +22,9 @@ COLUMNS = (*COUNTS, *SECONDS, *_HELD.values(), "requests", "connections_peak")
 _SUMS = ("requests_delayed", "delayed_seconds", "held_seconds")
 
 
-HALF = 0.5
-
-
 def run(context: Context) -> Report:
     """Delays per client and cause, and per hour. One request has one cause, so they may be added up."""
-    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    rows = context.records.withColumn("hour_s", bucket(HOUR_S))
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(
         *sums((*COUNTS, *SECONDS, "requests")),
         *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),
@@ -37,7 +34,7 @@ def run(context: Context) -> Report:
     )
     hourly = context.kept(hourly, "hourly")
     delayed = all_of(SECONDS)
-    held = sum((F.col(name) for name in _HELD.values()), F.lit(0.0))
+    held = all_of(tuple(_HELD.values()))
     count = all_of(COUNTS)
     summed = hourly.groupBy(*CLIENT).agg(
         *sums((*COUNTS, *SECONDS, *_HELD.values(), "requests", "connection_seconds")),
@@ -74,10 +71,7 @@ def run(context: Context) -> Report:
         .groupBy("cause", *CLIENT)
         .agg(*sums(_SUMS))
         .groupBy("cause")
-        .agg(
-            F.count("*").alias("clients"),
-            *sums(_SUMS),
-        )
+        .agg(F.count("*").alias("clients"), *sums(_SUMS))
     )
     client_hours = hourly.where(count > 0).select(
         *CLIENT,
@@ -118,7 +112,7 @@ def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
         f"{several(number, 'client')} lost {span(total)} to throttles, in "
         f"{sum(row['requests_delayed'] for row in causes):,} delayed requests.",
         (
-            f"{'Most' if part > HALF else 'The largest part'} of it, {share(part)}, was due to "
+            f"{'Most' if part > 0.5 else 'The largest part'} of it, {share(part)}, was due to "
             if len(causes) > 1
             else "All of it was due to "
         )

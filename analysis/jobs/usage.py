@@ -11,26 +11,16 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, only_row, over_time, seen, some_rows, start_of, sums, together
 from analysis.intake import Quality
-from analysis.kinds import GROUP, OF_USE, by_group
+from analysis.kinds import GROUP, LIMITS, OF_USE, by_group
 from analysis.report import Content, Context, Plot, Report, Table
-from analysis.rollups import LIMITS
 from analysis.words import several, share, size, span, who
 
-COLUMNS = (
-    "produce_bytes",
-    "fetch_bytes",
-    "request_seconds",
-    "mutations",
-    "requests",
-    "produce_rate_max",
-    "fetch_rate_max",
-    "client_library",
-    *OF_USE,
-)
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
-BUCKETS = (*_SUMS, "records", "produce_rate_max", "fetch_rate_max", "first_ms", "last_ms", *LIMITS)
-ROLLED = True
 KINDS = ("produce", "fetch")
+_MOST = tuple(f"{kind}_rate_max" for kind in KINDS)
+COLUMNS = (*_SUMS, *_MOST, "client_library", *OF_USE)
+BUCKETS = (*_SUMS, *_MOST, "records", "first_ms", "last_ms", *LIMITS)
+ROLLED = True
 PERCENTILES = (50, 95, 99)
 
 
@@ -45,8 +35,7 @@ def run(context: Context) -> Report:
         *sums(_SUMS),
         *((F.sum(f"{kind}_bytes") / F.sum(observed)).alias(f"{kind}_bytes_mean_per_s") for kind in KINDS),
         *(digest.alias(f"{kind}_digest") for kind, digest in digests.items()),  # one for three percentiles
-        F.max("produce_rate_max").alias("produce_bytes_one_second_max_per_s"),
-        F.max("fetch_rate_max").alias("fetch_bytes_one_second_max_per_s"),
+        *(F.max(f"{kind}_rate_max").alias(f"{kind}_bytes_one_second_max_per_s") for kind in KINDS),
         *together(),
     )
     clients = clients.join(context.libraries(), list(CLIENT)).select(
@@ -70,17 +59,17 @@ def run(context: Context) -> Report:
         "Which clients used how much, and how fast?",
         {
             "clients": Table(
-                seen(clients),
-                "Clients, by bytes",
-                [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT],
-                left_out=_ONLY_IN_FILES,
-                summed=_SUMS,
+                seen(clients), "Clients, by bytes", [_moved().desc(), *CLIENT], left_out=_ONLY_IN_FILES, summed=_SUMS
             ),
             "limits": Table(_limits(buckets, observed), "Limits by utilisation", [F.col("used_share").desc(), *GROUP]),
             "hours": context.hours(hourly, _SUMS),
         },
         lambda tables: _content(tables, grain, context.intake.quality),
     )
+
+
+def _moved() -> Column:
+    return F.col("produce_bytes") + F.col("fetch_bytes")
 
 
 def _limits(buckets: DataFrame, observed: Column) -> DataFrame:
@@ -96,8 +85,8 @@ def _limits(buckets: DataFrame, observed: Column) -> DataFrame:
 
 
 _ONLY_IN_FILES: Final = (
-    *(f"{kind}_bytes_{quantile}_per_s" for kind in ("produce", "fetch") for quantile in ("p50", "p95")),
-    *(f"{kind}_bytes_one_second_max_per_s" for kind in ("produce", "fetch")),
+    *(f"{kind}_bytes_{quantile}_per_s" for kind in KINDS for quantile in ("p50", "p95")),
+    *(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS),
 )
 
 
@@ -110,7 +99,7 @@ def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> C
     findings = [
         f"{several(total['clients'], 'client')} produced {size(total['produce_bytes'])} and fetched "
         f"{size(total['fetch_bytes'])} in {total['requests']:,} requests, which took brokers "
-        f"{total['request_seconds']:,.0f} s.",
+        f"{total['request_seconds']:,.0f} s."
     ]
     if all_bytes > 0:
         first = top[0]
@@ -119,8 +108,7 @@ def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> C
         some = sum(row["produce_bytes"] + row["fetch_bytes"] for row in top)
         if total["clients"] > len(top):
             findings.append(f"The ten largest together have {share(some / all_bytes)}.")
-        moved = F.col("produce_bytes") + F.col("fetch_bytes")
-        (busiest,) = some_rows(tables["hours"].orderBy(moved.desc(), "hour"), 1)
+        (busiest,) = some_rows(tables["hours"].orderBy(_moved().desc(), "hour"), 1)
         seconds = busiest["observed_seconds"]
         findings.append(
             f"The busiest hour began {busiest['hour']:%Y-%m-%d %H:%M} UTC: "
@@ -136,7 +124,7 @@ def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> C
             f"some time, {fleets:,} of them with scope: fleet."
         )
     series = {name: [(row["hour"], row[f"{name}_bytes"] / row["observed_seconds"]) for row in hours] for name in KINDS}
-    largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
+    largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in KINDS} for row in top}
     return Content(
         findings,
         [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -11,7 +11,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import cluster, only_row, place_in, ratio, some_rows, sums
+from analysis.columns import only_row, place_in, ratio, some_rows, sums
+from analysis.intake import Intake
 from analysis.kinds import MEASURES
 from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
@@ -79,10 +80,10 @@ def run(context: Context) -> Report:
     candidates: Mapping[str, CandidateQuotas] = context.options["candidates"]
     at_most: float = context.options.get("at_most", 0.01)
     found = families(candidates)
-    rows = context.records.withColumn("cluster_id", cluster())
+    rows = context.records
     clients = context.kept(_clients(rows, {one.kind for one in found}), "clients")
     members = context.kept(_members(clients, found), "members")
-    groups = context.kept(_groups(members, found, _moved_clocks(context)), "groups")
+    groups = context.kept(_groups(members, found, context.intake), "groups")
     outcome = context.kept(_outcome(groups, _replayed(context, rows, members, groups, found), found), "outcome")
     tables = {"groups": _group_table(outcome, () if len(candidates) > 1 else ("candidate",))}
     if len(candidates) > 1:
@@ -149,16 +150,7 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     return reduce(DataFrame.unionByName, (of(number, family) for number, family in enumerate(found)))
 
 
-def _moved_clocks(context: Context) -> DataFrame | None:
-    """Sidecars whose clocks were set back: their intervals overlap, and no bound holds."""
-    if not context.intake.quality.clock_steps:
-        return None
-    return context.intake.instances.where("clock_steps > 0").select(
-        F.col("instance").alias("counter"), F.lit(True).alias("moved")
-    )
-
-
-def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None) -> DataFrame:
+def _groups(members: DataFrame, found: Sequence[Family], intake: Intake) -> DataFrame:
     """One row per counter, with a number (`gid`), and whether it is worth a replay (`chosen`)."""
     groups = members.groupBy("family", *GROUP).agg(
         F.max("limits").alias("limits"),
@@ -173,15 +165,16 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
     for number, family in enumerate(found):
         mine = family.may_be_over(F.col("density"), F.col("used"), F.array_min("limits"))
         may |= (F.col("family") == number) & mine
-    if moved is not None:
-        groups = groups.join(F.broadcast(moved), "counter", "left")
-        may |= F.col("moved").isNotNull()
+    if intake.quality.clock_steps:  # where a clock was set back intervals overlap, and no bound holds
+        back = intake.instances.where("clock_steps > 0").selectExpr("instance AS counter", "true AS back")
+        groups = groups.join(F.broadcast(back), "counter", "left")
+        may |= F.col("back").isNotNull()
     same = Window.partitionBy("family", *NAMED)
     # How long clients of one counter ran at the same time is known only from each interval; it matters where another
     # sidecar's counter of the same name is over its limit.
     groups = groups.withColumn("may", may).withColumn("any", F.max("may").over(same))
     groups = groups.withColumn("chosen", F.col("may") | (F.col("any") & (F.col("members") > 1)))
-    return groups.drop("may", "any", "moved", "density", "used").withColumn("gid", F.monotonically_increasing_id())
+    return groups.drop("may", "any", "back", "density", "used").withColumn("gid", F.monotonically_increasing_id())
 
 
 def _replayed(
@@ -246,44 +239,38 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
     """One row per candidate and named group, all its sidecars together."""
     each = groups.select("*", F.posexplode("limits").alias("place", "limit")).drop("limits")
     each = each.join(replayed.withColumnsRenamed({"peak": "replayed_peak"}), ["gid", "place"], "left")
-    parts = []
-    for number, family in enumerate(found):
-        worst = F.min if family.kind is Kind.MUTATION else F.max
-        scale = family.rule.scale
-        sums = (
-            each.where(F.col("family") == number)
-            .groupBy("place", *NAMED)
-            .agg(
-                F.max("limit").alias("limit"),
-                F.when(F.max("of_fleet"), "fleet").otherwise("instance").alias("scope"),
-                F.sum("sidecars").alias("sidecars"),
-                F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
-                F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
-                (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
-                F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
-                worst("extreme").alias("extreme_in_window"),
-                F.sum("held").alias("delayed_in_truth_s"),
-            )
-        )
-        name = F.element_at(F.array(*map(F.lit, family.names)), F.col("place") + 1)
-        parts.append(
-            sums.select(
-                name.alias("candidate"),
-                F.lit(family.kind.value).alias("kind"),
-                *NAMED,
-                "limit",
-                "scope",
-                "seconds_over",
-                F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
-                "longest_delay_s",
-                "peak_interval_rate",
-                "extreme_in_window",
-                "delayed_in_truth_s",
-                "sidecars",
-                "seconds_seen",
-            )
-        )
-    return reduce(DataFrame.unionByName, parts)
+
+    def of_family(values: Iterable[Column]) -> Column:
+        return F.get(F.array(*values), F.col("family"))
+
+    tokens = of_family(F.lit(one.kind is Kind.MUTATION) for one in found)
+    scale = of_family(F.lit(one.rule.scale) for one in found)
+    sums = each.groupBy("family", "place", *NAMED).agg(
+        F.max("limit").alias("limit"),
+        F.when(F.max("of_fleet"), "fleet").otherwise("instance").alias("scope"),
+        F.sum("sidecars").alias("sidecars"),
+        F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
+        F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
+        (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
+        F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
+        F.when(tokens, F.min("extreme")).otherwise(F.max("extreme")).alias("extreme_in_window"),
+        F.sum("held").alias("delayed_in_truth_s"),
+    )
+    return sums.select(
+        F.get(of_family(F.array(*map(F.lit, one.names)) for one in found), F.col("place")).alias("candidate"),
+        of_family(F.lit(one.kind.value) for one in found).alias("kind"),
+        *NAMED,
+        "limit",
+        "scope",
+        "seconds_over",
+        F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
+        "longest_delay_s",
+        "peak_interval_rate",
+        "extreme_in_window",
+        "delayed_in_truth_s",
+        "sidecars",
+        "seconds_seen",
+    )
 
 
 def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:

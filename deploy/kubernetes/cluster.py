@@ -32,8 +32,7 @@ class Cluster:
     """An API server. Use it with `async with`."""
 
     def __init__(self, url: str, account: Path) -> None:
-        """`account`: the folder with the service account's token and authority. Raises OSError when they cannot be
-        read."""
+        """`account`: the folder with the service account's token and authority. Raises OSError."""
         self._account = account
         context = ssl.create_default_context(cadata=(account / "ca.crt").read_text(encoding="ascii"))
         names = {"user-agent": MANAGER}  # also the field manager of writes that name none

@@ -8,9 +8,10 @@ import gzip
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import structlog
+from pydantic import Field
 
 from deploy.kubernetes import own_quotas
 from deploy.kubernetes.own_quotas import POLICIES, Policy, RefusedError
@@ -32,43 +33,24 @@ log = structlog.get_logger("kquota.webhook")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The chart's settings for the distribution."""
+    """The chart's settings for the distribution; the aliases are their names in its JSON."""
 
     namespace: str
-    name: str
+    name: Annotated[str, Field(alias="configMap")]
     """The name of the release's ConfigMap, and of the copies."""
-    configuration: str
-    only: frozenset[str]
+    configuration: Annotated[str, Field(alias="webhookConfiguration")]
+    only: Annotated[frozenset[str], Field(alias="namespaces")]
     """The only namespaces that get a copy; empty: every one with the label."""
-    policy: Policy
+    policy: Annotated[Policy, Field(alias="namespaceQuotas")]
     labels: dict[str, str]
-    secret: str | None
+    secret: Annotated[str | None, Field(alias="certificateSecret")]
     """The Secret with the webhook's own certificate; None: another program creates it."""
     host: str
     """The name of the webhook's Service, which the certificate is for."""
     secrets: tuple[str, ...] = ()
     """Secrets that pods with a sidecar need in their namespaces."""
-    network_policy: Json | None = None
+    network_policy: Annotated[Json | None, Field(alias="networkPolicy")] = None
     """The spec of the NetworkPolicy for the admin port, for namespaces without policies for ingress."""
-
-    @classmethod
-    def parse(cls, given: Json) -> Distribution:
-        """From the chart's JSON. Raises KeyError, TypeError or ValueError."""
-        policy = given["namespaceQuotas"]
-        if policy not in POLICIES:
-            raise ValueError(f"namespaceQuotas: expected one of {', '.join(POLICIES)}, got {policy!r}")
-        return cls(
-            namespace=str(given["namespace"]),
-            name=str(given["configMap"]),
-            configuration=str(given["webhookConfiguration"]),
-            only=frozenset(given["namespaces"]),
-            policy=policy,
-            labels=dict(given["labels"]),
-            secret=given["certificateSecret"],
-            host=str(given["host"]),
-            secrets=tuple(given.get("secrets") or ()),
-            network_policy=given.get("networkPolicy"),
-        )
 
     @property
     def original(self) -> str:
@@ -123,8 +105,7 @@ class QuotasResult:
 
 
 Known = dict[tuple[str, bool], tuple[bytes, QuotasResult]]
-"""Results by namespace, and whether they are for the quotas in force, by a digest of their input: they may take
-seconds."""
+"""Results, which may take seconds, by namespace and whether they are in force; with a digest of their input."""
 
 
 def plans(seen: Observed, settings: Distribution, known: Known) -> Iterator[NamespacePlan]:

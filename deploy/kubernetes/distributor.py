@@ -1,5 +1,4 @@
-"""Distributes the configuration to every namespace whose pods get sidecars, with that namespace's quotas merged in, and
-restores copies that were changed or deleted."""
+"""Keeps the configuration, with a namespace's own quotas, in every namespace whose pods get sidecars."""
 
 from __future__ import annotations
 
@@ -89,10 +88,10 @@ class Distributor:
                 await self.cluster.apply(where, plan.body)
                 log.info("configuration copied to namespace", namespace=namespace)
                 if plan.new and self.settings.secrets:
-                    needed = (
-                        f"Pods of this namespace get sidecars. They need the Secrets {', '.join(self.settings.secrets)}"
+                    text = (
+                        f"Pods of this namespace get sidecars, which need Secrets: {', '.join(self.settings.secrets)}."
                     )
-                    await self._event(namespace, self.settings.name, "SecretsNeeded", f"{needed} here.", kind="Normal")
+                    await self._event(namespace, self.settings.name, "SecretsNeeded", text, kind="Normal")
             await self._limit_admin_port(plan)
         except ApiServerError as error:
             plan.problem = str(error)
@@ -102,10 +101,10 @@ class Distributor:
         if plan.problem is None:
             self._served.add(namespace)
         if self._complain(namespace, " ".join(filter(None, (plan.refused, plan.problem))) or None):
-            name, reason = (
-                (self.settings.name, "NotDistributed") if plan.problem else (self.settings.quotas_name, "QuotasRefused")
-            )
-            await self._event(namespace, name, reason, self._problems[namespace])
+            about = (self.settings.name, "NotDistributed")
+            if plan.problem is None:
+                about = (self.settings.quotas_name, "QuotasRefused")
+            await self._event(namespace, *about, self._problems[namespace])
 
     async def _limit_admin_port(self, plan: NamespacePlan) -> None:
         """Apply the NetworkPolicy, or delete it because the namespace has its own. Raises ApiServerError."""
@@ -123,15 +122,12 @@ class Distributor:
             await self._event(namespace, name, "NetworkPolicyDeleted", text, kind="Normal")
 
     async def judge(self, namespace: str, quotas: str | None) -> str | None:
-        """Why quotas that a namespace is about to have would be refused; None: they would not. Raises
-        ApiServerError."""
-        settings, ask = self.settings, self.cluster.ask
-        if namespace == settings.namespace:
+        """Why quotas that a namespace is about to have would be refused, if so. Raises ApiServerError."""
+        if namespace == self.settings.namespace:
             return None
         base = await self._base()
-        labels = metadata_of(await ask("GET", f"/api/v1/namespaces/{namespace}"))
-        result = await trio.to_thread.run_sync(judged, base, labels, quotas, settings)
-        return result.refused
+        labels = metadata_of(await self.cluster.ask("GET", f"/api/v1/namespaces/{namespace}"))
+        return (await trio.to_thread.run_sync(judged, base, labels, quotas, self.settings)).refused
 
     def metrics(self) -> str:
         """The state of the distribution for Prometheus."""
@@ -145,29 +141,30 @@ class Distributor:
 
     async def look(self) -> Observed:
         """The observed state. Raises ApiServerError."""
-        settings, ask = self.settings, self.cluster
+        settings, cluster = self.settings, self.cluster
+
+        async def config_maps(name: str) -> dict[str, Json]:
+            found = await cluster.list("/api/v1/configmaps", fieldSelector=f"metadata.name={name}")
+            return {one["metadata"]["namespace"]: one for one in found}
+
         base = await self._base()
-        configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{settings.configuration}")
-        named = (
-            {"fieldSelector": f"metadata.name={settings.name}"},
-            {"fieldSelector": f"metadata.name={settings.quotas_name}"},
-        )
-        spaces = await ask.list("/api/v1/namespaces", labelSelector=f"{INJECTION_LABEL}=enabled")
-        copies, quotas = [await ask.list("/api/v1/configmaps", **one) for one in named]
-        listed = {one["metadata"]["name"] for one in spaces}
-        others = {one["metadata"]["namespace"] for one in copies} - listed  # pods created earlier may run there
-        spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
+        configuration = await cluster.ask("GET", f"{CONFIGURATIONS}/{settings.configuration}")
+        spaces = await cluster.list("/api/v1/namespaces", labelSelector=f"{INJECTION_LABEL}=enabled")
+        copies, quotas = await config_maps(settings.name), await config_maps(settings.quotas_name)
+        others = copies.keys() - {one["metadata"]["name"] for one in spaces}  # pods created earlier may run there
+        found = [await cluster.get(f"/api/v1/namespaces/{name}") for name in sorted(others)]
+        spaces += [one for one in found if one is not None]
         policies: dict[str, list[Json]] = {}
         if settings.network_policy is not None:
-            for one in await ask.list(f"{POLICIES_API}/networkpolicies"):
+            for one in await cluster.list(f"{POLICIES_API}/networkpolicies"):
                 policies.setdefault(one["metadata"]["namespace"], []).append(one)
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
         return Observed(
             base=base,
             owner=owner_reference(configuration),
             namespaces={one["metadata"]["name"]: metadata_of(one) for one in alive},
-            copies={one["metadata"]["namespace"]: one for one in copies},
-            quotas={one["metadata"]["namespace"]: one for one in quotas},
+            copies=copies,
+            quotas=quotas,
             policies=policies,
         )
 

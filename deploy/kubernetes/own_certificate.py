@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.kubernetes.cluster import CONFIGURATIONS, MANAGER, VALIDATING, ApiServerError, Cluster, owner_reference
+from deploy.kubernetes.distribution import Distribution
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 365
@@ -125,36 +126,33 @@ def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-async def keep(
-    cluster: Cluster, namespace: str, name: str, host: str, labels: dict[str, str], configuration: str
-) -> Pair:
-    """The pair that all replicas have, from the Secret `name`, which belongs to the MutatingWebhookConfiguration
-    `configuration`; created or renewed there when due. Raises ApiServerError."""
-    place = f"/api/v1/namespaces/{namespace}/secrets"
+async def keep(cluster: Cluster, settings: Distribution) -> Pair:
+    """The pair that all replicas have, from the Secret, which belongs to the MutatingWebhookConfiguration; created or
+    renewed there when due. Raises ApiServerError."""
+    place = f"/api/v1/namespaces/{settings.namespace}/secrets"
     while True:
-        secret = await cluster.get(f"{place}/{name}")
+        secret = await cluster.get(f"{place}/{settings.secret}")
         data = (secret or {}).get("data") or {}
         held = {part: base64.b64decode(data[part]) for part in _PARTS if part in data}
-        fresh = renewed(held, host, datetime.datetime.now(datetime.UTC))
+        fresh = renewed(held, settings.host, datetime.datetime.now(datetime.UTC))
         if fresh is None:
             return Pair(held["tls.crt"], held["tls.key"], held["ca.crt"])
         encoded = {part: base64.b64encode(value).decode() for part, value in fresh.items()}
         try:
             if secret is None:
-                owner = owner_reference(await cluster.ask("GET", f"{CONFIGURATIONS}/{configuration}"))
-                metadata = {"name": name, "labels": labels, "ownerReferences": [owner]}
+                owner = owner_reference(await cluster.ask("GET", f"{CONFIGURATIONS}/{settings.configuration}"))
+                metadata = {"name": settings.secret, "labels": settings.labels, "ownerReferences": [owner]}
                 body = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": encoded}
                 await cluster.ask("POST", place, body | {"metadata": metadata})
             else:
-                await cluster.ask("PUT", f"{place}/{name}", secret | {"data": data | encoded})
+                await cluster.ask("PUT", f"{place}/{settings.secret}", secret | {"data": data | encoded})
         except ApiServerError as error:
             if error.status != 409:  # another replica was faster: read what it has created
                 raise
 
 
 async def set_authority(cluster: Cluster, configuration: str, authority: bytes) -> bool:
-    """Make the API server trust `authority` too for the webhooks of this name; returns whether it did not yet. Raises
-    ApiServerError."""
+    """Make the API server trust `authority` too; returns whether it did not yet. Raises ApiServerError."""
     changed = False
     for kind in (CONFIGURATIONS, VALIDATING):
         for attempt in range(ATTEMPTS):

@@ -10,11 +10,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from config.problems import first_error
 from deploy.kubernetes.distribution import Distribution, metadata_of
+
+Json = dict[str, Any]
 
 PREFIX: Final = "kquota.io/"
 RESOURCES: Final = {
@@ -85,11 +90,11 @@ def unknown(names: Iterable[str]) -> list[str]:
     known = [one for names in GROUPS.values() for one in names]
     warnings = []
     for name in sorted(set(names) - set(known)):
-        if name == f"{PREFIX}inject":
-            warnings.append(f"annotation {name} is unknown to kquota: set it as a label of the pod")
-            continue
         near = difflib.get_close_matches(name, known, n=1)
-        warnings.append(f"annotation {name} is unknown to kquota" + (f"; did you mean {near[0]}?" if near else ""))
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if name == INJECT_LABEL:
+            hint = ": set it as a label of the pod"
+        warnings.append(f"annotation {name} is unknown to kquota{hint}")
     return warnings
 
 
@@ -152,11 +157,10 @@ def _reconcile(resources: Json, wishes: dict[str, str]) -> None:
     for resource in ("cpu", "memory"):
         asked_request, asked_limit = f"{PREFIX}{resource}-request", f"{PREFIX}{resource}-limit"
         request, limit = ((resources.get(kind) or {}).get(resource) for kind in ("requests", "limits"))
-        if request is None or limit is None or not {asked_request, asked_limit} & wishes.keys():
+        asks = {asked_request, asked_limit} & wishes.keys()
+        if request is None or limit is None or not asks or quantity(request) <= quantity(limit):
             continue
-        if quantity(request) <= quantity(limit):
-            continue
-        if {asked_request, asked_limit} <= wishes.keys():
+        if len(asks) == 2:
             raise AnnotationError(
                 f"pod annotation {asked_request}: expected at most {limit} (annotation {asked_limit}), got {request!r}"
             )
@@ -187,9 +191,6 @@ def _expect(form: re.Pattern[str], name: str, value: str, expected: str) -> None
         raise AnnotationError(f"pod annotation {name}: expected {expected}, got {value!r}")
 
 
-Json = dict[str, Any]
-
-
 class ReviewError(ValueError):
     """The body is not an AdmissionReview for a pod; says what was expected."""
 
@@ -199,54 +200,44 @@ class TemplateError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """The variable of the application's containers that gets the sidecar's address, and this address."""
+
+    variable: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
-    """What is injected into pods."""
+    """What is injected into pods; the aliases are the names in the chart's JSON."""
 
     native: bool
     """An init container with restartPolicy Always; else an ordinary container."""
-    opt_in: bool
+    opt_in: Annotated[bool, Field(alias="optIn")]
     """Only pods with the label kquota.io/inject: "true"."""
     container: Json
-    redirect: Json | None
-    """An init container that sets redirect rules, before all others; None: connections are not redirected."""
     volumes: list[Json]
     labels: dict[str, str]
     annotations: dict[str, str]
-    grace_s: int
+    grace_s: Annotated[int, Field(alias="terminationGracePeriodSeconds")]
     """The minimum termination grace period of the pod, in seconds."""
-    pods_may_set: frozenset[str]
-    """What pods may change by annotations (`deploy.kubernetes.review.GROUPS`)."""
+    pods_may_set: Annotated[frozenset[str], Field(alias="podsMaySet")]
+    """What pods may change by annotations (:data:`GROUPS`)."""
     distribution: Distribution
-    pull_secrets: list[Json]
-    bootstrap: tuple[str, str] | None
-    """The variable of the application's containers that gets the sidecar's address, and this address; None: none."""
+    pull_secrets: Annotated[list[Json], Field(alias="imagePullSecrets")]
+    bootstrap: Bootstrap | None
     ports: dict[str, str]
     """Ports and ranges of them (FIRST-LAST) that the sidecar listens on, by the setting."""
+    redirect: Json | None = None
+    """An init container that sets redirect rules, before all others; None: connections are not redirected."""
 
     @classmethod
     def parse(cls, data: bytes) -> Template:
         """Parse the chart's JSON. Raises TemplateError."""
         try:
-            given = json.loads(data)
-            return cls(
-                native=bool(given["native"]),
-                opt_in=bool(given["optIn"]),
-                container=dict(given["container"]),
-                redirect=dict(given["redirect"]) if given.get("redirect") else None,
-                volumes=list(given["volumes"]),
-                labels=dict(given["labels"]),
-                annotations=dict(given["annotations"]),
-                grace_s=int(given["terminationGracePeriodSeconds"]),
-                pods_may_set=frozenset(given["podsMaySet"]),
-                distribution=Distribution.parse(given["distribution"]),
-                pull_secrets=list(given["imagePullSecrets"]),
-                bootstrap=(given["bootstrap"]["variable"], given["bootstrap"]["address"])
-                if given["bootstrap"]
-                else None,
-                ports={name: str(value) for name, value in given["ports"].items()},
-            )
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
+            return _TEMPLATE.validate_json(data)
+        except ValidationError as error:
+            raise TemplateError(f"expected the template that the chart renders: {first_error(error)}") from error
 
     def in_namespace(self, namespace: str) -> Template:
         """The same with the namespace's own copy of the configuration, which is in one ConfigMap."""
@@ -254,6 +245,9 @@ class Template:
             return self
         copy = {"name": VOLUME, "configMap": {"name": self.distribution.name}}
         return replace(self, volumes=[copy if one["name"] == VOLUME else one for one in self.volumes])
+
+
+_TEMPLATE: Final = TypeAdapter(Template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +258,9 @@ class ReviewResult:
     namespace: str
     pod: str
     """Namespace and name, as far as they are known before the pod exists."""
-    skipped: str | None = field(default=None)
+    skipped: str | None = None
     """Why nothing was injected; None: it was, or the pod was refused."""
-    refused: str | None = field(default=None)
+    refused: str | None = None
     """What is wrong with the pod's annotations; None: nothing."""
 
 
@@ -300,8 +294,7 @@ def answered(request: Json, refused: str | None, warnings: Iterable[str] = (), *
 
 
 def review(body: bytes, template: Template) -> ReviewResult:
-    """Answer one AdmissionReview: allowed, with a patch, unless its annotations ask for the impossible. Raises
-    ReviewError."""
+    """Answer an AdmissionReview: allowed, with a patch, unless annotations are impossible. Raises ReviewError."""
     request = request_of(body, "Pod")
     try:
         pod = request["object"]
@@ -370,8 +363,8 @@ def clashes(pod: Json, template: Template) -> Iterator[str]:
                         f"({setting}): only one of them can{other}"
                     )
     if template.bootstrap is not None:
-        _, address = template.bootstrap
-        names = bootstrap_variables(asked(pod), template.bootstrap[0])
+        address = template.bootstrap.address
+        names = bootstrap_variables(asked(pod), template.bootstrap.variable)
         local = {address, f"localhost:{address.rpartition(':')[2]}"}
         for container in _containers(pod["spec"]):
             for one in container.get("env") or []:
@@ -404,8 +397,7 @@ def _scraped(pod: Json) -> set[str]:
 
 
 def injection(pod: Json, template: Template) -> list[Json]:
-    """The patch that injects the sidecar; ours replace the pod's own labels and annotations, but for Prometheus'.
-    Raises AnnotationError."""
+    """The patch that injects the sidecar; its labels replace the pod's. Raises AnnotationError."""
     changed = copy.deepcopy(pod)
     spec, metadata, wishes = changed["spec"], changed.setdefault("metadata", {}), asked(pod)
     _set_addresses(spec, wishes, template)
@@ -439,8 +431,7 @@ def injection(pod: Json, template: Template) -> list[Json]:
 
 
 def _check_ports(wishes: dict[str, str], template: Template) -> None:
-    """The pod's admin port is none of the sidecar's other ports, and protected by the NetworkPolicy if there is one.
-    Raises AnnotationError."""
+    """Raises AnnotationError unless the admin port is free, and protected by the NetworkPolicy if there is one."""
     if ADMIN_PORT not in wishes:
         return
     port, usual = admin_port(wishes, 0), int(template.ports[_ADMIN])
@@ -475,8 +466,7 @@ def _set_addresses(spec: Json, wishes: dict[str, str], template: Template) -> No
     """The sidecar's address for containers that start after it, first so that others can refer to it."""
     if template.bootstrap is None:
         return
-    usual, address = template.bootstrap
-    names = bootstrap_variables(wishes, usual)
+    names, address = bootstrap_variables(wishes, template.bootstrap.variable), template.bootstrap.address
     for container in _containers(spec) if template.native else spec["containers"]:
         there = container.get("env") or []
         new = [{"name": name, "value": address} for name in names if name not in {one["name"] for one in there}]

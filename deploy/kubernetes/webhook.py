@@ -276,18 +276,15 @@ async def _serve(
                     nursery.cancel_scope.deadline = trio.current_time() + GRACE_S + 1  # whatever it waits for
                     return
 
+        async def run(*, task_status: trio.TaskStatus[list[str]]) -> None:
+            await serve(app.asgi, config, shutdown_trigger=asked_to_end, task_status=task_status)  # type: ignore[arg-type]
+            log.info("stopped")
+            nursery.cancel_scope.cancel()
+
         if files is not None:
             look: Callable[[], Awaitable[Pair]] = partial(Aside().run, of_files, *files)
         elif settings.secret is not None:
-            look = partial(
-                keep,
-                cluster,
-                settings.namespace,
-                settings.secret,
-                settings.host,
-                settings.labels,
-                settings.configuration,
-            )
+            look = partial(keep, cluster, settings)
         else:
             raise OSError("--cert and --key are missing, and the template names no Secret for a certificate")
         certificates = _Certificates(cluster, settings.configuration, look)
@@ -298,21 +295,7 @@ async def _serve(
         nursery.start_soon(certificates.follow, certificate)
         nursery.start_soon(distributor.run)
         config = _Https(certificate, host, port)
-        started = await nursery.start(_run, app, config, asked_to_end, nursery.cancel_scope)
-        log.info("webhook is up", addresses=started, port=port)
-
-
-async def _run(
-    app: WebhookApp,
-    config: _Https,
-    trigger: Callable[[], Awaitable[None]],
-    scope: trio.CancelScope,
-    *,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    await serve(app.asgi, config, shutdown_trigger=trigger, task_status=task_status)  # type: ignore[arg-type]
-    log.info("stopped")
-    scope.cancel()
+        log.info("webhook is up", addresses=await nursery.start(run), port=port)
 
 
 def main(template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path) -> int:

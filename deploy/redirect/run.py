@@ -126,17 +126,11 @@ def _nft_rules(rules: Rules) -> list[str]:
     return lines
 
 
-def nft_remove() -> str:
-    """Input of `nft -f -` that removes the table, whether it exists or not."""
-    return f"table inet {TABLE}\ndelete table inet {TABLE}\n"
-
-
 # ---- iptables -------------------------------------------------------------------------------------------------------
 
 
 def iptables_install(rules: Rules, version: Literal[4, 6], *, jump: bool) -> str:
-    """Input of `iptables-restore --noflush`: replaces the chain of an earlier install. `jump`: OUTPUT does not jump to
-    it yet."""
+    """Input of `iptables-restore --noflush`: replaces an earlier chain. `jump`: OUTPUT does not jump to it yet."""
     lines = ["*nat", f":{CHAIN} - [0:0]"]
     lines += [f"-A {CHAIN} {rule}" for rule in _iptables_rules(rules, version)]
     if jump:
@@ -168,11 +162,6 @@ def _multiports(ports: Sequence[range]) -> list[str]:
         matches[-1].append(text)
         left -= size
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]
-
-
-def iptables_remove(jumps: int) -> str:
-    """Input of `iptables-restore --noflush` that removes our chain, and all jumps to it that OUTPUT has."""
-    return "\n".join(["*nat", f":{CHAIN} - [0:0]", *[f"-D OUTPUT {JUMP}"] * jumps, f"-X {CHAIN}", "COMMIT", ""])
 
 
 class RedirectError(Exception):
@@ -210,12 +199,12 @@ def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
 
 def install(rules: Rules, tool: Tool) -> None:
     """Put the rules in force, replacing earlier ones of either tool. Raises RedirectError, RulesError."""
-    todo = list(scripts(rules, tool)) if tool == "nft" else None
+    check(rules, tool)
     _insist_on_capability()
     if tool == "iptables" and rules.ipv6 and IPV6.exists() and shutil.which(_restore(6)[0]) is None:
         raise RedirectError("ip6tables is not installed here: apt-get install iptables, or use --no-ipv6")
     other: Tool = "iptables" if tool == "nft" else "nft"
-    for command, text in todo if todo is not None else scripts(rules, tool):
+    for command, text in scripts(rules, tool):
         _run(command, text)
     if _has(other):
         _remove(other)  # two sets of rules would contradict each other
@@ -256,14 +245,15 @@ def _remove(tool: Tool) -> bool:
         return any(removed)
     if not _nft_table():
         return False
-    _run(["nft", "-f", "-"], nft_remove())
+    _run(["nft", "delete", "table", "inet", TABLE])
     return True
 
 
 def _remove_family(version: Literal[4, 6]) -> bool:
     if not _rules(version):
         return False
-    _run(_restore(version), iptables_remove(_jumps(version)))
+    jumps = [f"-D OUTPUT {JUMP}"] * _jumps(version)
+    _run(_restore(version), "\n".join(["*nat", f":{CHAIN} - [0:0]", *jumps, f"-X {CHAIN}", "COMMIT", ""]))
     return True
 
 

@@ -26,7 +26,6 @@ HOOKS = f"{CONFIGURATIONS}/kquota-webhook.platform"
 COPY = "/api/v1/namespaces/orders/configmaps/kquota"
 QUOTAS = "/api/v1/namespaces/orders/configmaps/kquota-quotas"
 SECRET = "/api/v1/namespaces/platform/secrets/kquota-webhook-certificate"
-HOST = SETTINGS.host
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ async def test_a_new_namespace_is_told_which_secrets_it_needs(api: ScriptedApi) 
     await rounds(api, 3, dataclasses.replace(SETTINGS, secrets=("regcred", "kquota-fleet")))
     (event,) = events(api)
     assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Normal", "SecretsNeeded", "orders")
-    assert event["message"].endswith("They need the Secrets regcred, kquota-fleet here.")
+    assert event["message"].endswith("which need Secrets: regcred, kquota-fleet.")
 
 
 async def test_refusal_is_one_event_and_one_log_line(api: ScriptedApi) -> None:
@@ -227,7 +226,7 @@ async def test_passes_on_api_server_errors(api: ScriptedApi, tmp_path: Path) -> 
 
 async def kept(api: ScriptedApi) -> Pair:
     async with Cluster(api.url, api.account) as cluster:
-        return await keep(cluster, "platform", "kquota-webhook-certificate", HOST, {}, SETTINGS.configuration)
+        return await keep(cluster, SETTINGS)
 
 
 def bundles(api: ScriptedApi) -> set[bytes]:

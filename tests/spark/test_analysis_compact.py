@@ -164,7 +164,7 @@ def test_aborted_compaction_loses_and_repeats_nothing(
                 return method(store, *arguments)  # type: ignore[operator]
             raise KeyboardInterrupt
 
-        only = Days(None, date(2025, 10, 20))
+        only = Days(last=date(2025, 10, 20))
         with monkeypatch.context() as patched:
             patched.setattr(Store, "place_files" if step == "files moved" else step, broken)
             with pytest.raises(KeyboardInterrupt):
@@ -203,7 +203,7 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
     with pytest.raises(WrongUseError, match="no files there of these days"):
         make(
             spark, "usage", str(raw), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS,
-            days=Days(date(2026, 1, 1), None),
+            days=Days(date(2026, 1, 1)),
         )  # fmt: skip
 
 
@@ -275,6 +275,6 @@ def test_compacts_one_at_a_time(spark: SparkSession, raw: Path) -> None:
         make(spark, "usage", str(raw.parent / "store"), str(raw.parent / "out"), 60, {}, quiet=True)
     long_ago = lock.stat().st_mtime - STALE_MS / 1000 - 10
     os.utime(lock, (long_ago, long_ago))
-    assert run(spark, raw, days=Days(None, date(2025, 10, 20)))[0] == 1
+    assert run(spark, raw, days=Days(last=date(2025, 10, 20)))[0] == 1
     state = next(lock.parent.glob("*.json"))
     assert json.loads(state.read_text())["records"] == 8

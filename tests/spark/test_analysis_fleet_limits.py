@@ -14,6 +14,7 @@ from analysis.levels import CandidateQuotas, load_candidate
 from config.load import load_bytes
 from config.table import entries, to_table
 from proxy.app.cli.check import summary_json
+from quota.table import Entry, QuotaTable
 from tests.support.spark_tools import Make, floats, record, table
 
 pytestmark = pytest.mark.long
@@ -124,7 +125,7 @@ quotas:
 """
     config = load_bytes("q.yaml", file, on_paper=True)
     (tmp_path / "q.json").write_text(json.dumps(summary_json("q.yaml", config, to_table(config))))
-    each = CandidateQuotas.of([{"user": "shop", "producer_byte_rate": 4e6}])
+    each = CandidateQuotas(QuotaTable([Entry("shop", producer_byte_rate=4e6)]))
     printed, out = report("whatif", rows, candidates={"fleet": load_candidate(tmp_path / "q.json"), "each": each})
     groups = {row["candidate"]: row for row in table(out, "groups")}
     # Together 3 MB in each of the first ten seconds, 6 in the next ten, 3 in the last ten. In the window are eleven

@@ -17,7 +17,8 @@ from config.load import load_bytes
 from config.table import entries
 from proxy.app.cli.main import app
 from proxy.app.common.top_k import label
-from quota.table import MAX_LIMIT
+from quota.entity import DEFAULT
+from quota.table import MAX_LIMIT, Entry, QuotaTable
 from tests.lab.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
 from tests.support.spark_tools import Make, floats, record, table
@@ -356,16 +357,13 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
         # 2 each, -20; after the third the debt is forgotten. (A token bucket would go on to the twelfth.)
         *(record(5 + s, s, user="m", mutations=0 if s else 30, **second) for s in range(6)),
     ]
-    candidate = CandidateQuotas.of(
-        [
-            {"user": "<default>", "producer_byte_rate": 5e6},
-            {"user": "f", "consumer_byte_rate": 3e6},
-            {"user": "r", "request_percentage": 50},
-            {"user": "m", "controller_mutation_rate": 2},
-        ],
-        mutation_num_samples=3,
-        mutation_algorithm="windowed_burst",
-    )
+    quotas = [
+        Entry(DEFAULT, producer_byte_rate=5e6),
+        Entry("f", consumer_byte_rate=3e6),
+        Entry("r", request_percentage=50),
+        Entry("m", controller_mutation_rate=2),
+    ]
+    candidate = CandidateQuotas(QuotaTable(quotas), mutation_num_samples=3, mutation_algorithm="windowed_burst")
     printed, out = report("whatif", rows, candidates={"c": candidate})
     groups = {(row["kind"], row["group_user"]): row for row in table(out, "groups")}
     names = ("limit", "seconds_over", "longest_delay_s", "extreme_in_window")
@@ -387,7 +385,7 @@ def test_whatif_side_by_side(report: Make) -> None:
     rows = [record(n + 1, 0, client_id=f"c{n}", produce_bytes=60 * MB, **at) for n in range(2)]
     rows += [record(n + 1, 20 * n, instance="i2", client_id="c0", produce_bytes=10 * MB, **at) for n in range(3)]
     rows += [record(n + 4, 20 * n, instance="i2", client_id="c1", produce_bytes=10 * MB, **at) for n in range(3)]
-    quotas = CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 4e6}])
+    quotas = CandidateQuotas(QuotaTable([Entry(DEFAULT, producer_byte_rate=4e6)]))
     sweep = {f"q × {factor:g}": quotas.scaled(factor) for factor in (0.5, 1, 2)}
     printed, out = report("whatif", rows, candidates=sweep, at_most=0.2)
     # 6 MB each second: after k seconds 6 k MB in 10 s, from the eleventh on 11 * 6 / 10 s = 6.6 MB/s. Over 4 MB/s from
@@ -479,7 +477,7 @@ def test_sums_by_team(report: Make, spark: SparkSession) -> None:
         ("data", 1, 10 * MB, 0), ("shop", 2, 5 * MB, 2), ("(no team)", 1, MB, 0),
     ]  # fmt: skip
     # A group that is named by its user alone is its user's team's.
-    by_user = CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 0.25e6}])
+    by_user = CandidateQuotas(QuotaTable([Entry(DEFAULT, producer_byte_rate=0.25e6)]))
     _, out = report("whatif", rows, candidates={"c": by_user}, owners=owners)
     assert {row["group_user"]: row["team"] for row in table(out, "groups")} == {
         "shop-1": "shop", "shop-2": "shop", "app": "(no team)",

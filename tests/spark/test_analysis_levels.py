@@ -75,21 +75,21 @@ def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("values", "printed"),
     [
-        ({"windows": {}}, "prints, with 'quotas'"),
-        ({"windows": {}, "quotas": []}, "prints, with 'num'"),
-        ({"windows": WINDOWS | {"num": "11"}, "quotas": []}, "prints: num: got '11', expected a number above 0"),
-        ({"windows": WINDOWS, "quotas": [{"user": "a", "producer_byte_rate": "x"}]}, "producer_byte_rate: got 'x'"),
-        ({"windows": WINDOWS, "quotas": [{"user": 5, "producer_byte_rate": 1}]}, "prints: got 5, expected a name"),
-        ({"windows": WINDOWS, "quotas": 3}, "prints: 'int' object is not iterable"),
+        ({"windows": {}}, "expected what `kquota check --json` prints for a valid configuration: KeyError('quotas')"),
+        ({"windows": {}, "quotas": []}, "KeyError('num')"),
+        ({"windows": WINDOWS | {"num": "11"}, "quotas": []}, 'quota.window.num: got "11", expected samples, a whole'),
+        ({"windows": WINDOWS, "quotas": [{"user": "a", "producer_byte_rate": "x"}]}, 'producer_byte_rate: got "x"'),
+        ({"windows": WINDOWS, "quotas": [{"user": 5, "producer_byte_rate": 1}]}, "quotas[0].user: got 5, expected a"),
+        ({"windows": WINDOWS, "quotas": 3}, "TypeError("),
     ],
 )
 def test_a_candidate_that_check_did_not_print_is_refused(values: dict[str, Any], printed: str, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text("[" * 200_000)
-    with pytest.raises(WrongUseError, match="prints: maximum recursion depth exceeded"):
+    with pytest.raises(WrongUseError, match="maximum recursion depth exceeded"):
         load_candidate(path)
     path.write_text(json.dumps({"ok": True} | values))
     with pytest.raises(WrongUseError) as caught:
         load_candidate(path)
-    assert str(caught.value).startswith(f"--candidate {path}: expected what `kquota check --json` prints")
+    assert str(caught.value).startswith(f"--candidate {path}: ")
     assert printed in str(caught.value)

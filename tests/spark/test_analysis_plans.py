@@ -14,6 +14,8 @@ from analysis.levels import CandidateQuotas
 from analysis.owners import PriceModel
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import queries
+from quota.entity import DEFAULT
+from quota.table import Entry, QuotaTable
 from tests.lab.fleet import START_MS, GeneratedFleet, write
 from tests.support.plan_tools import watched
 from tests.support.spark_tools import DAY_MS, not_before_4, table
@@ -35,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "noisy": {},
     "capacity": {},
     "recommend": {},
-    "whatif": {"candidates": {"c": CandidateQuotas.of([{"user": "<default>", "producer_byte_rate": 1e6}])}},
+    "whatif": {"candidates": {"c": CandidateQuotas(QuotaTable([Entry(DEFAULT, producer_byte_rate=1e6)]))}},
     "compliance": {},
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},

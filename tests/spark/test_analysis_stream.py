@@ -23,7 +23,6 @@ import pytest
 
 from analysis.errors import WrongUseError
 from analysis.streaming import (
-    ROLLUP,
     StreamMetrics,
     StreamSettings,
     follow,
@@ -56,7 +55,7 @@ START_LIMIT_S, STOP_LIMIT_S = 240.0, 120.0
 def minutes(spark: SparkSession, directory: Path) -> dict[tuple[str, int], tuple[int, int]]:
     """(client, minute after T0) -> (records, bytes) of the rollups that were committed; each must be there once."""
     rows = (
-        spark.read.schema(ROLLUP)
+        spark.read.schema("client_id string, minute timestamp, records bigint, produce_bytes bigint")
         .parquet(str(directory / "rollups"))
         .select("client_id", "minute", "records", "produce_bytes")
         .collect()

@@ -79,7 +79,7 @@ def main(folder: Path) -> None:
     files = table / f"records/data/date={DAYS[0]}"
     shutil.copytree(table / "rollups", folder / "rollups-of-table")
     files.rename(folder / "away")
-    last = Days(date.fromisoformat(DAYS[1]), None)
+    last = Days(date.fromisoformat(DAYS[1]))
     with watched(spark) as seen:
         steps["last day"] = read(spark, str(table), (), str(folder / "staging"), now_ms=NOW_MS, days=last).quality.used
     steps["plans"] = [plan for plan in seen if "BatchScan" in plan][:1]

@@ -39,7 +39,7 @@ def test_held_out_weeks_are_within_stated_bounds(alike: float, least: float, mos
     be 0.8 * 6 MB of 160 MB: 3 %, where days are alike 3.5 %."""
     tested = [back_test(*weeks(70, noise=6 * MB, alike=alike, seed=seed)) for seed in range(300)]
     found = [one for one in tested if one is not None]
-    assert [one.days for one in found] == [14] * 300
+    assert [one.held_out for one in found] == [14] * 300
     covered = np.mean([one.covered_share for one in found])
     assert least <= covered <= CERTAINTY + 0.05
     assert np.mean([one.error_share for one in found]) < most_error

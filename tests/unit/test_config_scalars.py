@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis.errors import WrongUseError
-from analysis.owners import Owner, load_owners, load_prices
+from analysis.owners import Owner, Owners, PriceModel, load
 from config.load import load_bytes
 from config.overlay import parse_overlay
 from config.problems import ConfigError
@@ -98,9 +98,9 @@ def refused(read: Callable[[], object], place: str) -> None:
 def test_reports_read_their_files_in_the_same_way(written: str, tmp_path: Path) -> None:
     (path := tmp_path / "p.yaml").write_text(f"currency: EUR\nprices: {{produce_gb: {written}}}\n")
     with pytest.raises(WrongUseError, match=r"p\.yaml.*prices\.produce_gb"):
-        load_prices(path)
+        load(PriceModel, "--prices", path)
     path.write_text("owners: [{team: no, user: 0777}]")
-    assert load_owners(path).entries == [Owner(team="no", user="0777")]
+    assert load(Owners, "--owners", path).entries == [Owner(team="no", user="0777")]
 
 
 @pytest.mark.parametrize("name", [r"a\0b", r"\0another", r"a\nb", r"\e[2J", r"\x7F", r"a\x85"])
