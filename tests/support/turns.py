@@ -25,8 +25,9 @@ class Watch:
             self.took_s.append(time.thread_time() - began)
 
 
-def runs(run: Callable[[Watch], object]) -> Iterator[Watch]:
-    """Up to 25, fewer of long ones, without collections of garbage: a busy machine disturbs some of them."""
+def watches() -> Iterator[Watch]:
+    """One for each run: up to 25, fewer of long ones, without collections of garbage, since a busy machine disturbs
+    some of them."""
     took_s = 0.0
     for count in range(25):
         if took_s > (0.1 if count >= 3 else 0.5):
@@ -35,21 +36,30 @@ def runs(run: Callable[[Watch], object]) -> Iterator[Watch]:
         gc.collect()
         gc.disable()
         try:
-            run(watch)
+            yield watch
         finally:
             gc.enable()
         took_s += sum(watch.took_s)
+
+
+def runs(run: Callable[[Watch], object]) -> Iterator[Watch]:
+    for watch in watches():
+        run(watch)
         yield watch
+
+
+def in_slices(most: float = 0.25) -> Iterator[Watch]:
+    """For runs whose longest call takes less than this share of the run's CPU time, at least once."""
+    parts = []
+    for watch in watches():
+        yield watch
+        parts.append(max(watch.took_s) / sum(watch.took_s))
+    assert min(parts) < most
 
 
 def least(call: Callable[[], object]) -> float:
     """The CPU time of a call in seconds, the least of all runs."""
     return min(sum(watch.took_s) for watch in runs(lambda watch: watch(call)))
-
-
-def longest_part(run: Callable[[Watch], object]) -> float:
-    """The longest call's share of a run's CPU time, the least of all runs."""
-    return min(max(watch.took_s) / sum(watch.took_s) for watch in runs(run))
 
 
 def growth(run: Callable[[int, Watch], object], size: int) -> float:

@@ -22,6 +22,12 @@ from tests.support.exposition import everything
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 TABLE = QuotaTable([Entry(None, DEFAULT, producer_byte_rate=1000.0, consumer_byte_rate=1000.0)])
+REST = (OTHER, OTHER)
+PAGE = Path(__file__, "../../../docs/metrics.md").resolve().read_text()
+LABEL = (
+    r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library|peer|setting|entity|"
+    r"data_path|what)\b"
+)
 
 
 def metrics_of(ledger: Ledger, counters: Counters | None = None, most: int = 200) -> Exposition:
@@ -45,28 +51,18 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
-def busy_ledger() -> Ledger:
+async def test_exposition_matches_the_ledger() -> None:
     """alice/etl is over its quota of 1000 B/s, bob/etl shares the counter, carol has nothing to wait for."""
     ledger = Ledger(TABLE, smooth=False, max_throttle_ms=500)
-    alice, bob, carol = ledger.account("alice", "etl"), ledger.account("bob", "etl"), ledger.account("carol", "")
-    assert ledger.charge(alice, Kind.PRODUCE, 9000, 0) == 0
-    delay_ms = ledger.charge(alice, Kind.PRODUCE, 2000, 0)  # 11 000 B / 10 s against 1000 B/s: 1000 ms, cut to 500
-    assert delay_ms == 500
-    ledger.note_throttle(alice, Kind.PRODUCE, delay_ms)
+    over, bob, carol = ledger.account("alice", "etl"), ledger.account("bob", "etl"), ledger.account("carol", "")
+    # 11 000 B / 10 s against 1000 B/s: 1000 ms, cut to 500
+    assert [ledger.charge(over, Kind.PRODUCE, amount, 0) for amount in (9000, 2000)] == [0, 500]
+    ledger.note_throttle(over, Kind.PRODUCE, 500)
     ledger.charge_no_throttle(bob, Kind.FETCH, 300, 0)
     ledger.charge(carol, Kind.PRODUCE, 50, 0)
-    return ledger
-
-
-async def test_exposition_matches_the_ledger() -> None:
-    ledger = busy_ledger()
     metrics = metrics_of(ledger)
     text = await metrics.text(0)
-    samples = parse(text)
-
-    def of(name: str, **labels: str) -> float | None:
-        return value(samples, name, **labels)
-
+    of = partial(value, parse(text))
     alice = {"user": "alice", "client_id": "etl"}
     assert of("kquota_bytes_total", kind="produce", **alice) == 11_000
     assert of("kquota_bytes_total", kind="fetch", **alice) == 0  # a zero said aloud, so that rates see the first byte
@@ -165,35 +161,25 @@ async def test_bounds_invented_libraries_and_loses_nothing() -> None:
     assert max(len(text) for key in found for _, text in key[1]) <= 120
 
 
-TEXT = Path(__file__, "../../../docs/metrics.md").resolve().read_text()
-LABEL = (
-    r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library|peer|setting|entity|"
-    r"data_path|what)\b"
-)
-
-
 async def test_the_page_and_the_exposition_agree() -> None:
-    exported = {}
+    exported, documented = {}, {}
     for family in text_string_to_metric_families((await everything()).decode()):
-        if family.name.startswith("process_"):
-            continue
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert family.samples, f"{name} has no sample here, so its labels cannot be compared"
-        labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}
-        exported[name] = (family.type, labels)
-    documented = {}
-    before: set[str] = set()
-    for row in TEXT.splitlines():
+        if not family.name.startswith("process_"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert family.samples, f"{name} has no sample here, so its labels cannot be compared"
+            exported[name] = (family.type, set().union(*(sample.labels for sample in family.samples)) - {"le"})
+    labels: set[str] = set()
+    for row in PAGE.splitlines():
         cells = [cell.strip() for cell in row.split("|")]
         if len(cells) == 6 and cells[1].startswith("`kquota_"):
-            labels = before if cells[3] == "the same" else set(re.findall(LABEL, re.sub(r"\([^)]*\)", "", cells[3])))
-            before = labels
+            if cells[3] != "the same":
+                labels = set(re.findall(LABEL, re.sub(r"\([^)]*\)", "", cells[3])))
             documented[cells[1].strip("`")] = (cells[2], labels)
     assert documented == exported
 
 
 def test_every_close_reason_is_explained() -> None:
-    (table,) = re.findall(r"\| reason \| meaning \|\n(.*?)\n\n", TEXT, re.DOTALL)
+    (table,) = re.findall(r"\| reason \| meaning \|\n(.*?)\n\n", PAGE, re.DOTALL)
     named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named == {str(reason) for reason in CloseReason}
 
@@ -214,9 +200,6 @@ async def test_counts_once_when_the_ledger_forgets() -> None:
     assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 15
 
 
-REST = (OTHER, OTHER)
-
-
 class Clients:
     def __init__(self, most: int) -> None:
         self.totals: dict[str, float] = {}
@@ -228,10 +211,8 @@ class Clients:
     def forget(self, name: str) -> None:
         self.fold.forget(name, (name, "c"), (self.totals.pop(name),))
 
-    def look(self, now_ms: float = 0) -> dict[Labels, float]:
-        items = [(name, (name, "c"), (total,)) for name, total in self.totals.items()]
-        for _ in self.fold.look(items, now_ms):
-            pass
+    def look(self, now_ms: float) -> dict[Labels, float]:
+        list(self.fold.look([(name, (name, "c"), (total,)) for name, total in self.totals.items()], now_ms))
         return self.series()
 
     def series(self) -> dict[Labels, float]:
@@ -242,10 +223,8 @@ def test_counts_random_histories_once_and_monotonic() -> None:
     for seed in range(20):
         rng = random.Random(seed)
         clients = Clients(4)
-        ended = 0.0
-        added = 0
+        ended = added = now_ms = 0.0
         before: dict[Labels, float] = {}
-        now_ms = 0.0
         for _ in range(60):
             for _ in range(rng.randrange(6)):
                 amount = rng.randrange(1, 100)
@@ -260,9 +239,7 @@ def test_counts_random_histories_once_and_monotonic() -> None:
             # One that ended and began within a single look shows as a smaller value: a counter reset, as Prometheus
             # knows it. Only ended series may do that, never `other`.
             assert after.get(REST, 0) >= before.get(REST, 0)
-            for labels, value in before.items():
-                if labels in after and after[labels] < value:
-                    ended += value
+            ended += sum(value for labels, value in before.items() if after.get(labels, value) < value)
             assert len(after) <= 5
             before = after
         assert sum(before.values()) + ended == added

@@ -67,10 +67,5 @@ WRONG = {
 @pytest.mark.parametrize("piece", [1, 70_000])
 def test_refuses_what_is_no_header(case: str, piece: int) -> None:
     header, data = ProxyHeader(), WRONG[case]
-
-    def feed() -> None:
-        for place in range(0, len(data), piece):
-            header.feed(data[place : place + piece])
-
     with pytest.raises(ProxyHeaderError, match="PROXY header"):
-        feed()
+        list(map(header.feed, (data[place : place + piece] for place in range(0, len(data), piece))))

@@ -1,5 +1,6 @@
 """Windows with spread bursts: KIP-599's earlier plan, its example, and a slow model of it."""
 
+from collections import defaultdict
 from fractions import Fraction
 
 import pytest
@@ -22,7 +23,7 @@ class SlowModel:
 
     def __init__(self, num_samples: int, window_ms: int) -> None:
         self.num_samples, self.window_ms = num_samples, window_ms
-        self.amounts: dict[int, Fraction] = {}
+        self.amounts: dict[int, Fraction] = defaultdict(Fraction)
         self.origin_ms: int | None = None
 
     def latest(self, now: int) -> list[int]:
@@ -32,32 +33,28 @@ class SlowModel:
         return list(range(number - self.num_samples + 1, number + 1))
 
     def left(self, rate: Fraction, now: int) -> Fraction:
-        used = sum((self.amounts.get(number, Fraction(0)) for number in self.latest(now)), Fraction(0))
+        used = sum((self.amounts[number] for number in self.latest(now)), Fraction(0))
         return rate * self.num_samples * self.window_ms / 1000 - used
 
     def record(self, amount: Fraction, rate: Fraction, now: int) -> None:
         *earlier, current = self.latest(now)
         for number in earlier:
-            here = self.amounts.get(number, Fraction(0))
-            more = min(max(rate * self.window_ms / 1000 - here, Fraction(0)), amount)
-            self.amounts[number] = here + more
+            more = min(max(rate * self.window_ms / 1000 - self.amounts[number], Fraction(0)), amount)
+            self.amounts[number] += more
             amount -= more
-        self.amounts[current] = self.amounts.get(current, Fraction(0)) + amount
+        self.amounts[current] += amount
 
     def give_back(self, amount: Fraction, now: int) -> None:
         for number in reversed(self.latest(now)):
-            less = min(self.amounts.get(number, Fraction(0)), amount)
-            self.amounts[number] = self.amounts.get(number, Fraction(0)) - less
+            less = min(self.amounts[number], amount)
+            self.amounts[number] -= less
             amount -= less
 
 
-@given(
-    num_samples=st.integers(1, 12),
-    window_ms=st.sampled_from([1, 250, 1000, 3000]),
-    events=st.lists(
-        st.tuples(st.integers(0, 5000), st.integers(-30, 200), st.sampled_from([1, 2, 5, 0.5, 7.25])), max_size=40
-    ),
-)
+EVENTS = st.tuples(st.integers(0, 5000), st.integers(-30, 200), st.sampled_from([1, 2, 5, 0.5, 7.25]))
+
+
+@given(st.integers(1, 12), st.sampled_from([1, 250, 1000, 3000]), st.lists(EVENTS, max_size=40))
 def test_burst_agrees_with_slow_model(num_samples: int, window_ms: int, events: list[tuple[int, int, float]]) -> None:
     windows, model = WindowedBurst(num_samples, window_ms), SlowModel(num_samples, window_ms)
     now = 0

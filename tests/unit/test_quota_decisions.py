@@ -10,8 +10,8 @@ from quota.table import Entry, QuotaTable
 PRODUCE = Kind.PRODUCE
 
 
-def ledger(rate: float = 500, **settings: Any) -> Ledger:
-    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=rate)]), smooth=False, **settings)
+def ledger(**settings: Any) -> Ledger:
+    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500)]), smooth=False, **settings)
 
 
 def throttle(of: Ledger, client_id: str, amount: float, now_ms: float) -> int:

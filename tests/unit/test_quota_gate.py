@@ -9,17 +9,19 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from quota.entity import DEFAULT, Kind
 from quota.gate import GRACE_MS, LOOK_AGAIN_MS, MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_MS, REVIEW_MS, Gate
-from quota.ledger import Ledger
+from quota.ledger import Account, Ledger
 from quota.pacing import LARGE_MS
 from quota.table import Entry, QuotaTable
 
 PRODUCE, REQUEST = Kind.PRODUCE, Kind.REQUEST
 KB, MB = 1000, 1_000_000
+RECONNECTS = pytest.mark.parametrize("reconnects", [False, True], ids=["persistent", "reconnecting"])
 
 
 @dataclass
@@ -27,8 +29,7 @@ class Loop:
     """What came of a closed loop; times in ms."""
 
     limit: float
-    forwarded: list[tuple[float, int, float]] = field(default_factory=list)
-    """(when, by which connection, bytes)"""
+    forwarded: list[tuple[float, int, float]] = field(default_factory=list)  # (when, by which connection, bytes)
     waits: list[tuple[float, int, float]] = field(default_factory=list)
     """(when it passed, which connection, how long it had been queued)"""
 
@@ -45,15 +46,12 @@ class Loop:
 
 @dataclass(eq=False)
 class Socket:
-    """A connection, and the request that arrives on it at an even pace."""
+    """A connection, and the request that arrives on it at an even pace, from its begin on."""
 
-    clock_ms: list[float] = field(default_factory=lambda: [0.0])
     size: float = 0
-    begun_ms: float = 0
     takes_ms: float = 0
-
-    def begin(self, size: float, takes_ms: float) -> None:
-        self.size, self.begun_ms, self.takes_ms = size, self.clock_ms[0], takes_ms
+    begun_ms: float = 0
+    clock_ms: list[float] = field(default_factory=lambda: [0.0])
 
     @property
     def missing_bytes(self) -> int:
@@ -61,8 +59,9 @@ class Socket:
         return int(self.size * max(1 - arrived, 0))
 
 
-def ledger_of(limit: float, **settings: object) -> Ledger:
-    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit)]), **settings)  # type: ignore[arg-type]
+def limited(limit: float, **settings: Any) -> tuple[Ledger, Account]:
+    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit)]), **settings)
+    return ledger, ledger.account("u", "c")
 
 
 def closed_loop(
@@ -73,27 +72,24 @@ def closed_loop(
     *,
     reconnects: bool = False,
     streams_ms: float = 0,
-    of: Ledger | None = None,
+    of: tuple[Ledger, Account] | None = None,
 ) -> Loop:
     """Connections that send one request after the other, each as soon as it may: after its mute, or with `reconnects`
     on a new connection 1 ms later. The last byte of a request comes `streams_ms` after its head."""
-    ledger = of or ledger_of(limit, max_throttle_ms=120_000)
-    account = ledger.account("u", "c")
-    loop = Loop(limit)
-    clock_ms = [0.0]
-    sockets = {number: Socket(clock_ms) for number in range(connections)}
+    ledger, account = of or limited(limit, max_throttle_ms=120_000)
+    loop, clock_ms = Loop(limit), [0.0]
+    sockets = {number: Socket(clock_ms=clock_ms) for number in range(connections)}
     since: dict[int, float] = {}
     events: list[tuple[float, int, str]] = [(0.0, number, "head") for number in range(connections)]
-    while events:
+    while events[0][0] <= seconds * 1000:
         now, number, what = heapq.heappop(events)
-        if now > seconds * 1000:
-            break
         amount = size(number) if callable(size) else size
         clock_ms[0] = now
         if what == "head":
             since.setdefault(number, now)
-            sockets[number].begin(amount, streams_ms)
-            wait_ms = ledger.queue(account, PRODUCE, sockets[number], amount, now, whole=not streams_ms)
+            one = sockets[number]
+            one.size, one.takes_ms, one.begun_ms = amount, streams_ms, now
+            wait_ms = ledger.queue(account, PRODUCE, one, amount, now, whole=not streams_ms)
             if wait_ms:
                 assert wait_ms <= LOOK_AGAIN_MS
                 heapq.heappush(events, (now + wait_ms, number, "head"))
@@ -106,14 +102,14 @@ def closed_loop(
         loop.forwarded.append((now, number, amount))
         if reconnects:
             ledger.leave_queue(account, PRODUCE, sockets[number])
-            sockets[number] = Socket(clock_ms)
+            sockets[number] = Socket(clock_ms=clock_ms)
             delay_ms = 1
         heapq.heappush(events, (now + max(delay_ms, 1), number, "head"))
     return loop
 
 
 @pytest.mark.parametrize("streams_ms", [0, 300])
-@pytest.mark.parametrize("reconnects", [False, True], ids=["persistent", "reconnecting"])
+@RECONNECTS
 @pytest.mark.parametrize(
     ("connections", "size", "limit"),
     [
@@ -137,34 +133,24 @@ def test_connections_keep_the_limit(connections: int, size: int, limit: int, rec
     assert loop.rate(0, 11) * 11 <= 10 + 7 + max(size / limit, 300 / 1000 * (size / limit) * connections)
 
 
-@pytest.mark.parametrize("reconnects", [False, True], ids=["persistent", "reconnecting"])
+@RECONNECTS
 @pytest.mark.parametrize(
     ("connections", "size", "limit"),
-    [
-        (1, 20 * MB, 1 * MB),
-        (1, 20 * MB, 100 * KB),
-        (4, 5 * MB, 100 * KB),
-        (40, 100 * MB, 1 * MB),
-        (4, 100 * MB, 1 * MB),
-    ],
+    [(1, 20 * MB, MB), (1, 20 * MB, 100 * KB), (4, 5 * MB, 100 * KB), (40, 100 * MB, MB), (4, 100 * MB, MB)],
 )
 def test_large_requests_pass_one_by_one(connections: int, size: int, limit: int, reconnects: bool) -> None:
     loop = closed_loop(connections, size, limit, 2000, reconnects=reconnects)
     assert loop.whole_rate(11) == pytest.approx(1.0, abs=0.02)
-    times = [at for at, _, _ in loop.forwarded]
-    apart = [b - a for a, b in itertools.pairwise(times[1:])]
+    apart = [b - a for (a, _, _), (b, _, _) in itertools.pairwise(loop.forwarded[1:])]
     assert min(apart) >= size / limit * 1000 - GRACE_MS - 100
 
 
 def test_a_claim_lasts_while_the_request_arrives() -> None:
     """At 1 MB/s: 9.9 MB are announced, so 11 s of others do not fit. Of a slow one 12 % arrive in 5 s."""
     for takes_ms, waits in ((math.inf, False), (200_000, False), (40_000, False), (20_000, True)):
-        ledger = ledger_of(1 * MB)
-        account = ledger.account("u", "c")
-        sender = Socket()
-        sender.begin(9.9 * MB, takes_ms)
-        for other in ("first", "second"):
-            assert ledger.queue(account, PRODUCE, Socket() if other == "second" else sender, 9.9 * MB, 0) == 0
+        (ledger, account), sender = limited(1 * MB), Socket(9.9 * MB, takes_ms)
+        for one in (sender, Socket()):
+            assert ledger.queue(account, PRODUCE, one, 9.9 * MB, 0) == 0
         sender.clock_ms[0] = REVIEW_MS
         wait_ms = ledger.queue(account, PRODUCE, Socket(), 1 * MB, REVIEW_MS)
         assert (wait_ms > 0) is waits, takes_ms
@@ -184,21 +170,15 @@ def test_large_requests_hold_group_mates_only_briefly(large: int, size: int, lon
 
 @pytest.mark.parametrize(("connections", "part"), [(1, 0.6), (4, 0.85), (16, 0.95)])
 def test_abandoned_requests_share_one_place(connections: int, part: float) -> None:
-    ledger = ledger_of(1 * MB)
-    account = ledger.account("u", "c")
+    ledger, account = limited(1 * MB)
     ledger.charge(account, PRODUCE, 12 * MB, 0)
     group = next(ledger.groups(PRODUCE))
-    honest = {Socket() for _ in range(connections)}
-    passed = {True: 0, False: 0}
-    most = 0
-    numbers = itertools.count()
+    honest, numbers = {Socket() for _ in range(connections)}, itertools.count()
+    passed, most, arrives_ms = {True: 0, False: 0}, 0, 0.0
     events: list[tuple[float, int, object]] = [(0.0, next(numbers), each) for each in honest]
     kept_until: dict[object, float] = {}
-    arrives_ms = 0.0
-    while events:
+    while events[0][0] <= 60_000:
         now, _, who = heapq.heappop(events)
-        if now > 60_000:
-            break
         while arrives_ms < now:
             arrives_ms += 5
             heapq.heappush(events, (arrives_ms, next(numbers), Socket()))
@@ -245,8 +225,7 @@ def test_what_is_kept_for_clients_that_have_gone_is_bounded(size: int, kept: int
 
 @pytest.mark.parametrize("entry", [None, Entry(client_id=DEFAULT, producer_byte_rate=1 * MB, mode="shadow")])
 def test_without_a_limit_in_force_nothing_waits(entry: Entry | None) -> None:
-    ledger = ledger_of(1 * MB)
-    account = ledger.account("u", "c")
+    ledger, account = limited(1 * MB)
     ledger.charge(account, PRODUCE, 100 * MB, 0)
     assert ledger.queue(account, PRODUCE, "waits", 100 * KB, 1, whole=True) > 0
     ledger.swap(QuotaTable([entry] if entry else []))
@@ -256,16 +235,16 @@ def test_without_a_limit_in_force_nothing_waits(entry: Entry | None) -> None:
 
 def test_exact_algorithm_holds_nothing_before_forwarding() -> None:
     """`pacing: kafka`, with all that follows from it: 4 x 5 MB at 0.1 MB/s got 3.7 times their limit from a broker."""
-    loop = closed_loop(4, 5 * MB, 100 * KB, 95, of=ledger_of(100 * KB, smooth=False, max_throttle_ms=None))
+    loop = closed_loop(4, 5 * MB, 100 * KB, 95, of=limited(100 * KB, smooth=False, max_throttle_ms=None))
     assert max(queued for _, _, queued in loop.waits) == 0
     assert loop.rate(0, 95) == pytest.approx(3.7, abs=0.1), "as measured"
-    loop = closed_loop(1, 100 * KB, 200 * KB, 30, of=ledger_of(200 * KB, smooth=False), reconnects=True)
+    loop = closed_loop(1, 100 * KB, 200 * KB, 30, of=limited(200 * KB, smooth=False), reconnects=True)
     assert loop.rate(0, 30) > 100
 
 
 def test_renewal_allowance_is_the_groups_and_returns() -> None:
-    ledger = ledger_of(1 * MB)
-    ledger.charge(ledger.account("u", "c"), PRODUCE, 100 * MB, 0)
+    ledger, account = limited(1 * MB)
+    ledger.charge(account, PRODUCE, 100 * MB, 0)
     group = next(ledger.groups(PRODUCE))
     passed = sum(group.renews(1 * MB, 1000) for _ in range(1000))
     assert passed == 10  # ten seconds' worth
@@ -274,25 +253,25 @@ def test_renewal_allowance_is_the_groups_and_returns() -> None:
 
 
 def test_large_and_ordinary_requests_take_turns() -> None:
-    gate = Gate()
-    paid_at = 1000.0
-    assert gate.ask("before", 100, paid_at, 0, 0) > 0
-    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 1) > 0
-    assert gate.ask("after", 100, paid_at, 0, 2) > 0
-    assert gate.ask("after", 100, paid_at, 0, 790) > 0
-    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 790) > 0
-    assert gate.ask("before", 0, paid_at, 0, 800) == 0
-    assert gate.ask("after", 0, paid_at, 0, 810) > 0, "it is the large one's turn"
-    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 810) == 0
+    gate, large_ms = Gate(), LARGE_MS + 1
+    early = [
+        ("before", 100, 0),
+        ("large", large_ms, 1),
+        ("after", 100, 2),
+        ("after", 100, 790),
+        ("large", large_ms, 790),
+    ]
+    assert all(gate.ask(who, cost_ms, 1000.0, 0, now) > 0 for who, cost_ms, now in early)
+    assert gate.ask("before", 0, 1000.0, 0, 800) == 0
+    assert gate.ask("after", 0, 1000.0, 0, 810) > 0, "it is the large one's turn"
+    assert gate.ask("large", large_ms, 1000.0, 0, 810) == 0
 
 
 def test_a_raised_limit_lets_pass_what_waited_for_the_lower_one() -> None:
     """1 MB passed and 1 MB waits at 10 kB/s, so it would pass after 100 s; at 1 MB/s it does after one."""
-    ledger = ledger_of(10 * KB)
-    account = ledger.account("u", "c")
+    ledger, account = limited(10 * KB)
     ledger.charge(account, PRODUCE, 101 * KB, 0)
-    first = Socket()
-    first.begin(1 * MB, 10_000)
+    first = Socket(1 * MB, 10_000)
     assert ledger.queue(account, PRODUCE, first, 1 * MB, 1_000) == 0
     first.clock_ms[0] = 2_500
     assert ledger.queue(account, PRODUCE, "second", 1 * MB, 1_000) == LOOK_AGAIN_MS

@@ -9,19 +9,8 @@ from kio.schema.errors import ErrorCode
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.quota_admin import MAX_ANSWERS, QuotaAdmin, describe_request, read_described
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Entity
-from tests.support.session_tools import (
-    THREE_WAYS,
-    Authority,
-    Cut,
-    Driven,
-    from_broker,
-    from_client,
-    ledger,
-    request,
-    response,
-    resumed,
-    session,
-)
+from tests.support import session_tools as tools
+from tests.support.session_tools import from_broker, from_client, ledger, request, response, session
 from tests.support.wire_tools import kafka_python_class, kafka_python_message, kio_read
 
 DESCRIBE, ALTER = 48, 49
@@ -31,7 +20,7 @@ versions = pytest.mark.parametrize("version", [0, 1])
 HEAD = [len(response(DESCRIBE, version, 1, b"")) for version in (0, 1)]
 
 
-def under(authority: Authority) -> tuple[Driven, QuotaAdmin]:
+def under(authority: tools.Authority) -> tuple[tools.Driven, QuotaAdmin]:
     admin = QuotaAdmin(authority)
     return session(ledger(), interceptors={DESCRIBE: admin, ALTER: admin}), admin
 
@@ -47,8 +36,8 @@ def describing(version: int, *components: tuple[str, int, str | None], strict: b
 
 
 def described(version: int, error: int = 0, throttle_ms: int = 0, message: str = "") -> bytes:
-    answer: dict[str, Any] = {"throttle_time_ms": throttle_ms, "error_code": error, "error_message": message}
-    return body(DESCRIBE, "response", version, **answer, entries=None if error else [])
+    fields = {"throttle_time_ms": throttle_ms, "error_code": error, "error_message": message}
+    return body(DESCRIBE, "response", version, **fields, entries=None if error else [])
 
 
 def altering(version: int, *entries: tuple[Entity, dict[str, float | None]], validate_only: bool = False) -> bytes:
@@ -69,17 +58,16 @@ def read(api_key: int, version: int, frame: bytes) -> Any:
 
 
 def altered(version: int, frame: bytes) -> list[tuple[int, str | None, Entity]]:
-    def entity(entry: Any) -> Entity:
-        return tuple((part.entity_type, part.entity_name) for part in entry.entity)
-
-    entries = read(ALTER, version, frame).entries
-    return [(entry.error_code.value, entry.error_message, entity(entry)) for entry in entries]
+    return [
+        (one.error_code.value, one.error_message, tuple((part.entity_type, part.entity_name) for part in one.entity))
+        for one in read(ALTER, version, frame).entries
+    ]
 
 
 @versions
-@pytest.mark.parametrize("cut", THREE_WAYS)
-def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: Cut) -> None:
-    authority = Authority()
+@pytest.mark.parametrize("cut", tools.THREE_WAYS)
+def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: tools.Cut) -> None:
+    authority = tools.Authority()
     one, _ = under(authority)
     asked = from_client(one, request(DESCRIBE, version, 1, describing(version, ("user", 0, "alice"))), cut=cut)
     assert asked == request(DESCRIBE, version, 1, describing(version, strict=True))  # finds nothing, costs nothing
@@ -94,7 +82,7 @@ def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: Cut) -
 
 @versions
 def test_forbidden_describe_gets_the_brokers_refusal(version: int) -> None:
-    one, _ = under(Authority())
+    one, _ = under(tools.Authority())
     from_client(one, request(DESCRIBE, version, 1, describing(version)))
     refusal = response(DESCRIBE, version, 1, described(version, CLUSTER_AUTHORIZATION_FAILED, message="no"))
     assert from_broker(one, refusal) == refusal
@@ -105,7 +93,7 @@ def test_forbidden_describe_gets_the_brokers_refusal(version: int) -> None:
 
 @versions
 def test_deny_refuses_each_entity_with_reason(version: int) -> None:
-    one, admin = under(Authority())
+    one, admin = under(tools.Authority())
     bob: Entity = (("client-id", "c"), ("user", "bob"))
     body = altering(version, (ALICE, {PRODUCE: 1.0}), (bob, {PRODUCE: 1.0}), (ALICE, {PRODUCE: 2.0}))
     assert from_client(one, request(ALTER, version, 1, body)) == b""
@@ -116,7 +104,7 @@ def test_deny_refuses_each_entity_with_reason(version: int) -> None:
 
 @versions
 def test_forward_passes_untouched_and_source_looks_again(version: int) -> None:
-    authority = Authority("forward")
+    authority = tools.Authority("forward")
     one, admin = under(authority)
     sent = request(ALTER, version, 1, altering(version, ((("nonsense", ""),), {"bad": -1.0})))
     assert from_client(one, sent) == sent
@@ -127,7 +115,7 @@ def test_forward_passes_untouched_and_source_looks_again(version: int) -> None:
 
 @versions
 def test_apply_is_for_the_listed_users_only(version: int) -> None:
-    authority = Authority("apply", principals=["alice"])
+    authority = tools.Authority("apply", principals=["alice"])
     one, admin = under(authority)
     from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: 1.0}))))
     text = "user ANONYMOUS may not alter quotas through this kquota sidecar"
@@ -136,10 +124,10 @@ def test_apply_is_for_the_listed_users_only(version: int) -> None:
 
 
 @versions
-@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("cut", tools.THREE_WAYS)
 @pytest.mark.parametrize("failed", [None, "/o.yaml cannot be written: No space left on device"])
-def test_apply_answers_when_it_is_done(version: int, cut: Cut, failed: str | None) -> None:
-    authority = Authority("apply")
+def test_apply_answers_when_it_is_done(version: int, cut: tools.Cut, failed: str | None) -> None:
+    authority = tools.Authority("apply")
     one, admin = under(authority)
     bad: Entity = (("user", ""),)
     body = altering(version, (ALICE, {PRODUCE: 1.0, "consumer_byte_rate": None}), (bad, {PRODUCE: 1.0}))
@@ -147,7 +135,7 @@ def test_apply_answers_when_it_is_done(version: int, cut: Cut, failed: str | Non
     assert authority.applied == [("ANONYMOUS", {ALICE: {PRODUCE: 1.0, "consumer_byte_rate": None}})]
     assert (one.must_wait, one.seen()) == (True, b"")
     authority.done[0](failed)
-    assert resumed(one, 1.0) == b""
+    assert tools.resumed(one, 1.0) == b""
     assert altered(version, one.seen()) == [
         (56, f"nothing was changed: {failed}", ALICE) if failed else (0, None, ALICE),
         (42, "expected a name or the default, got an empty user", bad),
@@ -164,9 +152,9 @@ def test_unreadable_request_ends_the_connection(version: int, api: int) -> None:
         bad.append(good[:-1] + b"\x01\x05\x02hi")
     for body in bad:
         with pytest.raises(SessionError) as caught:
-            from_client(under(Authority("apply"))[0], request(api, version, 1, body))
+            from_client(under(tools.Authority("apply"))[0], request(api, version, 1, body))
         assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "request_malformed")
-    one, _ = under(Authority())
+    one, _ = under(tools.Authority())
     from_client(one, request(DESCRIBE, version, 1, describing(version)))
     with pytest.raises(SessionError) as caught:
         from_broker(one, response(DESCRIBE, version, 1, b"\0\0\0\0\0"))
@@ -175,7 +163,7 @@ def test_unreadable_request_ends_the_connection(version: int, api: int) -> None:
 
 @versions
 def test_answers_are_kept_until_the_limits_change_and_never_many(version: int) -> None:
-    authority = Authority()
+    authority = tools.Authority()
     one, admin = under(authority)
 
     def shown(*components: tuple[str, int, str | None]) -> int:
@@ -194,15 +182,11 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int) -
 @versions
 def test_the_longest_names_fit_into_complaints_about_them(version: int) -> None:
     long, longest = "k" * 32_767, (("user", "u" * 32_767),)
-    one, _ = under(Authority("apply"))
-    body = altering(
-        version, (ALICE, {long: 1.0}), (longest, {PRODUCE: -1.0}), (longest, {}), ((("t" * 32_767, ""),), {})
-    )
-    from_client(one, request(ALTER, version, 1, body))
-    answered = altered(version, one.seen())
-    assert [code for code, _, _ in answered] == [42, 42, 42]
-    assert all(message is not None and len(message) == 500 for _, message, _ in answered)
-    one, _ = under(Authority())
+    one, _ = under(tools.Authority("apply"))
+    entries: list[Any] = [(ALICE, {long: 1.0}), (longest, {PRODUCE: -1.0}), (longest, {}), ((("t" * 32_767, ""),), {})]
+    from_client(one, request(ALTER, version, 1, altering(version, *entries)))
+    assert [(code, len(text or "")) for code, text, _ in altered(version, one.seen())] == [(42, 500)] * 3
+    one, _ = under(tools.Authority())
     from_client(one, request(DESCRIBE, version, 1, describing(version, (long, 0, "x"))))
     answer = from_broker(one, response(DESCRIBE, version, 1, described(version)))
     message = read(DESCRIBE, version, answer)

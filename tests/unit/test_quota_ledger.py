@@ -22,11 +22,6 @@ def test_times_are_cut_to_whole_milliseconds() -> None:
     assert ledger.charge(account, PRODUCE, 300, 10_500.99) == 2100
 
 
-def test_each_kind_has_its_own_totals() -> None:
-    account = kafka_ledger().account("u", "c")
-    assert len({id(account.meter(kind)) for kind in Kind}) == len(Kind)
-
-
 def test_check_and_allowance_record_nothing() -> None:
     ledger = kafka_ledger(Entry(user="u", consumer_byte_rate=500))
     account = ledger.account("u", "c")

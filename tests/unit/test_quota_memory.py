@@ -22,6 +22,9 @@ HOUR_MS = 3_600_000
 
 DEFAULTS = QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500, controller_mutation_rate=1)])
 """500 B/s and one partition a second for each client-id apart."""
+GAPS = st.integers(0, 3000) | st.sampled_from([10_999, 11_000, 11_001, 21_999, 22_000, 33_000, 33_001, 60_000])
+ACTIONS = st.sampled_from(["charge", "strict", "refund", "check", "fetch"])
+STEPS = st.lists(st.tuples(GAPS, ACTIONS, st.integers(0, 900)), min_size=1, max_size=60)
 
 
 def ledger_of(most: int, table: QuotaTable = DEFAULTS, *, smooth: bool = False) -> Ledger:
@@ -36,8 +39,7 @@ def invent(ledger: Ledger, count: int, now: int, name: str = "invented") -> None
 def test_memory_is_bounded_for_invented_clients() -> None:
     # docs/performance.md has a million of them against the running sidecar's settings.
     most, sizes = 2000, []
-    ledger = ledger_of(most)
-    counted: list[float] = []
+    ledger, counted = ledger_of(most), list[float]()
     ledger.on_forget.append(lambda account: counted.append(account.meters[PRODUCE].amount))
     gc.collect()
     tracemalloc.start()
@@ -59,18 +61,16 @@ def test_honest_clients_are_counted_exactly_during_an_attack() -> None:
     # Three that stay connected, one of them over its limit; and one with an entry of its own that comes and goes.
     table = QuotaTable([*DEFAULTS.entries, Entry(client_id="named", producer_byte_rate=700)])
     attacked, calm = ledger_of(100, table, smooth=True), ledger_of(10_000, table, smooth=True)
-    held = {one: [one.account("u", name) for name in ("a", "b", "c")] for one in (attacked, calm)}
-    for account in (*held[attacked], *held[calm]):
-        account.join()
+    for ledger in (attacked, calm):
+        for name in "abc":
+            ledger.account("u", name).join()
     for now in range(0, 60_000, 250):
-        for index, amount in ((0, 100), (1, 125), (2, 300)):
-            delays = {one.charge(held[one][index], PRODUCE, amount, now) for one in (attacked, calm)}
+        for name, amount in (("a", 100), ("b", 125), ("c", 300), ("named", 200)):
+            delays = {one.charge(one.account("u", name), PRODUCE, amount, now) for one in (attacked, calm)}
             assert len(delays) == 1
-        delays = {one.charge(one.account("u", "named"), PRODUCE, 200, now) for one in (attacked, calm)}
-        assert len(delays) == 1
         invent(attacked, 150, now, f"at-{now}")
     assert attacked.counters.overflowed[PRODUCE] > 10_000
-    assert attacked.observed(held[attacked][2], PRODUCE, now) > 500
+    assert attacked.observed(attacked.account("u", "c"), PRODUCE, now) > 500
 
 
 def test_debts_survive_an_attack() -> None:
@@ -90,18 +90,8 @@ def test_debts_survive_an_attack() -> None:
     assert debtor.throttled_until == 110_000
 
 
-gaps = st.one_of(
-    st.integers(0, 3000), st.sampled_from([10_999, 11_000, 11_001, 21_999, 22_000, 33_000, 33_001, 60_000])
-)
-steps = st.lists(
-    st.tuples(gaps, st.sampled_from(["charge", "strict", "refund", "check", "fetch"]), st.integers(0, 900)),
-    min_size=1,
-    max_size=60,
-)
-
-
 @pytest.mark.parametrize("smooth", [True, False])
-@given(story=steps, limit=st.integers(1, 60), cap=st.sampled_from([None, 5000]))
+@given(story=STEPS, limit=st.integers(1, 60), cap=st.sampled_from([None, 5000]))
 @settings(max_examples=examples(150))
 def test_forgetting_is_unseen(smooth: bool, story: list[tuple[int, str, int]], limit: int, cap: int | None) -> None:
     table = QuotaTable([Entry("u", None, limit, limit, limit, limit)])
@@ -164,15 +154,8 @@ def test_newcomers_share_one_counter_under_their_entrys_limit(crowded: tuple[Led
 
 
 def test_each_entry_has_an_overflow_counter_of_its_own() -> None:
-    table = QuotaTable(
-        [
-            Entry(user=DEFAULT, producer_byte_rate=500),
-            Entry(user="u", client_id=DEFAULT, producer_byte_rate=700),
-            Entry(user="u", client_id="named", producer_byte_rate=900),
-            Entry(user="w", producer_byte_rate=300),
-        ]
-    )
-    ledger = ledger_of(100, table)
+    entries = ((DEFAULT, None, 500), ("u", DEFAULT, 700), ("u", "named", 900), ("w", None, 300))
+    ledger = ledger_of(100, QuotaTable(Entry(*one) for one in entries))
     held = [ledger.account(f"user-{number}", "c") for number in range(100)]
     for account in held:
         ledger.charge(account, PRODUCE, 1, 0)
@@ -234,9 +217,6 @@ def test_sweep_tolerates_concurrent_changes() -> None:
         for account in held:
             ledger.charge(account, PRODUCE, 1, 2 * HOUR_MS)
     for account in held:
-        group = account.meters[PRODUCE].group
-        assert group is not None
         ledger.check(account, PRODUCE, 2 * HOUR_MS)
-        assert account.meters[PRODUCE].group is ledger.counters.get(
-            PRODUCE, CounterKey(None, account.identity.client_id)
-        )
+        counter = ledger.counters.get(PRODUCE, CounterKey(None, account.identity.client_id))
+        assert account.meters[PRODUCE].group is counter is not None

@@ -1,6 +1,7 @@
 """How a counter stands: the numbers that `kquota explain` shows, and that looking changes nothing."""
 
 import copy
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,9 @@ LIMITS = Entry(
 )
 
 
-def counter(kind: Kind, amount: float, now_ms: float = 0, *, smooth: bool = False, **options: object) -> QuotaCounter:
-    ledger = Ledger(QuotaTable([LIMITS]), smooth=smooth, **options)  # type: ignore[arg-type]
-    ledger.charge(ledger.account("u", "c"), kind, amount, now_ms)
+def counter(kind: Kind, amount: float, **options: Any) -> QuotaCounter:
+    ledger = Ledger(QuotaTable([LIMITS]), smooth=False, **options)
+    ledger.charge(ledger.account("u", "c"), kind, amount, 0)
     (group,) = ledger.groups()
     return group
 

@@ -14,6 +14,7 @@ from quota.ledger import Ledger
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 
 PRODUCE = Kind.PRODUCE
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=300).filter("<default>".__ne__)
 
 
 def rate(user: Name, client_id: Name, limit: float) -> Entry:
@@ -90,10 +91,7 @@ def from_file(**quota: object) -> Entry:
     return entry
 
 
-NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=300)
-
-
-@given(user=NAMES.filter("<default>".__ne__), client_id=NAMES.filter("<default>".__ne__))
+@given(user=NAMES, client_id=NAMES)
 def test_any_unicode_is_a_name(user: str, client_id: str) -> None:
     entry = from_file(user=user, **{"client-id": client_id}, producer_byte_rate=500)
     assert (entry.user, entry.client_id) == (user, client_id)

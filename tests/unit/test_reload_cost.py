@@ -22,14 +22,13 @@ from proxy.app.run import Sidecar
 from proxy.app.sources import watch
 from quota.table import QuotaTable
 
+HEAD = 'listen: {port: 0}\nupstream: {bootstrap: ["kafka:9092"]}\nadmin: null\nquotas:\n'
 ENTRY = "  - {{client-id: client-{0}, producer_byte_rate: 4M, request_percentage: 50.5}}\n"
-
-
-def text(entries: int) -> str:
-    head = 'listen: {port: 0}\nupstream: {bootstrap: ["kafka:9092"]}\nadmin: null\nquotas:\n'
-    return head + "".join(ENTRY.format(number) for number in range(entries))
-
-
+PIECES = [
+    "", "quotas:", "  entries:", "a: |", "c: [", "]", "  - client-id: b", "  - {user: c, mode: ~}", "- user: b",
+    '    - user: "b"', "      mode: '1'", "  -", "      more", "    : x", "  # comment", "'", "---", "...", "?",
+    "  - &a", "  - *a", "  - !!str", "  <<: {}", "  mode: 1", "  - user: .5", "    mode: +5",
+]  # fmt: skip
 SPECIAL = [
     "a: &x {b: 1}\nc: *x\n",
     "base: &x {b: 1}\nc: {d: 2, <<: *x}\n",
@@ -40,6 +39,10 @@ SPECIAL = [
     '"<<": 1\n',
     "- &a [1, &b [2]]\n- [*a, *b]\n",
 ]
+
+
+def text(entries: int) -> str:
+    return HEAD + "".join(ENTRY.format(number) for number in range(entries))
 
 
 def of_nodes(node: yaml.Node | None) -> Any:
@@ -55,13 +58,6 @@ def of_nodes(node: yaml.Node | None) -> Any:
             for part in parts if isinstance(parts, list) else [parts]:
                 merged = part | merged
     return merged | {key.value: of_nodes(value) for key, value in reversed(node.value) if not is_merge(key)}
-
-
-PIECES = [
-    "", "quotas:", "  entries:", "a: |", "c: [", "]", "  - client-id: b", "  - {user: c, mode: ~}", "- user: b",
-    '    - user: "b"', "      mode: '1'", "  -", "      more", "    : x", "  # comment", "'", "---", "...", "?",
-    "  - &a", "  - *a", "  - !!str", "  <<: {}", "  mode: 1", "  - user: .5", "    mode: +5",
-]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("\n".join) | st.sampled_from(SPECIAL))

@@ -4,16 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.session.request_time import (
-    DEFAULT_BASELINE_MS,
-    HANDOVER_MS,
-    MS_PER_BYTE,
-    RECENT,
-    RequestTime,
-)
+from proxy.core.session.request_time import DEFAULT_BASELINE_MS, HANDOVER_MS, MS_PER_BYTE, RECENT, RequestTime
 from proxy.core.wire.schema import APIS
 
 KEYS = {known[0]: key for key, known in APIS.items()}
+PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]
+TIMES = st.floats(0, 50)
+ANY = st.sampled_from([PRODUCE, FETCH, METADATA, KEYS["JoinGroup"], KEYS["ApiVersions"], 999])
 
 
 def test_latency_less_the_way_there_and_back() -> None:
@@ -22,13 +19,6 @@ def test_latency_less_the_way_there_and_back() -> None:
     of.round_trip_ms = 1.5
     of.free_ms = 1005.0
     assert of.busy_ms(METADATA, 1010.0, 1015.0) == pytest.approx(5.0 - 1.5 - HANDOVER_MS)
-
-
-PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]
-
-
-TIMES = st.floats(0, 50)
-ANY = st.sampled_from([PRODUCE, FETCH, METADATA, KEYS["JoinGroup"], KEYS["ApiVersions"], 999])
 
 
 @given(st.lists(st.tuples(TIMES, TIMES, ANY, st.booleans()), max_size=60), st.floats(0, 20))

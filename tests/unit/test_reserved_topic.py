@@ -6,6 +6,7 @@ import random
 import uuid
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,44 +17,33 @@ from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Work
 from proxy.core.interceptors.mutations import MutationQuota
 from proxy.core.interceptors.reserved_topic import ReservedTopic
-from proxy.core.wire.apis import version_range
+from proxy.core.wire.apis import METADATA, PRODUCE, version_range
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import compact_string, uvarint
 from proxy.core.wire.schema import TOPIC_WALKS
 from proxy.core.wire.stream import MAX_ELEMENTS
 from proxy.core.wire.topic_changes import ALTER_CONFIGS, DELETE_RECORDS, INCREMENTAL_ALTER_CONFIGS, TOPIC_CHANGES
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from quota.ledger import Account, Ledger
+from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.mutation_tools import create, delete, encoded, partitions
-from tests.support.session_tools import (
-    METADATA,
-    PRODUCE,
-    encode,
-    finished,
-    from_broker,
-    from_client,
-    request,
-    response,
-    session,
-)
-from tests.support.turns import Watch, longest_part
+from tests.support.session_tools import Driven, encode, finished, from_broker, from_client, request, response, session
+from tests.support.turns import Watch, in_slices
 from tests.support.wire_tools import kafka_python_class, kafka_python_message, kio_class, kio_read, kio_versions, sample
 
 TOPIC, NOT_ATTEMPTED, REFUSED = "kquota-fleet", 55, 29
 LEDGER = Ledger(QuotaTable([]))
 OWN_ID = uuid.UUID(int=41)
-
-
-TOPICS_OF = {
-    CREATE_TOPICS: "topics",
-    DELETE_TOPICS: "responses",
-    CREATE_PARTITIONS: "results",
-    DELETE_RECORDS: "topics",
-    ALTER_CONFIGS: "responses",
-    INCREMENTAL_ALTER_CONFIGS: "responses",
-}
-"""The field of the response that has a result for each of them."""
+RESULTS = {CREATE_TOPICS: "topics", CREATE_PARTITIONS: "results", DELETE_RECORDS: "topics"}
+"""The field of the response that has a result for each topic, where that is not "responses"."""
+VERSIONS = [
+    (api_key, version)
+    for api_key in TOPIC_CHANGES
+    for low, high in [version_range(api_key) or (0, -1)]
+    for version in range(low, high + 1)
+]
+USING = [each for each in kio_versions(EntityType.request) if each[0] in TOPIC_WALKS]
+ORDERS = compact_string("orders")
 
 
 def _requests(api_key: int, version: int, names: list[str], kind: int = 2) -> Any:
@@ -72,23 +62,17 @@ def _requests(api_key: int, version: int, names: list[str], kind: int = 2) -> An
     return kafka_python_message(cls, version, resources=resources, validate_only=False)
 
 
-VERSIONS = [
-    (api_key, version)
-    for api_key in TOPIC_CHANGES
-    for low, high in [version_range(api_key) or (0, -1)]
-    for version in range(low, high + 1)
-]
-
-
 def _guard() -> ReservedTopic:
-    return ReservedTopic(
-        TOPIC, {CREATE_TOPICS: MutationQuota(LEDGER), DELETE_TOPICS: MutationQuota(LEDGER)}, lambda: OWN_ID.bytes
-    )
+    quota = MutationQuota(LEDGER)
+    return ReservedTopic(TOPIC, {CREATE_TOPICS: quota, DELETE_TOPICS: quota}, lambda: OWN_ID.bytes)
+
+
+def _guarded(*, rewrite: bool = False) -> Driven:
+    return session(LEDGER, rewrite=rewrite, reserved=_guard())
 
 
 def _ask(guard: ReservedTopic, api_key: int, version: int, body: bytes) -> Any:
-    account: Account = LEDGER.account("u", "c")
-    return finished(guard.request(AdminRequest(api_key, version, "u", account, body), 0.0))
+    return finished(guard.request(AdminRequest(api_key, version, "u", LEDGER.account("u", "c"), body), 0.0))
 
 
 def _errors(api_key: int, version: int, outcome: Any) -> list[tuple[str | None, int]]:
@@ -97,7 +81,7 @@ def _errors(api_key: int, version: int, outcome: Any) -> list[tuple[str | None, 
     message = kafka_python_class(api_key, "response").decode(reader, version=version)
     assert not reader.read()  # nothing behind it
     found: list[tuple[str | None, int]] = []
-    for one in getattr(message, TOPICS_OF[api_key]):
+    for one in getattr(message, RESULTS.get(api_key, "responses")):
         name = one.resource_name if api_key in (ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS) else one.name
         inner = one.partitions if api_key == DELETE_RECORDS else [one]
         found += [(name, part.error_code) for part in inner]
@@ -109,9 +93,8 @@ def test_the_topic_is_refused_and_no_other(api_key: int, version: int) -> None:
     guard = _guard()
     names = ["orders", TOPIC, f"{TOPIC}-2"]
     body = encoded(_requests(api_key, version, names))
-    wanted = [(name, REFUSED if name == TOPIC else NOT_ATTEMPTED) for name in names]
-    if api_key == DELETE_RECORDS:
-        wanted = [pair for pair in wanted for _ in range(2)]
+    several = 2 if api_key == DELETE_RECORDS else 1
+    wanted = [(name, REFUSED if name == TOPIC else NOT_ATTEMPTED) for name in names for _ in range(several)]
     assert _errors(api_key, version, _ask(guard, api_key, version, body)) == wanted
     assert guard.refused.total() == 1
     for others in (["orders"], [f"{TOPIC}-2", "x"]):
@@ -153,19 +136,13 @@ def test_requests_of_very_many_entries_are_judged_in_slices(api_key: int) -> Non
     version = (version_range(api_key) or (0, 0))[1]
     body = encoded(_requests(api_key, version, names))
 
-    def judge(watch: Watch) -> None:
+    for watch in in_slices(0.1):
         work = _guard().request(AdminRequest(api_key, version, "u", LEDGER.account("u", "c"), body), 0.0)
         outcome = None
         while outcome is None:
             assert isinstance(work, Work)
-            outcome = watch(lambda: work.advance(0.0))
+            outcome = watch(partial(work.advance, 0.0))
         assert len(_errors(api_key, version, outcome)) >= 5001
-
-    assert longest_part(judge) < 0.1
-
-
-METADATA_VERSIONS = [version for key, version in kio_versions() if key == METADATA]
-USING = [each for each in kio_versions(EntityType.request) if each[0] in TOPIC_WALKS]
 
 
 def _named(message: Any) -> Iterator[bytes]:
@@ -197,7 +174,7 @@ def _renamed(message: Any, old: bytes) -> Any:
 
 def _sent_on(frame: bytes, pieces_of: int) -> bytes:
     """What goes to the broker of a request that comes in pieces. Of what need not be seen nothing is shown."""
-    one, sent, at = session(LEDGER, rewrite=False, reserved=_guard()), bytearray(), 0
+    one, sent, at = _guarded(), bytearray(), 0
     while at < len(frame):
         if unseen := min(one.requests.reader.movable(), len(frame) - at):
             one.client_moved(unseen, 0.0)
@@ -210,19 +187,15 @@ def _sent_on(frame: bytes, pieces_of: int) -> bytes:
 
 @pytest.mark.parametrize(("api_key", "version"), USING)
 def test_no_request_that_names_the_topic_comes_to_its_end(api_key: int, version: int) -> None:
-    cls, dice = kio_class(api_key, version, EntityType.request), random.Random(version)
-    message = sample(cls, dice, repeat=2)
-    names = list(_named(message))
+    message = sample(kio_class(api_key, version, EntityType.request), random.Random(version), repeat=2)
+    frame, names = request(api_key, version, 1, encode(message)), list(_named(message))
     assert len(names) >= 2
-    frame = request(api_key, version, 1, encode(message))
     for size in (1, 7, len(frame)):
         assert _sent_on(frame, size) == frame
-    for name in names:
-        frame = request(api_key, version, 1, encode(_renamed(message, name)))
-        for size in (1, 7, len(frame)):
-            with pytest.raises(SessionError) as caught:
-                _sent_on(frame, size)
-            assert caught.value.reason is CloseReason.RESERVED_TOPIC
+    for name, size in product(names, (1, 7, 1 << 30)):
+        with pytest.raises(SessionError) as caught:
+            _sent_on(request(api_key, version, 1, encode(_renamed(message, name))), size)
+        assert caught.value.reason is CloseReason.RESERVED_TOPIC
 
 
 def _produce(*topics: bytes) -> bytes:
@@ -233,15 +206,11 @@ def _records(topic: bytes, records: bytes) -> bytes:
     return topic + b"\2" + bytes(4) + uvarint(len(records) + 1) + records + b"\0\0"
 
 
-ORDERS = compact_string("orders")
-
-
 def test_records_may_contain_the_name_and_need_not_be_seen() -> None:
     records = compact_string(TOPIC) * 10_000
     frame = _produce(_records(ORDERS, records), _records(compact_string(f"{TOPIC}-2"), records))
     assert _sent_on(frame, len(frame)) == frame
-    one = session(LEDGER, rewrite=False, reserved=_guard())
-    from_client(one, frame[:100])
+    from_client(one := _guarded(), frame[:100])
     assert one.requests.reader.movable() >= len(records) - 100
     assert _sent_on(frame, 100) == frame
 
@@ -251,14 +220,11 @@ def test_records_may_contain_the_name_and_need_not_be_seen() -> None:
 )
 def test_a_length_that_java_reads_is_read_likewise(length: bytes) -> None:
     """As in Java's ByteUtils: leading zeros count for nothing, and bits beyond the 32nd neither."""
-    for frame in (
-        _produce(_records(length + TOPIC.encode(), b"r")),
-        _produce(_records(ORDERS, b"r"), length + TOPIC.encode()),
-    ):
-        with pytest.raises(SessionError):
-            _sent_on(frame, len(frame))
-        with pytest.raises(SessionError):
-            _sent_on(frame, 5)
+    name = length + TOPIC.encode()
+    for frame in (_produce(_records(name, b"r")), _produce(_records(ORDERS, b"r"), name)):
+        for size in (5, len(frame)):
+            with pytest.raises(SessionError):
+                _sent_on(frame, size)
 
 
 def test_topics_without_end_are_not_walked_over() -> None:
@@ -266,15 +232,14 @@ def test_topics_without_end_are_not_walked_over() -> None:
     frame = request(PRODUCE, 9, 1, body)
     few, all_of_it = Watch(), Watch()
     for _ in range(3):
-        few(partial(from_client, session(LEDGER, rewrite=False, reserved=_guard()), frame[: 4 * MAX_ELEMENTS]))
-        one = session(LEDGER, rewrite=False, reserved=_guard())
+        few(partial(from_client, _guarded(), frame[: 4 * MAX_ELEMENTS]))
         with pytest.raises(SessionError, match=f"more than {MAX_ELEMENTS}"):
-            all_of_it(partial(from_client, one, frame[:65_536]))
+            all_of_it(partial(from_client, _guarded(), frame[:65_536]))
     assert min(all_of_it.took_s) < 2 * min(few.took_s), "without a bound it takes four times as long"
 
 
 @pytest.mark.parametrize("rewrite", [True, False], ids=["rewrite", "transparent"])
-@pytest.mark.parametrize("version", METADATA_VERSIONS)
+@pytest.mark.parametrize("version", [version for key, version in kio_versions() if key == METADATA])
 def test_metadata_does_not_show_the_topic(version: int, rewrite: bool) -> None:
     message = sample(kio_class(METADATA, version), random.Random(version), throttle_ms=0, repeat=3)
     brokers = tuple(dataclasses.replace(broker, host="kafka", port=9092) for broker in message.brokers)
@@ -282,8 +247,7 @@ def test_metadata_does_not_show_the_topic(version: int, rewrite: bool) -> None:
     longer = dataclasses.replace(message.topics[0], name=TopicName(f"{TOPIC}-2"))
     own = dataclasses.replace(message.topics[1], name=TopicName(TOPIC))
     for topics in ((own,), (longer, own), (own, longer, *message.topics), (longer, *message.topics)):
-        one = session(LEDGER, rewrite=rewrite, reserved=_guard())
-        from_client(one, request(METADATA, version, 5, b"\1\0\0\0"))
+        from_client(one := _guarded(rewrite=rewrite), request(METADATA, version, 5, b"\1\0\0\0"))
         answer = response(METADATA, version, 5, encode(dataclasses.replace(message, topics=topics)))
         got = b"".join(from_broker(one, answer[at : at + 100]) for at in range(0, len(answer), 100))
         found = kio_read(got, METADATA, version)

@@ -7,39 +7,24 @@ import pytest
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.session.throttle import renewal_ms
+from proxy.core.wire.apis import FETCH, METADATA, PRODUCE, SHARE_FETCH
+from proxy.core.wire.topics import CREATE_TOPICS
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
+from tests.support import session_tools as tools
 from tests.support.mutation_tools import Cluster, encoded, metadata
-from tests.support.session_tools import (
-    FETCH,
-    METADATA,
-    PRODUCE,
-    Cut,
-    Driven,
-    byte_by_byte,
-    from_broker,
-    from_client,
-    in_sevens,
-    ledger,
-    produce,
-    produce_response,
-    request,
-    response,
-    resumed,
-    session,
-    whole,
-)
+from tests.support.session_tools import from_broker, from_client, ledger, produce, request, response, session
 
-CREATE_TOPICS, SHARE_FETCH = 19, 78
 KB, MB = 1000, 1_000_000
+TOPIC_T = encoded(metadata(12, ["t"]))
 
 
-def wait(one: Driven, now_ms: float, until_ms: float = 1e9) -> tuple[float, bytes]:
+def wait(one: tools.Driven, now_ms: float, until_ms: float = 1e9) -> tuple[float, bytes]:
     """Look again whenever the session says so; when the first bytes were forwarded, and which."""
     while now_ms < until_ms:
         now_ms = max(one.mute_until_ms, now_ms)
-        if out := resumed(one, now_ms):
+        if out := tools.resumed(one, now_ms):
             return now_ms, out
         assert one.mute_until_ms > now_ms
     return now_ms, b""
@@ -54,25 +39,23 @@ def indebted() -> Ledger:
     return of
 
 
-@pytest.mark.parametrize("cut", [whole, byte_by_byte, in_sevens])
-def test_new_connection_of_group_in_debt_waits(cut: Cut) -> None:
-    of = indebted()
-    new = session(of)
-    amount = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
+@pytest.mark.parametrize("cut", tools.THREE_WAYS)
+def test_new_connection_of_group_in_debt_waits(cut: tools.Cut) -> None:
+    new = session(of := indebted())
+    meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
+    amount = meter.amount
     assert from_client(new, produce(1, 500), 1000.0, cut) == b""
     assert new.state.throttle.place is not None
     assert new.describe(1000.0) == "held"
     assert not new.exchange
-    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == amount
+    assert meter.amount == amount
     at_ms, out = wait(new, 1000.0)
-    out += resumed(new, at_ms)
+    out += tools.resumed(new, at_ms)
     assert out == produce(1, 500)
     assert 9_700.0 <= at_ms <= 9_900.0
     assert new.state.throttle.place is None
-    meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
-    assert meter.queued == 1
-    assert meter.queued_ms == pytest.approx(at_ms - 1000.0, abs=1)
-    assert from_broker(new, produce_response(1), at_ms + 1)
+    assert (meter.queued, meter.queued_ms) == (1, pytest.approx(at_ms - 1000.0, abs=1))
+    assert from_broker(new, tools.produce_response(1), at_ms + 1)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +73,14 @@ def test_bad_requests_of_a_group_in_debt_are_refused(body: bytes, version: int, 
 
 
 def test_only_requests_behind_a_queued_one_wait() -> None:
-    of = indebted()
-    new = session(of)
-    metadata = request(METADATA, 1, 1, struct.pack(">i", 0))
+    new = session(indebted())
+    asked = request(METADATA, 1, 1, bytes(4))
     other = produce(4, 500, client_id="other")  # another group
-    assert from_client(new, other + metadata + produce(2, 500) + metadata, 1000.0) == other + metadata
+    assert from_client(new, other + asked + produce(2, 500) + asked, 1000.0) == other + asked
     at_ms, out = wait(new, 1000.0)
     assert out == produce(2, 500)
     assert new.mute_until_ms > at_ms, "it is muted for itself now"
-    _, out = wait(new, at_ms)
-    assert out == metadata
+    assert wait(new, at_ms)[1] == asked
 
 
 def test_a_new_client_id_of_a_user_in_debt_waits_too() -> None:
@@ -109,22 +90,19 @@ def test_a_new_client_id_of_a_user_in_debt_waits_too() -> None:
 
 
 def test_charges_incomplete_request_as_far_as_forwarded() -> None:
-    of = ledger(produce_rate=1 * MB)
-    one = session(of)
+    one = session(of := ledger(produce_rate=1 * MB))
     from_client(one, produce(1, 5 * MB)[: 3 * MB], 0.0)
     one.close(1000.0)
     assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == 3 * MB - 4
 
 
 def test_request_time_queues_new_connections_too() -> None:
-    of = ledger(request_percentage=1)
-    one = session(of)
-    body = struct.pack(">i", 0)
-    from_client(one, request(METADATA, 1, 1, body), 0.0)
+    one, new = session(of := ledger(request_percentage=1)), session(of)
+    asked = request(METADATA, 1, 1, bytes(4))
+    from_client(one, asked, 0.0)
     from_broker(one, struct.pack(">iiii", 12, 1, 0, 0), 500.0)  # busy for 500 ms: 5 % of the window, 40 s owed
     assert one.mute_until_ms == 1500.0, "the same as in Kafka"
-    new = session(of)
-    assert from_client(new, request(METADATA, 1, 1, body), 600.0) == b""
+    assert from_client(new, asked, 600.0) == b""
     at_ms, out = wait(new, 600.0)
     assert out
     assert 29_000.0 <= at_ms <= 31_000.0, "at most half a minute is owed"
@@ -149,11 +127,11 @@ def test_a_fetch_that_cannot_be_answered_here_waits(frame: bytes) -> None:
     assert place.kind is Kind.FETCH
     at_ms, out = wait(one, 1000.0)
     assert at_ms >= 12_000.0
-    assert len(out + resumed(one, at_ms)) == len(frame)
+    assert len(out + tools.resumed(one, at_ms)) == len(frame)
 
 
 def test_permissive_mutations_wait() -> None:
-    of = mutating(1, 21)  # 11 tokens: 10 s
+    of = mutating()
     one = session(of, interceptors=dict.fromkeys(MUTATION_APIS, MutationQuota(of)))
     create = request(CREATE_TOPICS, 1, 1, struct.pack(">i", 1) + b"\0\1t" + struct.pack(">ihiiib", 1, 1, 0, 0, 1000, 0))
     assert from_client(one, create, 1000.0) == b""
@@ -161,27 +139,26 @@ def test_permissive_mutations_wait() -> None:
     assert wait(one, 1000.0) == (10_000.0, create)
 
 
-def mutating(rate: float, charged: float) -> Ledger:
-    """A ledger in which client "c" alone may change so many partitions a second, and has changed some."""
-    of = Ledger(QuotaTable([Entry(client_id="c", controller_mutation_rate=rate)]))
-    of.charge_mutation(of.account("ANONYMOUS", "c"), charged, False, 0.0)
+def mutating() -> Ledger:
+    """A ledger in which client "c" alone may change one partition a second, and has changed 21: 11 tokens, 10 s."""
+    of = Ledger(QuotaTable([Entry(client_id="c", controller_mutation_rate=1)]))
+    of.charge_mutation(of.account("ANONYMOUS", "c"), 21, False, 0.0)
     return of
 
 
 def test_metadata_is_kept_only_of_clients_with_mutation_limit() -> None:
-    of = mutating(1, 21)
+    of = mutating()
     handler = MutationQuota(of)
     handler.learn_default(3, 0.0)
     interceptors = dict.fromkeys(MUTATION_APIS, handler)
     other = session(of, interceptors=interceptors)
-    for body in (encoded(metadata(12, ["t"])), b"\xff\xff\xff\xff"):
+    for body in (TOPIC_T, b"\xff\xff\xff\xff"):
         frame = request(METADATA, 12, 1, body, client_id="other")
         assert from_client(other, frame[:-1]) == frame[:-1]
         assert from_client(other, frame[-1:]) == frame[-1:]
     one = session(of, interceptors=interceptors)
-    frame = request(METADATA, 12, 7, encoded(metadata(12, ["t"])))
+    frame, forbidden = request(METADATA, 12, 7, TOPIC_T), encoded(metadata(12, ["t"], creates=False))
     assert from_client(one, frame[:-1]) == b""
-    forbidden = encoded(metadata(12, ["t"], creates=False))
     assert from_client(one, frame[-1:]) == request(METADATA, 12, 7, forbidden)
     answer = response(METADATA, 12, 7, Cluster().handle(METADATA, 12, forbidden))
     assert from_broker(one, answer) == b""

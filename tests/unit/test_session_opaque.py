@@ -31,9 +31,7 @@ def test_forwards_both_ways_and_counts_by_direction() -> None:
     assert [bytes(part) for part in effects.to_broker.parts()] == [b"x" * 10]
     effects = session.on_broker_bytes(BULK, 20, 2.0, 2.0)
     assert [bytes(part) for part in effects.to_client.parts()] == [b"x" * 20]
-    assert effects.read_client
-    assert effects.read_broker
-    assert effects.wake_at_ms == inf
+    assert (effects.read_client, effects.read_broker, effects.wake_at_ms) == (True, True, inf)
     counters = session.state.counters
     assert counters.passthrough_bytes == {"produce": HANDSHAKE_BYTES + 10, "fetch": HANDSHAKE_BYTES + 20}
     assert (session.client_ids, session.exchange.count, session.under_way) == ([""], 0, True)
@@ -52,8 +50,7 @@ def test_only_the_direction_over_its_limit_waits(limit: str, up: bool) -> None:
         moved += len(BULK)
         while effects.wake_at_ms < inf:
             assert (effects.read_client, effects.read_broker) == (not up, up)
-            assert session.state.counters.connections_muted == 1
-            assert session.describe(now_ms) == "muted"
+            assert (session.state.counters.connections_muted, session.describe(now_ms)) == (1, "muted")
             now_ms = effects.wake_at_ms
             effects = session.on_deadline(now_ms)
         assert session.state.counters.connections_muted == 0
@@ -86,5 +83,4 @@ def test_bytes_that_wait_for_the_limit_are_not_quiet() -> None:
 
 
 def test_a_broker_that_closes_ends_it() -> None:
-    session = opened()
-    assert session.on_broker_end(1.0).ended is CloseReason.BROKER_CLOSED
+    assert opened().on_broker_end(1.0).ended is CloseReason.BROKER_CLOSED

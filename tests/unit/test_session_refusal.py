@@ -18,31 +18,23 @@ from quota.entity import Kind
 from quota.gate import AWAY_MS, MAX_REFUSED, MAX_REFUSED_MS
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.session_tools import (
-    METADATA,
-    THREE_WAYS,
-    Cut,
-    frames,
-    produce_response,
-    request,
-    response,
-    session,
-    whole,
-)
+from tests.support import session_tools as tools
+from tests.support.session_tools import request, response, session
 from tests.support.wire_tools import kafka_python_frame
 
 KB = 1000
 LIMIT = 100 * KB
 TIMED_OUT = 7
 TOPICS = {"orders": (0, 3, 7), "ß": (12,)}
+METADATA_5 = request(tools.METADATA, 1, 5, struct.pack(">i", 0))
+END = request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True))
+ENDED = response(END_TXN, 1, 5, struct.pack(">ih", 0, 0))
 
 
 def topics_of(version: int, topics: dict[str, tuple[int, ...]], field: str, **values: Any) -> list[dict[str, Any]]:
     return [
-        {
-            ("topic_id" if version >= 13 else "name"): uuid.UUID(int=len(name)) if version >= 13 else name,
-            field: [{"index": index, **values} for index in partitions],
-        }
+        ({"topic_id": uuid.UUID(int=len(name))} if version >= 13 else {"name": name})
+        | {field: [{"index": index, **values} for index in partitions]}
         for name, partitions in topics.items()
     ]
 
@@ -64,9 +56,9 @@ def produce(
     return kafka_python_frame(ProduceRequest, version, number, "c", acks=acks, timeout_ms=timeout_ms, **fields)
 
 
-def answer(number: int, throttle_ms: int, version: int = 7, topics: dict[str, tuple[int, ...]] = TOPICS) -> bytes:
+def answer(number: int, throttle_ms: int, version: int = 7) -> bytes:
     refused = {"error_code": TIMED_OUT, "base_offset": -1, "record_errors": []}
-    responses = topics_of(version, topics, "partition_responses", **refused)
+    responses = topics_of(version, TOPICS, "partition_responses", **refused)
     extra = {"throttle_time_ms": throttle_ms} if version else {}
     return kafka_python_frame(ProduceResponse, version, number, responses=responses, **extra)
 
@@ -87,13 +79,11 @@ class Client:
     """A session, and a shell that wakes it when it asks, looks for arrivals, and reads ahead."""
 
     def __init__(self, of: Ledger) -> None:
-        self.one = session(of)
-        self.now_ms = 0.0
-        self.heard: list[tuple[float, bytes]] = []
-        """When which answers came."""
+        self.one, self.now_ms = session(of), 0.0
+        self.heard: list[tuple[float, bytes]] = []  # when which answers came
         self.forwarded: list[tuple[float, bytes]] = []
 
-    def send(self, data: bytes, at_ms: float, cut: Cut = whole) -> None:
+    def send(self, data: bytes, at_ms: float, cut: tools.Cut = tools.whole) -> None:
         self.wait(at_ms)
         for part in cut(data):
             self.one.unread += part
@@ -111,21 +101,20 @@ class Client:
             if sent:
                 into.append((now_ms, sent))
 
-
-def number_of(frame: bytes) -> int:
-    return struct.unpack_from(">i", frame, 4)[0]
+    def numbers(self) -> list[int]:
+        """Of the answers that came."""
+        return [int.from_bytes(frame[4:8], "big") for frame in tools.frames(b"".join(data for _, data in self.heard))]
 
 
 def charged(of: Ledger) -> float:
     return of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
 
 
-@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("cut", tools.THREE_WAYS)
 @pytest.mark.parametrize("version", range(14))
-def test_refusal_has_the_layout_of_its_version(version: int, cut: Cut) -> None:
+def test_refusal_has_the_layout_of_its_version(version: int, cut: tools.Cut) -> None:
     of = indebted(60)
-    before = charged(of)
-    one = Client(of)
+    one, before = Client(of), charged(of)
     one.send(produce(9, version=version, transaction="t"), 1000.0, cut)
     one.wait(31_000.0)
     ((at_ms, frame),) = one.heard
@@ -166,20 +155,19 @@ def test_a_refused_connection_keeps_its_place() -> None:
     first.send(produce(1, size=20 * KB), 1000.0)
     second.send(produce(1, timeout_ms=90_000, size=20 * KB), 2000.0)
     first.wait(29_000.0)
-    assert [number_of(frame) for _, frame in first.heard] == [1]
+    assert first.numbers() == [1]
     first.send(produce(2, size=20 * KB), 29_150.0)
     for now_ms in range(29_200, 45_000, 50):
         first.wait(now_ms)
         second.wait(now_ms)
-    assert number_of(first.forwarded[0][1][4:]) == 2
+    assert first.forwarded[0][1][8:12] == b"\0\0\0\2"
     assert first.forwarded[0][0] < second.forwarded[0][0]
     assert charged(of) == 50 * LIMIT + sum(len(frame) - 4 for one in (first, second) for _, frame in one.forwarded)
 
 
 def test_a_place_ends_when_no_other_request_comes() -> None:
     of = indebted(40)
-    group = of.account("ANONYMOUS", "c").meter(Kind.PRODUCE).group
-    assert group is not None
+    (group,) = of.groups(Kind.PRODUCE)
     one, other, last = Client(of), Client(of), Client(of)
     one.send(produce(1, size=20 * KB), 1000.0)
     one.wait(30_000.0)
@@ -189,8 +177,7 @@ def test_a_place_ends_when_no_other_request_comes() -> None:
     assert other.forwarded, "it is waited for no longer than for others"
     assert group.waiting == 1
     last.send(produce(1), 39_900.0 + AWAY_MS)
-    assert last.forwarded
-    assert group.waiting == 0
+    assert (len(last.forwarded), group.waiting) == (1, 0)
 
 
 def test_pipelined_requests_are_refused_together() -> None:
@@ -198,29 +185,28 @@ def test_pipelined_requests_are_refused_together() -> None:
     one.send(produce(1, size=20 * KB), 1000.0)
     one.send(produce(2, size=20 * KB) + produce(3, size=20 * KB)[:100], 20_000.0)
     one.wait(28_900.0)
-    metadata = request(METADATA, 1, 5, struct.pack(">i", 0))
-    one.send(produce(3, size=20 * KB)[100:] + metadata, 29_010.0)
+    one.send(produce(3, size=20 * KB)[100:] + METADATA_5, 29_010.0)
     one.wait(29_200.0)
-    assert heard(one) == [1, 2, 3]
-    assert [frame for _, frame in one.forwarded] == [metadata], "what has no limit passes"
-    one.one.broker_sends(response(METADATA, 1, 5, struct.pack(">iii", 0, -1, 0)), one.now_ms)
+    assert one.numbers() == [1, 2, 3]
+    assert [frame for _, frame in one.forwarded] == [METADATA_5], "what has no limit passes"
+    one.one.broker_sends(response(tools.METADATA, 1, 5, struct.pack(">iii", 0, -1, 0)), one.now_ms)
     one.one.seen()
     one.send(produce(4), 29_250.0)
     one.wait(50_000.0)
-    assert heard(one) == [1, 2, 3], "its own time begins"
+    assert one.numbers() == [1, 2, 3], "its own time begins"
 
 
 def batch(sequence: int, *, producer: int = 7, first_ms: int = 0) -> bytes:
     return struct.pack(">16xb10xq8xqhii", 2, first_ms, producer, 1, sequence, 1)
 
 
+def plain(first_ms: int) -> bytes:
+    return batch(-1, producer=-1, first_ms=first_ms)
+
+
 def in_records(data: bytes) -> list[bytes]:
     """As Java's client writes a Produce request through TLS."""
     return [data[:4], data[4:20], data[20:]]
-
-
-def plain(first_ms: int) -> bytes:
-    return batch(-1, producer=-1, first_ms=first_ms)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +223,10 @@ def plain(first_ms: int) -> bytes:
         ("kgo", plain(5), batch(6), False),
     ],
 )
-@pytest.mark.parametrize("cut", [whole, in_records])
+@pytest.mark.parametrize("cut", [tools.whole, in_records])
 @pytest.mark.parametrize("version", [3, 13])
 def test_batches_ahead_are_refused(
-    version: int, software: str, first: bytes, later: bytes, refused: bool, cut: Cut
+    version: int, software: str, first: bytes, later: bytes, refused: bool, cut: tools.Cut
 ) -> None:
     of = indebted(60)
     one, before = Client(of), charged(of)
@@ -249,17 +235,14 @@ def test_batches_ahead_are_refused(
     one.send(produce(1, version=version, head=first, topics={"t": (0, 1), "u": (0,)}), 1000.0, cut)
     one.wait(30_000.0)
     # Past the announced time: what is sent ahead of it is refused at once, and it passes.
-    one.send(produce(2, version=version, head=later, topics={"u": (0,)}), 61_000.0, cut)
+    ahead = produce(2, version=version, head=later, topics={"u": (0,)})
     again = produce(3, version=version, head=first, topics={"u": (0,)})
+    one.send(ahead, 61_000.0, cut)
     one.send(again, 61_100.0, cut)
     one.wait(62_000.0)
-    passed = [again] if refused else [produce(2, version=version, head=later, topics={"u": (0,)}), again]
+    passed = [again] if refused else [ahead, again]
     assert b"".join(frame for _, frame in one.forwarded) == b"".join(passed)
     assert charged(of) == before + sum(len(frame) - 4 for frame in passed)
-
-
-def heard(one: Client) -> list[int]:
-    return [number_of(frame) for frame in frames(b"".join(data for _, data in one.heard))]
 
 
 def test_a_pipelined_request_is_as_old_as_its_bytes() -> None:
@@ -272,9 +255,9 @@ def test_a_pipelined_request_is_as_old_as_its_bytes() -> None:
     owe(of, 40, 20_000.0)
     one.wait(35_000.0)
     assert len(one.forwarded) == 1
-    one.one.broker_sends(produce_response(1), one.now_ms)
+    one.one.broker_sends(tools.produce_response(1), one.now_ms)
     one._go(one.now_ms)
-    assert heard(one)[-1] == 2
+    assert one.numbers()[-1] == 2
     assert 29_000 <= one.heard[0][0] <= 35_000
 
 
@@ -282,7 +265,7 @@ def test_a_muted_client_that_sends_is_refused_and_stays_muted() -> None:
     of = indebted(0)
     one = Client(of)
     one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2, 3, 4)}), 0.0)
-    one.one.broker_sends(produce_response(1), 10.0)
+    one.one.broker_sends(tools.produce_response(1), 10.0)
     muted_ms = one.one.mute_until_ms
     assert muted_ms > 35_000
     before = charged(of)
@@ -292,14 +275,12 @@ def test_a_muted_client_that_sends_is_refused_and_stays_muted() -> None:
     ((at_ms, frame),) = one.heard
     assert 29_000 <= at_ms <= 29_100
     assert frame == answer(2, round(muted_ms - at_ms))
-    assert one.one.mute_until_ms == muted_ms
-    assert one.one.throttle.state is Throttled.MUTED
-    metadata = request(METADATA, 1, 3, struct.pack(">i", 0))
-    one.send(metadata, 30_000.0)
+    assert (one.one.mute_until_ms, one.one.throttle.state) == (muted_ms, Throttled.MUTED)
+    one.send(METADATA_5, 30_000.0)
     one.wait(muted_ms - 1)
     assert len(one.forwarded) == 1, "anything else waits"
     one.wait(muted_ms + 1)
-    assert one.forwarded[-1][1] == metadata
+    assert one.forwarded[-1][1] == METADATA_5
     assert charged(of) == before
 
 
@@ -316,35 +297,32 @@ def test_a_muted_client_ends_one_transaction(smooth: bool, timeout_ms: int, kind
     entry = Entry(client_id="c", producer_byte_rate=LIMIT)
     of = Ledger(QuotaTable([entry]), max_throttle_ms=120_000, smooth=smooth)
     one = Client(of)
-    end = request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True))
-    one.send(end, 0.0)
-    one.one.broker_sends(response(END_TXN, 1, 5, struct.pack(">ih", 0, 0)), 1.0)
+    one.send(END, 0.0)
+    one.one.broker_sends(ENDED, 1.0)
     one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2)}, timeout_ms=timeout_ms), 2.0)
-    one.one.broker_sends(produce_response(1), 10.0)
+    one.one.broker_sends(tools.produce_response(1), 10.0)
     if kind is Kind.REQUEST:  # that of another quota besides
         account = of.account("ANONYMOUS", "c")
         one.one.throttle.impose(new_in_flight(2, END_TXN, 1, account, 10.0), kind, 5000, 10.0)
     until_ms = one.one.mute_until_ms
     assert until_ms > 15_000
     one.forwarded.clear()
-    one.send(end, 1000.0)
-    one.send(end + produce(2), 2000.0)
-    assert one.forwarded == [(1000.0, end)] * passes
+    one.send(END, 1000.0)
+    one.send(END + produce(2), 2000.0)
     one.wait(until_ms - 1)
-    assert one.forwarded == [(1000.0, end)] * passes
+    assert one.forwarded == [(1000.0, END)] * passes
     one.wait(until_ms + 1)
-    assert b"".join(frame for _, frame in one.forwarded).startswith(2 * end)
+    assert b"".join(frame for _, frame in one.forwarded).startswith(2 * END)
 
 
 def test_requests_that_end_a_transaction_are_few() -> None:
-    of = indebted(0)
-    one = Client(of)
-    one.send(request(END_TXN, 1, 5, struct.pack(">h1sqh?", 1, b"t", 7, 0, True)), 0.0)
+    one = Client(indebted(0))
+    one.send(END, 0.0)
     one.send(produce(1, size=1000 * KB, topics={"t": (0, 1, 2)}), 2.0)
-    one.one.broker_sends(response(END_TXN, 1, 5, struct.pack(">ih", 0, 0)) + produce_response(1), 10.0)
+    one.one.broker_sends(ENDED + tools.produce_response(1), 10.0)
     one.forwarded.clear()
     for number in range(MAX_ENDING + 2):
-        one.send(request(METADATA, 1, number, struct.pack(">i", 0)), 100.0 * number + 100.0)
+        one.send(METADATA_5, 100.0 * number + 100.0)
     assert len(one.forwarded) == MAX_ENDING
     assert one.one.mute_until_ms > 15_000
 
@@ -368,22 +346,3 @@ def test_a_refused_request_that_ends_early_ends_the_connection() -> None:
     with pytest.raises(SessionError) as ended:
         one.wait(30_000.0)
     assert ended.value.reason is CloseReason.CLIENT_MALFORMED
-
-
-def test_encrypted_bytes_make_no_request_older() -> None:
-    of = indebted(20)
-    one = Client(of)
-    one.encrypted = 1.02
-    one.send(produce(1), 1000.0)
-    one.send(produce(2, size=5 * KB), 1000.0)
-    assert one.one.unread
-    one.wait(21_000.0)
-    assert len(one.forwarded) == 2
-    one.one.broker_sends(produce_response(1) + produce_response(2), 21_000.0)
-    one.one.seen()
-    account = of.account("ANONYMOUS", "c")
-    for _ in range(40):
-        of.charge(account, Kind.PRODUCE, LIMIT, 21_000.0)
-    one.send(produce(3), 21_500.0)
-    one.wait(55_000.0)
-    assert 49_500 <= one.heard[0][0] <= 49_600

@@ -2,53 +2,43 @@
 
 from collections.abc import Mapping
 from enum import IntEnum
+from itertools import product
 from typing import Any
 
 import pytest
 
-from proxy.core.session.states import (
-    AUTH,
-    BROKER,
-    CLIENT,
-    EXCHANGE,
-    THROTTLE,
-    Answering,
-    Broker,
-    Client,
-    Event,
-    Proving,
-    StateError,
-    Throttled,
-    step,
-)
+from proxy.core.session import states
+from proxy.core.session.states import Event, StateError, step
 
 TABLES = pytest.mark.parametrize(
-    ("table", "states"),
-    [(CLIENT, Client), (BROKER, Broker), (THROTTLE, Throttled), (EXCHANGE, Answering), (AUTH, Proving)],
+    ("table", "members"),
+    [
+        (states.CLIENT, states.Client),
+        (states.BROKER, states.Broker),
+        (states.THROTTLE, states.Throttled),
+        (states.EXCHANGE, states.Answering),
+        (states.AUTH, states.Proving),
+    ],
 )
-LAST_STATES = (Client.GONE, Broker.GONE)
+LAST_STATES = (states.Client.GONE, states.Broker.GONE)
+Table = Mapping[Any, Mapping[Event, Any]]
 
 
 @TABLES
-def test_each_state_is_reached_and_left(table: Mapping[Any, Mapping[Event, Any]], states: type[IntEnum]) -> None:
-    assert set(table) == set(states)
-    first, *others = states
-    reached, ahead = {first}, [first]
-    while ahead:
-        for following in table[ahead.pop()].values():
-            if following not in reached:
-                reached.add(following)
-                ahead.append(following)
-    assert reached == {first, *others}
-    assert all(set(table[state].values()) - {state} for state in states if state not in LAST_STATES)
+def test_each_state_is_reached_and_left(table: Table, members: type[IntEnum]) -> None:
+    assert set(table) == set(members)
+    ahead = [next(iter(members))]
+    for state in ahead:
+        ahead += {following for following in table[state].values() if following not in ahead}
+    assert set(ahead) == set(members)
+    assert all(set(table[state].values()) - {state} for state in members if state not in LAST_STATES)
 
 
 @TABLES
-def test_a_step_that_no_table_has_is_an_error(table: Mapping[Any, Mapping[Event, Any]], states: type[IntEnum]) -> None:
-    for state in states:
-        for event in Event:
-            if event in table[state]:
-                assert step(table, state, event) is table[state][event]
-            else:
-                with pytest.raises(StateError, match=f"no {event.name} in state {states.__name__}.{state.name}"):
-                    step(table, state, event)
+def test_a_step_that_no_table_has_is_an_error(table: Table, members: type[IntEnum]) -> None:
+    for state, event in product(members, Event):
+        if event in table[state]:
+            assert step(table, state, event) is table[state][event]
+        else:
+            with pytest.raises(StateError, match=f"no {event.name} in state {members.__name__}.{state.name}"):
+                step(table, state, event)

@@ -9,12 +9,13 @@ from config.load import load_bytes
 from proxy.app.cli.simulate import run
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+CLIENT_500 = "quotas: [{client-id: c, producer_byte_rate: 500, consumer_byte_rate: 500}]"
+EVENT = {"t_ms": 0, "kind": "produce", "amount": 1}
 
 
 def simulate(quotas: str, *events: dict[str, Any] | str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    config = load_bytes("q.yaml", (BASE + quotas).encode())
     lines = [event.encode() if isinstance(event, str) else json.dumps(event).encode() for event in events]
-    outcome = list(run(config, lines))
+    outcome = list(run(load_bytes("q.yaml", (BASE + quotas).encode()), lines))
     return [line for good, line in outcome if good], [line for good, line in outcome if not good]
 
 
@@ -22,11 +23,8 @@ def connection(t_ms: int, **more: Any) -> dict[str, Any]:
     return {"t_ms": t_ms, "kind": "connection", "ip": "10.0.0.1"} | more
 
 
-def produce(t_ms: int, amount: float, user: str | None = "u", client_id: str | None = "c") -> dict[str, Any]:
+def produce(t_ms: int, amount: float, user: str = "u", client_id: str = "c") -> dict[str, Any]:
     return {"t_ms": t_ms, "user": user, "client_id": client_id, "kind": "produce", "amount": amount}
-
-
-CLIENT_500 = "quotas: [{client-id: c, producer_byte_rate: 500, consumer_byte_rate: 500}]"
 
 
 def test_the_output_has_exactly_the_promised_keys() -> None:
@@ -41,14 +39,9 @@ def test_the_example_of_kip_599_under_both_algorithms() -> None:
     # rate 5, 100 windows of 1 s: burst 500. 560 partitions: -60 tokens, and 560 / 100 = 5.6 on average; 12 s to go
     quotas = "controller.quota.window.num: 100\nquotas: [{client-id: c, controller_mutation_rate: 5}]"
     event = {"client_id": "c", "kind": "mutation"}
-    events = [
-        event | {"t_ms": 0, "amount": 560},
-        event | {"t_ms": 0, "amount": 1},
-        event | {"t_ms": 12_000, "amount": 0},
-        event | {"t_ms": 12_000, "amount": 0, "refund": True},
-        event | {"t_ms": 100_000, "amount": 0},
-        event | {"t_ms": 100_000, "amount": 7, "kind": "produce"},
-    ]
+    times = ((0, 560), (0, 1), (12_000, 0), (12_000, 0), (100_000, 0), (100_000, 7))
+    events: list[dict[str, Any]] = [event | {"t_ms": t_ms, "amount": amount} for t_ms, amount in times]
+    events[3]["refund"], events[5]["kind"] = True, "produce"
     overdrawn = {"accepted": True, "throttle_ms": 0, "observed": -60, "rate": 5.6}
     refused = overdrawn | {"accepted": False, "throttle_ms": 12_000}
     back = {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": 5}
@@ -73,7 +66,7 @@ def test_group_names_are_kafkas_sensor_names() -> None:
     quotas = "quotas: [{user: <default>, client-id: <default>, producer_byte_rate: 1}]"
     (result,), _ = simulate(quotas, produce(0, 0, "O=A client,CN=localhost~", "client@#$%"))
     assert result["group"] == "O%3DA%20client%2CCN%3Dlocalhost%7E:client@#$%"
-    (result,), _ = simulate(quotas, {"t_ms": 0, "kind": "produce", "amount": 1})
+    (result,), _ = simulate(quotas, EVENT)
     assert (result["user"], result["client_id"]) == ("ANONYMOUS", "")
 
 
@@ -113,10 +106,10 @@ def test_quotas_change_on_the_way_and_history_stays() -> None:
         ({"t_ms": 0, "amount": 1}, "kind: got nothing, expected one of"),
         ({"t_ms": 0, "kind": "produce"}, "amount: got nothing, expected a number of at least 0"),
         ('{"t_ms":0,"kind":"produce","amount":NaN}', "amount: got NaN, expected"),
-        ({"t_ms": 2**60, "kind": "produce", "amount": 1}, "t_ms: got"),
-        ({"t_ms": 0, "kind": "produce", "amount": 1, "user": 5}, "user: got 5, expected text or null"),
-        ({"t_ms": 0, "kind": "produce", "amount": 1, "refund": 1}, "refund: got 1, expected true or false"),
-        ({"t_ms": 0, "kind": "produce", "amount": 1, "strict": True}, "strict: expected only with kind mutation"),
+        (EVENT | {"t_ms": 2**60}, "t_ms: got"),
+        (EVENT | {"user": 5}, "user: got 5, expected text or null"),
+        (EVENT | {"refund": 1}, "refund: got 1, expected true or false"),
+        (EVENT | {"strict": True}, "strict: expected only with kind mutation"),
         ({"t_ms": 0, "kind": "produce", "amont": 1}, "amont: unknown key, did you mean amount?"),
         ({"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": "4X"}}, 'set: producer_byte_rate: got "4X",'),
         ({"t_ms": 0, "set": {"client-id": "c", "producer_rate": 4}}, "set: producer_rate: unknown key, did you mean"),
@@ -152,11 +145,8 @@ def test_time_only_goes_forward_and_amounts_are_finite() -> None:
 
 
 def test_connections_answer_with_the_limit_that_refused_them() -> None:
-    quotas = (
-        "quota.window.num: 2\nquotas: [{ip: 10.0.0.1, connection_creation_rate: 20}, {user: u, max_connections: 2}]"
-    )
     results, errors = simulate(
-        quotas,
+        "quota.window.num: 2\nquotas: [{ip: 10.0.0.1, connection_creation_rate: 20}, {user: u, max_connections: 2}]",
         *(connection(0) for _ in range(21)),
         connection(50),
         *(connection(2100 + 1000 * number, user="u") for number in range(3)),

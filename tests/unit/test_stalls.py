@@ -12,17 +12,14 @@ LIMITS = StallLimits(pre_auth_timeout_s=30.0, stall_timeout_s=60.0, min_bytes_pe
 QUIET = TrafficSample(**{field.name: field.name == "under_way" for field in fields(TrafficSample)})
 
 
-def ended_after_s(step: dict[str, float], most_s: float, **more: bool) -> tuple[float, CloseReason] | None:
+def ended_after_s(step: dict[str, float], most_s: int, **more: bool) -> tuple[float, CloseReason] | None:
     """Look every second; `step` is what the byte counts grow by each time. When, and why, it ended."""
-    stalls, totals = Stalls(LIMITS), dict.fromkeys(step, 0.0)
-    seconds = 0.0
-    while seconds < most_s:
-        seconds += 1.0
-        totals = {name: total + step[name] for name, total in totals.items()}
-        counts = {name: int(total) for name, total in totals.items()}
+    stalls = Stalls(LIMITS)
+    for second in range(1, most_s + 1):
+        counts = {name: int(second * each) for name, each in step.items()}
         reason = stalls.look(1.0, replace(QUIET, **more, **counts))
         if reason is not None:
-            return seconds, reason
+            return second, reason
     return None
 
 

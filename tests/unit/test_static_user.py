@@ -23,13 +23,9 @@ def volume(tmp_path: Path) -> Path:
     first = tmp_path / "..2026_11_21_10_00_00.1"
     first.mkdir()
     (tmp_path / "..data").symlink_to(first.name)
-    files = {
-        "namespace": "orders",
-        "pod": "web-5d9f-x2x4z",
-        "labels": 'app.kubernetes.io/name="web"\nteam="shop-1"\nempty=""\n',
-        "token": token("system:serviceaccount:orders:checkout"),
-    }
-    for name, text in files.items():
+    labels = 'app.kubernetes.io/name="web"\nteam="shop-1"\nempty=""\n'
+    files = {"namespace": "orders", "pod": "web-5d9f-x2x4z", "labels": labels}
+    for name, text in (files | {"token": token("system:serviceaccount:orders:checkout")}).items():
         (first / name).write_text(text)
         (tmp_path / name).symlink_to(f"..data/{name}")
     return tmp_path

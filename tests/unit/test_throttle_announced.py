@@ -11,24 +11,13 @@ from typing import Any
 
 import pytest
 
+from proxy.core.wire.apis import END_TXN, FETCH
 from quota.entity import Kind
 from quota.ledger import Ledger
-from tests.support.session_tools import (
-    FETCH,
-    Driven,
-    fetch_body,
-    from_broker,
-    from_client,
-    ledger,
-    produce,
-    produce_response,
-    request,
-    response,
-    session,
-)
+from tests.support import session_tools as tools
+from tests.support.session_tools import from_broker, from_client, ledger, produce, request, response, session
 from tests.support.wire_tools import kio_read
 
-END_TXN = 26
 RATE = 200_000
 MINUTE_MS = 60_000.0
 
@@ -37,11 +26,8 @@ class Loop:
     """One connection of one client; `announced`: times (ms) and lengths of the throttles that responses carry."""
 
     def __init__(self, book: Ledger) -> None:
-        self.book = book
-        self.session: Driven = session(book)
-        self.now_ms = 0.0
-        self.passed = 0
-        self.throttled = 0
+        self.book, self.session = book, session(book)
+        self.now_ms, self.passed, self.throttled = 0.0, 0, 0
         self.announced: list[tuple[float, int]] = []
 
     def note(self, throttle_ms: int) -> None:
@@ -53,7 +39,7 @@ class Loop:
     def produce(self, size_bytes: int, until_ms: float) -> Loop:
         while self.now_ms < until_ms:
             from_client(self.session, produce(1, size_bytes), self.now_ms)
-            answer = from_broker(self.session, produce_response(1), self.now_ms)
+            answer = from_broker(self.session, tools.produce_response(1), self.now_ms)
             self.passed += size_bytes
             self.note(*struct.unpack_from(">i", answer, len(answer) - 4))
         return self
@@ -61,7 +47,9 @@ class Loop:
     def fetch(self, until_ms: float) -> Loop:
         """A consumer without a session that always has more to read."""
         while self.now_ms < until_ms:
-            asked = from_client(self.session, request(FETCH, 11, 1, fetch_body(11, partitions={0: 0})), self.now_ms)
+            asked = from_client(
+                self.session, request(FETCH, 11, 1, tools.fetch_body(11, partitions={0: 0})), self.now_ms
+            )
             if asked:
                 records = max(int.from_bytes(asked[27:31], "big"), 10_000)  # max_bytes; but a whole batch at least
                 body = struct.pack(">ihii", 0, 0, 0, 0) + bytes(records)
@@ -136,5 +124,5 @@ def test_request_time_is_announced_with_a_short_mute() -> None:
     assert (pending.penalty.delay_ms > 0, pending.penalty.announced_until_ms) == (True, 0.0)
     state.throttle.impose(pending, Kind.REQUEST, 20, one.now_ms)
     assert pending.penalty.announced_until_ms == one.now_ms + 20 < pending.penalty.until_ms
-    answer = from_broker(one.session, produce_response(2), one.now_ms + 1)
+    answer = from_broker(one.session, tools.produce_response(2), one.now_ms + 1)
     assert struct.unpack_from(">i", answer, len(answer) - 4) == (19,)

@@ -9,22 +9,10 @@ from rich.console import Console
 from proxy.app.cli import top
 
 
-def group(client_id: str | None, use: float, *, kind: str = "produce", user: str | None = "u", **more: Any) -> Any:
-    limit = more.pop("limit", 1_000_000.0)
-    totals = {"throttle_ms": more.pop("throttle_ms", 0)}
-    return {
-        "kind": kind,
-        "user": user,
-        "client_id": client_id,
-        "limit": limit,
-        "level": "user+client-id",
-        "mode": "enforce",
-        "observed": use * (limit or 0),
-        "utilisation": use,
-        "throttled_for_ms": 0,
-        "owed_ms": 0,
-        "totals": totals,
-    } | more
+def group(client_id: str, use: float, *, limit: float | None = 1e6, throttle_ms: int = 0, **more: Any) -> Any:
+    who = {"kind": "produce", "user": "u", "client_id": client_id, "level": "user+client-id", "mode": "enforce"}
+    used = {"limit": limit, "observed": use * (limit or 0), "utilisation": use, "throttled_for_ms": 0, "owed_ms": 0}
+    return who | used | {"totals": {"throttle_ms": throttle_ms}} | more
 
 
 def text_of(found: list[top.Row], width: int, most: int = 100) -> list[str]:
@@ -35,25 +23,17 @@ def text_of(found: list[top.Row], width: int, most: int = 100) -> list[str]:
 
 
 def test_top_names_the_worst_state_first() -> None:
-    found = top.rows(
-        [
-            group("a", 0.2),
-            group("b", 0.95),
-            group("c", 1.2, throttled_for_ms=1234),
-            group("d", 1.2, throttled_for_ms=1234, owed_ms=200_000),
-            group("e", 4.0, mode="shadow", throttled_for_ms=9),
-            group("f", 0.5, limit=None),
-        ],
-        {},
-        1.0,
-    )
-    assert [(row.client_id, row.state) for row in found] == [
-        ("a", "ok"),
-        ("b", "near"),
-        ("c", "throttled 1.2 s"),
-        ("d", "owes 3 min 20 s"),
-        ("e", "shadow"),
+    groups = [
+        group("a", 0.2),
+        group("b", 0.95),
+        group("c", 1.2, throttled_for_ms=1234),
+        group("d", 1.2, throttled_for_ms=1234, owed_ms=200_000),
+        group("e", 4.0, mode="shadow", throttled_for_ms=9),
+        group("f", 0.5, limit=None),
     ]
+    found = top.rows(groups, {}, 1.0)
+    states = ["ok", "near", "throttled 1.2 s", "owes 3 min 20 s", "shadow"]
+    assert [(row.client_id, row.state) for row in found] == list(zip("abcde", states, strict=True))
 
 
 def test_delay_is_shown_per_second_since_the_last_look() -> None:
@@ -66,16 +46,8 @@ def test_delay_is_shown_per_second_since_the_last_look() -> None:
 
 
 def test_rows_are_filtered_and_sorted() -> None:
-    found = top.rows(
-        [
-            group("etl", 0.5, throttled_for_ms=10),
-            group("web", 0.9),
-            group("ETL-2", 0.1, user=None, limit=90_000_000.0),
-            group("web", 0.3, kind="fetch"),
-        ],
-        {},
-        1.0,
-    )
+    etl = [group("etl", 0.5, throttled_for_ms=10), group("ETL-2", 0.1, user=None, limit=90_000_000.0)]
+    found = top.rows([*etl, group("web", 0.9), group("web", 0.3, kind="fetch")], {}, 1.0)
 
     def names(text: str, sort: str) -> list[str | None]:
         return [f"{row.client_id}/{row.kind}" for row in top.chosen(found, text, sort)]
@@ -94,10 +66,7 @@ def test_narrow_terminal_cuts_names_not_figures() -> None:
     wide, narrow = text_of(found, 200), text_of(found, 80)
     assert long in wide[1]
     for line in (wide[1], narrow[1]):
-        assert "1 MB/s" in line
-        assert "1.04 MB/s" in line
-        assert "104%" in line
-        assert "throttled 560 ms" in line
+        assert all(figure in line for figure in ("1 MB/s", "1.04 MB/s", "104%", "throttled 560 ms")), line
     assert re.search(r"^u +a-client-\S*… .* user\+cl\S*…$", narrow[1]), "all columns, at 80 characters"
     assert all(len(line) <= 80 for line in narrow)
     assert "\x1b" not in "".join(wide)

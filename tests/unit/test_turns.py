@@ -3,7 +3,7 @@
 import struct
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,27 +23,20 @@ from quota.admin import Quotas
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.support.session_tools import (
-    API_VERSIONS,
-    FETCH,
-    METADATA,
-    PRODUCE,
-    Authority,
-    Driven,
-    fetch_body,
-    ledger,
-    produce,
-    produce_response,
-    request,
-    response,
-    translate,
-)
-from tests.support.turns import Watch, growth, longest_part
+from tests.support import session_tools as tools
+from tests.support.session_tools import from_broker, from_client, ledger, produce, request, response
+from tests.support.turns import Watch, growth, in_slices
 
 READ_BYTES = 262_144
+TAGS = b"\x64" + b"".join(bytes((number, 0)) for number in range(100))
+TO_NO_TOPIC = request(tools.PRODUCE, 10, 1, b"\0" + struct.pack(">hi", 1, 1000) + b"\1\0")
+DESCRIBE, ALTER = 48, 49
+MANY = 50_000  # elements of one request
+NO_ID = bytes(16)
+NO_QUOTAS = response(DESCRIBE, 1, 1, struct.pack(">ih", 0, 0) + b"\1\1\0")
 
 
-class Timed(Driven):
+class Timed(tools.Driven):
     """A session of which each door is timed by `watch`."""
 
     watch: Watch
@@ -63,63 +56,56 @@ for each in ("on_client_bytes", "on_broker_bytes", "on_turn", "on_deadline", "on
     setattr(Timed, each, timed(each))
 
 
-def session(of: Ledger, watch: Watch, **settings: Any) -> Timed:
-    one = Timed(of, Counters(), user="ANONYMOUS", translate=translate, **settings)
-    one.watch = watch
-    return one
+def session(of: Ledger, **settings: Any) -> Timed:
+    return Timed(of, Counters(), user="ANONYMOUS", translate=tools.translate, **settings)
+
+
+def reads(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + READ_BYTES] for at in range(0, len(data), READ_BYTES))
 
 
 def client_sends(one: Timed, data: bytes, watch: Watch | None = None) -> bytes:
     one.watch = watch or Watch()
-    for at in range(0, len(data), READ_BYTES):
-        one.client_sends(data[at : at + READ_BYTES], 0.0)
-    return one.taken()
+    return from_client(one, data, cut=reads)
 
 
 def broker_sends(one: Timed, data: bytes, watch: Watch, now_ms: float = 1.0) -> bytes:
     one.watch = watch
-    for at in range(0, len(data), READ_BYTES):
-        one.broker_sends(data[at : at + READ_BYTES], now_ms)
-    return one.seen()
+    return from_broker(one, data, now_ms, reads)
 
 
 def array(elements: list[bytes]) -> bytes:
     return uvarint(len(elements) + 1) + b"".join(elements)
 
 
-TAGS = b"\x64" + b"".join(bytes((number, 0)) for number in range(100))
 TINY = {
-    "ApiVersions": request(API_VERSIONS, 0, 1, b"", client_id=""),
-    "ApiVersions that is answered here": request(API_VERSIONS, 99, 1, b"", client_id=""),
+    "ApiVersions": request(tools.API_VERSIONS, 0, 1, b"", client_id=""),
+    "ApiVersions that is answered here": request(tools.API_VERSIONS, 99, 1, b"", client_id=""),
     "DescribeClientQuotas": request(48, 0, 1, struct.pack(">ib", 0, 0)),
     "Produce without acks": produce(1, 60, acks=0),
     "an unknown API": request(999, 0, 1, b""),
     "headers of a hundred tagged fields": framed(struct.pack(">hhih", 3, 9, 1, 1) + b"c" + TAGS + b"\1\0\0\0"),
-    "Fetch": request(FETCH, 12, 1, fetch_body(12)),
+    "Fetch": request(tools.FETCH, 12, 1, tools.fetch_body(12)),
 }
 
 
 @pytest.mark.parametrize("what", TINY)
 @pytest.mark.parametrize("limit", [None, 1e12], ids=["no limit", "a limit"])
 def test_a_pipeline_of_tiny_requests_goes_in_slices(what: str, limit: float | None) -> None:
-    def run(watch: Watch) -> None:
+    for watch in in_slices():
         of = ledger(produce_rate=limit, fetch_rate=limit, request_percentage=limit)
         data = TINY[what] * (READ_BYTES // len(TINY[what]))
-        sent = client_sends(session(of, watch, max_in_flight=1_000_000), data, watch)
+        sent = client_sends(session(of, max_in_flight=1_000_000), data, watch)
         assert sent == (b"" if "answered here" in what else data)
-
-    assert longest_part(run) < 0.25
 
 
 @pytest.mark.parametrize("step", [READ_BYTES, 1001])
 def test_a_pipeline_of_tiny_responses_goes_in_slices(step: int) -> None:
-    def run(watch: Watch) -> None:
-        one, data = session(ledger(), watch, max_in_flight=1_000_000), produce_response(1) * 3000
+    for watch in in_slices():
+        one, data = session(ledger(), max_in_flight=1_000_000), tools.produce_response(1) * 3000
         client_sends(one, produce(1, 60) * 3000)
         outcome = [broker_sends(one, data[at : at + step], watch) for at in range(0, len(data), step)]
         assert (b"".join(outcome), list(one.exchange)) == (data, [])
-
-    assert longest_part(run) < 0.25
 
 
 def metadata_of(brokers: int) -> bytes:
@@ -138,11 +124,10 @@ def produced_to(partitions: int, endpoints: int = 0) -> bytes:
     return array([compact_string("t") + array(each) + b"\0"]) + struct.pack(">i", 0) + tags
 
 
-TO_NO_TOPIC = request(PRODUCE, 10, 1, b"\0" + struct.pack(">hi", 1, 1000) + b"\1\0")
 LARGE: dict[str, tuple[int, Callable[[int], bytes], int]] = {
-    "brokers": (METADATA, metadata_of, 10_000),
-    "partitions": (PRODUCE, produced_to, 50_000),
-    "leaders": (PRODUCE, lambda leaders: produced_to(1, leaders), 20_000),
+    "brokers": (tools.METADATA, metadata_of, 10_000),
+    "partitions": (tools.PRODUCE, produced_to, 50_000),
+    "leaders": (tools.PRODUCE, lambda leaders: produced_to(1, leaders), 20_000),
 }
 
 
@@ -151,14 +136,12 @@ LARGE: dict[str, tuple[int, Callable[[int], bytes], int]] = {
 def test_large_responses_are_rewritten_in_slices(of_many: str, limit: float | None) -> None:
     api_key, told_of, size = LARGE[of_many]
 
-    def run(watch: Watch) -> None:
-        one, outcome = session(ledger(request_percentage=limit), watch), told_of(size)
-        client_sends(one, request(METADATA, 9, 1, bytes(5)) if api_key == METADATA else TO_NO_TOPIC)
-        got = broker_sends(one, response(api_key, 9 if api_key == METADATA else 10, 1, outcome), watch, 20_000.0)
+    for watch in in_slices():
+        one, outcome = session(ledger(request_percentage=limit)), told_of(size)
+        client_sends(one, request(tools.METADATA, 9, 1, bytes(5)) if api_key == tools.METADATA else TO_NO_TOPIC)
+        got = broker_sends(one, response(api_key, 9 if api_key == tools.METADATA else 10, 1, outcome), watch, 20_000.0)
         assert (got.count(b"broker-"), got.count(b"sidecar")) == (0, outcome.count(b"broker-"))
         assert (struct.unpack_from(">i", got)[0], list(one.exchange)) == (len(got) - 4, [])
-
-    assert longest_part(run) < 0.25
 
 
 @pytest.mark.parametrize("partitions", [450, 900])
@@ -167,7 +150,7 @@ def test_what_a_broker_missed_is_told_or_forgotten(partitions: int) -> None:
     shaper = FetchShaper()
 
     def fetch(number: int, epoch: int, offsets: dict[int, int]) -> tuple[FetchFields, memoryview]:
-        body = fetch_body(12, session_id=number, epoch=epoch, partitions=offsets)
+        body = tools.fetch_body(12, session_id=number, epoch=epoch, partitions=offsets)
         fields = parse_fetch(body, 0, len(body), 12)
         assert fields is not None
         return fields, memoryview(body)
@@ -190,19 +173,13 @@ def test_what_a_broker_missed_is_told_or_forgotten(partitions: int) -> None:
 def test_a_connection_with_all_in_flight_ends_at_once(what: str) -> None:
     def run(count: int, watch: Watch) -> None:
         of = ledger(fetch_rate=1e12, produce_rate=1e12)
-        one = session(of, watch, max_in_flight=count)
+        one = session(of, max_in_flight=count)
         client_sends(one, TINY[what] * count)
         assert one.must_wait == (what == "Fetch")
         watch(partial(one.close, 1.0))
         assert not of.reservations
 
     assert growth(run, 256) < 8, "four times as long for four times as many"
-
-
-DESCRIBE, ALTER = 48, 49
-MANY = 50_000
-"""Elements of one request."""
-NO_ID = bytes(16)
 
 
 def entry(name: str, ops: int) -> bytes:
@@ -220,11 +197,11 @@ def of_topics(name: str, partitions: int, configs: int = 0) -> bytes:
     return compact_string(name) + struct.pack(">ih", partitions, 1) + b"\1" + array([config] * configs) + b"\0"
 
 
-def administered(limit: float | None, watch: Watch, authority: Authority | None = None) -> tuple[Timed, Ledger]:
+def administered(limit: float | None, authority: tools.Authority | None = None) -> tuple[Timed, Ledger]:
     of = Ledger(QuotaTable([Entry(client_id=DEFAULT, controller_mutation_rate=limit)] if limit else []))
-    admin = QuotaAdmin(authority or Authority())
+    admin = QuotaAdmin(authority or tools.Authority())
     handlers = dict.fromkeys(MUTATION_APIS, MutationQuota(of)) | {DESCRIBE: admin, ALTER: admin}
-    return session(of, watch, interceptors=handlers, cpu_ms=lambda: time.thread_time() * 1000.0), of
+    return session(of, interceptors=handlers, cpu_ms=lambda: time.thread_time() * 1000.0), of
 
 
 def create_topics(*topics: bytes) -> bytes:
@@ -236,15 +213,12 @@ def delete_topics(count: int) -> bytes:
     return request(DELETE_TOPICS, 6, 1, array(names) + struct.pack(">i", 1000) + b"\0")
 
 
-NO_QUOTAS = response(DESCRIBE, 1, 1, struct.pack(">ih", 0, 0) + b"\1\1\0")
-
-
 @pytest.mark.parametrize(("rule", "code", "text"), [("deny", 44, b"altered"), ("apply", 42, b"split it")])
 @pytest.mark.parametrize("what", ["one entry of many operations", "many entries"])
 def test_a_huge_alteration_is_refused_in_slices_and_charged(what: str, rule: Any, code: int, text: bytes) -> None:
-    def run(watch: Watch) -> None:
-        authority = Authority(rule)
-        one, of = administered(None, watch, authority)
+    for watch in in_slices():
+        authority = tools.Authority(rule)
+        one, of = administered(None, authority)
         entries = [entry(f"u{number}", 1) for number in range(MANY // 3)] if "entries" in what else [entry("u", MANY)]
         assert client_sends(one, request(ALTER, 1, 1, of_entries(entries)), watch) == b""
         answer = one.seen()
@@ -254,11 +228,9 @@ def test_a_huge_alteration_is_refused_in_slices_and_charged(what: str, rule: Any
         charged_ms = of.account("ANONYMOUS", "c").meters[Kind.REQUEST].amount
         assert charged_ms > 300 * sum(watch.took_s), "reading and copying aside, what it took is charged"
 
-    assert longest_part(run) < 0.25
-
 
 def test_of_a_filter_of_many_components_only_four_are_read() -> None:
-    one, _ = administered(None, Watch())
+    one, _ = administered(None)
     components = uvarint(MANY + 1) + (compact_string("user") + b"\2\0\0") * 4 + b"\xff" * MANY
     assert len(client_sends(one, request(DESCRIBE, 1, 1, components))) < 100, "the broker is asked for nothing"
     one.broker_sends(NO_QUOTAS, 1.0)
@@ -267,44 +239,38 @@ def test_of_a_filter_of_many_components_only_four_are_read() -> None:
 
 @pytest.mark.parametrize("limit", [None, 1e9, 1.0])
 def test_many_configurations_are_read_in_slices(limit: float | None) -> None:
-    def run(watch: Watch) -> None:
-        one, of = administered(limit, watch)
+    for watch in in_slices():
+        one, of = administered(limit)
         data = create_topics(of_topics("t", 3, MANY))
         assert client_sends(one, data, watch) == data
         assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 3
 
-    assert longest_part(run) < 0.25
-
 
 def test_topics_beyond_what_is_judged_are_refused_in_slices() -> None:
-    def run(watch: Watch) -> None:
-        one, _ = administered(1.0, watch)
+    for watch in in_slices():
+        one, _ = administered(1.0)
         assert client_sends(one, delete_topics(MAX_TOPICS + 1), watch) == b""
         assert one.seen().count(b"excessively large") == MAX_TOPICS + 1
 
-    assert longest_part(run) < 0.25
-
 
 def test_as_many_topics_as_a_controller_deletes_in_slices() -> None:
-    def run(watch: Watch) -> None:
-        one, of = administered(1e9, watch)
+    for watch in in_slices():
+        one, of = administered(1e9)
         data = delete_topics(MAX_TOPICS)
-        assert struct.unpack_from(">h", client_sends(one, data, watch), 4)[0] == METADATA
+        assert struct.unpack_from(">h", client_sends(one, data, watch), 4)[0] == tools.METADATA
         partition = struct.pack(">hiii", 0, 0, 1, 0) + b"\1\1\1\0"
         topics = [
             bytes(2) + compact_string(f"t{n}") + uuid.UUID(int=n + 1).bytes + b"\0" + array([partition] * 2) + bytes(5)
             for n in range(MAX_TOPICS)
         ]
         outcome = bytes(4) + b"\1\0" + struct.pack(">i", 1) + array(topics) + bytes(5)
-        assert broker_sends(one, response(METADATA, 10, 1, outcome), watch) == b""
+        assert broker_sends(one, response(tools.METADATA, 10, 1, outcome), watch) == b""
         assert one.taken() == data
         assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 2 * MAX_TOPICS
 
-    assert longest_part(run) < 0.25
-
 
 def test_no_more_results_are_read_than_topics_were_named() -> None:
-    one, of = administered(1e9, Watch())
+    one, of = administered(1e9)
     client_sends(one, create_topics(of_topics("t", 3)))
     result = compact_string("x") + NO_ID + struct.pack(">h", 0) + b"\0" + struct.pack(">ih", 3, 1) + b"\1\0"
     outcome = response(CREATE_TOPICS, 7, 1, struct.pack(">i", 0) + array([result] * 100_000) + b"\0")
@@ -314,15 +280,13 @@ def test_no_more_results_are_read_than_topics_were_named() -> None:
 
 
 def test_many_limits_are_validated_and_described_in_slices() -> None:
-    def run(watch: Watch) -> None:
+    for watch in in_slices():
         clients: Quotas = {
             (("client-id", f"client {number}"),): {"producer_byte_rate": 1e6} for number in range(20_000)
         }
-        one, _ = administered(None, watch, Authority("apply", clients))
+        one, _ = administered(None, tools.Authority("apply", clients))
         altered = [entry(f"u{number}", 1) for number in range(MAX_ALTERED)]
         client_sends(one, request(ALTER, 1, 1, of_entries(altered, validate_only=True)), watch)
         assert one.seen().count(b"\5user") == MAX_ALTERED
         client_sends(one, request(DESCRIBE, 1, 1, array([]) + b"\0\0"), watch)
         assert broker_sends(one, NO_QUOTAS, watch).count(b"producer_byte_rate") == 20_000
-
-    assert longest_part(run) < 0.25

@@ -4,6 +4,8 @@ import random
 import struct
 import uuid
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import pytest
 from kio.static.constants import EntityType
@@ -13,29 +15,13 @@ from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.core.wire.software import client_software
 from proxy.core.wire.walk import Short, Walker
-from tests.support.wire_tools import (
-    THROTTLE_MS,
-    framed,
-    growing,
-    kafka_python_class,
-    kafka_python_frame,
-    kio_class,
-    kio_frame,
-    kio_read,
-    kio_versions,
-    read_api_versions,
-    rewritten,
-    sample,
-    translated,
-    with_unknown_tag,
-)
+from tests.support import wire_tools as wire
 
 ADDRESSES = [
-    (key, version) for key, version in kio_versions() if key != apis.FETCH and (
-        apis.is_known(key, version) and responses.carries_addresses(key, version))
-]  # fmt: skip
-
-
+    (key, version)
+    for key, version in wire.kio_versions()
+    if key != apis.FETCH and apis.is_known(key, version) and responses.carries_addresses(key, version)
+]
 Nodes = Sequence[NodeAddress]
 
 
@@ -43,88 +29,83 @@ def shorter(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
     return [("h", 1 + node.node_id % 60_000) for node in nodes]
 
 
-def longer(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
-    return [(f"broker-{'x' * 140}", 65_535 - node.port % 5) for node in nodes]
+TRANSLATIONS: dict[str, responses.Translate] = {
+    "shorter": shorter,
+    "longer": lambda nodes, _: [(f"broker-{'x' * 140}", 65_535 - node.port % 5) for node in nodes],
+    "some": lambda nodes, _: [None if node.port % 2 else ("h", 1) for node in nodes],
+}
 
 
-def some(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
-    return [None if node.port % 2 else ("h", 1) for node in nodes]
-
-
-def unchanged(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
-    return [node[1:] for node in nodes]
+def answer(api_key: int, version: int, correlation_id: int = 1, **fields: Any) -> bytes:
+    """A response, as kafka-python encodes it."""
+    cls = wire.kafka_python_class(api_key, "response")
+    return wire.kafka_python_frame(cls, version, correlation_id, **fields)
 
 
 def never(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
-    raise AssertionError(f"nothing is to be translated, least of all nodes {nodes}")
+    raise AssertionError(f"nothing is to be wire.translated, least of all nodes {nodes}")
 
 
 @pytest.mark.parametrize(("key", "version"), ADDRESSES)
-@pytest.mark.parametrize("translate", [shorter, longer, some])
-def test_rewrites_addresses_as_kio_encodes(key: int, version: int, translate: responses.Translate) -> None:
+@pytest.mark.parametrize("translation", TRANSLATIONS)
+def test_rewrites_addresses_as_kio_encodes(key: int, version: int, translation: str) -> None:
     """kio's own encoding of the same message with other addresses is the oracle."""
+    translate = TRANSLATIONS[translation]
     for seed in range(4):
-        message = sample(kio_class(key, version), random.Random(seed), repeat=2 if seed else None)
-        frame = kio_frame(message)
-        expected = kio_frame(translated(message, translate))
-        found = rewritten(key, version, frame, translate)
+        message = wire.sample(wire.kio_class(key, version), random.Random(seed), repeat=2 if seed else None)
+        frame, expected = wire.kio_frame(message), wire.kio_frame(wire.translated(message, translate))
+        found = wire.rewritten(key, version, frame, translate)
         # (kio leaves out the tagged field of Produce when no endpoint is left)
-        assert found == expected or kio_read(found, key, version) == kio_read(expected, key, version)
+        assert found == expected or wire.kio_read(found, key, version) == wire.kio_read(expected, key, version)
         if getattr(message, "endpoint_type", 1) != 2:
-            assert rewritten(key, version, frame, unchanged) == frame
+            assert wire.rewritten(key, version, frame, lambda nodes, _: [node[1:] for node in nodes]) == frame
 
 
 @pytest.mark.parametrize(("key", "version"), [p for p in ADDRESSES if apis.is_flexible(*p) and p[0] != apis.PRODUCE])
 def test_unknown_tagged_fields_survive(key: int, version: int) -> None:
-    message = sample(kio_class(key, version), random.Random(5), repeat=1)
-    frame = kio_frame(message)
-    expected = with_unknown_tag(kio_frame(translated(message, shorter)))
-    assert rewritten(key, version, with_unknown_tag(frame), shorter) == expected
+    message = wire.sample(wire.kio_class(key, version), random.Random(5), repeat=1)
+    expected = wire.with_unknown_tag(wire.kio_frame(wire.translated(message, shorter)))
+    assert wire.rewritten(key, version, wire.with_unknown_tag(wire.kio_frame(message)), shorter) == expected
 
 
 @pytest.mark.parametrize("version", range(10, 14))
 def test_unknown_tagged_fields_around_the_endpoints_of_produce(version: int) -> None:
     """The endpoints are in tagged field 0 themselves; others before and behind it stay as they are."""
-    cls = kafka_python_class(apis.PRODUCE, "response")
     frames = []
     for host, port in (("kafka-7", 9092), ("h", 8)):
         endpoints = [{"node_id": 7, "host": host, "port": port, "rack": None}]
-        plain = kafka_python_frame(cls, version, responses=[], throttle_time_ms=3, node_endpoints=endpoints)
+        plain = answer(apis.PRODUCE, version, responses=[], throttle_time_ms=3, node_endpoints=endpoints)
         at = 4 + 4 + 1 + 1 + 4  # size, correlation id, header's tags, no responses, throttle time: here are the tags
         assert plain[at : at + 2] == b"\x01\x00"
-        frames.append(framed(plain[4:at] + b"\x03" + b"\x4d\x03new" + plain[at + 1 :] + b"\x4e\x00"))
-    assert rewritten(0, version, frames[0], shorter) == frames[1]
+        frames.append(wire.framed(plain[4:at] + b"\x03" + b"\x4d\x03new" + plain[at + 1 :] + b"\x4e\x00"))
+    assert wire.rewritten(0, version, frames[0], shorter) == frames[1]
 
 
 def test_nodes_that_do_not_exist_are_left_alone() -> None:
-    cls = kafka_python_class(10, "response")
     for version in range(4):
-        frame = kafka_python_frame(cls, version, error_code=15, node_id=-1, host="", port=-1)
-        assert rewritten(10, version, frame, never) == frame
-    frame = kafka_python_frame(cls, 3, error_code=0, node_id=5, host="", port=9092)
-    assert rewritten(10, 3, frame, never) == frame
+        frame = answer(apis.FIND_COORDINATOR, version, error_code=15, node_id=-1, host="", port=-1)
+        assert wire.rewritten(10, version, frame, never) == frame
+    frame = answer(apis.FIND_COORDINATOR, 3, error_code=0, node_id=5, host="", port=9092)
+    assert wire.rewritten(10, 3, frame, never) == frame
 
 
 def test_describe_cluster_shows_no_controllers() -> None:
-    cls = kafka_python_class(60, "response")
     brokers = [{"broker_id": 4, "host": "a", "port": 1, "rack": "r"}]
     for version in (1, 2):
-        frame = kafka_python_frame(cls, version, cluster_id="c", brokers=brokers, endpoint_type=2)
-        none = kafka_python_frame(cls, version, cluster_id="c", brokers=[], endpoint_type=2)
-        assert rewritten(60, version, frame, never) == none
+        frame, none = (answer(60, version, cluster_id="c", brokers=one, endpoint_type=2) for one in (brokers, []))
+        assert wire.rewritten(60, version, frame, never) == none
 
 
 @pytest.mark.parametrize("version", range(14))
 def test_partitions_of_a_hidden_broker_have_no_leader(version: int) -> None:
     """As brokers themselves answer for a broker that is not alive."""
-    cls = kafka_python_class(apis.METADATA, "response")
     seen = []
 
     def hide_two(nodes: Nodes, complete: bool) -> list[tuple[str, int] | None]:
         seen.append(([node.node_id for node in nodes], complete))
         return [None if node.node_id == 2 else ("h", node.node_id) for node in nodes]
 
-    def answer(brokers: dict[int, tuple[str, int]], leaders: list[tuple[int, int]]) -> bytes:
+    def metadata(brokers: dict[int, tuple[str, int]], leaders: list[tuple[int, int]]) -> bytes:
         copies = {"replica_nodes": [1, 2, 3], "isr_nodes": [2]}
         copies |= {"offline_replicas": [1, 3]} if version >= 5 else {}
         copies |= {"leader_epoch": 7} if version >= 7 else {}
@@ -132,48 +113,41 @@ def test_partitions_of_a_hidden_broker_have_no_leader(version: int) -> None:
             {"error_code": error, "partition_index": index, "leader_id": leader, **copies}
             for index, (error, leader) in enumerate(leaders)
         ]
-        return kafka_python_frame(
-            cls,
-            version,
-            brokers=[{"node_id": one, "host": host, "port": port} for one, (host, port) in brokers.items()],
-            topics=[
-                {"error_code": 0, "name": name, "partitions": partitions[first:]}
-                for name, first in (("a", 0), ("b", 2))
-            ],
-        )
+        nodes = [{"node_id": one, "host": host, "port": port} for one, (host, port) in brokers.items()]
+        topics = [
+            {"error_code": 0, "name": name, "partitions": partitions[first:]} for name, first in (("a", 0), ("b", 2))
+        ]
+        return answer(apis.METADATA, version, brokers=nodes, topics=topics)
 
     kafka = {one: (f"kafka-{one}", 9092) for one in (3, 2, 1)}
-    frame = answer(kafka, [(0, 1), (0, 2), (0, 3), (0, 2), (5, -1)])
-    expected = answer({3: ("h", 3), 1: ("h", 1)}, [(0, 1), (5, -1), (0, 3), (5, -1), (5, -1)])
-    assert rewritten(apis.METADATA, version, frame, hide_two) == expected
+    frame = metadata(kafka, [(0, 1), (0, 2), (0, 3), (0, 2), (5, -1)])
+    expected = metadata({3: ("h", 3), 1: ("h", 1)}, [(0, 1), (5, -1), (0, 3), (5, -1), (5, -1)])
+    assert wire.rewritten(apis.METADATA, version, frame, hide_two) == expected
     assert set(map(str, seen)) == {str(([3, 2, 1], True))}
 
 
 def test_large_metadata_needs_only_its_head() -> None:
-    cls = kafka_python_class(apis.METADATA, "response")
     brokers = [{"node_id": n, "host": "kafka", "port": 9092, "rack": None} for n in range(3)]
-    frame = kafka_python_frame(cls, 12, brokers=brokers, topics=[])
+    frame = answer(apis.METADATA, 12, brokers=brokers, topics=[])
     head = frame[: frame.rindex(b"kafka") + 5 + 4]
     whole = struct.pack(">i", 5_000_000) + frame[4:]
-    done = responses.rewrite(3, 12, whole, 0, len(head), shorter)
+    more = responses.rewrite(3, 12, whole, 0, len(head), shorter)
     # The tag bytes and the rack of the last broker may be waited for: the walk ends with the array.
-    assert isinstance(done, NeedMore)
-    assert done.wanted <= len(head) + 2
+    assert isinstance(more, NeedMore)
+    assert more.wanted <= len(head) + 2
     done = responses.rewrite(3, 12, whole, 0, len(head) + 2, shorter)
     assert isinstance(done, Rewritten)
-    assert done.consumed == len(head)
-    assert len(done.head) == len(head) - 3 * 4  # "kafka" became "h" three times
-    assert struct.unpack_from(">i", done.head)[0] == 5_000_000 - 3 * 4
+    less = 3 * 4  # "kafka" became "h" three times
+    assert (done.consumed, len(done.head)) == (len(head), len(head) - less)
+    assert struct.unpack_from(">i", done.head)[0] == 5_000_000 - less
 
 
 def produced(version: int, topics: int, partitions: int) -> bytes:
     """A response without errors for so many topics of so many partitions, with a throttle of 98 765 ms."""
-    cls = kafka_python_class(apis.PRODUCE, "response")
     parts = [{"index": index, "error_code": 0, "base_offset": 1 << 40} for index in range(partitions)]
     names = [{"topic_id": uuid.UUID(int=7)} if version >= 13 else {"name": n * "ß" + "t"} for n in range(topics)]
-    return kafka_python_frame(
-        cls, version, responses=[{**name, "partition_responses": parts} for name in names], throttle_time_ms=98_765
-    )
+    said = [{**name, "partition_responses": parts} for name in names]
+    return answer(apis.PRODUCE, version, responses=said, throttle_time_ms=98_765)
 
 
 def walked(frame: bytes, version: int) -> int:
@@ -200,22 +174,17 @@ def test_reads_plain_produce_responses(version: int, topics: int, partitions: in
 @pytest.mark.parametrize("version", range(9, 14))
 def test_other_produce_responses_are_not_plain(version: int) -> None:
     if version >= 10:
-        moved = kio_frame(sample(kio_class(0, version), random.Random(1), repeat=1))
+        moved = wire.kio_frame(wire.sample(wire.kio_class(0, version), random.Random(1), repeat=1))
         assert throttle.plain_produce(moved, 0, len(moved), version) == -1, "with endpoints"
-    frame = bytearray(produced(version, 2, 2))
-    plain = 0
-    for at in range(4, len(frame)):
-        for byte in (0, 1, 2, 3, 0x7F, 0x80, 0xFF):
-            changed = bytes(frame[:at]) + bytes((byte,)) + bytes(frame[at + 1 :])
-            found = throttle.plain_produce(changed, 0, len(changed), version)
-            assert found in (-1, walked(changed, version)), at
-            plain += found > 0
+    frame, plain = produced(version, 2, 2), 0
+    for at, byte in product(range(4, len(frame)), (0, 1, 2, 3, 0x7F, 0x80, 0xFF)):
+        changed = frame[:at] + bytes((byte,)) + frame[at + 1 :]
+        found = throttle.plain_produce(changed, 0, len(changed), version)
+        assert found in (-1, walked(changed, version)), at
+        plain += found > 0
     assert plain > 2 * 2 * 30, "errors, offsets and times may be any"
     for end in range(5, len(frame)):
-        throttle.plain_produce(bytes(frame[:end]), 0, end, version)  # raises nothing
-
-
-ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"\0\0"
+        throttle.plain_produce(frame[:end], 0, end, version)  # raises nothing
 
 
 @pytest.mark.parametrize(
@@ -234,11 +203,11 @@ ENDPOINT = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"
         (18, 3, "0000 80808080808001", "."),
         (18, 3, "0000 7f 000300", "."),
         (18, 0, "0000 000003e9" + "0000 0000 0014" * 1001, "declares 1001 APIs"),  # more than there can be
-        (0, 10, "00 01 00000000 01 00 01" + ENDPOINT.hex(), "than its declared size"),  # one byte, says its tag
+        (0, 10, "00 01 00000000 01 00 01 02 00000001 0261 00000009 0000", "than its declared size"),  # 1, says its tag
     ],
 )
 def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: str) -> None:
-    frame = framed(struct.pack(">i", 1) + bytes.fromhex(body))
+    frame = wire.framed(struct.pack(">i", 1) + bytes.fromhex(body))
     with pytest.raises(WireError, match=text) as caught:
         responses.rewrite(key, version, frame, 0, len(frame), shorter)
     assert caught.value.reason == "response_malformed"
@@ -246,21 +215,20 @@ def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: s
 
 @pytest.mark.parametrize("version", range(19))
 def test_empty_fetch_response(version: int) -> None:
-    frame = messages.empty_fetch_response(version, -5, THROTTLE_MS, 77)
-    cls = kafka_python_class(apis.FETCH, "response")
-    extra = {"throttle_time_ms": THROTTLE_MS} if version else {}
+    frame = messages.empty_fetch_response(version, -5, wire.THROTTLE_MS, 77)
+    extra = {"throttle_time_ms": wire.THROTTLE_MS} if version else {}
     extra |= {"error_code": 0, "session_id": 77} if version >= 7 else {}
-    assert frame == kafka_python_frame(cls, version, -5, responses=[], **extra)
+    assert frame == answer(apis.FETCH, version, -5, responses=[], **extra)
 
 
 def test_own_requests_parse_with_kio() -> None:
     for version in range(1, schema.APIS[apis.METADATA][2] + 1):
         frame = messages.metadata_request(version, 3, "kquota")
-        asked = kio_read(frame, apis.METADATA, version, EntityType.request)
+        asked = wire.kio_read(frame, apis.METADATA, version, EntityType.request)
         assert (asked.topics, getattr(asked, "allow_auto_topic_creation", False)) == ((), False)
     for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
         frame = messages.api_versions_request(version, 3, "kquota", "kquota", "1.2")
-        assert version > 4 or kio_read(frame, apis.API_VERSIONS, version, EntityType.request)  # kio ends with 4
+        assert version > 4 or wire.kio_read(frame, apis.API_VERSIONS, version, EntityType.request)  # kio ends with 4
         parsed = requests.parse_request_header(frame, 0, len(frame))
         assert parsed is not None
         assert (parsed.correlation_id, parsed.client_id) == (3, "kquota")
@@ -275,21 +243,19 @@ def test_own_requests_parse_with_kio() -> None:
 
 
 def test_reads_brokers() -> None:
-    cls = kafka_python_class(apis.METADATA, "response")
-    for version in range(cls.max_version + 1):
-        brokers = [{"node_id": n, "host": f"kafka-{n}", "port": 9092 + n, "rack": None} for n in range(3)]
-        frame = kafka_python_frame(cls, version, brokers=brokers, topics=[])
-        expected = [NodeAddress(n, f"kafka-{n}", 9092 + n) for n in range(3)]
+    expected = [NodeAddress(n, f"kafka-{n}", 9092 + n) for n in range(3)]
+    brokers = [{"node_id": n, "host": host, "port": port, "rack": None} for n, host, port in expected]
+    for version in range(14):
+        frame = answer(apis.METADATA, version, brokers=brokers, topics=[])
         assert responses.read_brokers(version, frame, 0, len(frame)) == expected
         with pytest.raises(WireError, match="truncated"):
             responses.read_brokers(version, frame, 0, frame.rindex(b"kafka") + 3)
 
 
-def api_versions_frame(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:
-    cls = kafka_python_class(apis.API_VERSIONS, "response")
+def api_versions(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:
     keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
     extra = {"throttle_time_ms": 9} if version else {}
-    return kafka_python_frame(cls, version, error_code=error, api_keys=keys, **extra)
+    return answer(apis.API_VERSIONS, version, 6, error_code=error, api_keys=keys, **extra)
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -299,34 +265,27 @@ def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> 
         key: (0, schema.APIS[key][2] if key in schema.ADDRESS_WALKS or key == 18 else high)
         for key, (_, high) in offered.items()
     } | {500: (0, 7)}
-    found = rewritten(18, version, api_versions_frame(version, offered), never)
-    assert found == api_versions_frame(version, expected)
-    assert read_api_versions(version, found) == expected
-    as_known = {key: (low, high) for key, (_, low, high, _) in schema.APIS.items()}
-    frame = api_versions_frame(version, as_known)
-    assert rewritten(18, version, frame, never) == frame
+    found = wire.rewritten(18, version, api_versions(version, offered), never)
+    assert found == api_versions(version, expected)
+    assert wire.read_api_versions(version, found) == expected
+    frame = api_versions(version, {key: (low, high) for key, (_, low, high, _) in schema.APIS.items()})
+    assert wire.rewritten(18, version, frame, never) == frame
 
 
 @pytest.mark.parametrize("version", [0, 3, 6, 99])
 def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
     frame = messages.unsupported_api_versions_response(6)
-    assert frame == kafka_python_frame(
-        kafka_python_class(apis.API_VERSIONS, "response"),
-        0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 5}],
-    )  # fmt: skip
-    assert rewritten(18, version, frame, never) == frame
-    assert read_api_versions(version, frame) == {18: (0, 5)}
-    for buf, end in growing(frame):
+    assert frame == api_versions(0, {18: (0, 5)}, error=35)
+    assert wire.rewritten(18, version, frame, never) == frame
+    assert wire.read_api_versions(version, frame) == {18: (0, 5)}
+    for buf, end in wire.growing(frame):
         assert not throttle.patch_throttle(buf, 0, end, 18, version, 5)
         assert buf == frame[:end]
 
 
 @pytest.mark.parametrize(
     ("version", "frame", "text"),
-    [
-        (6, api_versions_frame(4, {3: (0, 12)}), "."),
-        (3, api_versions_frame(3, {3: (50, 60)}), "Metadata from version 50 on"),
-    ],
+    [(6, api_versions(4, {3: (0, 12)}), "."), (3, api_versions(3, {3: (50, 60)}), "Metadata from version 50 on")],
     ids=["layout", "newer"],
 )
 def test_api_versions_of_an_unknown_layout_is_refused(version: int, frame: bytes, text: str) -> None:

@@ -15,14 +15,11 @@ from tests.support.wire_tools import framed, kio_class, kio_frame, sample, with_
 
 def scrubbed(frame: bytes, version: int, step: int) -> bytes:
     """The frame fed in pieces of `step` bytes."""
-    scrubber = ShareFetchScrubber(version)
-    out = bytearray()
-    pos = 0
-    while pos < len(frame):
-        out += scrubber.feed(memoryview(frame)[pos : pos + step])
-        pos += step
-        assert len(out) <= pos
-        assert (scrubber._left == 0) is (pos >= len(frame))
+    scrubber, out = ShareFetchScrubber(version), bytearray()
+    for end in range(step, len(frame) + step, step):
+        out += scrubber.feed(memoryview(frame)[end - step : end])
+        assert len(out) <= end
+        assert (scrubber._left == 0) is (end >= len(frame))
     assert len(out) == len(frame)
     return bytes(out)
 
@@ -91,6 +88,7 @@ def test_wrong_use_is_an_error() -> None:
 
 
 HEAD = struct.pack(">i", 1) + b"\0" + struct.pack(">ih", 0, 0)
+BODY = HEAD + b"\0" + bytes(4)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +96,11 @@ HEAD = struct.pack(">i", 1) + b"\0" + struct.pack(">ih", 0, 0)
     [
         (HEAD + b"\xff\xff\xff\xff\x0f" + bytes(20), "response_malformed"),  # error message of 4 GiB
         (HEAD + b"\xff\xff\xff\xff\xff\xff" + bytes(20), "response_malformed"),  # not a varint
-        (HEAD + b"\0" + bytes(4) + b"\xff\xff\xff\xff\x0f" + bytes(20), "response_malformed"),  # responses
-        (HEAD + b"\0" + bytes(4) + b"\x01", "response_malformed"),  # ends before the endpoints
-        (HEAD + b"\0" + bytes(4) + b"\x01" + b"\x7f" + bytes(9), "response_malformed"),  # 126 endpoints
-        (HEAD + b"\0" + bytes(4) + b"\x01" + b"\x02" + bytes(5) + b"\x20", "response_malformed"),
-        (HEAD + b"\0" + bytes(4) + b"\x01" + bytes(MAX_PARTIAL_BYTES + 1), "response_too_large"),
+        (BODY + b"\xff\xff\xff\xff\x0f" + bytes(20), "response_malformed"),  # responses
+        (BODY + b"\x01", "response_malformed"),  # ends before the endpoints
+        (BODY + b"\x01\x7f" + bytes(9), "response_malformed"),  # 126 endpoints
+        (BODY + b"\x01\x02" + bytes(5) + b"\x20", "response_malformed"),
+        (BODY + b"\x01" + bytes(MAX_PARTIAL_BYTES + 1), "response_too_large"),
         (b"abc", "frame_too_small"),
     ],
 )

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from typing import Any
 from benchmarks.report.stored import text
 from tests.world import mutations, search
 from tests.world.properties import Violation
-from tests.world.script import Script, draw
-from tests.world.shrinker import shrink
+from tests.world.script import Script, draw, shrink
 from tests.world.world import World
 
 
@@ -24,8 +24,7 @@ class Tally:
     """What was simulated."""
 
     seeds: int = 0
-    hours: float = 0.0
-    """Of traffic."""
+    hours: float = 0.0  # of traffic
     calls: int = 0
     acknowledged: int = 0
     worst: float = 0.0
@@ -53,9 +52,9 @@ class Tally:
         )
 
 
-def play(script: Script, *, direct: bool = False, tally: Tally | None = None) -> Violation | None:
+def play(script: Script, tally: Tally | None = None) -> Violation | None:
     """The property that does not hold in a world, if any."""
-    world = World(script, direct=direct)
+    world = World(script)
     try:
         world.run()
     except Violation as violation:
@@ -67,13 +66,9 @@ def play(script: Script, *, direct: bool = False, tally: Tally | None = None) ->
     return None
 
 
-def shrunk(script: Script, name: str) -> Script:
-
-    def fails(smaller: Script) -> bool:
-        found = play(smaller)
-        return found is not None and found.name == name
-
-    return shrink(script, fails)
+def fails(name: str, script: Script) -> bool:
+    found = play(script)
+    return found is not None and found.name == name
 
 
 def command(script: Script, minutes: float) -> str:
@@ -96,8 +91,6 @@ def main() -> int:
     parser.add_argument("--end", type=float, help="stop the traffic after so many seconds")
     parser.add_argument("--clients", type=_numbers, help="these alone")
     parser.add_argument("--faults", type=_numbers, help="these alone")
-    parser.add_argument("--direct", action="store_true", help="the same worlds without kquota")
-    parser.add_argument("--go-on", action="store_true", help="after a failure")
     parser.add_argument("--no-shrink", action="store_true", help="report a failure as it is")
     parser.add_argument("--hours", type=float, default=inf, help="simulated; end once so many have held")
     parser.add_argument("--store", type=Path, metavar="FILE", help="write what was simulated, from time to time")
@@ -105,36 +98,30 @@ def main() -> int:
     parser.add_argument("--mutations", action="store_true", help="plant bugs, one after the other, and find them")
     options = parser.parse_args()
     if options.mutations:
-        missed = 0
-        for outcome in mutations.play():
-            missed += not outcome.found
-            print(f"{outcome.seconds:6.1f} s  {outcome.name}: {outcome.found or 'NOT FOUND'}", flush=True)
-        return min(missed, 1)
+        missed = False
+        for name, seconds, found in mutations.play():
+            missed = missed or not found
+            print(f"{seconds:6.1f} s  {name}: {found or 'NOT FOUND'}", flush=True)
+        return int(missed)
     if options.search:
         for name, bounds in search.SEARCHES.items():
             began_s = time.monotonic()
             print(f"{name}: {search.search(bounds)} states, {time.monotonic() - began_s:.0f} s", flush=True)
         return 0
     gc.set_threshold(50_000, 20, 20)  # a world ends within seconds: a tenth less time
-    tally, began_s, failed = Tally(), time.monotonic(), 0
+    tally, began_s = Tally(), time.monotonic()
     for seed in range(options.seed, options.seed + options.seeds):
-        script = draw(seed, options.minutes * 60)
+        script = draw(seed, options.minutes * 60).only(options.clients, options.faults)
         if options.end:
             script = replace(script, seconds=options.end)
-        script = script.only(
-            set(script.clients) if options.clients is None else options.clients,
-            set(script.faults) if options.faults is None else options.faults,
-        )
-        violation = play(script, direct=options.direct, tally=tally)
+        violation = play(script, tally)
         if violation is not None:
-            failed += 1
             tally.failures.append(f"seed {seed}: {violation}")
             print(f"seed {seed}: {violation}\n  {command(script, options.minutes)}", flush=True)
-            if not options.direct and not options.no_shrink:
-                smallest = shrunk(script, violation.name)
+            if not options.no_shrink:
+                smallest = shrink(script, partial(fails, violation.name))
                 print(f"  shrunk: {play(smallest)}\n  {command(smallest, options.minutes)}", flush=True)
-            if not options.go_on:
-                break
+            break
         if options.store and seed % 10 == 9:
             options.store.write_text(text(tally.stored(time.monotonic() - began_s)))
         if tally.hours >= options.hours:
@@ -142,7 +129,7 @@ def main() -> int:
     if options.store:
         options.store.write_text(text(tally.stored(time.monotonic() - began_s)))
     print(tally.text(time.monotonic() - began_s))
-    return 1 if failed else 0
+    return 1 if tally.failures else 0
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from tests.world.messages import Batch, Head
 from tests.world.network import Socket
 
 SESSION_TIMEOUT_S = 10.0
-KNOWN_BATCHES = 5
-"""Of a producer, whose repetition a leader recognises."""
+KNOWN_BATCHES = 5  # of a producer, whose repetition a leader recognises
 
 
 @dataclass
@@ -22,13 +21,10 @@ class Log:
     """Epoch and number of the last idempotent batch: one producer writes to each partition."""
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=KNOWN_BATCHES))
     """Epoch, number and offset of the latest ones."""
-    endless_bytes: int = 0
-    """It has batches of this size without end, for readers."""
+    endless_bytes: int = 0  # it has batches of this size without end, for readers
     epoch: int = 0
-    transaction: int = 0
-    """The open one; 0: none."""
-    ended: set[int] = field(default_factory=set)
-    """Transactions with an end marker."""
+    transaction: int = 0  # the open one; 0: none
+    ended: set[int] = field(default_factory=set)  # transactions with an end marker
 
     def append(self, batch: Batch, idempotent: bool) -> tuple[int, int]:
         """Error and offset."""
@@ -52,8 +48,7 @@ class Cluster:
         self.clock = clock
         self.logs: dict[int, Log] = {}
         self.brokers = [Broker(self, number) for number in range(count)]
-        self.members: dict[int, float] = {}
-        """Of groups, and when they were heard last."""
+        self.members: dict[int, float] = {}  # of groups, and when they were heard last
 
     def move(self, partition: int) -> None:
         log = self.logs[partition]
@@ -74,12 +69,10 @@ class Broker:
         self.cluster = cluster
         self.number = number
         self.down_until_s = 0.0
-        self.slow_s = 0.0
-        """So much longer takes each request."""
+        self.slow_s = 0.0  # so much longer takes each request
         self.lies = ""
         """What it says that is not true: "throttled" (it does not wait itself), "number" (of another request)."""
-        self.rate = 0.0
-        """Bytes per second of a connection, by a quota of its own; 0: none."""
+        self.rate = 0.0  # bytes per second of a connection, by a quota of its own; 0: none
         self.connections: dict[Serving, None] = {}
 
     def accept(self, socket: Socket, chance: Random) -> None:
@@ -102,13 +95,11 @@ class Serving:
         self.socket = socket
         self.chance = chance
         self._came = bytearray()
-        self._left = b""
-        """Of responses that the socket did not take."""
+        self._left = b""  # of responses that the socket did not take
         self._busy = False
         self._ended = False
         self._muted_until_s = 0.0
-        self._sessions: dict[int, list[int]] = {}
-        """Epoch, partition and offset of each fetch session."""
+        self._sessions: dict[int, list[int]] = {}  # epoch, partition and offset of each fetch session
 
     def over(self) -> None:
         self.broker.connections.pop(self, None)
@@ -124,8 +115,8 @@ class Serving:
                 self._left = self._left[self.socket.send(self._left) :]
         except ConnectionError:
             self._end()
-            return
-        self._next()
+        else:
+            self._next()
 
     def _end(self) -> None:
         self.socket.close()
@@ -162,7 +153,7 @@ class Serving:
             leaders = {number: log.leader for number, log in cluster.logs.items()}
             self._answer(head, kafka.metadata_answer(head.correlation, nodes, leaders))
         else:
-            self._simple(head, *kafka.simple_of(frame, head.body), throttle_ms)
+            self._simple(head, *kafka.simple_of(frame, head), throttle_ms)
 
     def _throttle(self, size_bytes: int) -> int:
         broker, now_s = self.broker, self.broker.cluster.clock.now_s
@@ -227,9 +218,7 @@ class Serving:
             cluster.clock.after(wait_s, self._fetch, head, again, throttle_ms, wait_s)
             return
         session = session or (wanted.session if waited_s else 0)
-        answer = kafka.fetch_answer(
-            head.correlation, 0, session, partition, partition_error, records, throttle_ms
-        )  # fmt: skip
+        answer = kafka.fetch_answer(head.correlation, 0, session, partition, partition_error, records, throttle_ms)
         self._answer(head, answer)
 
     def _simple(self, head: Head, who: int, epoch: int, number: int, throttle_ms: int) -> None:
@@ -244,11 +233,9 @@ class Serving:
         else:
             log = cluster.logs[who]
             if head.api == kafka.INIT:
-                log.epoch += 1
-                epoch = log.epoch
-                if log.transaction:  # it is aborted
-                    log.ended.add(log.transaction)
-                    log.transaction = 0
+                epoch = log.epoch = log.epoch + 1
+                log.ended.add(log.transaction)  # it is aborted
+                log.transaction = 0
             elif epoch < log.epoch:
                 error = kafka.FENCED
             elif head.api == kafka.ADD:
@@ -271,6 +258,6 @@ class Serving:
                 self._left = answer[self.socket.send(answer) :]
         except ConnectionError:
             self._end()
-            return
-        self._busy = False
-        self._next()
+        else:
+            self._busy = False
+            self._next()

@@ -26,38 +26,39 @@ HEARTBEAT_S = 3.0
 class Habits:
     kind: Literal["producer", "fetcher", "member", "transactional"]
     group: str
-    size_bytes: int = 1000
-    """Of a batch, and of what a fetch asks for."""
+    size_bytes: int = 1000  # of a batch, and of what a fetch asks for
     in_flight: int = 1
-    obeys: bool = True
-    """Throttle times."""
+    obeys: bool = True  # throttle times
     timeout_s: float = 30.0
     acks: int = -1
     idempotent: bool = False
     leave: Leave = ""
-    requests: int = 0
-    """After so many on one connection it leaves; 0: never."""
-    pause_s: float = 0.0
-    """Between a response and the next request."""
-    slow_bytes_per_s: int = 0
-    """It reads no faster; 0: at any speed."""
-    sends_timeout: bool = False
-    """Its requests have its own timeout; else some have a longer one, as librdkafka's."""
-    sessions: bool = False
-    """Of fetches (KIP-227)."""
+    requests: int = 0  # after so many on one connection it leaves; 0: never
+    pause_s: float = 0.0  # between a response and the next request
+    slow_bytes_per_s: int = 0  # it reads no faster; 0: at any speed
+    sends_timeout: bool = False  # its requests have its own timeout; else some have a longer one, as librdkafka's
+    sessions: bool = False  # of fetches (KIP-227)
     heartbeats: bool = False
     """A fetcher is a member of a group that heartbeats on the connection it fetches on (sarama, kafkajs)."""
     starts_s: float = 0.0
+
+    def uses(self, kind: str) -> bool:
+        """Whether its requests are limited as "fetch", or else as "produce"."""
+        return (self.kind == "fetcher") == (kind == "fetch")
+
+    @property
+    def persistent(self) -> bool:
+        """It always wants more, stays connected, and reads its answers at once."""
+        stays = self.acks and not self.leave and not self.slow_bytes_per_s
+        return bool(stays) and self.kind in ("producer", "fetcher")
 
 
 class Channel:
     """One connection of a client: requests out, responses in, in order."""
 
     def __init__(self, client: Client, socket: Socket) -> None:
-        self.client = client
-        self.socket = socket
-        self.sent = 0
-        """Requests."""
+        self.client, self.socket = client, socket
+        self.sent = 0  # requests
         self._waiting: deque[tuple[int, float, Callable[[bytes], object]]] = deque()
         self._came = bytearray()
         self.unsent = b""
@@ -82,9 +83,6 @@ class Channel:
     def write(self, data: bytes) -> None:
         """Bytes, of which the socket takes what it has room for."""
         self.unsent += data
-        self._flush()
-
-    def _flush(self) -> None:
         try:
             self.unsent = self.unsent[self.socket.send(self.unsent) :]
         except ConnectionError:
@@ -95,7 +93,7 @@ class Channel:
 
     def heard(self, _flags: int) -> None:
         if self.unsent:
-            self._flush()
+            self.write(b"")
         if self.alive and not self.client.habits.slow_bytes_per_s:
             self._read(1 << 30)
 
@@ -108,8 +106,7 @@ class Channel:
         try:
             data = self.socket.read(most)
         except ConnectionError:
-            self.lost()
-            return
+            data = b""
         if data is None:
             return
         if not data:
@@ -125,9 +122,6 @@ class Channel:
             del came[:size]
             number = int.from_bytes(frame[4:8], "big")
             if not self._waiting or self._waiting[0][0] != number:
-                if self.client.world.brokers_throttle and not self.client.world.instances:
-                    self.lost()
-                    return
                 self.client.world.judge.fail("answers", f"{self.client} got answer {number}, expected {self._waiting}")
             _, sent_s, answered = self._waiting.popleft()
             self.client.world.judge.answered(self.client, sent_s)
@@ -150,43 +144,31 @@ class Channel:
             self.socket.shutdown()
             return
         self.alive = False
-        if how == "vanish":
-            self.socket.vanish()
-        elif how == "reset":
-            self.socket.abort()
-        else:
-            self.socket.close()
+        {"vanish": self.socket.vanish, "reset": self.socket.abort}.get(how, self.socket.close)()
         self.client.disconnected(self)
 
     def lost(self) -> None:
         if self.alive:
-            self.alive = False
-            self.socket.close()
-            self.client.disconnected(self)
+            self.end("close")
 
 
 class Client:
     def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
-        self.world = world
-        self.number = number
-        self.habits = habits
-        self.chance = chance
+        self.world, self.number, self.habits, self.chance = world, number, habits, chance
         group = world.groups.get(habits.group)
         self.client_id = (f"{habits.group}-{number}" if group is not None and group.by_user else habits.group).encode()
         self.channel: Channel | None = None
         self.partition = number
-        self.node = -1
-        """The partition's leader, as far as it knows; -1: not at all."""
-        self.wait_until_s = 0.0
-        """A throttle was announced."""
-        self.here = 0
-        """The broker that it is connected to."""
+        self.node = -1  # the partition's leader, as far as it knows; -1: not at all
+        self.wait_until_s = 0.0  # a throttle was announced
+        self.here = 0  # the broker that it is connected to
         self.connections = self.timeouts = 0
         self.stopped = self.dismissed = False
         self._connecting = False
         self._connects_s = 0.0
         self._backoff_s = BACKOFF_S[0]
         self._correlation = 0
+        self.heartbeats = Heartbeats(self)
         world.clock.at(habits.starts_s, self.step)
 
     def __repr__(self) -> str:
@@ -195,11 +177,6 @@ class Client:
     def stop(self) -> None:
         self.stopped = True
         self.step()
-
-    @property
-    def active(self) -> bool:
-        """Connected, or has to end something."""
-        return self.channel is not None or self.has_more()
 
     def dismiss(self) -> None:
         self.dismissed = True
@@ -247,7 +224,9 @@ class Client:
 
     def written(self) -> None: ...
 
-    def gave_up(self) -> None: ...
+    def gave_up(self) -> None:
+        """The connection has ended."""
+        self.heartbeats.gave_up()
 
     def moved(self) -> None:
         """The leader is another one: ask, on a connection to any broker."""
@@ -255,7 +234,8 @@ class Client:
         self.step_later()
 
     def step_later(self) -> None:
-        wait_s = self._backoff()
+        wait_s = self._backoff_s * (0.8 + 0.4 * self.chance.random())
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S[1])
         if self.channel is None:
             self._connects_s = self.world.clock.now_s + wait_s
         self.world.clock.after(wait_s, self.step)
@@ -270,15 +250,12 @@ class Client:
                 channel.end("half")
         elif habits.leave != "close" or not channel.owed or not habits.obeys:
             if habits.leave == "inside":
-                channel.write(self.half_a_request())
+                batch = Batch(-1, 0, 0, 0, max(habits.size_bytes, 100))
+                frame = kafka.produce(self.next_number(), self.client_id, -1, self.partition, batch)
+                channel.write(frame[: self.chance.randint(1, len(frame) - 1)])
             if channel.alive:
                 channel.end("close" if habits.leave == "inside" else habits.leave)
         return True
-
-    def half_a_request(self) -> bytes:
-        batch = Batch(-1, 0, 0, 0, max(self.habits.size_bytes, 100))
-        frame = kafka.produce(self.next_number(), self.client_id, -1, self.partition, batch)
-        return frame[: self.chance.randint(1, len(frame) - 1)]
 
     def _connected(self, socket: Socket | None) -> None:
         self._connecting = False
@@ -296,9 +273,8 @@ class Client:
     def _metadata(self, frame: bytes) -> None:
         nodes, leaders = kafka.metadata_answered(frame)
         self.world.judge.addresses(self, nodes)
-        leader = leaders[self.partition]
-        self.node = leader
-        if leader != self.here and self.channel is not None:
+        self.node = leaders[self.partition]
+        if self.node != self.here and self.channel is not None:
             self.channel.end("close")
         else:
             self.step()
@@ -308,11 +284,6 @@ class Client:
             self.channel = None
             self.gave_up()
             self.step_later()
-
-    def _backoff(self) -> float:
-        wait_s = self._backoff_s * (0.8 + 0.4 * self.chance.random())
-        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S[1])
-        return wait_s
 
     def succeeded(self) -> None:
         self._backoff_s = BACKOFF_S[0]
@@ -329,11 +300,8 @@ class Producer(Client):
         self.next_batch = 0
         self._again: list[Batch] = []
         self._out: deque[Batch] = deque()
-
-    @property
-    def wire_timeout_ms(self) -> int:
-        own = self.habits.sends_timeout or self.number % 3 < 2
-        return int(self.habits.timeout_s * 1000) if own else kafka.TIMEOUT_MS
+        own = habits.sends_timeout or number % 3 < 2
+        self._timeout_ms = int(habits.timeout_s * 1000) if own else kafka.TIMEOUT_MS
 
     def has_more(self) -> bool:
         return bool(self._out or self._again) and self.habits.idempotent
@@ -347,17 +315,14 @@ class Producer(Client):
                 if self._out and habits.idempotent and self._out[-1].number > self._again[0].number:
                     return  # those under way come first
                 batch = self._again.pop(0)
-            elif self.stopped:
-                return
             else:
-                fresh = self.new_batch()
+                fresh = None if self.stopped else self.new_batch()
                 if fresh is None:
                     return
                 batch = fresh
                 self.world.judge.sends(self, batch)
-            frame = kafka.produce(
-                self.next_number(), self.client_id, habits.acks, self.partition, batch, self.wire_timeout_ms
-            )
+            head = self.next_number(), self.client_id, habits.acks, self.partition
+            frame = kafka.produce(*head, batch, self._timeout_ms)
             if habits.acks:
                 self._out.append(batch)
                 channel.send(frame, lambda answer, batch=batch: self._answered(batch, answer))  # type: ignore[misc]
@@ -393,45 +358,36 @@ class Producer(Client):
             self.world.clock.after(self.habits.pause_s, self.step)
 
     def refused(self, batch: Batch, error: int) -> None:
-        self._put_back(batch)
-        if error == kafka.NOT_LEADER and self.node >= 0:
+        self.put_back(batch)
+        if error == kafka.NOT_LEADER:
             self.moved()
         else:
             self.step_later()
 
-    def _put_back(self, *batches: Batch) -> None:
+    def put_back(self, *batches: Batch) -> None:
         if self.habits.idempotent:
             self._again = sorted([*self._again, *batches], key=lambda batch: batch.number)
 
     def gave_up(self) -> None:
-        self._put_back(*self._out)
+        self.put_back(*self._out)
         self._out.clear()
 
 
 class Fetcher(Client):
     """Reads an endless partition."""
 
-    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
-        super().__init__(world, number, habits, chance)
-        self.offset = 0
-        self._session = 0
-        self._epoch = 0
-        self._named = -1
-        """The offset that the session knows."""
-        self._fetching = False
-        self._heartbeats = Heartbeats(self)
+    offset = _session = _epoch = 0
+    _named = -1  # the offset that the session knows
+    _fetching = False
 
     def go_on(self, channel: Channel) -> None:
         if self.habits.heartbeats:
-            self._heartbeats.send(channel)
+            self.heartbeats.send(channel)
         if channel.socket.shut or self._fetching or self.leaves(channel):
             return
         self._fetching = True
-        session, epoch, partition = (
-            (self._session, self._epoch, self.partition) if self.habits.sessions else (0, -1, self.partition)
-        )
-        if epoch > 0 and self._named == self.offset:
-            partition = -1
+        session, epoch = (self._session, self._epoch) if self.habits.sessions else (0, -1)
+        partition = -1 if epoch > 0 and self._named == self.offset else self.partition
         self._named = self.offset
         wanted = kafka.Wanted(500, self.habits.size_bytes, session, epoch, partition, self.offset)
         channel.send(kafka.fetch(self.next_number(), self.client_id, wanted), self._answered)
@@ -456,7 +412,7 @@ class Fetcher(Client):
     def gave_up(self) -> None:
         self._session = self._epoch = 0
         self._fetching = False
-        self._heartbeats.gave_up()
+        super().gave_up()
 
 
 class Heartbeats:
@@ -496,24 +452,15 @@ class Heartbeats:
 class Member(Client):
     """A member of a group, whose heartbeats have a connection of their own."""
 
-    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
-        super().__init__(world, number, habits, chance)
-        self._heartbeats = Heartbeats(self)
-
     def go_on(self, channel: Channel) -> None:
-        self._heartbeats.send(channel)
-
-    def gave_up(self) -> None:
-        self._heartbeats.gave_up()
+        self.heartbeats.send(channel)
 
 
 class Transactional(Producer):
     """Some batches, then the end of their transaction. After a failure it starts over, with a new epoch."""
 
-    def __init__(self, world: World, number: int, habits: Habits, chance: Random) -> None:
-        super().__init__(world, number, habits, chance)
-        self.state: Literal["new", "begin", "send", "end"] = "new"
-        self._left = 0
+    state: Literal["new", "begin", "send", "end"] = "new"
+    _left = 0
 
     def has_more(self) -> bool:
         return False
@@ -544,7 +491,7 @@ class Transactional(Producer):
         throttle_ms, error, _, epoch = kafka.simple_answered(frame)
         self.announced(throttle_ms)
         if error:
-            self._over()
+            self.put_back()
         elif self.state == "new":
             self.epoch, self.next_batch, self.state = epoch, 0, "begin"
         elif self.state == "begin":
@@ -553,21 +500,9 @@ class Transactional(Producer):
             self.state = "begin"
         self.world.clock.after(self.habits.pause_s, self.step)
 
-    def refused(self, batch: Batch, error: int) -> None:
-        self._over()
-        if error == kafka.NOT_LEADER:
-            self.moved()
-        else:
-            self.step_later()
-
-    def gave_up(self) -> None:
-        self._over()
-
-    def _over(self) -> None:
+    def put_back(self, *_batches: Batch) -> None:
         self._out.clear()
-        self._again.clear()
-        self._left = 0
-        self.state = "new"
+        self._left, self.state = 0, "new"
 
 
 KINDS: dict[str, type[Client]] = {

@@ -12,8 +12,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.calls = 0
-        """How many have been made."""
+        self.calls = 0  # how many have been made
         self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []
         self._number = 0
 

@@ -25,10 +25,8 @@ class Topic:
     def __init__(self, clock: Clock, chance: Random) -> None:
         self.clock = clock
         self.chance = chance
-        self.away_until_s = 0.0
-        """Nobody reads or writes."""
-        self.lossy_until_s = 0.0
-        """Some records are lost, or written twice, or late."""
+        self.away_until_s = 0.0  # nobody reads or writes
+        self.lossy_until_s = 0.0  # some records are lost, or written twice, or late
         self.partitions: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
 
     def publish(self, partition: int, data: bytes) -> None:

@@ -31,9 +31,9 @@ from tests.world.network import Socket
 SWEEP_S, QUIET_SWEEP_S = 3.0, 10.0
 FIRST_PORT = 19_000
 DRAIN_S = 30.0
-MICRO_S = 1e-6
-"""Clocks go on while code runs: a deadline has passed when it is looked at."""
+MICRO_S = 1e-6  # clocks go on while code runs: a deadline has passed when it is looked at
 Tap = Callable[[int], object]
+Dial = Callable[[int, Callable[[Socket | None], None]], None]
 
 
 class Quiet:
@@ -51,8 +51,7 @@ class Poller(calls.Poller):
 
     def __init__(self) -> None:
         self.fd = -1
-        self.came: dict[int, int] = {}
-        """Flags of events that were not reported yet, by descriptor."""
+        self.came: dict[int, int] = {}  # flags of events that were not reported yet, by descriptor
         self.sockets: dict[int, Socket] = {}
 
     def register(self, fd: int, _events: int) -> None:
@@ -89,12 +88,9 @@ class KernelSocket(TlsSocket):
 
     def getsockopt(self, _level: int, _option: int, size: int = 0) -> Any:
         """TCP_INFO: the state, bytes acknowledged and bytes not sent."""
-        one = self._simulated
-        state = 7 if one.broken else 8 if one.ended else 1
-        unsent = len(one.outbox)
-        info = bytearray(max(size, 148))
-        info[0] = state
-        struct.pack_into("=Q16xI", info, 120, self._sent_bytes - unsent, unsent)
+        one, info = self._simulated, bytearray(max(size, 148))
+        info[0] = 7 if one.broken else 8 if one.ended else 1
+        struct.pack_into("=Q16xI", info, 120, self._sent_bytes - len(one.outbox), len(one.outbox))
         return bytes(info[:size])
 
     def detach(self) -> int:
@@ -141,8 +137,7 @@ class Link:
     """A connection as its task and the sweeper see it (`proxy.net.io.connection`)."""
 
     def __init__(self, instance: Instance, client: Socket, session: Session, released: Tap, returned: Tap) -> None:
-        self.instance = instance
-        self.session = session
+        self.instance, self.session = instance, session
         self.expires_s = inf
         self.peer = self.broker_name = ""
         self._released = released
@@ -203,19 +198,9 @@ class Instance:
     """One process, the `number`th in all, the latest in its `place`. `dial(broker, call)` connects to a broker, and
     calls `call(socket or None)`."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        number: int,
-        place: int,
-        table: QuotaTable,
-        dial: Callable[[int, Callable[[Socket | None], None]], None],
-    ) -> None:
-        self.clock = clock
-        self.number = number
-        self.place = place
+    def __init__(self, clock: Clock, number: int, place: int, table: QuotaTable, dial: Dial) -> None:
+        self.clock, self.number, self.place, self.dial = clock, number, place, dial
         self.name = f"kquota-{place}"
-        self.dial = dial
         self.dead = self.quiet = False
         self.ledger = Ledger(table, max_throttle_ms=120_000)
         self.counters = Counters()
@@ -228,9 +213,7 @@ class Instance:
         self.shared = Shared(self.counters, PipePool(), buffer, 0, self.loop, quiet)
         self.links: dict[Link, None] = {}
         self.member: Member | None = None
-        """Of a fleet."""
-        self.faults: list[BaseException] = []
-        """Internal errors."""
+        self.faults: list[BaseException] = []  # internal errors
         self._free: list[int] = []
         self._next_fd = 10
         self._serving = False
@@ -282,12 +265,7 @@ class Instance:
         link.pair.start()
         self.wake()
 
-    def reload(self, table: QuotaTable) -> None:
-        self.ledger.swap(table)
-
     def crash(self) -> None:
-        if self.dead:
-            return
         self.dead = True
         for link in self.links:
             link.crash()

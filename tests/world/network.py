@@ -12,8 +12,7 @@ from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP
 from tests.world.clock import Clock
 
 BROKEN = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLERR | EPOLLHUP
-HEAD_BYTES = 80
-"""Cuts are more frequent within so many bytes: the heads of frames."""
+HEAD_BYTES = 80  # cuts are more frequent within so many bytes: the heads of frames
 
 
 class Path:
@@ -22,16 +21,16 @@ class Path:
     def __init__(self, clock: Clock, delay_s: float) -> None:
         self.clock = clock
         self.delay_s = delay_s
-        self.stalled_until_s = 0.0
-        """Nothing arrives before."""
-        self.bytes_per_s = 0.0
-        """0: any number."""
-        self.cuts = 0.0
-        """The probability that a piece is cut once more."""
-        self.window = 262_144
-        """Bytes that a receiver holds unread, and that a sender holds unsent."""
-        self.sockets: dict[Socket, None] = {}
-        """One side of each connection."""
+        self.stalled_until_s = 0.0  # nothing arrives before
+        self.bytes_per_s = 0.0  # 0: any number
+        self.cuts = 0.0  # the probability that a piece is cut once more
+        self.window = 262_144  # bytes that a receiver holds unread, and that a sender holds unsent
+        self.sockets: dict[Socket, None] = {}  # one side of each connection
+
+    @property
+    def connected_s(self) -> float:
+        """When a connection that is begun now is there."""
+        return max(self.clock.now_s, self.stalled_until_s) + 2 * self.delay_s
 
     def connect(self, chance: Random) -> tuple[Socket, Socket]:
         near, far = Socket(self, chance), Socket(self, chance)
@@ -39,13 +38,11 @@ class Path:
         self.sockets[near] = None
         return near, far
 
-    def reset(self) -> int:
-        """Break all connections. Returns how many."""
-        broken = list(self.sockets)
-        for one in broken:
+    def reset(self) -> None:
+        """Break all connections."""
+        for one in list(self.sockets):
             one.peer.broke()
             one.broke()
-        return len(broken)
 
 
 class Socket:
@@ -61,10 +58,8 @@ class Socket:
         self.chance = chance
         self.peer: Socket = self
         self.inbox = bytearray()
-        self.outbox = bytearray()
-        """Sent and not arrived."""
-        self.ended = False
-        """The peer sends no more, and all has arrived."""
+        self.outbox = bytearray()  # sent and not arrived
+        self.ended = False  # the peer sends no more, and all has arrived
         self.shut = self.end_sent = self.broken = self.closed = self.gone = False
         self._arriving = self._full = False
         self.notify: Callable[[int], object] = _unheard

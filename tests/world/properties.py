@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from quota.counter import QuotaCounter
 from quota.entity import Kind
 from quota.fleet.record import group_hash
 from quota.reservation import FetchCounter
@@ -19,15 +18,11 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 STRETCH_S = 24.0
-APART_S = 30.0
-"""After instances have not heard of each other."""
-FLOORS = 0.01
-"""Of the limit: each instance that is going while the next one has begun has a floor as well."""
-FIRST_S = 11.0
-"""The first window: Kafka's eleven samples."""
+APART_S = 30.0  # after instances have not heard of each other
+FLOORS = 0.01  # of the limit: each instance that is going while the next one has begun has a floor as well
+FIRST_S = 11.0  # the first window: Kafka's eleven samples
 MOST = 1.05
-LEAST = 0.9
-"""Of the limit, in a whole minute without faults."""
+LEAST = 0.9  # of the limit, in a whole minute without faults
 MOST_AT_ONCE = 2 * FIRST_S
 """Seconds' worth in a first window: what fits into it may come at once, and then the limit's rate goes on."""
 MINUTE_S = 60.0
@@ -36,10 +31,8 @@ MOST_OF_FLEET, LEAST_OF_FLEET, LEAST_OF_WANDERERS = 1.12, 0.6, 0.5
 to another instance every few seconds leaves part of a share unused at each."""
 MOST_WASTED = 1.12
 """With clients that vanish inside requests: what was forwarded of those is charged when they are given up."""
-SETTLES_S = 60.0
-"""After a fault."""
-FREE_ANSWER_S = 1.5
-"""An answer to a client without a limit comes within this time when nothing is wrong."""
+SETTLES_S = 60.0  # after a fault
+FREE_ANSWER_S = 1.5  # an answer to a client without a limit comes within this time when nothing is wrong
 
 
 class Violation(BaseException):
@@ -56,23 +49,15 @@ class Meter:
     def __init__(self, judge: Judge, name: str, whole: float, factor: float) -> None:
         self._judge = judge
         self._name = name
-        self.whole = whole
-        """The limit in the script."""
+        self.whole = whole  # the limit in the script
         self.limit = whole * factor
         self.most, self.least = MOST, LEAST
-        self.largest_bytes = 0
-        """The largest request or response."""
-        self.requests = 1
-        """So many of these may come on top: one for each instance."""
-        self.hungry = False
-        """Some client always wants more."""
-        self.timeout_s = 0.0
-        """How long such a client waits for an answer, at most."""
-        self.asked_bytes = 0.0
-        """What all clients of the group ask for at once."""
-        self.total_bytes = 0
-        self.worst = 0.0
-        """The highest rate over a stretch, over the limit."""
+        self.largest_bytes = 0  # the largest request or response
+        self.requests = 1  # so many of these may come on top: one for each instance
+        self.hungry = False  # some client always wants more
+        self.timeout_s = 0.0  # how long such a client waits for an answer, at most
+        self.asked_bytes = 0.0  # what all clients of the group ask for at once
+        self.worst = 0.0  # the highest rate over a stretch, over the limit
         self._stretch: deque[tuple[float, int]] = deque()
         self._window: deque[tuple[float, int]] = deque()
         self._stretch_bytes = self._window_bytes = 0
@@ -104,10 +89,10 @@ class Meter:
         if number == self._changes:
             self.limit = self._next
 
-    def add(self, now_s: float, count: int) -> None:
+    def add(self, count: int) -> None:
+        now_s = self._judge.world.clock.now_s
         if now_s - self._busy_s >= 2 * FIRST_S:
             self.fresh(now_s)
-        self.total_bytes += count
         self._minute_bytes += count
         self._stretch_bytes = _slide(self._stretch, self._stretch_bytes, now_s, count, STRETCH_S)
         self._window_bytes = _slide(self._window, self._window_bytes, now_s, count, FIRST_S)
@@ -115,9 +100,8 @@ class Meter:
             self._busy_s = now_s
         burst = (self._window_bytes - self.requests * self.largest_bytes) / self.limit
         if burst > MOST_AT_ONCE and now_s > self._forgot_s + FIRST_S:
-            self._judge.fail(
-                "burst", f"{self._name}: {burst:.1f} s of its limit in {FIRST_S:.0f} s besides one request"
-            )
+            text = f"{burst:.1f} s of its limit in {FIRST_S:.0f} s besides one request"
+            self._judge.fail("burst", f"{self._name}: {text}")
         if now_s - STRETCH_S < self._checked_s:
             return
         rate = (self._stretch_bytes - self.requests * self.largest_bytes) / STRETCH_S / self.limit
@@ -148,16 +132,12 @@ class Judge:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.meters: dict[tuple[int, str, str], Meter] = {}
-        """By instance (0: the fleet), group and kind."""
-        self.wrong_until_s = 0.0
-        """Faults, and what follows from them, are over then."""
-        self.late_until_s = 0.0
-        """Slow paths may release requests until then that were charged before."""
+        self.meters: dict[tuple[int, str, str], Meter] = {}  # by instance (0: the fleet), group and kind
+        self.wrong_until_s = 0.0  # faults, and what follows from them, are over then
+        self.late_until_s = 0.0  # slow paths may release requests until then that were charged before
         self.acknowledged_batches = 0
-        self._histories: dict[int, History] = defaultdict(list)
-        """By partition, each of which one client writes to."""
-        self._apart_s = -APART_S
+        self._histories: dict[int, History] = defaultdict(list)  # by partition, each of which one client writes to
+        self.apart_s = -APART_S  # instances do not hear of each other until then
 
     def fail(self, name: str, text: str) -> None:
         raise Violation(name, f"{text} (at {self.world.clock.now_s:.3f} s)")
@@ -167,10 +147,6 @@ class Judge:
 
     # ---- while it runs ----------------------------------------------------------------------------------------------
 
-    def used(self, meter: Meter | None, count: int) -> None:
-        if meter is not None:
-            meter.add(self.world.clock.now_s, count)
-
     def minute(self) -> None:
         now_s = self.world.clock.now_s
         calm = now_s - MINUTE_S >= max(self.wrong_until_s, 0.0) + SETTLES_S
@@ -178,7 +154,7 @@ class Judge:
             meter.minute(now_s, calm)
 
     def addresses(self, client: Client, nodes: dict[int, tuple[str, int]]) -> None:
-        if self.world.instances and any(host.startswith("b") for host, _ in nodes.values()):
+        if any(host.startswith("b") for host, _ in nodes.values()):
             self.fail("addresses", f"{client} was shown {nodes}")
 
     def announced(self, client: Client, throttle_ms: int) -> None:
@@ -195,17 +171,13 @@ class Judge:
         if self.world.clock.now_s > self.wrong_until_s + SETTLES_S:
             self.fail("member", f"{client} was expelled from its group")
 
-    def apart(self, until_s: float) -> None:
-        """Instances do not hear of each other until then."""
-        self._apart_s = max(self._apart_s, until_s)
-
     def shares(self) -> None:
         """Called every two seconds: of each limit, instances in contact may use no more than all of it together."""
         world, now_s = self.world, self.world.clock.now_s
         members = [member for member in world.members if not member.instance.dead]
         if any(member.fleet.lost for member in members):
-            self._apart_s = max(self._apart_s, now_s)
-        if members and now_s < self._apart_s + APART_S:
+            self.apart_s = max(self.apart_s, now_s)
+        if members and now_s < self.apart_s + APART_S:
             for meter in self.meters.values():
                 meter.forgot(now_s + STRETCH_S)
             return
@@ -270,6 +242,7 @@ class Judge:
 
     def _nothing_left(self, instance: Instance) -> None:
         ledger, counters = instance.ledger, instance.counters
+        fetches = [group for group in ledger.groups() if isinstance(group, FetchCounter)]
         left = {
             "links": len(instance.links),
             "sockets": len(instance.poller.sockets),
@@ -281,18 +254,13 @@ class Judge:
             "read ahead": instance.shared.ahead_bytes,
             "queued": sum(group.waiting for group in ledger.groups()),
             "connections of accounts": sum(account.connections for account in ledger.accounts()),
-            "fetches under way": sum(_under_way(group) for group in ledger.groups()),
+            "fetches under way": sum(one._admitted + one._outstanding for one in fetches),
         }
         if any(left.values()):
             self.fail("left", f"{instance.name}: { {name: count for name, count in left.items() if count} }")
         now_ms = self.world.clock.now_s * 1000.0 + 2 * 3_600_000.0
         for _ in range(2):
-            for _step in ledger.sweep(now_ms):
-                pass
+            sum(ledger.sweep(now_ms))
         groups = sum(1 for _ in ledger.groups()) + (0 if instance.member is None else instance.member.shares.count)
         if ledger.clients or groups:
             self.fail("left", f"{instance.name}: {ledger.clients} accounts and {groups} counters, two hours later")
-
-
-def _under_way(group: QuotaCounter) -> float:
-    return group._admitted + group._outstanding if isinstance(group, FetchCounter) else 0

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from tests.world.client import Habits
 
-FREE = "free"
-"""The group without a limit."""
-STORMS = ((0.15, 0.35), (0.55, 0.7))
-"""Faults happen in these parts of the time."""
+FREE = "free"  # the group without a limit
+STORMS = ((0.15, 0.35), (0.55, 0.7))  # faults happen in these parts of the time
 PATH_FAULTS = ("stall", "reset", "slow")
 BROKER_FAULTS = ("restart", "slow broker", "lies", "own throttle", "move", "topic away", "topic lossy")
 INSTANCE_FAULTS = ("crash", "drain", "reload")
@@ -24,8 +23,7 @@ class Group:
     name: str
     produce: int = 0
     fetch: int = 0
-    by_user: bool = False
-    """The limit is a user's, whatever its client-ids are; else a client-id's."""
+    by_user: bool = False  # the limit is a user's, whatever its client-ids are; else a client-id's
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,8 @@ class Script:
     seconds: float
     instances: int = 1
     brokers: int = 1
-    fleet: bool = False
-    """Limits are the whole fleet's; else each instance has its own."""
-    gateway: bool = False
-    """Clients connect to any instance; else each has its own."""
+    fleet: bool = False  # limits are the whole fleet's; else each instance has its own
+    gateway: bool = False  # clients connect to any instance; else each has its own
     delay_s: float = 0.002
     cuts: float = 0.0
     window: int = 262_144
@@ -56,12 +52,11 @@ class Script:
     clients: dict[int, Habits] = field(default_factory=dict)
     faults: dict[int, Fault] = field(default_factory=dict)
 
-    def only(self, clients: set[int], faults: set[int]) -> Script:
-        return replace(
-            self,
-            clients={number: one for number, one in self.clients.items() if number in clients},
-            faults={number: one for number, one in self.faults.items() if number in faults},
-        )
+    def only(self, clients: Container[int] | None, faults: Container[int] | None) -> Script:
+        """With these clients and faults alone; None: all."""
+        kept = {number: one for number, one in self.clients.items() if clients is None or number in clients}
+        left = {number: one for number, one in self.faults.items() if faults is None or number in faults}
+        return replace(self, clients=kept, faults=left)
 
 
 def _log_uniform(chance: Random, least: float, most: float) -> float:
@@ -191,4 +186,26 @@ def draw(seed: int, seconds: float) -> Script:
         script.clients[number] = _client(Random(f"client {seed} {number}"), script.groups)
     for number in range(chance.choice((0, 1, int(seconds / 60), int(seconds / 20)))):
         script.faults[number] = _fault(Random(f"fault {seed} {number}"), seconds)
+    return script
+
+
+def shrink(script: Script, fails: Callable[[Script], bool]) -> Script:
+    """The smallest found that still fails, with fewer clients and faults, in less time."""
+    for seconds in (30.0, 60.0, 120.0, 300.0):
+        if seconds < script.seconds and fails(shorter := replace(script, seconds=seconds)):
+            script = shorter
+            break
+    smaller = True
+    while smaller:
+        smaller = False
+        for part in ("faults", "clients"):
+            size = max(len(getattr(script, part)) // 2, 1)
+            while size:
+                keys = list(getattr(script, part))
+                for start in range(0, len(keys), size):
+                    here = getattr(script, part)
+                    left: Any = {key: one for key, one in here.items() if key not in keys[start : start + size]}
+                    if len(left) < len(here) and fails(one := replace(script, **{part: left})):
+                        script, smaller = one, True
+                size //= 2
     return script

@@ -43,8 +43,7 @@ class Node(NamedTuple):
     back: float | None
     sent: tuple[tuple[int, float], ...]
     view: tuple[Seen, ...]
-    at: int
-    """How much of the log it has read."""
+    at: int  # how much of the log it has read
     seq: int
 
 
@@ -54,8 +53,7 @@ class State(NamedTuple):
     nodes: tuple[Node, ...]
     log: tuple[Record, ...]
     late: tuple[Record, ...]
-    losses: int
-    """Records that may still be lost, overtaken, repeated or missed."""
+    losses: int  # records that may still be lost, overtaken, repeated or missed
     restarts: int
     changes: int
 

@@ -2,42 +2,28 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 from quota.table import Entry, QuotaTable
+from tests.world import properties
 from tests.world.broker import Cluster, Log
 from tests.world.client import KINDS, Client
 from tests.world.clock import Clock
 from tests.world.fleet import Member, Topic
-from tests.world.instance import Instance
+from tests.world.instance import Instance, Tap
 from tests.world.network import Path, Socket
-from tests.world.properties import (
-    LEAST_OF_FLEET,
-    LEAST_OF_WANDERERS,
-    MINUTE_S,
-    MOST_OF_FLEET,
-    MOST_WASTED,
-    STRETCH_S,
-    Judge,
-    Meter,
-)
-from tests.world.script import Fault, Group, Script
+from tests.world.properties import MINUTE_S, STRETCH_S, Judge, Meter
+from tests.world.script import PATH_FAULTS, Fault, Group, Script
 
-RELOAD_S = 2.0
-"""A changed file is everywhere after this time."""
-QUIET_S = 1500.0
-"""After the clients have stopped: longer than any debt, and than connections may be idle."""
-LOOK_S = 150.0
-"""How often it is looked whether that is over."""
+RELOAD_S = 2.0  # a changed file is everywhere after this time
+QUIET_S = 1500.0  # after the clients have stopped: longer than any debt, and than connections may be idle
+LOOK_S = 150.0  # how often it is looked whether that is over
 FORWARDED_S = 15_000.0
 """And until what clients without answers (acks=0) had sent is forwarded: 3 MB of each, in windows and read ahead."""
 
 
 class World:
-    """See the module. `direct`: without kquota."""
-
-    def __init__(self, script: Script, *, direct: bool = False) -> None:
+    def __init__(self, script: Script) -> None:
         self.script = script
         self.clock = Clock()
         self.faults: Counter[str] = Counter()
@@ -49,21 +35,13 @@ class World:
         self.cluster = Cluster(self.clock, script.brokers)
         self.judge = Judge(self)
         self._chance = Random(f"reloads {script.seed}")
-        self.factor = 1.0
-        """Of all limits, as reloaded last."""
-        self._former = (1.0, 0.0)
-        """The factor before, and until when instances may not have the present one."""
-        self.instances: list[Instance] = []
-        self.topic = Topic(self.clock, Random(f"topic {script.seed}")) if script.fleet and not direct else None
-        self.members: list[Member] = []
-        """Of the fleet, those that have ended included."""
-        for number in range(0 if direct else script.instances):
-            self.instances.append(self._instance(number))
+        self.factor = 1.0  # of all limits, as reloaded last
+        self._former = (1.0, 0.0)  # the factor before, and until when instances may not have the present one
+        self.topic = Topic(self.clock, Random(f"topic {script.seed}")) if script.fleet else None
+        self.members: list[Member] = []  # of the fleet, those that have ended included
+        self.instances = [self._instance(number) for number in range(script.instances)]
         self.clients: dict[int, Client] = {}
-        rates = {group.name: group.produce or group.fetch for group in script.groups}
         for number, habits in script.clients.items():
-            if direct and rates.get(habits.group):
-                habits = replace(habits, pause_s=habits.pause_s + habits.size_bytes / rates[habits.group])
             log = self.cluster.logs[number] = Log(number % script.brokers)
             if habits.kind == "fetcher":
                 log.endless_bytes = max(habits.size_bytes // 3, 100)
@@ -81,7 +59,8 @@ class World:
             self._ended = True
             for client in self.clients.values():
                 client.stop()
-            self._run_until(lambda: not any(client.active for client in self.clients.values()), QUIET_S)
+            clients = self.clients.values()
+            self._run_until(lambda: not any(one.channel is not None or one.has_more() for one in clients), QUIET_S)
             for client in self.clients.values():
                 self.judge.waits(client)
                 client.dismiss()
@@ -111,20 +90,10 @@ class World:
 
     def open(self, client: Client, node: int, done: Callable[[Socket | None], None]) -> None:
         client.here = node
-        where = node
-        if self.instances:
-            where = self._home(client.connections if self.script.gateway else client.number)
+        where = self._home(client.connections if self.script.gateway else client.number)
         path = self._path("client", client.number, where)
         chance = Random(f"connection {self.script.seed} {client.number} {client.connections}")
-        self.clock.at(
-            max(self.clock.now_s, path.stalled_until_s) + 2 * path.delay_s,
-            self._opened,
-            client,
-            where,
-            path,
-            chance,
-            done,
-        )
+        self.clock.at(path.connected_s, self._opened, client, where, path, chance, done)
 
     def _home(self, number: int) -> int:
         return number % len(self.instances)
@@ -132,25 +101,15 @@ class World:
     def _opened(
         self, client: Client, where: int, path: Path, chance: Random, done: Callable[[Socket | None], None]
     ) -> None:
-        if not self.instances:
-            broker = self.cluster.brokers[where]
-            if broker.down_until_s > self.clock.now_s:
-                done(None)
-                return
-            near, far = path.connect(chance)
-            broker.accept(far, chance)
-        else:
-            instance = self.instances[where]
-            if instance.dead:
-                done(None)
-                return
-            near, far = path.connect(chance)
-            group = self.groups.get(client.habits.group)
-            produced, fetched = (self._meter(instance, group, kind) for kind in ("produce", "fetch"))
-            used, user = self.judge.used, client.habits.group if group is not None and group.by_user else "u"
-            instance.accept(
-                far, client.here, user, lambda count: used(produced, count), lambda count: used(fetched, count)
-            )
+        instance = self.instances[where]
+        if instance.dead:
+            done(None)
+            return
+        near, far = path.connect(chance)
+        group = self.groups.get(client.habits.group)
+        user = client.habits.group if group is not None and group.by_user else "u"
+        taps = [self._tap(instance, group, kind) for kind in ("produce", "fetch")]
+        instance.accept(far, client.here, user, *taps)
         done(near)
 
     def asked_bytes(self, group: str, kind: str = "") -> float:
@@ -158,7 +117,7 @@ class World:
         return sum(
             client.in_flight * client.size_bytes * 1.1 + 200
             for client in self.script.clients.values()
-            if client.group == group and (not kind or (client.kind == "fetcher") == (kind == "fetch"))
+            if client.group == group and (not kind or client.uses(kind))
         )
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -186,49 +145,47 @@ class World:
         ]
         return QuotaTable(entries, default_scope="fleet" if self.script.fleet else "instance")
 
-    def _meter(self, instance: Instance, group: Group | None, kind: str) -> Meter | None:
+    def _tap(self, instance: Instance, group: Group | None, kind: str) -> Tap:
+        """Where the bytes are counted that one limit is for."""
         limit = 0 if group is None else getattr(group, kind)
         if group is None or not limit:
-            return None
-        key = (0 if self.script.fleet else instance.number, group.name, kind)
-        meter = self.judge.meters.get(key)
-        if meter is None:
-            now_s, (former, until_s) = self.clock.now_s, self._former
-            factor = former if now_s < until_s else self.factor
-            meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit, factor)
-            meter.change(now_s, limit * self.factor)
-            wastes = False
-            for number, client in self.script.clients.items():
-                if client.group == group.name and (client.kind == "fetcher") == (kind == "fetch"):
-                    meter.largest_bytes = max(meter.largest_bytes, int(client.size_bytes * 1.1) + 200)
-                    here = self.script.fleet or (not self.script.gateway and self._home(number) == instance.place)
-                    persistent = client.kind in ("producer", "fetcher") and client.acks and not client.leave
-                    # Four ways of `delay_s`, or longer ones, lie between two requests.
-                    able = client.size_bytes * client.in_flight > 2.0 * limit * 4 * self.script.delay_s
-                    if here and persistent and able and not client.slow_bytes_per_s:
-                        meter.hungry = True
-                        meter.timeout_s = max(meter.timeout_s, client.timeout_s)
-                    # Half a request of theirs waits to be charged until its connection ends.
-                    wastes = wastes or client.leave == "vanish"
-            meter.hungry = meter.hungry and not wastes
-            meter.asked_bytes = self.asked_bytes(group.name, kind)
-            if self.script.fleet:
-                wander = self.script.gateway and any(
-                    client.leave and client.group == group.name for client in self.script.clients.values()
-                )
-                meter.most, meter.least = MOST_OF_FLEET, LEAST_OF_WANDERERS if wander else LEAST_OF_FLEET
-                meter.requests = self.script.instances
-            elif wastes:
-                meter.most = MOST_WASTED
-        return meter
+            return lambda _: None
+        script, key = self.script, (0 if self.script.fleet else instance.number, group.name, kind)
+        if key in self.judge.meters:
+            return self.judge.meters[key].add
+        now_s, (former, until_s) = self.clock.now_s, self._former
+        factor = former if now_s < until_s else self.factor
+        meter = self.judge.meters[key] = Meter(self.judge, f"{kind} of {group.name} at {key[0]}", limit, factor)
+        meter.change(now_s, limit * self.factor)
+        clients = {number: one for number, one in script.clients.items() if one.group == group.name and one.uses(kind)}
+        meter.largest_bytes = max((int(one.size_bytes * 1.1) + 200 for one in clients.values()), default=0)
+        meter.asked_bytes = self.asked_bytes(group.name, kind)
+        # Four ways of `delay_s`, or longer ones, lie between two requests.
+        able_bytes = 2.0 * limit * 4 * script.delay_s
+        waits = [
+            one.timeout_s
+            for number, one in clients.items()
+            if one.persistent
+            and one.size_bytes * one.in_flight > able_bytes
+            and (script.fleet or (not script.gateway and self._home(number) == instance.place))
+        ]
+        # Half a request of theirs waits to be charged until its connection ends.
+        wastes = any(one.leave == "vanish" for one in clients.values())
+        meter.hungry, meter.timeout_s = bool(waits) and not wastes, max(waits, default=0.0)
+        if script.fleet:
+            wander = script.gateway and any(one.leave for one in script.clients.values() if one.group == group.name)
+            meter.most = properties.MOST_OF_FLEET
+            meter.least = properties.LEAST_OF_WANDERERS if wander else properties.LEAST_OF_FLEET
+            meter.requests = script.instances
+        elif wastes:
+            meter.most = properties.MOST_WASTED
+        return meter.add
 
     def _dial(self, instance: int, broker: int, done: Callable[[Socket | None], None]) -> None:
         self._dialled += 1
         path = self._path("broker", instance, broker)
         chance = Random(f"dial {self.script.seed} {self._dialled}")
-        self.clock.at(
-            max(self.clock.now_s, path.stalled_until_s) + 2 * path.delay_s, self._reached, broker, path, chance, done
-        )
+        self.clock.at(path.connected_s, self._reached, broker, path, chance, done)
 
     def _reached(self, number: int, path: Path, chance: Random, done: Callable[[Socket | None], None]) -> None:
         broker = self.cluster.brokers[number]
@@ -265,11 +222,9 @@ class World:
         kind, target, now_s = fault.kind, fault.target, clock.now_s
         self.faults[kind] += 1
         self.judge.disturbed(now_s + fault.lasts_s)
-        broker = brokers[target % len(brokers)]
-        place = target % len(instances) if instances else 0
-        paths = list(self._paths.values())
-        if kind in ("stall", "reset", "slow"):
-            if paths:
+        broker, place = brokers[target % len(brokers)], target % len(instances)
+        if kind in PATH_FAULTS:
+            if paths := list(self._paths.values()):
                 self._path_fault(fault, paths[target % len(paths)])
         elif kind == "restart":
             broker.restart(fault.lasts_s)
@@ -284,25 +239,21 @@ class World:
             self.brokers_throttle = True
             broker.rate = 5_000.0 + 20_000.0 * fault.value
             clock.after(fault.lasts_s, setattr, broker, "rate", 0.0)
-        elif kind == "topic away":
-            if self.topic is not None:
-                self.topic.away_until_s = now_s + fault.lasts_s
-                self.judge.apart(now_s + fault.lasts_s)
-        elif kind == "topic lossy":
-            if self.topic is not None:
-                self.topic.lossy_until_s = now_s + fault.lasts_s
+        elif kind == "topic away" and self.topic is not None:
+            self.topic.away_until_s = now_s + fault.lasts_s
+            self.judge.apart_s = max(self.judge.apart_s, now_s + fault.lasts_s)
+        elif kind == "topic lossy" and self.topic is not None:
+            self.topic.lossy_until_s = now_s + fault.lasts_s
         elif kind == "move":
             self.cluster.move(sorted(self.cluster.logs)[target % len(self.cluster.logs)])
-        elif not instances or (kind != "reload" and instances[place].dead):
-            pass
-        elif kind == "crash":
+        elif kind == "reload":
+            self._reload(0.5 + 1.5 * fault.value)
+        elif kind == "crash" and not instances[place].dead:
             instances[place].crash()
             clock.after(fault.value * 5.0, self._start, place)
-        elif kind == "drain":
+        elif kind == "drain" and not instances[place].dead:
             instances[place].drain()
             self._start(place)
-        else:
-            self._reload(0.5 + 1.5 * fault.value)
 
     def _path_fault(self, fault: Fault, path: Path) -> None:
         if fault.kind != "reset":
@@ -320,16 +271,16 @@ class World:
         self.instances[place] = self._instance(place)
         for (number, _, _), meter in self.judge.meters.items():
             meter.hungry = meter.hungry and number != gone.number
-        self.judge.disturbed(self.clock.now_s)
-        for meter in self.judge.meters.values():
             meter.forgot(self.clock.now_s)
+        self.judge.disturbed(self.clock.now_s)
 
     def _reload(self, factor: float) -> None:
         """All limits change; each instance learns of it in its own time."""
         now_s = self.clock.now_s
         self._former, self.factor = (self.factor, now_s + RELOAD_S), factor
         for instance in self.instances:
-            self.clock.after(self._chance.random() * RELOAD_S, lambda instance=instance: instance.reload(self._table()))
+            delay_s = self._chance.random() * RELOAD_S
+            self.clock.after(delay_s, lambda instance=instance: instance.ledger.swap(self._table()))
         for meter in self.judge.meters.values():
             meter.change(now_s, meter.whole * factor)
         self.judge.disturbed(now_s + RELOAD_S)
