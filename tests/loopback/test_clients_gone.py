@@ -35,13 +35,8 @@ def connection(proxy: Proxy) -> Iterator[socket.socket]:
 
 def frames(broker: ScriptedBroker, client_id: str) -> list[int]:
     """The correlation ids of what this client's requests brought to the broker."""
-    found = []
-    for frame in broker.received:
-        header = requests.parse_request_header(memoryview(frame), 0, len(frame), 1 << 24)
-        assert header is not None
-        if header.client_id == client_id:
-            found.append(header.correlation_id)
-    return found
+    headers = [requests.parse_request_header(memoryview(frame), 0, len(frame), 1 << 24) for frame in broker.received]
+    return [header.correlation_id for header in headers if header is not None and header.client_id == client_id]
 
 
 def told_ms(client: socket.socket) -> int:

@@ -18,7 +18,7 @@ from quota import compiled
 from tests.support.examples import examples
 from tests.support.pair_script import ANSWER, CLIENT, PASS, STEP, Pure, play, same, step
 from tests.support.pair_tools import CountedDoors, GeneralDoors
-from tests.support.session_tools import FETCH, METADATA, encode, fetch_body, kio_message, produce, request, response
+from tests.support.session_tools import FETCH, METADATA, fetch_body, metadata_response, produce, request, response
 
 pytestmark = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
 
@@ -86,11 +86,7 @@ class Script:
             self.responses.append(response(FETCH, upstream, number, body))
         elif kind == "metadata":
             self.requests.append(request(METADATA, 1, number, struct.pack(">i", 0), client_id))
-            kio = kio_message("metadata", 1, "response")
-            brokers = (kio.MetadataResponseBroker(node_id=1, host="h", port=9, rack=None),)
-            self.responses.append(
-                response(METADATA, 1, number, encode(kio.MetadataResponse(brokers=brokers, controller_id=1, topics=())))
-            )
+            self.responses.append(metadata_response(number, (1, "h", 9)))
         else:
             assert is_flexible(12, 4)
             self.requests.append(request(12, 4, number, b"\x02g" + struct.pack(">i", 1) + b"\x02m\0\0", client_id))

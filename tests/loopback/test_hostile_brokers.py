@@ -8,14 +8,12 @@ import pytest
 import trio
 
 from proxy.core.wire.primitives import uvarint
-from proxy.net.settings import StallLimits
-from tests.loopback.test_limits import ends, honest
+from tests.loopback.test_limits import QUICK, ends, honest
 from tests.support.scripted_broker import answer, closed_reason, connect, exchange, frame_api, through, until
-from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
+from tests.support.session_tools import METADATA, metadata_response, produce, produce_response, request
 
 EVIL = 999
 """API key of the requests that the broker answers badly; Produce it answers well."""
-QUICK = StallLimits(pre_auth_timeout_s=60.0, stall_timeout_s=0.5, min_bytes_per_s=1000.0)
 MB = 1_000_000
 KERNEL_BYTES = 24 * MB
 
@@ -46,12 +44,6 @@ def metadata_9(body: bytes) -> bytes:
     return size_and_id(9 + len(body)) + b"\0" + bytes(4) + body
 
 
-def metadata_1(host: str, port: int) -> bytes:
-    kio = kio_message("metadata", 1, "response")
-    broker = kio.MetadataResponseBroker(node_id=2, host=host, port=port, rack=None)
-    return response(METADATA, 1, 7, encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=())))
-
-
 class Said(NamedTuple):
     """What the broker says, to which request, and the error that is counted for it."""
 
@@ -79,11 +71,8 @@ SAID = {
         metadata_9(uvarint(2) + struct.pack(">i", 1) + uvarint(5 * MB) + bytes(5 * MB)), "broker_too_large", METADATA_9
     ),
     **{
-        f"the address {host[:9]!r}:{port}": Said(metadata_1(host, port), "broker_address", METADATA_1)
-        for host, port in (
-            *(("kafka", port) for port in (0, 65_536)),
-            *((host, 9092) for host in ("\x1b[2J", "x" * 300)),
-        )
+        f"the address {host[:9]!r}:{port}": Said(metadata_response(7, (2, host, port)), "broker_address", METADATA_1)
+        for host, port in (("kafka", 0), ("kafka", 65_536), ("\x1b[2J", 9092), ("x" * 300, 9092))
     },
 }
 
@@ -102,9 +91,13 @@ async def test_an_answer_that_cannot_be_ends_its_connection_alone(kind: str) -> 
 
 async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
     """Its label is too long for a name: the client that is sent there finds no broker, and nothing breaks."""
-    async with through(evil(metadata_1("x" * 100 + ".example", 9092), api_key=METADATA)) as (proxy, _, _):
+    async with through(evil(metadata_response(7, (2, "x" * 100 + ".example", 9092)), api_key=METADATA)) as (
+        proxy,
+        _,
+        _,
+    ):
         await until(lambda: proxy.cluster.reached)  # what it learns itself does not come in between
-        await connect(proxy, request(METADATA, 1, 7, b"\0\0\0\0"))
+        await connect(proxy, METADATA_1)
         # The sidecar's own question is answered with another broker: this one has left, and its port is held.
         await until(lambda: any(known.broker.node_id == 2 for known in proxy.cluster.known_ports()))
         (port,) = [known.port for known in proxy.cluster.known_ports() if known.broker.node_id == 2]

@@ -17,9 +17,8 @@ from proxy.core.interceptors.intercept import (
     Reply,
     Wait,
 )
-from quota.entity import Kind
 from quota.ledger import Ledger
-from tests.support.scripted_broker import connect, exchange, read_frame, through
+from tests.support.scripted_broker import answer, connect, exchange, frame_api, read_frame, through, until
 from tests.support.session_tools import (
     METADATA,
     THREE_WAYS,
@@ -111,13 +110,13 @@ def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
     assert one.quiet
 
 
-def test_oversized_request_ends_connection_before_it_is_kept() -> None:
-    one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply())))
+def test_oversized_message_ends_connection_before_it_is_kept() -> None:
+    handler = Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply()))
     large = create(1, b"t" * MAX_INTERCEPTED_BYTES)
     with pytest.raises(SessionError, match=f"CreateTopics request of {len(large) - 4} bytes") as caught:
-        from_client(one, large[:1000])
+        from_client(judged_by(handler), large[:1000])
     assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "request_too_large")
-    one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply())))
+    one = judged_by(handler)
     from_client(one, create(1))
     with pytest.raises(SessionError, match="CreateTopics v7 response") as caught:
         from_broker(one, created(1, 0, b"t" * MAX_INTERCEPTED_BYTES)[:1000])
@@ -126,14 +125,14 @@ def test_oversized_request_ends_connection_before_it_is_kept() -> None:
 
 async def test_later_requests_wait_for_what_was_asked() -> None:
     async def serve(stream: trio.SocketStream, frame: bytes) -> None:
-        api, correlation_id = frame[5], int.from_bytes(frame[8:12], "big")
-        if api == METADATA:
+        correlation_id = int.from_bytes(frame[8:12], "big")
+        if frame_api(frame) == METADATA:
             await trio.sleep(0.05)
             await stream.send_all(response(METADATA, 12, correlation_id, struct.pack(">i", 0) + b"told"))
-        elif api == CREATE_TOPICS:
+        elif frame_api(frame) == CREATE_TOPICS:
             await stream.send_all(created(correlation_id))
         else:
-            await stream.send_all(produce_response(correlation_id))
+            await answer(stream, frame)
 
     handler = Scripted(lambda request, now_ms: Ask(METADATA, 12, b"?", lambda body, now_ms: Forward(body[4:])))
     async with through(serve, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
@@ -143,8 +142,7 @@ async def test_later_requests_wait_for_what_was_asked() -> None:
         assert broker.received == [request(METADATA, 12, 1, b"?"), create(1, b"told"), produce(2, 80)]
         # Drain while a question is open: the request it belongs to is still served.
         await client.send_all(create(3))
-        while len(broker.received) < 4:  # noqa: ASYNC110 - the scripted broker sets no event
-            await trio.sleep(0.005)
+        await until(lambda: len(broker.received) == 4)
         proxy.drain()
         assert await read_frame(client) == created(3)
         assert await read_frame(client) is None
@@ -152,17 +150,12 @@ async def test_later_requests_wait_for_what_was_asked() -> None:
 
 async def test_interceptor_wait_stops_its_own_connection_only() -> None:
     decide: list[Callable[[Outcome], None]] = []
-
-    async def serve(stream: trio.SocketStream, frame: bytes) -> None:
-        await stream.send_all(produce_response(int.from_bytes(frame[8:12], "big")))
-
     handler = Scripted(lambda request, now_ms: Wait(decide.append))
-    async with through(serve, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
+    async with through(answer, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
         waiting, other, gone = await connect(proxy), await connect(proxy), await connect(proxy)
         await gone.send_all(create(1))
         await waiting.send_all(create(2) + produce(3, 80))
-        while len(decide) < 2:  # noqa: ASYNC110 - the handler sets no event
-            await trio.sleep(0.005)
+        await until(lambda: len(decide) == 2)
         await gone.aclose()
         assert await exchange(other, produce(4, 80)) == produce_response(4)
         assert broker.received == [produce(4, 80)]
@@ -172,16 +165,3 @@ async def test_interceptor_wait_stops_its_own_connection_only() -> None:
         assert await read_frame(waiting) == produce_response(3)
         proxy.drain()
         assert await read_frame(waiting) is None
-
-
-@three_ways
-def test_a_brokers_own_throttle_is_told_apart_and_never_added(cut: Cut) -> None:
-    of = ledger(produce_rate=100, smooth=False)
-    one = session(of)
-    from_client(one, produce(1, 2000))
-    assert from_broker(one, produce_response(1, 4000), 1000.0, cut) == produce_response(1, 9000)
-    account = of.account("ANONYMOUS", "c")
-    assert (account.broker_throttled, account.broker_throttle_ms) == (1, 4000)
-    meter = account.meters[Kind.PRODUCE]
-    assert (meter.throttled, meter.throttle_ms) == (1, 10_000)
-    assert one.mute_until_ms == 10_000.0

@@ -5,7 +5,7 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -37,11 +37,9 @@ async def honest(proxy: Proxy, rounds: int = 3) -> None:
 
 async def ends(stream: trio.SocketStream) -> bytes:
     said = b""
-    try:
+    with suppress(trio.BrokenResourceError):  # reset, because not all that we sent had been read
         while part := await stream.receive_some(65_536):
             said += part
-    except trio.BrokenResourceError:
-        pass  # reset, because not all that we sent had been read
     return said
 
 
@@ -102,19 +100,13 @@ async def test_what_is_too_large_ends_only_its_own_connection(frame: bytes, kind
 def no_descriptors_left() -> Iterator[None]:
     """Every file descriptor of this process is taken, under a limit that is low for the time being."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        while True:
-            try:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-            except OSError:
-                break
+        with suppress(OSError):
+            while True:
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         yield
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_turns_clients_away_without_descriptors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,8 @@
 import io
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.support.sasl_tools import (
     handshake,
     handshake_response,
 )
-from tests.support.scripted_broker import Handler, answer, frame_api, read_frame, through, until
+from tests.support.scripted_broker import Handler, answer, exchange, frame_api, through, until
 from tests.support.session_tools import FETCH, PRODUCE, produce, request
 
 CONNECTIONS = 100
@@ -83,43 +84,30 @@ FLOODS = {
 }
 
 
-@pytest.fixture
-def written() -> Iterator[io.StringIO]:
-    before = structlog.get_config()
-    out = io.StringIO()
-    logs.configure("info", "json", out)
-    yield out
-    structlog.configure(**before)
-
-
 @pytest.fixture(scope="module")
-def server_tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
-    host = Authority(tmp_path_factory.mktemp("issuer")).issue("host", "localhost")
+def server_tls(issuer: Authority) -> ServerTls:
+    host = issuer.issue("host", "localhost")
     return ServerTls(KeyPair(host.chain, host.key))
 
 
 async def one_client(port: int, frames: list[bytes]) -> None:
-    try:
+    with suppress(trio.BrokenResourceError):
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             for frame in frames[:-1]:
-                await stream.send_all(frame)
-                await read_frame(stream)
+                await exchange(stream, frame)
             await stream.send_all(frames[-1])
             while await stream.receive_some(65_536):
                 pass
-    except trio.BrokenResourceError:
-        pass
 
 
 @pytest.mark.parametrize("name", FLOODS)
 async def test_no_flood_of_connections_floods_the_log(
-    name: str, written: io.StringIO, server_tls: ServerTls, monkeypatch: pytest.MonkeyPatch
+    name: str, server_tls: ServerTls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logs.configure("info", "json", written := io.StringIO())
     flood = FLOODS[name]
     ledger = Ledger(QuotaTable(connections=ConnectionLimits(flood.limits)))
-    settings = dict(flood.settings)
-    if flood.tls:
-        settings["listen_tls"] = server_tls
+    settings = flood.settings | ({"listen_tls": server_tls} if flood.tls else {})
     async with through(flood.handler, ledger=ledger, **settings) as (proxy, _, nursery):
         if flood.reason == "internal_error":
 
@@ -140,22 +128,18 @@ async def test_no_flood_of_connections_floods_the_log(
 
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_no_message_takes_more_than_its_bytes(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, out = structlog.get_config(), io.StringIO()
     now_s = 1000.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
-    logs.configure("info", style, out)
-    try:
-        log = structlog.get_logger("kquota.test")
-        for _ in range(1000):
-            log.warning("one of many", name="n" * 100_000)
-        log.warning("another")
-        flood_bytes = len(out.getvalue())
-        assert flood_bytes <= logs.MAX_MESSAGE_BYTES + 3_000
-        assert "another" in out.getvalue()
-        now_s += logs.INTERVAL_S
-        log.warning("one of many", name="n")
-        last = out.getvalue()[flood_bytes:]
-        assert "left_out" in last
-        assert int("".join(filter(str.isdigit, last.split("left_out")[1]))[:3]) > 800
-    finally:
-        structlog.configure(**before)
+    logs.configure("info", style, out := io.StringIO())
+    log = structlog.get_logger("kquota.test")
+    for _ in range(1000):
+        log.warning("one of many", name="n" * 100_000)
+    log.warning("another")
+    flood_bytes = len(out.getvalue())
+    assert flood_bytes <= logs.MAX_MESSAGE_BYTES + 3_000
+    assert "another" in out.getvalue()
+    now_s += logs.INTERVAL_S
+    log.warning("one of many", name="n")
+    last = out.getvalue()[flood_bytes:]
+    assert "left_out" in last
+    assert int("".join(filter(str.isdigit, last.split("left_out")[1]))[:3]) > 800

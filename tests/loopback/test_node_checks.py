@@ -11,14 +11,7 @@ from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
 from proxy.net.upstream import node_checks
 from proxy.net.upstream.cluster import Access
-from tests.support.scripted_broker import (
-    LIMIT_S,
-    ScriptedBroker,
-    answer,
-    proxy_before,
-    read_frame,
-    until,
-)
+from tests.support.scripted_broker import ScriptedBroker, answer, drained, limited, proxy_before, read_frame, until
 from tests.support.session_tools import API_VERSIONS, produce, produce_response
 
 NEW, OLD = {API_VERSIONS: (0, 5)}, {API_VERSIONS: (0, 4)}
@@ -31,21 +24,16 @@ async def cluster(
 ) -> AsyncIterator[tuple[Proxy, list[ScriptedBroker]]]:
     """Brokers 1, 2, ... of one cluster, all bootstrap servers, and a proxy that has learnt of them."""
     brokers = [ScriptedBroker(answer, node_id=number + 1) for number in range(count)]
-    with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
-            for broker in brokers:
-                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-                broker.node_port = listeners[0].socket.getsockname()[1]
-                broker.offered |= versions
-                nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
-            introduce(brokers)
-            proxy = proxy_before(*(("127.0.0.1", broker.node_port) for broker in brokers), connect_timeout_s=2.0)
-            await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster.reached)
-            yield proxy, brokers
-            proxy.drain()
-            await until(lambda: proxy.state == "stopped")
-            nursery.cancel_scope.cancel()
+    async with limited() as nursery:
+        for broker in brokers:
+            await broker.listen(nursery)
+            broker.offered |= versions
+        introduce(brokers)
+        proxy = proxy_before(*(("127.0.0.1", broker.node_port) for broker in brokers), connect_timeout_s=2.0)
+        await nursery.start(proxy.serve)
+        await until(lambda: proxy.cluster.reached)
+        yield proxy, brokers
+        await drained(proxy)
 
 
 def introduce(brokers: list[ScriptedBroker]) -> None:

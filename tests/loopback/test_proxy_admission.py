@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -38,22 +38,23 @@ async def sidecar(clock: MockClock, *entries: ConnectionEntry, **settings: Any) 
             clock.rate = 1.0
 
 
-async def served(client: trio.SocketStream) -> bool:
-    return await exchange(client, produce(1, 100)) == produce_response(1)
+async def served(*clients: trio.SocketStream) -> bool:
+    return all([await exchange(client, produce(1, 100)) == produce_response(1) for client in clients])
 
 
-async def ended(client: trio.SocketStream) -> bool:
-    try:
-        return await client.receive_some() == b""
-    except trio.BrokenResourceError:
-        return True
+async def ended(*clients: trio.SocketStream) -> bool:
+    for client in clients:
+        with suppress(trio.BrokenResourceError):
+            assert await client.receive_some() == b""
+    return True
 
 
-async def is_open(client: trio.SocketStream) -> bool:
+async def are_open(*clients: trio.SocketStream) -> bool:
     """Whether the peer has neither closed nor said anything, by a moment of real time."""
     await trio.to_thread.run_sync(time.sleep, 0.05)
-    with pytest.raises(BlockingIOError):
-        client.socket._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[attr-defined]
+    for client in clients:
+        with pytest.raises(BlockingIOError):
+            client.socket._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[attr-defined]
     return True
 
 
@@ -67,16 +68,16 @@ async def test_mutes_connection_over_the_rate_then_closes(mock_clock: MockClock)
         await settled(proxy, 8)
         assert proxy.counters.connections_held == 3
         assert proxy.counters.connections_open == 5
-        assert [await served(client) for client in clients[:5]] == [True] * 5
+        assert await served(*clients[:5])
         await clients[5].send_all(produce(1, 100))
         # (6 - 5) / 5 * 1000 ms = 200 ms, for each of the three, for the refused leave no trace
         mock_clock.jump(0.199)
-        assert [await is_open(client) for client in clients[5:]] == [True] * 3
+        assert await are_open(*clients[5:])
         mock_clock.jump(0.002)
-        assert [await ended(client) for client in clients[5:]] == [True] * 3
+        assert await ended(*clients[5:])
         assert proxy.counters.connections_closed == {"ip_connection_rate": 3}
         assert proxy.counters.connections_held == 0
-        assert [await served(client) for client in clients[:5]] == [True] * 5
+        assert await served(*clients[:5])
         mock_clock.jump(2)
         assert await served(await connect(proxy))
 
@@ -87,10 +88,10 @@ async def test_closes_connections_beyond_the_most_muted(mock_clock: MockClock) -
         await settled(proxy, 6)
         assert proxy.counters.connections_held == 2
         assert proxy.counters.connections_not_held == 3
-        assert [await ended(client) for client in clients[3:]] == [True] * 3
-        assert [await is_open(client) for client in clients[1:3]] == [True] * 2
+        assert await ended(*clients[3:])
+        assert await are_open(*clients[1:3])
         mock_clock.jump(1.001)  # the delay is at most one sample
-        assert [await ended(client) for client in clients[1:3]] == [True] * 2
+        assert await ended(*clients[1:3])
         mock_clock.jump(2)
         late = [await connect(proxy) for _ in range(2)]
         await really(lambda: proxy.counters.connections_held == 1)
@@ -105,7 +106,7 @@ async def test_a_reload_changes_limits_and_closes_no_connection(mock_clock: Mock
         assert sum(ledger.connections.shadow_refused.values()) == 4  # two by the rate, two by the cap
         ledger.swap(limited(ConnectionEntry(USER, DEFAULT, None, 2)))
         assert await ended(await connect(proxy))
-        assert [await served(client) for client in clients] == [True] * 3
+        assert await served(*clients)
         ledger.swap(limited(ConnectionEntry(USER, DEFAULT, None, 2), ConnectionEntry(USER, "ANONYMOUS", None, 4)))
         assert await served(await connect(proxy))
         assert proxy.counters.connections_closed == {"user_max_connections": 1}
@@ -151,5 +152,5 @@ async def test_muted_connections_give_descriptors(mock_clock: MockClock, monkeyp
         monkeypatch.setattr("proxy.net.listen.acceptor.socket.socket.accept", accept)
         full.append(True)
         await connect(proxy)
-        assert [await ended(client) for client in clients[1:]] == [True] * 2
+        assert await ended(*clients[1:])
         assert proxy.counters.accept_failures == 1

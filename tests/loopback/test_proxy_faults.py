@@ -1,7 +1,6 @@
 """The trio shell when brokers are silent, gone or elsewhere: nothing stays behind, and the cluster is found again."""
 
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,11 +18,13 @@ from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka.ports import free_ports
 from tests.support.scripted_broker import (
+    LIMIT_S,
     ScriptedBroker,
     answer,
     closed_reason,
     connect,
     flood_reader,
+    limited,
     never_answer,
     proxy_before,
     read_frame,
@@ -31,8 +32,6 @@ from tests.support.scripted_broker import (
     until,
 )
 from tests.support.session_tools import produce, produce_response
-
-LIMIT_S = 20
 
 
 @pytest.mark.parametrize("handler", [never_answer, flood_reader])
@@ -49,31 +48,14 @@ async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) 
 
 async def test_takes_muted_client_that_left_at_its_time() -> None:
     """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than any timeout."""
-    async with through(never_answer, drain_timeout_s=0.2, connections_max_idle_s=3600.0, quota=100.0) as (
-        proxy,
-        broker,
-        _,
-    ):
+    settings = {"drain_timeout_s": 0.2, "connections_max_idle_s": 3600.0, "quota": 100.0}
+    async with through(never_answer, **settings) as (proxy, broker, _):
         client = await connect(proxy)
         # Muted: (1200 - 100 B/s * 10 s) / 100 B/s = 2 s and a little.
         await client.send_all(produce(1, 1200, acks=0) + produce(2, 50, acks=0))
         await client.aclose()
         await until(lambda: len(broker.received) == 2)
         await closed_reason(proxy, "client_closed")
-
-
-async def serve_broker(nursery: trio.Nursery, broker: ScriptedBroker, port: int = 0) -> Callable[[], None]:
-    """Start it; returns what ends it."""
-    (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
-    broker.node_port = listener.socket.getsockname()[1]
-    scope = trio.CancelScope()
-
-    async def serve() -> None:
-        with scope:
-            await trio.serve_listeners(broker.serve_quietly, [listener])
-
-    nursery.start_soon(serve)
-    return scope.cancel
 
 
 async def ask(port: int) -> bytes | None:
@@ -97,7 +79,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
         patch.setattr(resolver.Resolver.__init__, "__defaults__", (look_up,))
         patch.setattr(cluster_brokers, "REFRESH_S", 0.1)
         async with trio.open_nursery() as nursery:
-            await serve_broker(nursery, broker)
+            await broker.listen(nursery)
             names[b"kafka.example"] = broker.node_port
             proxy = proxy_before(("kafka.example", 9092))
             await nursery.start(proxy.serve)
@@ -128,38 +110,34 @@ async def test_keeps_asking_a_cluster_that_is_down(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster_brokers, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(cluster_brokers, "LAST_RETRY_S", 0.05)
     (port,) = free_ports(1)
-    with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
-            proxy = proxy_before(("127.0.0.1", port))
-            await nursery.start(proxy.serve)
-            await until(lambda: asked >= 20)
-            assert not proxy.cluster.reached
-            nursery.cancel_scope.cancel()
+    async with limited() as nursery:
+        proxy = proxy_before(("127.0.0.1", port))
+        await nursery.start(proxy.serve)
+        await until(lambda: asked >= 20)
+        assert not proxy.cluster.reached
 
 
 async def test_looks_for_moved_broker_as_soon_as_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour between two looks at the cluster: only the failed connection can be why the new address is found."""
     monkeypatch.setattr(cluster_brokers, "REFRESH_S", 3600.0)
-    with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
-            service, moving = ScriptedBroker(answer), ScriptedBroker(answer)
-            await serve_broker(nursery, service)  # stands for a name that always leads to some broker
-            end = await serve_broker(nursery, moving)
-            bootstrap = service.node_port
-            service.node_port = moving.node_port
-            proxy = proxy_before(("127.0.0.1", bootstrap))
-            await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster.reached)
-            ((_, _, _, local),) = proxy.cluster.all()
-            assert await ask(local) == produce_response(1)
-            end()
-            moved = ScriptedBroker(answer)
-            await serve_broker(nursery, moved)
-            service.node_port = moved.node_port
-            assert await ask(local) is None
-            await until(lambda: proxy.cluster.all()[0][2] == moved.node_port)
-            assert await ask(local) == produce_response(1)
-            nursery.cancel_scope.cancel()
+    async with limited() as nursery:
+        service, moving = ScriptedBroker(answer), ScriptedBroker(answer)
+        await service.listen(nursery)  # stands for a name that always leads to some broker
+        end = await moving.listen(nursery)
+        bootstrap = service.node_port
+        service.node_port = moving.node_port
+        proxy = proxy_before(("127.0.0.1", bootstrap))
+        await nursery.start(proxy.serve)
+        await until(lambda: proxy.cluster.reached)
+        ((_, _, _, local),) = proxy.cluster.all()
+        assert await ask(local) == produce_response(1)
+        end()
+        moved = ScriptedBroker(answer)
+        await moved.listen(nursery)
+        service.node_port = moved.node_port
+        assert await ask(local) is None
+        await until(lambda: proxy.cluster.all()[0][2] == moved.node_port)
+        assert await ask(local) == produce_response(1)
 
 
 async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,10 +171,10 @@ async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypa
     monkeypatch.setattr(cluster_brokers, "REFRESH_S", 0.2)
     monkeypatch.setattr(cluster_brokers, "SHORTEST_REFRESH_S", 0.2)
     first, second = ScriptedBroker(answer), ScriptedBroker(answer, node_id=2)
-    with trio.fail_after(LIMIT_S), socket.create_server(("127.0.0.1", 0)) as stopped:
-        async with trio.open_nursery() as nursery:
-            await serve_broker(nursery, first)
-            await serve_broker(nursery, second)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        async with limited() as nursery:
+            await first.listen(nursery)
+            await second.listen(nursery)
             first.others, second.others = [(2, second.node_port)], [(1, first.node_port)]
             addresses = [("127.0.0.1", broker.node_port) for broker in (first, second)]
             proxy = proxy_before(stopped.getsockname(), *addresses, connect_timeout_s=0.5)
@@ -209,7 +187,6 @@ async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypa
             await until(lambda: second.accepted >= 2)  # asked twice, so the first answer has been read
             assert await ask(proxy.port) == produce_response(1)
             assert len(second.received) == 1
-            nursery.cancel_scope.cancel()
 
 
 async def test_refuses_its_own_connections() -> None:
@@ -217,15 +194,14 @@ async def test_refuses_its_own_connections() -> None:
     port, first = free_ports(2)
     settings = ProxySettings("0.0.0.0", port, range(first, first + 4), (("127.0.0.1", port),))
     proxy = Proxy(settings, Ledger(QuotaTable()))
-    with trio.fail_after(LIMIT_S), capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
+    with capture_logs() as lines:
+        async with limited() as nursery:
             await nursery.start(proxy.serve)
             assert await ask(port) is None
             await until(lambda: proxy.cluster.last_error)
             assert proxy.counters.connections_closed["upstream_unreachable"] >= 2
             assert proxy.counters.connections_opened < 10
             assert any(f"127.0.0.1:{port} leads to this sidecar" in str(line.get("error")) for line in lines)
-            nursery.cancel_scope.cancel()
 
 
 async def test_refuses_what_comes_back_through_a_balancer() -> None:
@@ -244,9 +220,9 @@ async def test_refuses_what_comes_back_through_a_balancer() -> None:
             both.start_soon(pump, near, far)
             both.start_soon(pump, far, near)
 
-    with trio.fail_after(LIMIT_S), capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            await serve_broker(nursery, broker)
+    with capture_logs() as lines:
+        async with limited() as nursery:
+            await broker.listen(nursery)
             ports = {}
             for name in targets:
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -267,4 +243,3 @@ async def test_refuses_what_comes_back_through_a_balancer() -> None:
             text = f"cannot connect to broker broker 2: 127.0.0.1:{ports['broker']} leads to this sidecar"
             assert any(text in str(line.get("error")) for line in lines)
             assert proxy.counters.connections_opened < 20
-            nursery.cancel_scope.cancel()

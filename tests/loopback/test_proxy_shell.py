@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.core.session.request_time import HANDOVER_MS
 from proxy.core.wire.responses import read_brokers
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
@@ -33,7 +32,7 @@ from tests.support.scripted_broker import (
     through,
     until,
 )
-from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
+from tests.support.session_tools import METADATA, metadata_response, produce, produce_response, request, response
 
 
 async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
@@ -44,9 +43,7 @@ async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
         await answer(stream, frame)
 
     async with through(slow) as (proxy, broker, _):
-        client = await connect(proxy)
-        idle = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client, idle = await connect(proxy, produce(1, 100)), await connect(proxy)
         await until(lambda: broker.received)
         proxy.drain()
         assert await idle.receive_some() == b""  # nothing in flight: closed at once
@@ -94,9 +91,8 @@ async def test_large_frames_pass_whole(pipes: bool, monkeypatch: pytest.MonkeyPa
         await stream.send_all(struct.pack(">ii", len(frame), int.from_bytes(frame[8:12], "big")) + frame[4:])
 
     async with through(echo) as (proxy, broker, _):
-        client = await connect(proxy)
         frame = request(999, 0, 7, body)
-        got = await exchange(client, frame)
+        got = await exchange(await connect(proxy), frame)
         assert broker.received == [frame]
         assert got is not None
         assert got[8:] == frame[4:]
@@ -132,9 +128,8 @@ async def test_back_pressure_goes_both_ways() -> None:
             await trio.sleep_forever()  # it reads no more
 
     async with through(flood, drain_timeout_s=0.1) as (proxy, _, _):
-        unread, writer = await connect(proxy), await connect(proxy)
-        await unread.send_all(request(999, 0, 7, b""))
-        await writer.send_all(request(998, 0, 7, b"") + struct.pack(">ihhih", 100_000_000, 999, 0, 8, -1))
+        unread = await connect(proxy, request(999, 0, 7, b""))
+        writer = await connect(proxy, request(998, 0, 7, b"") + struct.pack(">ihhih", 100_000_000, 999, 0, 8, -1))
         taken.append(await stalled(writer.send_all))
         await until(lambda: len(taken) == 2)
         assert max(taken) < kernel_buffers_bytes()
@@ -186,9 +181,8 @@ async def test_nonsense_from_the_cluster_harms_no_client(said: bytes | None, err
 async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) -> None:
     async with through(answer, offered={METADATA: versions}) as (proxy, broker, _):
         await until(lambda: proxy.cluster.reached)
-        assert [node.port for node in (await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))).brokers] == [
-            broker.node_port
-        ]
+        (node,) = (await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))).brokers
+        assert node.port == broker.node_port
         # As on another listener of the cluster: the client needs no login, although logins are expected.
         proxy._identification.login_expected = True
         client = await connect(proxy, produce(1, 100))
@@ -199,8 +193,7 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
 async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
     """As Java's TLS clients write it. The kernel keeps the pieces (MSG_MORE)."""
     async with through(flood_reader, drain_timeout_s=0.1) as (proxy, broker, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.streams)
         frame = produce(2, 16_384)
         for piece in (frame[:200], frame[200:16_300], frame[16_300:]):
@@ -209,29 +202,11 @@ async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
         assert await broker.streams[0].receive_some() == frame
 
 
-BUSY_S = 0.05
 LATE_S = 0.1
 
 
 def charged_ms(ledger: Ledger) -> float:
     return ledger.account(ANONYMOUS, "c").meters[Kind.REQUEST].amount
-
-
-async def test_charges_response_time_less_the_round_trip() -> None:
-    async def busy(stream: trio.SocketStream, frame: bytes) -> None:
-        await trio.sleep(BUSY_S)
-        await answer(stream, frame)
-
-    ledger = Ledger(QuotaTable())
-    async with through(busy, ledger=ledger) as (proxy, _, _nursery):
-        client = await connect(proxy)
-        began_s = time.perf_counter()
-        assert await exchange(client, produce(1, 100)) == produce_response(1)
-        took_ms = (time.perf_counter() - began_s) * 1000
-        (connection,) = proxy._connections.open
-        round_trip_ms = connection.session.state.request_time.round_trip_ms
-        assert 0 < round_trip_ms < took_ms  # as the kernel saw it when the sidecar connected
-        assert BUSY_S * 1000 - HANDOVER_MS - round_trip_ms - 1 <= charged_ms(ledger) <= took_ms
 
 
 def test_does_not_charge_late_reads_of_the_loop() -> None:
@@ -274,8 +249,7 @@ def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.Monke
 async def test_brokers_may_change_during_a_drain() -> None:
     """Listeners are closed then, and none is opened: the drain goes on."""
     async with through(never_answer, drain_timeout_s=3) as (proxy, broker, _):
-        client = await connect(proxy)
-        await client.send_all(produce(1, 100))
+        await connect(proxy, produce(1, 100))
         await until(lambda: broker.received and proxy.cluster.reached)
         proxy.drain()
         broker.node_id += 4  # of four ports it has the same
@@ -289,12 +263,8 @@ async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
     """The others get an error, and the connection goes on."""
 
     async def many(stream: trio.SocketStream, frame: bytes) -> None:
-        kio = kio_message("metadata", 1, "response")
-        brokers = tuple(
-            kio.MetadataResponseBroker(node_id=number, host="10.0.0.1", port=9092, rack=None) for number in range(1, 7)
-        )
-        body = encode(kio.MetadataResponse(brokers=brokers, controller_id=1, topics=()))
-        await stream.send_all(response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body))
+        brokers = [(number, "10.0.0.1", 9092) for number in range(1, 7)]
+        await stream.send_all(metadata_response(int.from_bytes(frame[8:12], "big"), *brokers))
 
     async with through(many) as (proxy, _, _):
         await until(lambda: proxy.cluster.reached)  # what it learns itself does not come in between
@@ -302,8 +272,7 @@ async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
         assert count < 6
         client = await connect(proxy)
         for _ in range(2):
-            await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
-            frame = await read_frame(client)
+            frame = await exchange(client, request(METADATA, 1, 3, b"\0\0\0\0"))
             assert frame is not None
             nodes = read_brokers(1, frame, 0, len(frame))
             assert [node.node_id for node in nodes] == list(range(1, count + 1))

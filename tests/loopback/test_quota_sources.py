@@ -115,13 +115,13 @@ async def test_alterations_that_cannot_be_stored_are_refused(path: Path, monkeyp
             assert await apply(source, many) == f"{path} cannot be written: File too large"
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        with monkeypatch.context() as patch:
-            patch.setattr("config.overlay.MAX_FILE_BYTES", 1000)
-            assert await apply(source, many) == f"{path} would become larger than 1000 bytes"
-        with monkeypatch.context() as patch:
-            patch.setattr("config.overlay.MAX_VALUES", 1000)
-            text = "would have more than 1000 values (keys, values, lists and mappings)"
-            assert await apply(source, many) == f"{path} {text}"
+        for bound, said in (
+            ("MAX_FILE_BYTES", "would become larger than 1000 bytes"),
+            ("MAX_VALUES", "would have more than 1000 values (keys, values, lists and mappings)"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"config.overlay.{bound}", 1000)
+                assert await apply(source, many) == f"{path} {said}"
         assert path.read_bytes() == before
         assert (len(swapped), source.quotas()) == (1, {ALICE: {PRODUCE: 1.0}})
         assert [file.name for file in path.parent.iterdir()] == ["overlay.yaml"]
@@ -283,17 +283,12 @@ async def test_asks_again_a_broker_that_learns_late(monkeypatch: pytest.MonkeyPa
 
 
 async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    quotas: Quotas = {
-        (("ip", "10.0.0.1"),): {RATE: 5.0},
-        (("ip", "10.0.0.2"),): {RATE: 6.0},
-        (("ip", None),): {RATE: 7.0},
-    }
-    Brokers(monkeypatch, a=quotas)
-    entries = [
-        {"ip": "10.0.0.1", "max_connections": 3},
-        {"ip": "10.0.0.2", RATE: 1},
-        {"user": "alice", "max_connections": 9},
-    ]
+    Brokers(
+        monkeypatch,
+        a={(("ip", name),): {RATE: rate} for name, rate in (("10.0.0.1", 5.0), ("10.0.0.2", 6.0), (None, 7.0))},
+    )
+    caps = {"ip": "10.0.0.1", "max_connections": 3}, {"user": "alice", "max_connections": 9}
+    entries = [caps[0], {"ip": "10.0.0.2", RATE: 1}, caps[1]]
     source = cluster_source("a", entries=entries)
     async with running(source) as swapped:
         await until(lambda: bool(swapped))
@@ -320,14 +315,10 @@ def test_names_cluster_quotas_that_cannot_be_enforced() -> None:
     }
     table, unusable = from_cluster(QuotaTable(), quotas)
     assert table.entries == (Entry("alice", None, UNLIMITED, 2.5, UNLIMITED),)
-    assert [text.split(":")[0][:40] for text in unusable] == [
-        "user=alice, some_new_rate=1",
-        "ip=localhost, connection_creation_rate=5",
-        "user=" + "x" * 35,
-    ]
+    named = ["user=alice, some_new_rate=1", "ip=localhost, connection_creation_rate=5", "user=" + "x" * 35]
+    assert [text.split(":")[0][:40] for text in unusable] == named
     own = ConnectionEntry(EntityType.IP, "10.0.0.1", max_connections=3, mode="shadow")
     base = QuotaTable(connections=ConnectionLimits([own, ConnectionEntry(EntityType.IP, DEFAULT, 9.0, mode="shadow")]))
     table, unusable = from_cluster(base, {(("ip", "10.0.0.1"),): {RATE: 5.0}, (("ip", None),): {RATE: 7.0}})
     assert table.connections.entries == base.connections.entries  # the second one's rate is the configuration's
-    text = "ip=10.0.0.1, connection_creation_rate=5: the configuration has this ip in mode shadow"
-    assert unusable == [text]
+    assert unusable == ["ip=10.0.0.1, connection_creation_rate=5: the configuration has this ip in mode shadow"]

@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -43,6 +44,27 @@ def resolver(lookups: SlowLookups) -> Resolver:
     return Resolver(lookups)
 
 
+@contextmanager
+def resolved_by(look_up: Callable[..., list[Any]]) -> Iterator[None]:
+    before = trio.socket.set_custom_hostname_resolver(Resolver(look_up))
+    try:
+        yield
+    finally:
+        trio.socket.set_custom_hostname_resolver(before)
+
+
+@contextmanager
+def full(address: tuple[str, int], waiting: int = 3) -> Iterator[int]:
+    """A server that accepts nothing; its port. With a full queue it does not even answer to further connections."""
+    with ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(address, backlog=0))
+        for _ in range(waiting):
+            one = opened.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
 async def test_silent_resolver_blocks_no_other_lookup(resolver: Resolver, lookups: SlowLookups) -> None:
     with trio.move_on_after(0.01) as scope:
         await resolver.getaddrinfo(b"one", 1)
@@ -69,32 +91,19 @@ async def test_shares_failure_and_asks_again_next_time(resolver: Resolver, looku
     assert await resolver.getaddrinfo(b"kafka-0", 9092) == ANSWER
 
 
-async def test_connecting_uses_it_and_tries_the_next_address_soon(lookups: SlowLookups) -> None:
+async def test_connecting_uses_it_and_tries_the_next_address_soon() -> None:
     """Happy eyeballs (RFC 6555): an address that drops what is sent to it costs a quarter of a second."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
-    full = socket.socket()  # nothing accepts, and the queue is full: further connections get no answer at all
-    full.bind(("127.0.0.2", port))
-    full.listen(0)
-    waiting = [socket.socket() for _ in range(3)]
-    for one in waiting:
-        one.setblocking(False)
-        one.connect_ex(("127.0.0.2", port))
 
     def two(_host: bytes, port: int, *_rest: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+        return [(*ANSWER[0][:4], (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
 
-    before = trio.socket.set_custom_hostname_resolver(Resolver(two))
-    try:
-        with trio.fail_after(LIMIT_S):
+    async with listener:
+        with full(("127.0.0.2", port)), resolved_by(two), trio.fail_after(LIMIT_S):
             found = await resolve("kafka-0.example", port)
             async with await open_stream("kafka-0.example", port, found) as stream:
                 assert stream.socket.getpeername()[0] == "127.0.0.1"
-    finally:
-        trio.socket.set_custom_hostname_resolver(before)
-        for one in (*waiting, full):
-            one.close()
-        await listener.aclose()
 
 
 @pytest.mark.parametrize("missing", ["answer from DNS", "connection", "answer"])
@@ -103,17 +112,7 @@ async def test_an_error_says_what_took_too_long(missing: str, lookups: SlowLooku
         found = lookups(host) if missing == "answer from DNS" else ANSWER
         return [(*one[:4], ("127.0.0.1", port)) for one in found]
 
-    before = trio.socket.set_custom_hostname_resolver(Resolver(look_up))
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
-        port = server.getsockname()[1]
-        waiting = [socket.socket() for _ in range(3 if missing == "connection" else 0)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(("127.0.0.1", port))
-        try:
-            with pytest.raises(ClusterError, match=f"^kafka-0.example:{port}: no {missing} within 0.3 s$"):
-                await ask_brokers("kafka-0.example", port, Access(0.3))
-        finally:
-            trio.socket.set_custom_hostname_resolver(before)
-            for one in waiting:
-                one.close()
+    waiting = 3 if missing == "connection" else 0
+    with full(("127.0.0.1", 0), waiting) as port, resolved_by(look_up), pytest.raises(ClusterError) as caught:
+        await ask_brokers("kafka-0.example", port, Access(0.3))
+    assert str(caught.value) == f"kafka-0.example:{port}: no {missing} within 0.3 s"

@@ -1,7 +1,5 @@
 """The chart's test command where nothing needs a broker."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.app.cli import smoke

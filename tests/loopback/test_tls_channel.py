@@ -15,15 +15,24 @@ import pytest
 from proxy.net.tls.channel import TlsSocket
 from tests.support.certificates import Authority
 from tests.support.openssl_peer import TLS1_2, Peer, PeerError, leave_error, queued_error
-from tests.support.tls_pairs import IMPLEMENTATIONS, Contexts, contexts, over_tcp, pair, shake_hands
+from tests.support.tls_pairs import IMPLEMENTATIONS, Contexts, Pair, contexts, over_tcp, pair, shake_hands
 
-BOTH_WAYS = pytest.mark.parametrize("by", IMPLEMENTATIONS)
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def by(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
     authority = Authority(Path(tmp_path_factory.mktemp("channel")))
     return contexts(authority, authority.issue("host", "localhost", common_name="host"))
+
+
+@pytest.fixture
+def made(both: Contexts, by: str) -> Iterator[Pair]:
+    with pair(both, by) as found:
+        yield found
 
 
 def read(ours: TlsSocket, most: int = 65_536) -> bytes | None:
@@ -36,7 +45,6 @@ def send(ours: TlsSocket, data: bytes) -> int:
     return ours.channel.send(data, 0, len(data), False)
 
 
-@BOTH_WAYS
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 def test_full_sockets_and_cut_records_change_no_byte(both: Contexts, by: str, version: ssl.TLSVersion) -> None:
     """Both directions at once, sockets of a few kilobytes, records cut anywhere, reads and writes of any size."""
@@ -75,25 +83,22 @@ def test_full_sockets_and_cut_records_change_no_byte(both: Contexts, by: str, ve
         assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut
 
 
-@BOTH_WAYS
-def test_a_short_read_has_taken_all_there_was(both: Contexts, by: str) -> None:
+def test_a_short_read_has_taken_all_there_was(made: Pair) -> None:
     """The promise that edge-triggered watching needs; and what a small read leaves inside counts as unread."""
-    with pair(both, by) as made:
-        for size in (1, 100, 16_384, 5):  # records
-            made.theirs.send(b"x" * size)
-        made.settle()
-        assert made.ours.unread_bytes() > 16_489
-        assert len(read(made.ours, 10) or b"") == 10
-        assert made.ours.unread_bytes() >= 16_480
-        assert len(read(made.ours) or b"") == 16_480  # over the borders of records
-        assert read(made.ours) is None
-        assert made.ours.unread_bytes() == 0
+    for size in (1, 100, 16_384, 5):  # records
+        made.theirs.send(b"x" * size)
+    made.settle()
+    assert made.ours.unread_bytes() > 16_489
+    assert len(read(made.ours, 10) or b"") == 10
+    assert made.ours.unread_bytes() >= 16_480
+    assert len(read(made.ours) or b"") == 16_480  # over the borders of records
+    assert read(made.ours) is None
+    assert made.ours.unread_bytes() == 0
 
 
-@BOTH_WAYS
-def test_the_end_comes_after_what_came_before_it(both: Contexts, by: str) -> None:
+def test_the_end_comes_after_what_came_before_it(made: Pair) -> None:
     """A goodbye (close_notify) in the same breath as data: data first; then the reader is woken once more."""
-    with pair(both, by) as made, select.epoll() as poller:
+    with select.epoll() as poller:
         made.theirs.send(b"last words")
         with suppress(ssl.SSLWantReadError):
             made.theirs.unwrap()
@@ -105,19 +110,16 @@ def test_the_end_comes_after_what_came_before_it(both: Contexts, by: str) -> Non
         assert read(made.ours) == b""
 
 
-@BOTH_WAYS
 @pytest.mark.parametrize("inside", [False, True], ids=["between records", "inside a record"])
-def test_end_without_close_notify_is_an_end(both: Contexts, by: str, inside: bool) -> None:
-    with pair(both, by) as made:
-        made.theirs.send(b"data")
-        record = made.far.recv(65_536)
-        made.near.send(record[:-3] if inside else record)
-        made.near.shutdown(socket.SHUT_WR)
-        assert read(made.ours) == (b"" if inside else b"data")
-        assert read(made.ours) == b""
+def test_end_without_close_notify_is_an_end(made: Pair, inside: bool) -> None:
+    made.theirs.send(b"data")
+    record = made.far.recv(65_536)
+    made.near.send(record[:-3] if inside else record)
+    made.near.shutdown(socket.SHUT_WR)
+    assert read(made.ours) == (b"" if inside else b"data")
+    assert read(made.ours) == b""
 
 
-@BOTH_WAYS
 def test_reset_is_reported_as_reset(both: Contexts, by: str) -> None:
     with over_tcp(both, by) as (ours, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -127,7 +129,6 @@ def test_reset_is_reported_as_reset(both: Contexts, by: str) -> None:
             read(ours)
 
 
-@BOTH_WAYS
 @pytest.mark.parametrize("how", ["flipped", "too long", "plain"])
 def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: str, how: str) -> None:
     with pair(both, by) as made, pair(both, by) as other:
@@ -155,7 +156,6 @@ def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, by: s
         assert read(other.ours) == b"fine"
 
 
-@BOTH_WAYS
 def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, by: str) -> None:
     """OpenSSL's queue of errors is the thread's: who leaves one there makes the next one's "would block" a failure."""
     with pair(both, by) as made:
@@ -181,7 +181,6 @@ def beside_peer(both: Contexts, by: str, **more: Any) -> Iterator[tuple[TlsSocke
         yield ours, peer
 
 
-@BOTH_WAYS
 def test_keys_are_updated_while_data_goes_both_ways(both: Contexts, by: str) -> None:
     """TLS 1.3: the answer to a peer's KeyUpdate is written while we read."""
     with beside_peer(both, by) as (ours, peer):
@@ -200,7 +199,6 @@ def test_keys_are_updated_while_data_goes_both_ways(both: Contexts, by: str) -> 
         assert heard == sent
 
 
-@BOTH_WAYS
 def test_renegotiation_is_refused(both: Contexts, by: str) -> None:
     with beside_peer(both, by, version=TLS1_2) as (ours, peer):
         shake_hands(ours, peer)
@@ -212,7 +210,6 @@ def test_renegotiation_is_refused(both: Contexts, by: str) -> None:
             peer.do_handshake()
 
 
-@BOTH_WAYS
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Python's ssl does with it
 @pytest.mark.parametrize("version", [TLS1_2, 0], ids=["1.2", "1.3"])
 def test_name_that_a_client_asks_for(both: Contexts, by: str, version: int) -> None:
@@ -226,7 +223,6 @@ def test_name_that_a_client_asks_for(both: Contexts, by: str, version: int) -> N
             peer.do_handshake()
 
 
-@BOTH_WAYS
 def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts, by: str) -> None:
     with pair(both, by, buffer_bytes=4608) as made:
         data = random.Random(2).randbytes(50_000)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -31,8 +30,6 @@ from proxy.net.listen.server import Proxy
 from proxy.net.tls.certificates import in_pem, valid_s
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
 from proxy.net.tls.principal import PrincipalRules
-from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
-from tests.lab.kafka.ports import free_ports
 from tests.support.certificates import Authority, Issued
 from tests.support.scripted_broker import (
     answer,
@@ -56,8 +53,20 @@ def host(issuer: Authority) -> Issued:
     return issuer.issue("host", "127.0.0.1", "localhost", common_name="kquota")
 
 
+@pytest.fixture
+def tls(host: Issued, tls_by: str) -> ServerTls:
+    return ServerTls(pair(host))
+
+
 def pair(issued: Issued) -> KeyPair:
     return KeyPair(issued.chain, issued.key)
+
+
+def put(issued: Issued, folder: Path) -> KeyPair:
+    """Its files, in the place of those there."""
+    return KeyPair(
+        Path(shutil.copy(issued.chain, folder / "tls.crt")), Path(shutil.copy(issued.key, folder / "tls.key"))
+    )
 
 
 @asynccontextmanager
@@ -84,12 +93,9 @@ async def test_the_certificate_tells_the_user(
     issuer: Authority, host: Issued, client_auth: str, shown: bool, rules: str, expected: tuple[str, str]
 ) -> None:
     alice = issuer.issue("alice", common_name="alice")
-    tls = ServerTls(
-        pair(host),
-        client_auth=client_auth,
-        client_authorities=None if client_auth == "none" else issuer.certificate,
-        rules=PrincipalRules(rules),
-    )
+    authorities = None if client_auth == "none" else issuer.certificate
+    mapping = PrincipalRules(rules)
+    tls = ServerTls(pair(host), client_auth=client_auth, client_authorities=authorities, rules=mapping)
     policy = IdentityPolicy(("tls", "static"), "pod")
     async with (
         through(answer, listen_tls=tls, identity=policy) as (proxy, _, _),
@@ -133,12 +139,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
         (client_context(issuer, eve), "unknown ca", "certificate", "is listen.tls.client_ca_file its authority?"),
         (client_context(issuer, expired), "expired", "certificate", "certificate has expired"),
         (client_context(issuer, bob), "", "principal", "no rule of ssl.principal.mapping.rules matches"),
-        (
-            client_context(stranger),
-            "certificate verify failed",
-            "refused",
-            "the client refused the TLS handshake: unknown",
-        ),
+        (client_context(stranger), "verify failed", "refused", "the client refused the TLS handshake: unknown"),
         (old, "version", "version", "the client does not offer TLS 1.2 or later"),
     ]
     counted = Counter({("client", "not_tls"): 1, ("client", "timeout"): 1})
@@ -197,14 +198,14 @@ async def test_mapping_rules_delay_nobody(issuer: Authority, host: Issued, capsy
     assert all(expected in said for _, expected in hostile)
 
 
-async def test_silent_handshakes_take_room_and_a_drain_ends_all(issuer: Authority, host: Issued) -> None:
+async def test_silent_handshakes_take_room_and_a_drain_ends_all(issuer: Authority, tls: ServerTls) -> None:
     go = trio.Event()
 
     async def slow(stream: Stream, frame: bytes) -> None:
         await go.wait()
         await answer(stream, frame)  # type: ignore[arg-type]
 
-    async with through(slow, listen_tls=ServerTls(pair(host)), max_connections=3) as (proxy, broker, _):
+    async with through(slow, listen_tls=tls, max_connections=3) as (proxy, broker, _):
         async with secured(proxy, client_context(issuer)) as client, secured(proxy, client_context(issuer)) as idle:
             silent = await trio.open_tcp_stream("127.0.0.1", proxy.port)
             await until(lambda: proxy.counters.connections_opened == 3)
@@ -225,9 +226,9 @@ async def test_silent_handshakes_take_room_and_a_drain_ends_all(issuer: Authorit
         assert proxy.counters.connections_closed["drained"] == 2
 
 
-async def test_a_muted_client_that_goes_is_noticed(issuer: Authority, host: Issued) -> None:
+async def test_a_muted_client_that_goes_is_noticed(issuer: Authority, tls: ServerTls) -> None:
     """And what it sent before is taken; its goodbye alone, unread in the socket, is no reason to wait."""
-    async with through(never_answer, quota=50_000, listen_tls=ServerTls(pair(host))) as (proxy, broker, _):
+    async with through(never_answer, quota=50_000, listen_tls=tls) as (proxy, broker, _):
         async with secured(proxy, client_context(issuer)) as client:
             await client.send_all(produce(1, 580_000, acks=0))  # a little over what the window has
             await until(lambda: proxy.counters.connections_muted == 1)
@@ -264,80 +265,57 @@ async def test_an_authority_need_not_be_a_root(tmp_path: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     cert.write_bytes(leaf.cert_chain_pems[0].bytes())
     leaf.private_key_pem.write_to_path(key)
-    both = KeyPair(cert, key)
-    broker = broker_context(Issued(cert, key, key))
     client = ssl.create_default_context(cadata=root.cert_pem.bytes().decode() + inner.cert_pem.bytes().decode())
     client.load_cert_chain(cert, key)
-    listen = ServerTls(both, client_auth="required", client_authorities=alone)
-    async with through(answer, listen_tls=listen, upstream_tls=ClientTls(authorities=alone), broker_tls=broker) as (
-        proxy,
-        _,
-        _,
-    ):
+    sides = {
+        "listen_tls": ServerTls(KeyPair(cert, key), client_auth="required", client_authorities=alone),
+        "upstream_tls": ClientTls(authorities=alone),
+    }
+    async with through(answer, broker_tls=broker_context(Issued(cert, key, key)), **sides) as (proxy, _, _):
         await until(lambda: proxy.cluster.reached)
         async with secured(proxy, client) as one:
             assert await exchange(one, produce(1, 100)) == produce_response(1)
 
 
-async def test_why_a_broker_is_not_reached(issuer: Authority) -> None:
-    access, (port,) = Access(5.0, ClientTls(authorities=issuer.certificate)), free_ports(1)
-    with pytest.raises(ClusterError, match="Connection refused"):
-        await ask_brokers("127.0.0.1", port, access)
-
-
 async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path) -> None:
-    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-
-    def put(issued: Issued) -> None:
-        shutil.copy(issued.chain, cert)
-        shutil.copy(issued.key, key)
-
     async def serial(proxy: Proxy) -> str:
         async with secured(proxy, client_context(issuer)) as client:
             return str(client.getpeercert()["serialNumber"])
 
-    put(host)
-    tls = ServerTls(KeyPair(cert, key))
-    assert tls.expires_at_s == min(end for _, end in map(valid_s, in_pem(host.chain.read_text())))
+    tls = ServerTls(put(host, tmp_path))
+    whole = host.chain.read_bytes()
+    assert tls.expires_at_s == min(end for _, end in map(valid_s, in_pem(whole.decode())))
     second = issuer.issue("second", "localhost", common_name="second")
+    gone = issuer.issue("gone", "localhost", common_name="gone", expired=True)
+    later = issuer.issue("later", "localhost", begins=datetime.now(UTC) + timedelta(days=1))
+    refused = [
+        (second.chain.read_bytes(), host, r"listen\.tls\.key_file .*tls\.key: is not the key of the certificate"),
+        (gone.chain.read_bytes(), gone, r"listen\.tls\.certificate_file .*tls\.crt: has expired at 20"),
+        (later.chain.read_bytes(), later, r"listen\.tls\.certificate_file .*tls\.crt: is not valid before 20"),
+        (whole + later.chain.read_bytes(), host, r"has a certificate, number 2, that is not valid before 20"),
+        ((whole * 2)[:-30], host, r"tls\.crt: a certificate is truncated: expected -----END"),
+        (b"nothing", host, "expected certificates in PEM form"),
+    ]
     async with through(answer, listen_tls=tls) as (proxy, _, _), secured(proxy, client_context(issuer)) as old:
         first = await serial(proxy)
-        put(second)
+        put(second, tmp_path)
         tls.load()
-        assert await serial(proxy) != first
         now = await serial(proxy)
-        await old.send_all(produce(1, 100))  # goes on as if nothing had happened
-        assert await read_frame(old) == produce_response(1)
-
-        shutil.copy(host.key, key)
-        with pytest.raises(TlsFilesError, match=r"listen\.tls\.key_file .*tls\.key: is not the key of the certificate"):
-            tls.load()
-        put(issuer.issue("gone", "localhost", common_name="gone", expired=True))
-        with pytest.raises(TlsFilesError, match=r"listen\.tls\.certificate_file .*tls\.crt: has expired at 20"):
-            tls.load()
-        later = issuer.issue("later", "localhost", begins=datetime.now(UTC) + timedelta(days=1))
-        put(later)
-        with pytest.raises(TlsFilesError, match=r"listen\.tls\.certificate_file .*tls\.crt: is not valid before 20"):
-            tls.load()
-        shutil.copy(host.key, key)
-        cert.write_bytes(host.chain.read_bytes() + later.chain.read_bytes())
-        with pytest.raises(TlsFilesError, match=r"tls\.crt: has a certificate, number 2, that is not valid before 20"):
-            tls.load()
-        cert.write_bytes((host.chain.read_bytes() * 2)[:-30])
-        with pytest.raises(TlsFilesError, match=r"tls\.crt: a certificate is truncated: expected -----END"):
-            tls.load()
-        cert.write_text("nothing")
-        with pytest.raises(TlsFilesError, match="expected certificates in PEM form"):
-            tls.load()
+        assert now != first
+        assert await exchange(old, produce(1, 100)) == produce_response(1)  # goes on as if nothing had happened
+        for certificates, of, said in refused:
+            put(of, tmp_path)
+            (tmp_path / "tls.crt").write_bytes(certificates)
+            with pytest.raises(TlsFilesError, match=said):
+                tls.load()
         assert await serial(proxy) == now
     locked = load_pem_private_key(host.key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
     )
-    key.write_bytes(locked)
+    (tmp_path / "tls.key").write_bytes(locked)
     with pytest.raises(TlsFilesError, match="is encrypted; expected a private key without a password"):
-        ServerTls(KeyPair(host.chain, key))
-    old = issuer.issue("old-host", "localhost", common_name="old", expired=True)
-    at_start = ServerTls(pair(old))
+        ServerTls(KeyPair(host.chain, tmp_path / "tls.key"))
+    at_start = ServerTls(pair(gone))
     assert (at_start.expires_at_s or 0) < time.time(), "at the start, better than none"
     assert str(at_start.not_valid).startswith("has expired at 20")
 
@@ -360,18 +338,11 @@ def test_key_of_another_kind_and_weak_key(issuer: Authority, host: Issued, tmp_p
 
 @pytest.mark.usefixtures("quick_files")
 async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Authority, tmp_path: Path) -> None:
-    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-
-    def put(issued: Issued) -> None:
-        shutil.copy(issued.chain, cert)
-        shutil.copy(issued.key, key)
-
-    put(issuer.issue("before", "localhost"))
-    tls = ServerTls(KeyPair(cert, key))
+    tls = ServerTls(put(issuer.issue("before", "localhost"), tmp_path))
     before = tls.context
     files = Followed("listen.tls", tls.paths, tls.load)
     follower = Follower([files])
-    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=5)))
+    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=5)), tmp_path)
     with trio.fail_after(40):
         async with background(follower.run):
             await until(lambda: files.failures)
@@ -382,8 +353,8 @@ async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Author
     assert tls.context is not before
 
 
-async def test_a_storm_of_handshakes_leaves_others_their_turn(issuer: Authority, host: Issued) -> None:
-    async with through(answer, listen_tls=ServerTls(pair(host))) as (proxy, _, _):
+async def test_a_storm_of_handshakes_leaves_others_their_turn(issuer: Authority, tls: ServerTls) -> None:
+    async with through(answer, listen_tls=tls) as (proxy, _, _):
         context = client_context(issuer)
         async with secured(proxy, context) as client, trio.open_nursery() as nursery:
             done = 0
@@ -404,40 +375,28 @@ async def test_a_storm_of_handshakes_leaves_others_their_turn(issuer: Authority,
         assert proxy.counters.tls_handshakes["client"] == 61
 
 
-async def test_half_close_delivers_what_is_owed(issuer: Authority, host: Issued) -> None:
+async def test_half_close_delivers_what_is_owed(issuer: Authority, tls: ServerTls) -> None:
     """A goodbye without the end of the connection: OpenSSL has taken it from the kernel when it is seen."""
 
     async def later(stream: Stream, frame: bytes) -> None:
         await trio.sleep(0.2)
         await answer(stream, frame)  # type: ignore[arg-type]
 
-    async with through(later, listen_tls=ServerTls(pair(host))) as (proxy, _, _):
+    async with through(later, listen_tls=tls) as (proxy, _, _):
 
         def talk() -> bytes:
-            with socket.create_connection(("127.0.0.1", proxy.port)) as plain:
-                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-                tls = client_context(issuer).wrap_bio(incoming, outgoing, server_hostname="localhost")
-
-                def step(what: Any) -> Any:
-                    while True:
-                        try:
-                            done = what()
-                        except ssl.SSLWantReadError:
-                            plain.sendall(outgoing.read())
-                            data = plain.recv(65536)
-                            incoming.write(data) if data else incoming.write_eof()
-                        else:
-                            plain.sendall(outgoing.read())
-                            return done
-
-                step(tls.do_handshake)
-                tls.write(produce(1, 100) + produce(2, 100))
+            plain = socket.create_connection(("127.0.0.1", proxy.port))
+            with client_context(issuer).wrap_socket(plain, server_hostname="localhost") as client:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # in one piece: requests and goodbye
+                client.sendall(produce(1, 100) + produce(2, 100))
+                client.setblocking(False)
                 with suppress(ssl.SSLWantReadError):
-                    tls.unwrap()
-                plain.sendall(outgoing.read())  # in one piece: requests and goodbye
+                    client.unwrap()
+                client.setblocking(True)
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
                 got = b""
                 with suppress(ssl.SSLZeroReturnError, ssl.SSLEOFError, ssl.SSLSyscallError):
-                    while part := step(lambda: tls.read(65536)):
+                    while part := client.recv(65_536):
                         got += part
                 return got
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import json
 import os
 import platform
 import re
@@ -159,12 +160,13 @@ def render_text(
     kubernetes: str = NEWEST,
     chart: Path = CHART,
     release: HelmRelease = HELM_4,
+    stdin: str | None = None,
 ) -> str:
     """What `helm template` prints; fails if it complains."""
     given: Sequence[str | Path] = ("--values", values) if values is not None else ()
     done = helm(
         "template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes, *given, *extra,
-        release=release,
+        release=release, stdin=stdin,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -201,6 +203,13 @@ def configuration(manifests: list[dict[str, Any]]) -> str:
     """The configuration file inside the rendered ConfigMaps, which are the same in every namespace."""
     (found,) = {one["data"]["kquota.yaml"] for one in of_kind(manifests, "ConfigMap") if "kquota.yaml" in one["data"]}
     return str(found)
+
+
+def injected(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the webhook puts into pods, from its ConfigMap."""
+    maps = of_kind(manifests, "ConfigMap")
+    (found,) = [json.loads(one["data"]["sidecar.json"]) for one in maps if "sidecar.json" in one["data"]]
+    return dict(found)
 
 
 def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

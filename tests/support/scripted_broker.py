@@ -64,6 +64,19 @@ class ScriptedBroker:
     asked: list[tuple[str, int]] = field(default_factory=list)
     """(cluster id, node id) that it was asked to be (ApiVersions 5)."""
 
+    async def listen(self, nursery: trio.Nursery, host: str = "127.0.0.1", port: int = 0) -> Callable[[], None]:
+        """Serve at this address, which becomes the one in Metadata. Returns what ends it."""
+        (listener,) = await trio.open_tcp_listeners(port, host=host)
+        self.node_port = listener.socket.getsockname()[1]
+        scope = trio.CancelScope()
+
+        async def serve() -> None:
+            with scope:
+                await trio.serve_listeners(self.serve_quietly, [listener])
+
+        nursery.start_soon(serve)
+        return scope.cancel
+
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
         self.accepted += 1
@@ -177,30 +190,38 @@ async def through(
     broker = ScriptedBroker(handler, tls=broker_tls)
     broker.offered |= offered or {}
     entries = [Entry(client_id=DEFAULT, producer_byte_rate=quota)] if quota else []
-    with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
-            if reachable:
-                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-                upstream = listeners[0].socket.getsockname()[1]
-                broker.node_port = upstream
-                nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
-            else:
-                (upstream,) = free_ports(1)
-            settings = {"drain_timeout_s": 5.0, "connect_timeout_s": 2.0} | more
-            proxy = proxy_before(("127.0.0.1", upstream), ledger=ledger or Ledger(QuotaTable(entries)), **settings)
-            await nursery.start(proxy.serve)
-            yield proxy, broker, nursery
-            for client in _clients:
-                await client.aclose()
-            _clients.clear()
-            proxy.drain()
-            await until(lambda: proxy.state == "stopped")
-            assert proxy.pipes_open == 0
-            nursery.cancel_scope.cancel()
+    async with limited() as nursery:
+        if reachable:
+            await broker.listen(nursery)
+        else:
+            (broker.node_port,) = free_ports(1)
+        settings = {"drain_timeout_s": 5.0, "connect_timeout_s": 2.0} | more
+        proxy = proxy_before(("127.0.0.1", broker.node_port), ledger=ledger or Ledger(QuotaTable(entries)), **settings)
+        await nursery.start(proxy.serve)
+        yield proxy, broker, nursery
+        for client in _clients:
+            await client.aclose()
+        _clients.clear()
+        await drained(proxy)
+        assert proxy.pipes_open == 0
 
 
 _clients: list[trio.SocketStream] = []
 """Open clients of the running test; closed at its end."""
+
+
+@asynccontextmanager
+async def limited(limit_s: float = LIMIT_S) -> AsyncIterator[trio.Nursery]:
+    """What is started in it ends with the block, which fails when it takes longer than this."""
+    with trio.fail_after(limit_s):
+        async with trio.open_nursery() as nursery:
+            yield nursery
+            nursery.cancel_scope.cancel()
+
+
+async def drained(proxy: Proxy) -> None:
+    proxy.drain()
+    await until(lambda: proxy.state == "stopped")
 
 
 @asynccontextmanager

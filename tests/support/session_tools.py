@@ -67,6 +67,15 @@ def encode(message: Any) -> bytes:
     return sink.getvalue()
 
 
+def metadata_response(correlation_id: int, *brokers: tuple[int, str, int]) -> bytes:
+    """Of version 1, with these brokers (node id, host, port) and no topics."""
+    kio = kio_message("metadata", 1, "response")
+    made = tuple(
+        kio.MetadataResponseBroker(node_id=node, host=host, port=port, rack=None) for node, host, port in brokers
+    )
+    return response(METADATA, 1, correlation_id, encode(kio.MetadataResponse(brokers=made, controller_id=1, topics=())))
+
+
 def decode(cls: Any, data: bytes) -> Any:
     """The kio message in `data`, which it must fill."""
     message, used = entity_reader(cls)(data, 0)

@@ -16,7 +16,7 @@ import yaml
 
 from deploy.kubernetes.distribution import Distribution
 from tests.lab.chart import CHART
-from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
+from tests.support.chart_tools import NEWEST, ROOT, documents, injected, of_kind, render_text
 
 REVIEWS = ROOT / "tests/golden/admission.yaml"
 """What an API server asked, without the managed fields: of a pod by itself, of a Deployment and of a Job."""
@@ -38,9 +38,7 @@ SETTINGS = Distribution(
 
 
 def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
-    maps = of_kind(documents(render_text(values, kubernetes=kubernetes)), "ConfigMap")
-    (text,) = [one["data"]["sidecar.json"] for one in maps if "sidecar.json" in one["data"]]
-    return json.dumps(json.loads(text) | changes).encode()
+    return json.dumps(injected(documents(render_text(values, kubernetes=kubernetes))) | changes).encode()
 
 
 def admission_review(

@@ -1,12 +1,9 @@
 """The chart's reports: what it starts is what the image and the reports' own command line understand."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,28 +12,22 @@ from analysis import cli, container
 from analysis.owners import PriceModel
 from analysis.session import kafka_package
 from tests.lab.chart import CHART
-from tests.support.chart_tools import documents, helm, of_kind, render_text
+from tests.support.chart_tools import ROOT, documents, helm, of_kind, pod_specs, render_text, unhooked
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAIN, OPERATOR = CHART / "ci/analysis-values.yaml", CHART / "ci/analysis-operator-values.yaml"
 
 
 def programs(values: Path) -> dict[str, list[str]]:
     """Name -> the arguments with which the image is started."""
+    manifests = documents(render_text(values))
     found = {}
-    for one in documents(render_text(values)):
-        spec, name = one.get("spec", {}), one["metadata"]["name"]
-        match one["kind"]:
-            case "CronJob":
-                (report,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-                found[name] = report["args"]
-            case "Deployment":
-                (report,) = spec["template"]["spec"]["containers"]
-                found[name] = report["args"]
-            case "ScheduledSparkApplication":
-                found[name] = spec["template"]["arguments"]
-            case "SparkApplication":
-                found[name] = spec["arguments"]
+    for where, pod in pod_specs(unhooked(manifests)).items():
+        (report,) = pod["containers"]
+        found[where.partition("/")[2]] = report["args"]
+    for one in of_kind(manifests, "ScheduledSparkApplication"):
+        found[one["metadata"]["name"]] = one["spec"]["template"]["arguments"]
+    for one in of_kind(manifests, "SparkApplication"):
+        found[one["metadata"]["name"]] = one["spec"]["arguments"]
     return found
 
 
@@ -58,14 +49,14 @@ def test_arguments_match_the_report_commands(values: Path, names: list[str]) -> 
 
 def test_files_are_mounted_where_arguments_find_them() -> None:
     manifests = documents(render_text(PLAIN))
-    (files,) = (one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"] == "shop-kquota-analysis")
+    (files,) = [one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"] == "shop-kquota-analysis"]
     arguments = programs(PLAIN)["shop-kquota-chargeback"]
     path = Path(arguments[arguments.index("--prices") + 1])
     model = PriceModel.model_validate(yaml.safe_load(files["data"][path.name]))
     assert model.prices.produce_gb == 0.05
-    (job,) = (one for one in of_kind(manifests, "CronJob") if one["metadata"]["name"] == "shop-kquota-chargeback")
-    assert job["spec"]["schedule"] == "40 2 1 * *"
-    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    schedules = {one["metadata"]["name"]: one["spec"]["schedule"] for one in of_kind(manifests, "CronJob")}
+    assert schedules["shop-kquota-chargeback"] == "40 2 1 * *"
+    pod = pod_specs(manifests)["CronJob/shop-kquota-chargeback"]
     mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounts[str(path.parent)] == "files"
     assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
@@ -92,17 +83,17 @@ def test_operator_starts_the_file_in_the_image() -> None:
 @pytest.mark.parametrize(
     ("given", "output"),
     [
-        (["analysis.output="], "needs an output"),
-        (["analysis.kind=Job"], "kind"),
-        (["analysis.reports[0].nam=usage"], "nam"),
-        (["analysis.executer.cores=1"], "executer"),
-        (["analysis.stream.metricsPort=70000"], "metricsPort"),
-        (["analysis.stream.arguments[0]=--metrics"], "use analysis.stream.metricsPort"),
-        (["analysis.stream.arguments[0]=--metrics=9405"], "use analysis.stream.metricsPort"),
+        ("output=", "needs an output"),
+        ("kind=Job", "kind"),
+        ("reports[0].nam=usage", "nam"),
+        ("executer.cores=1", "executer"),
+        ("stream.metricsPort=70000", "metricsPort"),
+        ("stream.arguments[0]=--metrics", "use analysis.stream.metricsPort"),
+        ("stream.arguments[0]=--metrics=9405", "use analysis.stream.metricsPort"),
     ],
 )
-def test_analysis_mistakes_fail_at_install(given: list[str], output: str) -> None:
-    done = helm("template", "shop", CHART, "--values", PLAIN, *(part for one in given for part in ("--set", one)))
+def test_analysis_mistakes_fail_at_install(given: str, output: str) -> None:
+    done = helm("template", "shop", CHART, "--values", PLAIN, "--set", f"analysis.{given}")
     assert done.returncode != 0
     assert output in done.stderr
 
@@ -146,14 +137,8 @@ def test_an_executor_starts_the_program_that_spark_s_jars_have() -> None:
     program = container.command(["executor"], EXECUTOR | {"SPARK_EXECUTOR_MEMORY": "64m"})
     program[0] = "java"
     end = program.index(container.BACKEND)
-    done = subprocess.run(
-        [*program[: end + 1], "--nonsense", *program[end + 1 :]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [*program[: end + 1], "--nonsense", *program[end + 1 :]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    output: Any = done.stderr
-    assert "Unrecognized options: --nonsense" in output
-    assert set(program[end + 1 :: 2]) <= set(re.findall(r"--\w+(?:-\w+)*", output))
+    assert "Unrecognized options: --nonsense" in done.stderr
+    assert set(program[end + 1 :: 2]) <= set(re.findall(r"--\w+(?:-\w+)*", done.stderr))

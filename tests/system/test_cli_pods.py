@@ -1,16 +1,13 @@
 """`--pod`: a sidecar's admin port by way of kubectl, which is a stand-in here: nothing on this machine runs pods."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import kquota
 from tests.support.web_server import web_server
 
 STAND_IN = """\
@@ -44,23 +41,16 @@ def port() -> Iterator[int]:
         yield found
 
 
-def kquota(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "proxy.app.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": path})
-
-
-def stand_in(folder: Path, port: int = 0, fails: str = "") -> Path:
-    """A folder with a program named kubectl; its arguments are in `said.json` there."""
-    made = folder / "kubectl"
-    said = str(folder / "said.json")
+def stand_in(folder: Path, port: int = 0, fails: str = "") -> str:
+    """The folder, with a program named kubectl in it; its arguments are in `said.json` there."""
+    made, said = folder / "kubectl", str(folder / "said.json")
     made.write_text(STAND_IN.format(python=sys.executable, said=said, fails=fails, port=port))
     made.chmod(0o755)
-    return folder
+    return str(folder)
 
 
 def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, port: int) -> None:
-    folder = stand_in(tmp_path, port)
-    done = kquota("explain", "--pod", "shop/orders-0:9500", path=str(folder))
+    done = kquota("explain", "--pod", "shop/orders-0:9500", PATH=stand_in(tmp_path, port))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("no client is throttled at 2026-01-01")
     said = json.loads((tmp_path / "said.json").read_text())
@@ -69,13 +59,13 @@ def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, p
 
 
 def test_passes_on_kubectl_errors(tmp_path: Path) -> None:
-    done = kquota("top", "--once", "--pod", "gone", path=str(stand_in(tmp_path, fails=f"{KLOG}\n{NO_POD}")))
+    done = kquota("top", "--once", "--pod", "gone", PATH=stand_in(tmp_path, fails=f"{KLOG}\n{NO_POD}"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: kubectl port-forward pod/gone :9404: {NO_POD}\n"
 
 
 def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
-    done = kquota("top", "--once", "--pod", "shop/orders-0", path=str(tmp_path))
+    done = kquota("top", "--once", "--pod", "shop/orders-0", PATH=str(tmp_path))
     assert done.returncode == 1
     assert "run `kubectl port-forward --namespace shop pod/orders-0 :9404`" in done.stderr
 
@@ -88,17 +78,17 @@ def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_page_of_a_namespace_needs_kubectl(tmp_path: Path, namespace: str, said: str) -> None:
-    done = kquota("ui", "--namespace", namespace, path=str(tmp_path))
+    done = kquota("ui", "--namespace", namespace, PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
-    alone = kquota("ui", "--admin", "b:1", "--selector", "app=a", path="")
+    alone = kquota("ui", "--admin", "b:1", "--selector", "app=a", PATH="")
     assert (alone.returncode, "expected --selector with --namespace only" in alone.stderr) == (2, True)
-    assert kquota("ui", path="").returncode == kquota("ui", "-n", "a", "--admin", "b:1", path="").returncode == 2
+    assert kquota("ui", PATH="").returncode == kquota("ui", "-n", "a", "--admin", "b:1", PATH="").returncode == 2
 
 
 @pytest.mark.parametrize("pod", ["a/b/c", "../x", "-n", "UPPER", "a b", ""])
 def test_refuses_invalid_pod_names(tmp_path: Path, pod: str) -> None:
-    done = kquota("top", "--once", f"--pod={pod}", path=str(tmp_path))
+    done = kquota("top", "--once", f"--pod={pod}", PATH=str(tmp_path))
     assert done.returncode == 1
     assert "expected NAMESPACE/NAME or NAME" in done.stderr
-    assert kquota("top", "--pod", "a", "--admin", "http://127.0.0.1:1", path="").returncode == 2
+    assert kquota("top", "--pod", "a", "--admin", "http://127.0.0.1:1", PATH="").returncode == 2

@@ -1,7 +1,5 @@
 """Building the data path: compiled where that is possible, Python where not, and never stale."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil
@@ -45,16 +43,17 @@ def test_ci_runs_compiled() -> None:
             continue  # declarations for the one next to it
         package = ".".join(one.parent.relative_to(ROOT).parts)
         module = importlib.import_module(f"{package}.{one.stem}")
-        if one.stem in ("integers", "ticks"):
-            assert module.__file__ == str(one.with_suffix(".py")), "it is part of those that use it"
-        else:
-            assert module.__file__ == str(compiled.built(package) / f"{one.stem}{SUFFIX}")
+        part_of_others = one.stem in ("integers", "ticks")
+        place = one.with_suffix(".py") if part_of_others else compiled.built(package) / f"{one.stem}{SUFFIX}"
+        assert module.__file__ == str(place)
 
 
-def _environment(**more: str) -> dict[str, str]:
-    """This process's, without what decides how kquota is built and run."""
+def _run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Without what decides in this process how kquota is built and run."""
     without = {name: value for name, value in os.environ.items() if name not in ("KQUOTA_PURE", "CC", "PYTHONPATH")}
-    return without | more
+    return subprocess.run(
+        command, cwd=cwd, env=without | environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 COMPILED_ONLY = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
@@ -73,8 +72,7 @@ def _what_runs(copied: Path) -> str:
     """Why it is not the compiled code, and what two modules are loaded from."""
     code = "import quota.rate, proxy.net.io.pair as io; from quota import compiled; "
     code += "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, io)))"
-    environment = _environment(KQUOTA_PURE="0")
-    done = subprocess.run([sys.executable, "-c", code], cwd=copied, env=environment, capture_output=True, text=True)
+    done = _run(sys.executable, "-c", code, cwd=copied, KQUOTA_PURE="0")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -127,24 +125,18 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def _build(checkout: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _build(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """By this pip, with the packages that build the wheel in the image: those that `make` compiles with."""
     assert BUILDER.exists(), "`make compile` makes it"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(BUILDER)]
-    return subprocess.run(
-        [*pip, argv[0], "--verbose", "--no-index", "--no-deps", "--no-build-isolation", *argv[1:], "."],
-        cwd=checkout,
-        env=_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    options = ("--verbose", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist")
+    return _run(*pip, "wheel", *options, ".", cwd=checkout, **environment)
 
 
 def _wheel(checkout: Path, **environment: str) -> tuple[Path, str]:
     """The wheel of a checkout, and what pip said."""
     shutil.rmtree(checkout / "dist", ignore_errors=True)
-    done = _build(checkout, "wheel", "--wheel-dir", "dist", **environment)
+    done = _build(checkout, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (checkout / "dist").iterdir()
     return wheel, done.stdout + done.stderr
@@ -155,11 +147,7 @@ def _number(wheel: Path, into: Path) -> str:
     shutil.rmtree(into, ignore_errors=True)
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(into)
-    return _alone("from proxy.net.io import calls; print(calls.NUMBER)", into)
-
-
-def _alone(code: str, into: Path) -> str:
-    done = subprocess.run([*ALONE, code], cwd=into, env=_environment(), capture_output=True, text=True)
+    done = _run(*ALONE, "from proxy.net.io import calls; print(calls.NUMBER)", cwd=into)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -197,6 +185,6 @@ def test_wheel_has_code_compiled_from_its_source(checkout: Path, tmp_path: Path)
 
 
 def test_required_compilation_that_fails_is_an_error(checkout: Path) -> None:
-    done = _build(checkout, "wheel", "--wheel-dir", "dist", KQUOTA_PURE="0", CC="false")
+    done = _build(checkout, KQUOTA_PURE="0", CC="false")
     assert done.returncode != 0
     assert "'/usr/bin/false' failed with exit code 1" in done.stdout + done.stderr or "false" in done.stdout

@@ -1,7 +1,5 @@
 """Usage records in files: what readers see, what a killed or a full sidecar leaves, what is deleted."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -20,17 +18,9 @@ from tests.support.usage_rows import NAMES, build, from_line
 HOUR = "date=2026-08-01/hour=12"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def sink(directory: Path, clock: Clock | None = None, **settings: Any) -> FileSink:
-    known: dict[str, Any] = {"rotate_s": 300.0, "rotate_bytes": 1 << 30, "keep_bytes": None}
-    return FileSink(directory, "inst", **(known | settings), clock_s=clock or Clock())
+def sink(directory: Path, instance: str = "inst", **settings: Any) -> FileSink:
+    known: dict[str, Any] = {"rotate_s": 300.0, "rotate_bytes": 1 << 30, "keep_bytes": None, "clock_s": lambda: 0.0}
+    return FileSink(directory, instance, **(known | settings))
 
 
 def line(sequence: int, **values: Any) -> bytes:
@@ -59,13 +49,13 @@ def visible(directory: Path) -> list[str]:
 
 
 def test_a_file_is_seen_when_it_is_complete(tmp_path: Path) -> None:
-    clock = Clock()
-    files = sink(tmp_path, clock)
+    now_s = 0.0
+    files = sink(tmp_path, clock_s=lambda: now_s)
     files.write(batch(1, 2))
-    clock.now_s = 299.0
+    now_s = 299.0
     files.write(batch(3))
     assert visible(tmp_path) == []
-    clock.now_s = 300.0
+    now_s = 300.0
     files.tick()
     assert visible(tmp_path) == ["usage-inst-000000000001.jsonl"]
     assert complete_files(tmp_path) == [tmp_path / HOUR / "usage-inst-000000000001.jsonl"]
@@ -74,18 +64,12 @@ def test_a_file_is_seen_when_it_is_complete(tmp_path: Path) -> None:
 
 def test_a_file_ends_with_its_hour_and_its_size_and_its_sidecar(tmp_path: Path) -> None:
     files = sink(tmp_path, rotate_bytes=len(line(1)) + 1)
-    files.write(batch(1))
-    files.write(batch(2, partition="date=2026-08-01/hour=13"))
-    assert len(complete_files(tmp_path)) == 1
-    files.write(batch(3, partition="date=2026-08-01/hour=13"))
-    files.write(batch(4, partition="date=2026-08-01/hour=13"))
-    assert len(complete_files(tmp_path)) == 2
+    for first, hour, complete_then in ((1, 12, 0), (2, 13, 1), (3, 13, 1), (4, 13, 2)):
+        files.write(batch(first, partition=f"date=2026-08-01/hour={hour}"))
+        assert len(complete_files(tmp_path)) == complete_then
     files.close()
-    assert [(path.parent.name, path.name[-8:-6]) for path in complete_files(tmp_path)] == [
-        ("hour=12", "01"),
-        ("hour=13", "02"),
-        ("hour=13", "04"),
-    ]
+    found = [(path.parent.name, path.name[-8:-6]) for path in complete_files(tmp_path)]
+    assert found == [("hour=12", "01"), ("hour=13", "02"), ("hour=13", "04")]
     assert sequences(tmp_path) == [1, 2, 3, 4]
     assert list(tmp_path.rglob(".*")) == []
 
@@ -119,7 +103,7 @@ def test_the_file_of_a_living_sidecar_is_left_alone(tmp_path: Path) -> None:
     alive.write(batch(1))
     (path,) = tmp_path.rglob(".*.open")
     assert complete(path) is None
-    FileSink(tmp_path, "other", rotate_s=1, rotate_bytes=1, keep_bytes=None).tick()
+    sink(tmp_path, "other").tick()
     assert path.exists()
     alive.write(batch(2))
     alive.close()
@@ -148,7 +132,7 @@ def test_full_disk_leaves_no_half_line_and_resumes(small_disk: Path) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * 40_000)
     files = sink(small_disk)
-    written = []
+    written: list[int] = []
     complaint: OSError | None = None
     for first in range(1, 100, 5):
         one = batch(first, 5)

@@ -1,7 +1,5 @@
 """Fuzzing in short: findings stay fixed, recorded traffic breaks nothing, the fuzzer works."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -33,9 +31,8 @@ def test_seeds_and_simple_mutations_of_them_break_no_invariant(name: str) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["header", "response_metadata"])
-def test_the_fuzzer_runs_and_counts(name: str, tmp_path: Path) -> None:
-    done = run(name, tmp_path, runs=1000, seconds=150)
+def test_the_fuzzer_runs_and_counts(tmp_path: Path) -> None:
+    done = run("response_metadata", tmp_path, runs=1000, seconds=150)
     assert done.finding is None
     assert done.executions >= 500
-    assert list((tmp_path / "corpus" / name).iterdir()), "no input has reached anything new"
+    assert list((tmp_path / "corpus/response_metadata").iterdir()), "no input has reached anything new"

@@ -1,7 +1,5 @@
 """Rules for the container image's Dockerfile, context and locks; the image at work: tests/kubernetes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

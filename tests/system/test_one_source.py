@@ -1,8 +1,6 @@
 """The data path compiled and as Python: the same answers and the same state, whatever is done to a ledger; and its
 tests once more as Python. (Whatever two peers send: tests/loopback/test_connection_io.py.)"""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,13 +1,9 @@
-"""Admin ports that are of another program or version, or do not end: commands say so, and the page of many sidecars
-shows the others."""
-
-from __future__ import annotations
+"""Admin ports that are of another program or version, or do not end: commands say so, names in them steer no terminal,
+and the page of many sidecars shows the others."""
 
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +14,8 @@ import httpx
 import pytest
 
 from proxy.app.cli.admin_client import get_json
+from tests.support.command import kquota, started
+from tests.support.hostile_names import CLIENT, harmless
 from tests.support.web_server import web_server
 
 EMPTY: Final[dict[str, Any]] = {
@@ -80,8 +78,7 @@ def test_commands_name_the_address_of_a_wrong_answer(command: list[str], answer:
     body = {"at": "", "user": "a", "client_id": "a", "kinds": row, "total": 1, "refused": [], **lists}
     with web_server(lambda path: (200, DEEP if answer == "deep" else json.dumps(body).encode())) as port:
         url = f"http://127.0.0.1:{port}"
-        words = [sys.executable, "-m", "proxy.app.cli.main", *command, "--admin", url]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        done = kquota(*command, "--admin", url)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {url}")
@@ -94,8 +91,7 @@ def test_wrong_answer_of_a_sidecar_hides_no_other() -> None:
 
     with web_server(answer) as port:
         admins = [word for path in SNAPSHOTS for word in ("--admin", f"http://127.0.0.1:{port}{path}")]
-        words = [sys.executable, "-m", "proxy.app.cli.main", "ui", "--port", "0", *admins]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as page:
+        with started("ui", "--port", "0", *admins) as page:
             assert page.stdout is not None
             try:
                 (url,) = re.findall(r"^6 sidecars: (\S+)ui/ ", page.stdout.readline())
@@ -105,7 +101,26 @@ def test_wrong_answer_of_a_sidecar_hides_no_other() -> None:
     errors = {one["url"].rpartition("/")[2]: one["error"] for one in found["sidecars"]}
     assert (errors.pop("good"), errors.pop("halves"), found["connections"]["states"]) == (None, None, {"muted": 6})
     assert set(errors) == {"rows", "types", "infinite", "texts"}
-    assert errors["rows"] == (
-        f"http://127.0.0.1:{port}/rows: unexpected answer (KeyError: 'limit'); is it kquota of the same version?"
-    )
+    said = "unexpected answer (KeyError: 'limit'); is it kquota of the same version?"
+    assert errors["rows"] == f"http://127.0.0.1:{port}/rows: {said}"
     assert all(": unexpected answer (" in text for text in errors.values())
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["explain"], ["explain", "--json"]], ids=" ".join)
+def test_escapes_answers_of_other_programs(command: list[str]) -> None:
+    row = {
+        "kind": "produce", "user": CLIENT, "client_id": CLIENT, "limit": 1.0, "level": CLIENT, "mode": "enforce",
+        "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
+    }  # fmt: skip
+    answer = {
+        "groups": [row], "connections": [], "total": 1,
+        "at": f"2026-01-01T{CLIENT}", "throttled": [], "decisions": [], "refused": [],
+    }  # fmt: skip
+    for status in (200, 500):
+        said = status, json.dumps(answer).encode()
+        with web_server(lambda path, said=said: said, reason="no \x9b31m\x1b]0;owned\x07") as port:  # type: ignore[misc]
+            done = kquota(*command, "--admin", f"http://127.0.0.1:{port}")
+        assert done.returncode == (0 if status == 200 else 1)
+        output = done.stdout + done.stderr
+        assert harmless(output), output
+        assert r"9b" in output

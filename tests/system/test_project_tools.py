@@ -1,7 +1,5 @@
 """The project's own tools, run for real: workflows by actionlint, hooks by pre-commit, a release up to publishing."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 import zipfile
@@ -17,18 +15,10 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def actionlint() -> Path:
-    return go_tools.program("actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
-
-
-def lint(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(program), "-no-color", *(str(path) for path in sorted((folder / ".github/workflows").iterdir()))]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-
-
-def test_actionlint_passes(actionlint: Path) -> None:
-    done = lint(actionlint, ROOT)
+def test_actionlint_passes() -> None:
+    actionlint = go_tools.program("actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
+    command = [actionlint, "-no-color", *sorted((ROOT / ".github/workflows").iterdir())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, ""), done
 
 

@@ -1,7 +1,5 @@
 """`kquota redirect`: the rules as text, and in the kernel of a network namespace, by both tools."""
 
-from __future__ import annotations
-
 import json
 import select
 import shlex
@@ -19,6 +17,7 @@ from typer.testing import CliRunner
 
 from deploy.redirect.cli import app
 from deploy.redirect.run import Rules, iptables_install
+from tests.support.command import KQUOTA
 from tests.support.namespaces import Namespace, machine_with
 
 TO, KAFKA = 15001, 9092
@@ -88,29 +87,25 @@ def test_redirects_ports_and_leaves_out_exclusions(machine: Namespace, tool: str
     )
     assert said == f"redirecting to port {TO}, by {tool}"
     for host in (ELSEWHERE, ELSEWHERE6):
-        assert reached(machine, host, KAFKA) == TO
-        assert reached(machine, host, 9096) == TO
-        assert reached(machine, host, 9095) == 9095
-        assert reached(machine, host, 8080) == 8080
-        assert reached(machine, host, KAFKA, uid=SIDECAR_UID) == KAFKA
-        assert reached(machine, host, KAFKA, gid=SIDECAR_GID) == KAFKA
-        assert reached(machine, host, KAFKA, mark=MARK) == KAFKA
-    assert reached(machine, LEFT_OUT, KAFKA) == KAFKA
-    assert reached(machine, "127.0.0.1", KAFKA) == KAFKA
-    assert reached(machine, "::1", KAFKA) == KAFKA
+        for port, arrived in ((KAFKA, TO), (9096, TO), (9095, 9095), (8080, 8080)):
+            assert reached(machine, host, port) == arrived
+        for exempt in ({"uid": SIDECAR_UID}, {"gid": SIDECAR_GID}, {"mark": MARK}):
+            assert reached(machine, host, KAFKA, **exempt) == KAFKA
+    for host in (LEFT_OUT, "127.0.0.1", "::1"):
+        assert reached(machine, host, KAFKA) == KAFKA
 
 
 @TOOLS
 def test_install_replaces_and_remove_leaves_nothing(machine: Namespace, tool: str) -> None:
-    listed = ["nft", "list", "ruleset"]
     untouched = "table ip mine { chain output { type filter hook output priority 0; tcp dport 7 accept;\n}\n}\n"
     machine.run("nft", "-f", "-", given=untouched)
     arguments = f"install --with {tool} --to-port {TO} --exclude-uid {SIDECAR_UID}"
     redirect(machine, f"{arguments} --port 9000")
-    redirect(machine, f"{arguments} --network {ELSEWHERE} --network fd77::/64")
-    once = machine.run(*listed).stdout
-    redirect(machine, f"{arguments} --network {ELSEWHERE} --network fd77::/64")
-    assert machine.run(*listed).stdout == once, "the same again changes nothing"
+    listed: list[str] = []
+    for _ in range(2):
+        redirect(machine, f"{arguments} --network {ELSEWHERE} --network fd77::/64")
+        listed.append(machine.run("nft", "list", "ruleset").stdout)
+    assert listed[0] == listed[1], "the same again changes nothing"
     assert reached(machine, ELSEWHERE, 9000) == TO
     assert reached(machine, ELSEWHERE6, 9000) == TO
     assert reached(machine, LEFT_OUT, 9000) == 9000, "the first install's port is forgotten"
@@ -120,7 +115,7 @@ def test_install_replaces_and_remove_leaves_nothing(machine: Namespace, tool: st
     assert "# would be removed" in redirect(machine, "remove --dry-run")
     assert redirect(machine, "remove") == f"removed the rules of {tool}"
     assert reached(machine, ELSEWHERE, 9000) == 9000
-    left = machine.run(*listed).stdout
+    left = machine.run("nft", "list", "ruleset").stdout
     assert "tcp dport 7 accept" in left, "other people's rules stay"
     assert "kquota" not in left.lower()
     assert redirect(machine, "remove") == "no rules of kquota", "once more does no harm"
@@ -181,10 +176,12 @@ def test_configuration_sets_port_and_mark(machine: Namespace, tmp_path: Path) ->
     assert f"meta mark {{ {MARK} }} return" in text
     assert text.startswith("# nft -f -\n")
     assert machine.run("nft", "list", "ruleset").stdout == "", "a dry run does nothing"
-    path.write_text('upstream: {bootstrap: ["k:1"]}\n')
-    assert "mode is rewrite" in redirect(machine, f"install --config {path} --port {KAFKA}", code=2)
-    path.write_text("mode: transparent\nlisten: {port: 0}\n")
-    assert "listen.port is 0" in redirect(machine, f"install --config {path} --port {KAFKA}", code=2)
+    for text, said in (
+        ('upstream: {bootstrap: ["k:1"]}\n', "mode is rewrite"),
+        ("mode: transparent\nlisten: {port: 0}\n", "listen.port is 0"),
+    ):
+        path.write_text(text)
+        assert said in redirect(machine, f"install --config {path} --port {KAFKA}", code=2)
 
 
 @pytest.mark.parametrize(
@@ -206,27 +203,28 @@ def test_wrong_use_is_an_error(machine: Namespace, arguments: str, said: str) ->
 
 def test_missing_capability_names_the_fix(machine: Namespace) -> None:
     drop = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]
-    done = machine.run(*drop, sys.executable, "-m", "proxy.app.cli.main", "redirect", "remove", check=False)
+    done = machine.run(*drop, *KQUOTA, "redirect", "remove", check=False)
     assert done.returncode == 1
     assert "this needs the capability NET_ADMIN: run it in an init container" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("tool", "said"),
-    [
-        ("auto", "neither nft nor iptables is installed"),
-        ("nft", "apt-get install nftables"),
-        ("iptables", "apt-get install iptables"),
-    ],
-)
+MISSING = {
+    "auto": "neither nft nor iptables is installed",
+    "nft": "apt-get install nftables",
+    "iptables": "apt-get install iptables",
+}
+
+
+@pytest.mark.parametrize("tool", MISSING)
 def test_missing_programs_name_the_packages(
-    tool: str, said: str, machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: str, machine: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert said in redirect(machine, f"install --port 9092 --exclude-uid 1 --with {tool}", code=1)
+    install = f"install --port 9092 --exclude-uid 1 --with {tool}"
+    assert MISSING[tool] in redirect(machine, install, code=1)
     if tool != "auto":
-        assert " 9092" in redirect(machine, f"install --port 9092 --exclude-uid 1 --with {tool} --dry-run")
+        assert " 9092" in redirect(machine, f"{install} --dry-run")
 
 
 def test_many_ports_are_several_matches() -> None:

@@ -1,7 +1,5 @@
 """Transparent interception with real rules before a scripted broker; real ones: test_transparent_kafka."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -25,10 +23,9 @@ from proxy.net.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.namespaces import Namespace, machine_with
-from tests.support.scripted_broker import ScriptedBroker, answer, read_frame, until
+from tests.support.scripted_broker import ScriptedBroker, answer, drained, limited, read_frame, until
 from tests.support.session_tools import produce, produce_response
 
-LIMIT_S = 30
 LISTEN, KAFKA = 15001, 9092
 HERE = ("10.77.0.2", "fd77::2")
 BROKERS = ("10.77.0.11", "fd77::11")
@@ -57,26 +54,20 @@ def machine() -> Iterator[Namespace]:
 
 @asynccontextmanager
 async def intercepting(
-    host: str = "127.0.0.1",
-    *,
-    bootstrap: tuple[tuple[str, int], ...] = (),
-    **more: Any,
+    machine: Namespace, host: str = "127.0.0.1", *, bootstrap: tuple[tuple[str, int], ...] = (), **more: Any
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker]]:
-    """A proxy in transparent mode, and a broker that listens on both brokers' addresses."""
-    broker = ScriptedBroker(answer, node_port=KAFKA)
+    """On that machine, a proxy in transparent mode, and a broker that listens on both brokers' addresses."""
+    broker = ScriptedBroker(answer)
     transparent = TransparentSettings(**({"mark": MARK} | more))
     settings = ProxySettings(host, LISTEN, range(1, 2), bootstrap, drain_timeout_s=2.0, transparent=transparent)
     proxy = Proxy(settings, Ledger(QuotaTable()))
-    with trio.fail_after(LIMIT_S):
-        async with trio.open_nursery() as nursery:
+    with machine.inside():
+        async with limited(30.0) as nursery:
             for address in BROKERS:
-                listeners = await trio.open_tcp_listeners(KAFKA, host=address)
-                nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
+                await broker.listen(nursery, address, KAFKA)
             await nursery.start(proxy.serve)
             yield proxy, broker
-            proxy.drain()
-            await until(lambda: proxy.state == "stopped")
-            nursery.cancel_scope.cancel()
+            await drained(proxy)
 
 
 async def connect(host: str, port: int = KAFKA) -> trio.SocketStream:
@@ -103,24 +94,23 @@ async def ask(host: str, port: int = KAFKA) -> bytes | None:
 @pytest.mark.parametrize("listen", ["127.0.0.1", "::1", "localhost", "::"])
 async def test_connections_go_where_they_were_going(machine: Namespace, listen: str) -> None:
     """Both families, by two listeners on loopback or one that shows IPv4 addresses mapped into IPv6."""
-    with machine.inside():
-        async with intercepting(listen) as (proxy, broker):
-            for host in BROKERS:
-                assert await ask(host) == produce_response(7)
-            assert len(broker.received) == 2
-            assert proxy.counters.upstream_connects == 2
-            async with await connect(BROKERS[0]) as stream:
-                await stream.send_all(produce(8, 100))
-                await read_frame(stream)
-                names = {one.broker for one in proxy.each_connection()}
-                peers = {one.peer.rpartition(":")[0] for one in proxy.each_connection()}
-            assert names == {f"{BROKERS[0]}:{KAFKA}"}
-            assert peers <= {*HERE, *BROKERS}, "in IPv4's own spelling"
+    async with intercepting(machine, listen) as (proxy, broker):
+        for host in BROKERS:
+            assert await ask(host) == produce_response(7)
+        assert len(broker.received) == 2
+        assert proxy.counters.upstream_connects == 2
+        async with await connect(BROKERS[0]) as stream:
+            await stream.send_all(produce(8, 100))
+            await read_frame(stream)
+            names = {one.broker for one in proxy.each_connection()}
+            peers = {one.peer.rpartition(":")[0] for one in proxy.each_connection()}
+        assert names == {f"{BROKERS[0]}:{KAFKA}"}
+        assert peers <= {*HERE, *BROKERS}, "in IPv4's own spelling"
 
 
 async def test_a_connection_to_the_listener_itself_is_refused(machine: Namespace) -> None:
-    with machine.inside(), capture_logs() as logs:
-        async with intercepting("::") as (proxy, broker):
+    with capture_logs() as logs:
+        async with intercepting(machine, "::") as (proxy, broker):
             for host in ("127.0.0.1", "::1", HERE[0]):
                 assert await ask(host, LISTEN) is None
             assert proxy.counters.connections_closed == {"not_redirected": 3}
@@ -136,8 +126,8 @@ async def test_a_connection_to_the_listener_itself_is_refused(machine: Namespace
 @pytest.mark.parametrize("broker_address", BROKERS)
 async def test_without_an_exemption_the_sidecar_meets_itself_and_stops(machine: Namespace, broker_address: str) -> None:
     """Rules without the mark: what the sidecar dials comes back to it. One connection, not thousands."""
-    with machine.inside(), capture_logs() as logs:
-        async with intercepting(mark=None) as (proxy, broker):
+    with capture_logs() as logs:
+        async with intercepting(machine, mark=None) as (proxy, broker):
             assert await ask(broker_address) is None
             await until(lambda: proxy.counters.connections_open == 0)
             assert proxy.counters.connections_closed["loop"] == 1
@@ -152,15 +142,17 @@ async def test_without_an_exemption_the_sidecar_meets_itself_and_stops(machine: 
 async def test_detects_own_listener_as_destination(machine: Namespace) -> None:
     """An application that is redirected on its way to the listener's port on another of our addresses."""
     machine.run("nft", "add rule inet kquota output", f"ip daddr {HERE[0]} tcp dport {LISTEN} redirect to :{LISTEN}")
-    with machine.inside():
-        async with intercepting() as (proxy, _):
-            assert await ask(HERE[0], LISTEN) is None
-            assert proxy.counters.connections_closed == {"loop": 1}
+    async with intercepting(machine) as (proxy, _):
+        assert await ask(HERE[0], LISTEN) is None
+        assert proxy.counters.connections_closed == {"loop": 1}
 
 
 async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
-    with machine.inside(), capture_logs() as logs:
-        async with intercepting(networks=("10.77.0.0/28", "fd00::/64"), ports=(range(9092, 9093),)) as (proxy, broker):
+    with capture_logs() as logs:
+        async with intercepting(machine, networks=("10.77.0.0/28", "fd00::/64"), ports=(range(9092, 9093),)) as (
+            proxy,
+            broker,
+        ):
             assert await ask(BROKERS[0]) == produce_response(7)
             assert await ask(BROKERS[1]) is None, "fd77::11 is not in fd00::/64"
             assert await ask(BROKERS[0], KAFKA + 1) is None
@@ -171,18 +163,17 @@ async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
 
 
 async def test_refuses_tls_without_key_and_passthrough(machine: Namespace) -> None:
-    with machine.inside():
-        async with intercepting(tls_passthrough=False) as (proxy, broker), await connect(BROKERS[0]) as stream:
-            await stream.send_all(bytes.fromhex("16030100c8010000c40303") + bytes(range(192)))
-            with suppress(trio.BrokenResourceError):
-                assert await stream.receive_some() == b""
-            await until(lambda: proxy.counters.parse_errors["tls_on_plain_port"] == 1)
-            assert not broker.received
+    async with intercepting(machine, tls_passthrough=False) as (proxy, broker), await connect(BROKERS[0]) as stream:
+        await stream.send_all(bytes.fromhex("16030100c8010000c40303") + bytes(range(192)))
+        with suppress(trio.BrokenResourceError):
+            assert await stream.receive_some() == b""
+        await until(lambda: proxy.counters.parse_errors["tls_on_plain_port"] == 1)
+        assert not broker.received
 
 
 async def test_missing_broker_ends_client_with_its_address(machine: Namespace) -> None:
-    with machine.inside(), capture_logs() as logs:
-        async with intercepting() as (proxy, _):
+    with capture_logs() as logs:
+        async with intercepting(machine) as (proxy, _):
             assert await ask(BROKERS[0], KAFKA + 1) is None
             await until(lambda: proxy.counters.connections_closed["upstream_unreachable"] == 1)
             assert proxy.counters.upstream_connect_failures == 1
@@ -206,18 +197,15 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
 
 
 async def test_is_ready_once_bound_or_once_the_cluster_answered(machine: Namespace) -> None:
-    with machine.inside():
-        async with intercepting() as (proxy, _):
-            assert not_ready(proxy, QUOTAS) == []
-        async with intercepting(bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
-            await until(lambda: proxy.cluster.last_error)
-            (reason,) = not_ready(proxy, QUOTAS)
-            assert "cannot reach the Kafka cluster" in reason
-        async with intercepting(bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
-            await until(lambda: not_ready(proxy, QUOTAS) == [])
-            assert [(node_id, port) for node_id, _, _, port in proxy.cluster.all()] == [(1, KAFKA)], (
-                "the broker's own port"
-            )
+    async with intercepting(machine) as (proxy, _):
+        assert not_ready(proxy, QUOTAS) == []
+    async with intercepting(machine, bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
+        await until(lambda: proxy.cluster.last_error)
+        (reason,) = not_ready(proxy, QUOTAS)
+        assert "cannot reach the Kafka cluster" in reason
+    async with intercepting(machine, bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
+        await until(lambda: not_ready(proxy, QUOTAS) == [])
+        assert [(node_id, port) for node_id, _, _, port in proxy.cluster.all()] == [(1, KAFKA)], "the broker's own port"
 
 
 def test_addresses_as_the_kernel_gives_them() -> None:
@@ -234,25 +222,25 @@ def test_addresses_as_the_kernel_gives_them() -> None:
         read_sockaddr(family6 + bytes(20))
 
 
+def settings_of(text: str) -> ProxySettings:
+    config = load_bytes("q.yaml", text.encode())
+    return proxy_settings(config, **load_security(config).settings)
+
+
 def test_a_configuration_needs_nothing_but_the_mode() -> None:
-    config = load_bytes("q.yaml", b"mode: transparent\nquotas: [{client-id: a, producer_byte_rate: 1M}]\n")
-    assert warnings_of(config) == []
-    settings = proxy_settings(config, **load_security(config).settings)
-    assert settings.bootstrap == ()
-    assert settings.transparent == TransparentSettings()
+    text = "mode: transparent\nquotas: [{client-id: a, producer_byte_rate: 1M}]\n"
+    assert warnings_of(load_bytes("q.yaml", text.encode())) == []
+    assert settings_of(text).bootstrap == ()
+    assert settings_of(text).transparent == TransparentSettings()
 
 
 def test_a_configuration_with_everything() -> None:
-    text = b"""mode: transparent
-listen: {host: "::", port: 15001}
+    text = """mode: transparent
 transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: [9092, "9094-9096"]}
 """
-    config = load_bytes("q.yaml", text)
-    allowed = TransparentSettings(
-        1337, ("10.0.0.0/8", "fd00::/8", "192.0.2.7/32"), (range(9092, 9093), range(9094, 9097))
-    )
-    assert proxy_settings(config, **load_security(config).settings).transparent == allowed
-    summary = summary_text("q.yaml", config, QuotaTable())
+    networks, ports = ("10.0.0.0/8", "fd00::/8", "192.0.2.7/32"), (range(9092, 9093), range(9094, 9097))
+    assert settings_of(text).transparent == TransparentSettings(1337, networks, ports)
+    summary = summary_text("q.yaml", load_bytes("q.yaml", text.encode()), QuotaTable())
     assert "redirected connections to 10.0.0.0/8, fd00::/8, 192.0.2.7/32, ports 9092, 9094-9096" in summary
     assert "the original destination" in summary
 
@@ -278,12 +266,16 @@ def test_invalid_settings_are_named(text: str, said: str) -> None:
     assert said in str(problem)
 
 
-def test_settings_of_the_other_mode_are_warned_of() -> None:
-    rewriting = load_bytes(
-        "q.yaml",
-        b'upstream: {bootstrap: ["k:1"]}\ntransparent: {mark: 7}\nquotas: [{ip: 10.0.0.1, max_connections: 1}]',
-    )
-    assert [str(one) for one in warnings_of(rewriting)] == ["q.yaml:2:1: transparent: is not used: mode is rewrite"]
-    text = b"mode: transparent\nlisten: {broker_ports: 1-9}\nquotas: [{ip: 10.0.0.1, max_connections: 1}]"
-    said = [str(one) for one in warnings_of(load_bytes("q.yaml", text))]
-    assert said == ["q.yaml:2:10: listen.broker_ports: is not used: mode is transparent"]
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ('upstream: {bootstrap: ["k:1"]}\ntransparent: {mark: 7}', "2:1: transparent: is not used: mode is rewrite"),
+        (
+            "mode: transparent\nlisten: {broker_ports: 1-9}",
+            "2:10: listen.broker_ports: is not used: mode is transparent",
+        ),
+    ],
+)
+def test_settings_of_the_other_mode_are_warned_of(text: str, warning: str) -> None:
+    config = load_bytes("q.yaml", f"{text}\nquotas: [{{ip: 10.0.0.1, max_connections: 1}}]".encode())
+    assert [str(one) for one in warnings_of(config)] == [f"q.yaml:{warning}"]

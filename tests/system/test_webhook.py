@@ -1,14 +1,10 @@
 """`kquota webhook` as the chart runs it: over HTTPS, with its certificate and template, asked as an API server asks."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,9 +15,8 @@ from typing import Any
 import httpx
 import kubernetes_validate
 import pytest
-import yaml
 
-from deploy.kubernetes.review import INJECTED_LABEL, ReviewError, Template, TemplateError, review
+from deploy.kubernetes.review import INJECTED_LABEL, ReviewError, ReviewResult, Template, TemplateError, review
 from tests.lab.kafka.ports import free_ports
 from tests.support.chart_tools import (
     CHART,
@@ -30,10 +25,12 @@ from tests.support.chart_tools import (
     NEWEST,
     configuration,
     documents,
+    injected,
     of_kind,
     render_text,
     sidecar_of,
 )
+from tests.support.command import LIMIT_S, kquota, started
 from tests.support.namespaces import Namespace
 from tests.support.waiting import until_serving
 from tests.support.webhook_tools import (
@@ -47,17 +44,20 @@ from tests.support.webhook_tools import (
     write_certificate,
 )
 
-LIMIT_S = 60.0
+
+def template_of(*args: Any, **changes: Any) -> Template:
+    return Template.parse(sidecar_template(*args, **changes))
 
 
-def _protecting(template: Template, policy: dict[str, Any] | None) -> Template:
-    return replace(template, distribution=replace(template.distribution, network_policy=policy))
+def unprotected(**changes: Any) -> Template:
+    """Without webhook.networkPolicy, which keeps the admin port where it is."""
+    found = template_of(**changes)
+    return replace(found, distribution=replace(found.distribution, network_policy=None))
 
 
 @pytest.fixture(scope="module")
 def template() -> Template:
-    """Without webhook.networkPolicy."""
-    return _protecting(Template.parse(sidecar_template()), None)
+    return unprotected()
 
 
 def _patched(asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -71,23 +71,32 @@ def _patched(asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         at = pod
         for part in path:
             at = at[int(part)] if isinstance(at, list) else at[part]
-        if isinstance(at, list):
-            assert step["op"] in ("add", "replace")
-            if step["op"] == "replace":
-                at[int(last)] = step["value"]
-            else:
-                at.insert(len(at) if last == "-" else int(last), step["value"])
-        elif step["op"] == "remove":
-            del at[last]
+        if isinstance(at, list) and step["op"] == "add":
+            at.insert(len(at) if last == "-" else int(last), step["value"])
+            continue
+        key = int(last) if isinstance(at, list) else last
+        assert step["op"] == "add" or at[key] is not None
+        if step["op"] == "remove":
+            del at[key]
         else:
-            assert step["op"] == "add" or last in at
-            at[last] = step["value"]
+            at[key] = step["value"]
     return dict(pod)
 
 
+def _review(asked: dict[str, Any], template: Template) -> ReviewResult:
+    return review(json.dumps(asked).encode(), template)
+
+
 def _decide(asked: dict[str, Any], template: Template) -> tuple[dict[str, Any], str | None]:
-    decision = review(json.dumps(asked).encode(), template)
+    decision = _review(asked, template)
     return _patched(asked, decision.answer), decision.skipped
+
+
+def _pod(asked: dict[str, Any], template: Template) -> dict[str, Any]:
+    """The pod with its sidecar."""
+    pod, skipped = _decide(asked, template)
+    assert skipped is None
+    return pod
 
 
 ADDRESS = {"name": "KAFKA_BOOTSTRAP_SERVERS", "value": "127.0.0.1:9092"}
@@ -96,8 +105,7 @@ ADDRESS = {"name": "KAFKA_BOOTSTRAP_SERVERS", "value": "127.0.0.1:9092"}
 @pytest.mark.parametrize("name", ["deployment", "job", "bare"])
 def test_webhook_puts_the_sidecar_first(name: str, template: Template) -> None:
     asked = admission_review(name)
-    pod, skipped = _decide(asked, template)
-    assert skipped is None
+    pod = _pod(asked, template)
     before, after = asked["request"]["object"]["spec"], pod["spec"]
     for one in before.get("initContainers", []):
         one["env"] = [ADDRESS]
@@ -113,27 +121,27 @@ def test_webhook_puts_the_sidecar_first(name: str, template: Template) -> None:
     for key in ("labels", "annotations"):
         assert asked["request"]["object"]["metadata"].get(key, {}).items() <= pod["metadata"][key].items()
     pod["metadata"] = {"name": "one"} | {key: pod["metadata"][key] for key in ("labels", "annotations")}
-    kubernetes_validate.validate(pod, NEWEST, strict=True)
-    kubernetes_validate.validate(pod, FIRST_NATIVE, strict=True)
+    for version in (NEWEST, FIRST_NATIVE):
+        kubernetes_validate.validate(pod, version, strict=True)
     (job,) = of_kind(documents(render_text(VALUES, "--set", "demo.enabled=true")), "Job")
     assert template.container == sidecar_of(job["spec"]["template"]["spec"]), "the one of the chart's own pods"
 
 
 @pytest.mark.parametrize("kubernetes", [NEWEST, "1.28.0"])
 @pytest.mark.parametrize("name", ["deployment", "bare"])
-def test_redirect_rules_are_set_before_all_others(name: str, kubernetes: str, tmp_path: Path) -> None:
+def test_redirect_rules_are_set_before_all_others(name: str, kubernetes: str) -> None:
     """In transparent mode, with native sidecars and with ordinary ones."""
-    values = yaml.safe_load((CHART / "ci/transparent-values.yaml").read_text()) | {"demo": {"enabled": False}}
-    (path := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    values = CHART / "ci/transparent-values.yaml"
+    manifests = documents(render_text(values, "--set", "demo.enabled=false", kubernetes=kubernetes))
+    template = Template.parse(json.dumps(injected(manifests)).encode())
     asked = admission_review(name)
-    pod, skipped = _decide(asked, Template.parse(sidecar_template(path, kubernetes)))
-    assert skipped is None
+    pod = _pod(asked, template)
     own = [one["name"] for one in asked["request"]["object"]["spec"].get("initContainers", [])]
     sidecars = ["kquota"] if kubernetes == NEWEST else []
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota-redirect", *sidecars, *own]
     assert [one["name"] for one in pod["spec"]["containers"]][1:] == ([] if sidecars else ["kquota"])
     asked["request"]["object"]["spec"]["containers"][0]["name"] = "kquota-redirect"
-    refused = review(json.dumps(asked).encode(), Template.parse(sidecar_template(path, kubernetes))).refused
+    refused = _review(asked, template).refused
     assert "container kquota-redirect: expected another name" in str(refused)
 
 
@@ -147,12 +155,10 @@ def _annotated(**wishes: str) -> dict[str, Any]:
     return admission_review("deployment", annotations=given)
 
 
-SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
+OWN_SIDECAR = [{"name": "kquota", "image": "own", "restartPolicy": "Always"}]
+SKIPPED = {
     "opted out": (admission_review("deployment", OUT), "opted-out"),
-    "a sidecar of its own": (
-        admission_review("deployment", initContainers=[{"name": "kquota", "image": "own", "restartPolicy": "Always"}]),
-        "already-there",
-    ),
+    "a sidecar of its own": (admission_review("deployment", initContainers=OWN_SIDECAR), "already-there"),
     "on the node's network": (admission_review("bare", hostNetwork=True), "host-network"),
     "on Windows": (admission_review("deployment", os={"name": "windows"}), "not-linux"),
     "on Windows nodes": (admission_review("deployment", nodeSelector={"kubernetes.io/os": "windows"}), "not-linux"),
@@ -171,13 +177,13 @@ def test_skipped_pods_have_the_reason_as_label(case: str, template: Template) ->
 
 
 def test_a_job_is_skipped_where_it_would_not_end() -> None:
-    pod, skipped = _decide(admission_review("job"), Template.parse(sidecar_template(kubernetes="1.28.0")))
+    pod, skipped = _decide(admission_review("job"), template_of(kubernetes="1.28.0"))
     assert skipped == "job-would-not-end"
     assert [one["name"] for one in pod["spec"]["containers"]] == ["app"]
 
 
 def test_webhook_honours_opt_in() -> None:
-    wanted = Template.parse(sidecar_template(MANAGED))
+    wanted = template_of(MANAGED)
     assert _decide(admission_review("deployment"), wanted)[1] == "not-opted-in"
     assert _decide(admission_review("deployment", IN), wanted)[1] is None
 
@@ -188,8 +194,7 @@ def test_ignores_a_pods_own_labels(template: Template) -> None:
     asked = admission_review("deployment", labels, {"kquota.io/restart-checksum": "0"})
     own = {"name": "kquota-config", "configMap": {"name": "mine"}}
     asked["request"]["object"]["spec"]["volumes"].append(own)
-    pod, skipped = _decide(asked, template)
-    assert skipped is None
+    pod = _pod(asked, template)
     assert pod["metadata"]["labels"]["kquota.io/config"] == "shop-kquota"
     assert "kquota.io/injection-skipped" not in pod["metadata"]["labels"]
     assert pod["metadata"]["annotations"].items() >= template.annotations.items()
@@ -202,23 +207,20 @@ def test_ignores_a_pods_own_labels(template: Template) -> None:
 def test_neither_replaces_the_volumes_of_the_other() -> None:
     """A Secret of the sidecar has the name that the pod has for its own."""
     secret = {"name": "tls", "secret": {"secretName": "kafka-client"}}
-    template = sidecar_template(volumes=[secret])
-    parsed = Template.parse(template)
-    parsed.container["volumeMounts"] = [{"name": "tls", "mountPath": "/etc/kquota-tls"}]
+    template = template_of(volumes=[secret])
+    template.container["volumeMounts"] = [{"name": "tls", "mountPath": "/etc/kquota-tls"}]
     own = {"name": "tls", "secret": {"secretName": "app"}}
-    asked = admission_review("bare", volumes=[own])
-    pod, _ = _decide(asked, parsed)
-    assert pod["spec"]["volumes"] == [own, secret | {"name": "kquota-tls"}]
-    assert pod["spec"]["initContainers"][0]["volumeMounts"][0]["name"] == "kquota-tls"
-    again, _ = _decide(admission_review("bare", volumes=[secret]), parsed)
+    spec = _pod(admission_review("bare", volumes=[own]), template)["spec"]
+    assert spec["volumes"] == [own, secret | {"name": "kquota-tls"}]
+    assert spec["initContainers"][0]["volumeMounts"][0]["name"] == "kquota-tls"
+    again = _pod(admission_review("bare", volumes=[secret]), template)
     assert again["spec"]["volumes"] == [secret], "the same volume"
 
 
 def test_admin_port_stays_the_protected_one() -> None:
     """webhook.networkPolicy restricts one port."""
-    asked = json.dumps(_annotated(admin_port="9405")).encode()
-    found = review(asked, Template.parse(sidecar_template(VALUES)))
-    assert "expected 9404, the port that the chart's webhook.networkPolicy protects, got '9405'" in str(found.refused)
+    refused = _review(_annotated(admin_port="9405"), template_of(VALUES)).refused
+    assert "expected 9404, the port that the chart's webhook.networkPolicy protects, got '9405'" in str(refused)
 
 
 RESOURCES: dict[str, tuple[dict[str, str], dict[str, dict[str, str]]]] = {
@@ -238,66 +240,58 @@ RESOURCES: dict[str, tuple[dict[str, str], dict[str, dict[str, str]]]] = {
 def test_a_pod_sets_resources_and_image_of_its_sidecar(case: str, template: Template) -> None:
     """A request is never above its limit."""
     wishes, expected = RESOURCES[case]
-    pod, _ = _decide(_annotated(**wishes, image="registry.example/kquota:9"), template)
-    sidecar = pod["spec"]["initContainers"][0]
-    assert sidecar["image"] == "registry.example/kquota:9"
+    image = "registry.example/kquota:9"
+    sidecar = _pod(_annotated(**wishes, image=image), template)["spec"]["initContainers"][0]
     resources = sidecar["resources"]
     for kind, found in expected.items():
         assert found.items() <= resources[kind].items()
     usual = template.container["resources"]
     untouched = {"cpu", "memory"} - {name.split("_")[0] for name in wishes}
     assert all(resources["requests"][name] == usual["requests"][name] for name in untouched)
-    assert {**sidecar, "image": 0, "resources": 0} == {**template.container, "image": 0, "resources": 0}
+    assert sidecar == template.container | {"image": image, "resources": resources}
     assert usual["limits"] == {"memory": "368Mi"}, "the template is not touched"
 
 
 def test_resources_of_the_whole_pod_grow_by_the_sidecars(template: Template) -> None:
     level = {"requests": {"memory": "100Mi", "cpu": "1"}, "limits": {"memory": "1Gi", "cpu": "1500m"}}
-    pod, _ = _decide(admission_review("bare", resources=level), template)
-    assert pod["spec"]["resources"] == {
-        "requests": {"memory": "228Mi", "cpu": "1100m"},
-        "limits": {"memory": "1392Mi", "cpu": "1600m"},
-    }
+    grown = {"requests": {"memory": "228Mi", "cpu": "1100m"}, "limits": {"memory": "1392Mi", "cpu": "1600m"}}
+    assert _pod(admission_review("bare", resources=level), template)["spec"]["resources"] == grown
 
 
-def test_the_secrets_that_namespaces_need_are_named(tmp_path: Path) -> None:
-    values = yaml.safe_load(VALUES.read_text()) | {
-        "imagePullSecrets": [{"name": "regcred"}],
-        "fleetKey": {"secret": "fleet"},
-        "extraVolumes": [
-            {"name": "tls", "secret": {"secretName": "kafka-client"}},
-            {"name": "more", "secret": {"secretName": "more", "optional": True}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
-    }
-    values["config"]["fleet"] = {"id": "shop"}
-    (path := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    assert Template.parse(sidecar_template(path)).distribution.secrets == ("regcred", "fleet", "kafka-client")
-    assert Template.parse(sidecar_template()).distribution.secrets == ()
+def test_the_secrets_that_namespaces_need_are_named() -> None:
+    given = """
+        imagePullSecrets: [{name: regcred}]
+        config: {fleet: {id: shop}}
+        fleetKey: {secret: fleet}
+        extraVolumes:
+        - {name: tls, secret: {secretName: kafka-client}}
+        - {name: more, secret: {secretName: more, optional: true}}
+        - {name: tmp, emptyDir: {}}
+    """
+    manifests = documents(render_text(VALUES, "--values", "-", stdin=given))
+    assert injected(manifests)["distribution"]["secrets"] == ["regcred", "fleet", "kafka-client"]
+    assert template_of().distribution.secrets == ()
 
 
 def test_pods_get_the_pull_secrets_of_the_image(template: Template) -> None:
-    needing = Template.parse(sidecar_template(imagePullSecrets=[{"name": "regcred"}, {"name": "own"}]))
-    pod, _ = _decide(admission_review("bare"), needing)
-    assert pod["spec"]["imagePullSecrets"] == [{"name": "regcred"}, {"name": "own"}]
-    pod, _ = _decide(admission_review("bare", imagePullSecrets=[{"name": "own"}]), needing)
-    assert pod["spec"]["imagePullSecrets"] == [{"name": "own"}, {"name": "regcred"}]
-    assert "imagePullSecrets" not in _decide(admission_review("bare"), template)[0]["spec"]
+    regcred, own = {"name": "regcred"}, {"name": "own"}
+    needing = template_of(imagePullSecrets=[regcred, own])
+    assert _pod(admission_review("bare"), needing)["spec"]["imagePullSecrets"] == [regcred, own]
+    pod = _pod(admission_review("bare", imagePullSecrets=[own]), needing)
+    assert pod["spec"]["imagePullSecrets"] == [own, regcred]
+    assert "imagePullSecrets" not in _pod(admission_review("bare"), template)["spec"]
 
 
 OTHER = {"name": "OTHER", "value": "$(KAFKA_BOOTSTRAP_SERVERS)"}
 DIRECT = {"name": "KAFKA_BOOTSTRAP_SERVERS", "value": "kafka:9092"}
+NAMES = ("SPRING_KAFKA_BOOTSTRAP_SERVERS", "BROKERS")
 ENVIRONMENTS: dict[str, tuple[dict[str, Any], dict[str, str], list[dict[str, Any]] | None]] = {
     "none": ({}, {}, [ADDRESS]),
     "others": ({"env": [OTHER]}, {}, [ADDRESS, OTHER]),
     "its own": ({"env": [DIRECT]}, {}, [DIRECT]),
     "from elsewhere": ({"envFrom": [{"configMapRef": {"name": "kafka"}}]}, {}, None),
     "opted out": ({}, {"bootstrap_variable": ""}, None),
-    "another name": (
-        {},
-        {"bootstrap_variable": "SPRING_KAFKA_BOOTSTRAP_SERVERS, BROKERS"},
-        [ADDRESS | {"name": "SPRING_KAFKA_BOOTSTRAP_SERVERS"}, ADDRESS | {"name": "BROKERS"}],
-    ),
+    "other names": ({}, {"bootstrap_variable": ", ".join(NAMES)}, [ADDRESS | {"name": name} for name in NAMES]),
 }
 
 
@@ -306,43 +300,40 @@ def test_containers_get_the_sidecars_address(case: str, template: Template) -> N
     container, wishes, expected = ENVIRONMENTS[case]
     asked = _annotated(**wishes)
     asked["request"]["object"]["spec"]["containers"] = [{"name": "app", "image": "own"} | container]
-    pod, _ = _decide(asked, template)
-    assert pod["spec"]["containers"][0].get("env") == expected
-    without = Template.parse(sidecar_template(bootstrap=None))
-    assert _decide(asked, without)[0]["spec"]["containers"] == asked["request"]["object"]["spec"]["containers"]
+    assert _pod(asked, template)["spec"]["containers"][0].get("env") == expected
+    without = _pod(asked, template_of(bootstrap=None))
+    assert without["spec"]["containers"] == asked["request"]["object"]["spec"]["containers"]
 
 
 def _with(annotations: dict[str, str] | None = None, **container: Any) -> dict[str, Any]:
     return admission_review("bare", None, annotations, containers=[{"name": "app", "image": "own"} | container])
 
 
+def _ports(*numbers: int, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    return _with(annotations, ports=[{"containerPort": number} for number in numbers])
+
+
+def _bootstrap(address: str) -> dict[str, Any]:
+    return _with(env=[ADDRESS | {"value": address}])
+
+
 ELSEWHERE = {"kquota.io/admin-port": "9405"}
-
-
+BYPASS = "container app sets KAFKA_BOOTSTRAP_SERVERS to kafka:9092: this bypasses the sidecar at 127.0.0.1:9092"
 WARNED: dict[str, tuple[dict[str, Any], str | None]] = {
-    "another port": (_with(ports=[{"containerPort": 8080}, {"containerPort": 19192}]), None),
+    "another port": (_ports(8080, 19192), None),
     "the admin port": (
-        _with(ports=[{"containerPort": 9404}]),
+        _ports(9404),
         "container app declares port 9404, and the sidecar listens on 9404 (config.admin.port): only one of them can; "
         "annotation kquota.io/admin-port selects another",
     ),
-    "another admin port": (
-        _with(ELSEWHERE, ports=[{"containerPort": 9404}, {"containerPort": 9405}]),
-        "container app declares port 9405, and the sidecar listens on 9405 (config.admin.port)",
-    ),
-    "Kafka's": (_with(ports=[{"containerPort": 9092}]), "listens on 9092 (config.listen.port): only one of them can"),
-    "a broker's": (_with(ports=[{"containerPort": 19191}]), "listens on 19092-19191 (config.listen.broker_ports)"),
-    "past the sidecar": (
-        _with(env=[DIRECT]),
-        "container app sets KAFKA_BOOTSTRAP_SERVERS to kafka:9092: this bypasses the sidecar at 127.0.0.1:9092",
-    ),
-    "partly past the sidecar": (
-        _with(env=[ADDRESS | {"value": "127.0.0.1:9092, kafka:9092"}]),
-        "to 127.0.0.1:9092, kafka:9092: this bypasses",
-    ),
-    "another local port": (_with(env=[ADDRESS | {"value": "localhost:9999"}]), "to localhost:9999: this bypasses"),
-    "to the sidecar": (_with(env=[ADDRESS]), None),
-    "by name": (_with(env=[ADDRESS | {"value": "localhost:9092"}]), None),
+    "another admin port": (_ports(9404, 9405, annotations=ELSEWHERE), "listens on 9405 (config.admin.port)"),
+    "Kafka's": (_ports(9092), "listens on 9092 (config.listen.port): only one of them can"),
+    "a broker's": (_ports(19191), "listens on 19092-19191 (config.listen.broker_ports)"),
+    "past the sidecar": (_bootstrap("kafka:9092"), BYPASS),
+    "partly past it": (_bootstrap("127.0.0.1:9092, kafka:9092"), "to 127.0.0.1:9092, kafka:9092: this bypasses"),
+    "another local port": (_bootstrap("localhost:9999"), "to localhost:9999: this bypasses"),
+    "to the sidecar": (_bootstrap("127.0.0.1:9092"), None),
+    "by name": (_bootstrap("localhost:9092"), None),
     "annotation": (
         _annotated(memory_limits="1Gi"),
         "annotation kquota.io/memory-limits is unknown to kquota; did you mean kquota.io/memory-limit?",
@@ -358,36 +349,36 @@ WARNED: dict[str, tuple[dict[str, Any], str | None]] = {
         )
         for value in ("False", "no", "disabled", "0")
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WARNED)
 def test_warns_of_what_clashes_or_has_no_meaning(case: str, template: Template) -> None:
     asked, said = WARNED[case]
-    answer = review(json.dumps(asked).encode(), template).answer["response"]
+    answer = _review(asked, template).answer["response"]
     assert answer["allowed"] is True
     warnings = answer.get("warnings", [])
     assert len(warnings) == (said is not None)
     assert all(one.startswith("kquota: ") and (said or "") in one for one in warnings)
     asked = copy.deepcopy(asked)
     asked["request"]["object"]["metadata"]["labels"] = OUT
-    assert "warnings" not in review(json.dumps(asked).encode(), template).answer["response"]
+    assert "warnings" not in _review(asked, template).answer["response"]
 
 
 def test_keeps_a_pods_own_prometheus_annotations() -> None:
     ours = {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": "9404"}
-    asking = Template.parse(sidecar_template(annotations=ours | {"other": "1"}))
-    assert _decide(admission_review("bare"), asking)[0]["metadata"]["annotations"] == ours | {"other": "1"}
+    asking = template_of(annotations=ours | {"other": "1"})
+    assert _pod(admission_review("bare"), asking)["metadata"]["annotations"] == ours | {"other": "1"}
     own = {"prometheus.io/port": "8080"}
     asked = admission_review("bare", None, own)
-    assert _decide(asked, asking)[0]["metadata"]["annotations"] == own | {"other": "1"}
-    (warning,) = review(json.dumps(asked).encode(), asking).answer["response"]["warnings"]
+    assert _pod(asked, asking)["metadata"]["annotations"] == own | {"other": "1"}
+    (warning,) = _review(asked, asking).answer["response"]["warnings"]
     assert warning.startswith("kquota: the pod keeps its own prometheus.io/port")
 
 
 def test_a_pod_selects_another_admin_port() -> None:
-    found = _protecting(Template.parse(sidecar_template(annotations={"prometheus.io/port": "9404"})), None)
-    pod, _ = _decide(_with(ELSEWHERE, ports=[{"containerPort": 9404}]), found)
+    template = unprotected(annotations={"prometheus.io/port": "9404"})
+    pod = _pod(_ports(9404, annotations=ELSEWHERE), template)
     sidecar = pod["spec"]["initContainers"][0]
     assert sidecar["ports"] == [{"name": "kquota-metrics", "containerPort": 9405, "protocol": "TCP"}]
     assert {"name": "KQUOTA_ADMIN_PORT", "value": "9405"} in sidecar["env"]
@@ -396,25 +387,24 @@ def test_a_pod_selects_another_admin_port() -> None:
 
 def test_adds_its_volume_to_those_that_are_safe_to_evict() -> None:
     name = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
-    storing = Template.parse(sidecar_template(annotations={name: "kquota-state"}))
+    storing = template_of(annotations={name: "kquota-state"})
     for own, expected in ((None, "kquota-state"), ("a, b", "a,b,kquota-state"), ("kquota-state", "kquota-state")):
         asked = admission_review("bare", None, {} if own is None else {name: own})
-        assert _decide(asked, storing)[0]["metadata"]["annotations"][name] == expected
+        assert _pod(asked, storing)["metadata"]["annotations"][name] == expected
 
 
-def test_injected_pods_have_one_configmap_of_many_parts(template: Template) -> None:
+def test_injected_pods_have_one_configmap_of_many_parts() -> None:
     """The copy of their namespace; only the release's own has the original's parts."""
     parts = {"name": "kquota-config", "projected": {"sources": [{"configMap": {"name": "shop-kquota"}}]}}
-    many = Template.parse(sidecar_template(volumes=[parts]))
+    many = template_of(volumes=[parts])
     asked = admission_review("bare")
-    copy = {"name": "kquota-config", "configMap": {"name": "shop-kquota"}}
-    assert _decide(asked, many)[0]["spec"]["volumes"] == [copy]
+    assert _pod(asked, many)["spec"]["volumes"] == [{"name": "kquota-config", "configMap": {"name": "shop-kquota"}}]
     asked["request"]["namespace"] = NAMESPACE
-    assert _decide(asked, many)[0]["spec"]["volumes"] == [parts]
+    assert _pod(asked, many)["spec"]["volumes"] == [parts]
 
 
 def test_pod_brings_own_configuration_where_allowed() -> None:
-    pod, _ = _decide(_annotated(config_map="checkout-quotas"), Template.parse(sidecar_template(GENERATED)))
+    pod = _pod(_annotated(config_map="checkout-quotas"), template_of(GENERATED))
     assert {"name": "kquota-config", "configMap": {"name": "checkout-quotas"}} in pod["spec"]["volumes"]
 
 
@@ -433,39 +423,32 @@ WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     "a broker's port": ({"admin_port": "19100"}, "than config.listen.broker_ports (19092-19191), got '19100'"),
     "variable": ({"bootstrap_variable": "A,=B"}, "names of environment variables, separated by commas, got '=B'"),
     "config": ({"config_map": "mine"}, "webhook.podsMaySet of the chart has no config"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG_ANNOTATIONS)
 def test_refuses_invalid_annotations(case: str, template: Template) -> None:
     """Not silently served otherwise: the ReplicaSet's event has the sentence."""
     wishes, said = WRONG_ANNOTATIONS[case]
-    decision = review(json.dumps(_annotated(**wishes)).encode(), template)
+    asked = _annotated(**wishes)
+    decision = _review(asked, template)
     response = decision.answer["response"]
-    assert response["allowed"] is False
-    assert "patch" not in response
-    assert response["status"]["code"] == 400
+    assert (response["allowed"], response["status"]["code"], "patch" in response) == (False, 400, False)
     assert said in response["status"]["message"]
     assert decision.refused is not None
-    skipped = _annotated(**wishes)
-    skipped["request"]["object"]["metadata"]["labels"]["kquota.io/inject"] = "false"
-    assert _decide(skipped, template)[1] == "opted-out"
+    asked["request"]["object"]["metadata"]["labels"]["kquota.io/inject"] = "false"
+    assert _decide(asked, template)[1] == "opted-out"
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"kind": "AdmissionReview"}',
+        *(b"", b"[]", b"null", b"{}", b'{"kind": "AdmissionReview"}', b"\xff\xfe"),
         json.dumps(admission_review("bare") | {"apiVersion": "admission.k8s.io/v1beta1"}).encode(),
         json.dumps(admission_review("bare") | {"request": {"uid": "1", "kind": {"kind": "Node"}}}).encode(),
         json.dumps(admission_review("bare", containers=7)).encode(),
-        b"\xff\xfe",
     ],
-)  # fmt: skip
+)
 def test_refuses_reviews_of_other_objects(body: bytes, template: Template) -> None:
     with pytest.raises(ReviewError, match="expected"):
         review(body, template)
@@ -477,23 +460,21 @@ def test_refuses_invalid_template() -> None:
             Template.parse(data)
 
 
-_ORDERS = {"kubernetes.io/metadata.name": "orders"}
+ENABLED = {"kquota.io/injection": "enabled"}
+IGNORE, FAIL = ({"kquota.io/failure-policy": policy} for policy in ("Ignore", "Fail"))
+ORDERS, WEB = ({"kubernetes.io/metadata.name": name} for name in ("orders", "web"))
 NAMESPACES: dict[str, tuple[dict[str, str], Path, str | None]] = {
-    "one label is enough": ({"kquota.io/injection": "enabled"}, VALUES, "Fail"),
+    "one label is enough": (ENABLED, VALUES, "Fail"),
     "no label": ({}, VALUES, None),
     "another value": ({"kquota.io/injection": "disabled"}, VALUES, None),
-    "the other policy": ({"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Ignore"}, VALUES, "Ignore"),
-    "the same policy": ({"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Fail"}, VALUES, "Fail"),
-    "a typing mistake": ({"kquota.io/injection": "enabled", "kquota.io/failure-policy": "ignore"}, VALUES, "Fail"),
-    "a chart that ignores": (_ORDERS | {"kquota.io/injection": "enabled"}, MANAGED, "Ignore"),
-    "... but not here": (
-        _ORDERS | {"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Fail"},
-        MANAGED,
-        "Fail",
-    ),
-    "not listed": ({"kquota.io/injection": "enabled", "kubernetes.io/metadata.name": "web"}, GENERATED, None),
-    "listed": ({"kquota.io/injection": "enabled", "kubernetes.io/metadata.name": "orders"}, GENERATED, "Fail"),
-    "listed, no label": ({"kubernetes.io/metadata.name": "orders"}, GENERATED, None),
+    "the other policy": (ENABLED | IGNORE, VALUES, "Ignore"),
+    "the same policy": (ENABLED | FAIL, VALUES, "Fail"),
+    "a typing mistake": (ENABLED | {"kquota.io/failure-policy": "ignore"}, VALUES, "Fail"),
+    "a chart that ignores": (ORDERS | ENABLED, MANAGED, "Ignore"),
+    "... but not here": (ORDERS | ENABLED | FAIL, MANAGED, "Fail"),
+    "not listed": (ENABLED | WEB, GENERATED, None),
+    "listed": (ENABLED | ORDERS, GENERATED, "Fail"),
+    "listed, no label": (ORDERS, GENERATED, None),
 }
 
 
@@ -516,8 +497,7 @@ def test_labels_of_a_namespace_choose_the_failure_policy(case: str) -> None:
 
 
 def test_webhook_role_has_least_privilege() -> None:
-    """ConfigMaps by name alone (what is new has no name where permissions are looked up), its own Secret, its own
-    webhooks."""
+    """ConfigMaps by name alone (new ones have none where permissions are looked up), its own Secret and webhooks."""
     manifests = documents(render_text(VALUES))
     (cluster,) = of_kind(manifests, "ClusterRole")
     for rule in cluster["rules"]:
@@ -528,12 +508,11 @@ def test_webhook_role_has_least_privilege() -> None:
         assert "pods" not in rule["resources"]
     (role,) = of_kind(manifests, "Role")
     assert {tuple(rule["resources"]) for rule in role["rules"]} == {("secrets",)}
-    others = documents(render_text(MANAGED))
-    assert of_kind(others, "Role") == []
+    assert of_kind(documents(render_text(MANAGED)), "Role") == []
 
 
 def test_network_policy_closes_admin_port_only() -> None:
-    spec = Template.parse(sidecar_template(VALUES)).distribution.network_policy
+    spec = template_of(VALUES).distribution.network_policy
     assert spec is not None
     assert set(spec["podSelector"]["matchLabels"]) == {INJECTED_LABEL}
     open_to_all = [rule for rule in spec["ingress"] if "from" not in rule]
@@ -569,17 +548,13 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
     port, closed_port = free_ports(2)
     authority = write_certificate(manifests, tmp_path)
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
-    arguments = [
-        one.replace("/etc/kquota-tls", str(tmp_path)).replace("/etc/kquota", str(tmp_path)) for one in container["args"]
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "proxy.app.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}",
-         f"--service-account={service_account(tmp_path)}"],
-        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
-        stdout=subprocess.PIPE,
+    arguments = [one.replace("/etc/kquota-tls", "/etc/kquota") for one in container["args"]]
+    process = started(
+        *(one.replace("/etc/kquota", str(tmp_path)) for one in arguments),
+        *("--host=127.0.0.1", f"--port={port}", f"--service-account={service_account(tmp_path)}"),
+        env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
         stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
+    )
     found = Webhook(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
     try:
         until_serving(found.healthy, found.process)
@@ -595,8 +570,7 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
 def test_pods_are_changed_over_https(running: Webhook, template: Template) -> None:
     for name in ("deployment", "job", "bare"):
         asked = admission_review(name)
-        answer = running.post(asked).raise_for_status()
-        pod = _patched(asked, answer.json())
+        pod = _patched(asked, running.post(asked).raise_for_status().json())
         assert pod["spec"]["initContainers"][0] == template.container
     asked = admission_review("job", OUT)
     pod = _patched(asked, running.post(asked).raise_for_status().json())
@@ -649,21 +623,18 @@ def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tm
         network.run("ip", "address", "add", "fd00::5/64", "dev", "lo", "nodad")
     else:
         network.run("sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1")
-    command = [sys.executable, "-m", "proxy.app.cli.main"]
     tls = [f"--{name}={tmp_path}/{file}" for name, file in (("cert", "tls.crt"), ("key", "tls.key"))]
     account = f"--service-account={service_account(tmp_path)}"
-    run = [*command, "run", f"--config={tmp_path}/kquota.yaml"]
-    programs = {
-        "https://{}:8443/healthz": [*command, "webhook", f"--template={tmp_path}/sidecar.json", *tls, account],
-        "http://{}:9404/healthz": run,
-        "http://{}:9405/healthz": ["env", "KQUOTA_ADMIN_PORT=9405", *run],
-    }
+    run = ["run", f"--config={tmp_path}/kquota.yaml"]
     api_server = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    programs: dict[str, tuple[list[str], dict[str, str]]] = {
+        "https://{}:8443/healthz": (["webhook", f"--template={tmp_path}/sidecar.json", *tls, account], api_server),
+        "http://{}:9404/healthz": (run, {}),
+        "http://{}:9405/healthz": (run, {"KQUOTA_ADMIN_PORT": "9405"}),
+    }
     with network.inside():
-        for url, arguments in programs.items():
-            process = subprocess.Popen(
-                arguments, env=os.environ | api_server, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+        for url, (arguments, env) in programs.items():
+            process = started(*arguments, env=env, stderr=subprocess.STDOUT)
 
             def found(url: str = url) -> set[str]:
                 hosts = set()
@@ -682,22 +653,13 @@ def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tm
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
-    [("127.0.0.1", "none.crt"), (None, "KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod")],
+    ("host", "said"), [("127.0.0.1", "none.crt"), ("", "KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod")]
 )
-def test_webhook_names_startup_errors(
-    host: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    if host is not None:
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+def test_webhook_names_startup_errors(host: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy.app.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",
-         f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key", f"--service-account={service_account(tmp_path)}"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )  # fmt: skip
+    files = {"template": "sidecar.json", "cert": "none.crt", "key": "none.key"}
+    arguments = [f"--{name}={tmp_path}/{file}" for name, file in files.items()]
+    account = f"--service-account={service_account(tmp_path)}"
+    done = kquota("webhook", *arguments, account, KUBERNETES_SERVICE_HOST=host)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert said in done.stderr
