@@ -88,7 +88,6 @@ def share_ports(worker: int, workers: int) -> None:
 
 
 def room_of(path: Path) -> str | None:
-    """The room that a file is in."""
     first = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
     return first if first in FOLDERS else None
 
@@ -110,7 +109,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def begun(item: pytest.Item) -> int:
-    """The place of a test's file in the order in which files begin."""
     name = item.path.stem
     return BEGUN_FIRST.index(name) if name in BEGUN_FIRST else len(BEGUN_FIRST)
 
@@ -150,7 +148,6 @@ def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Issues the certificates of the secured cluster and of its clients."""
     from tests.support.certificates import Authority
 
     return Authority(tmp_path_factory.mktemp("certificates"))

@@ -48,7 +48,6 @@ class NotFitError(Exception):
 
 
 def version_of(root: Path) -> str:
-    """The version that all the places agree on."""
     version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     chart: dict[str, Any] = yaml.safe_load((root / "helm/kquota/Chart.yaml").read_text())
     for name in ("version", "appVersion"):
@@ -176,7 +175,6 @@ def _sum(path: Path) -> str:
 
 
 def main() -> int:
-    """The command line."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--tag", default="", help="the tag that the release would have")
     arguments.add_argument("--out", type=Path, default=ROOT / "dist")

@@ -28,8 +28,6 @@ BUCKET = "usage"
 
 
 class Store:
-    """A bucket in an S3 server that does not check credentials."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         # The server checks no signature, but without any it shows public objects only.

@@ -101,7 +101,6 @@ def _compile(target: Path) -> None:
 
 
 def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    """A Python with the sanitized code, in the copy."""
     return subprocess.run(
         [sys.executable, *argv],
         cwd=TREE,
@@ -137,7 +136,6 @@ def fuzz_arguments(name: str, directory: Path, seconds: int, runs: int = -1) -> 
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60, help="of fuzzing")
     options = parser.parse_args()

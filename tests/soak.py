@@ -59,8 +59,6 @@ EXPLAINED: dict[tuple[str, str | None], str] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What the sidecar held at one moment."""
-
     at_s: float
     rss_mb: float
     descriptors: int
@@ -72,8 +70,6 @@ class Sample:
 
 @dataclass
 class Soaked:
-    """Everything there is to judge."""
-
     minutes: float
     samples: list[Sample] = field(default_factory=list)
     visits: dict[str, int] = field(default_factory=dict)
@@ -104,12 +100,10 @@ def slope_mb_per_h(samples: list[Sample]) -> float:
 
 
 def second_half(soaked: Soaked) -> list[Sample]:
-    """Of the samples."""
     return soaked.samples[int(len(soaked.samples) * WARM_SHARE) :]
 
 
 def judge(soaked: Soaked) -> list[str]:
-    """What is wrong; nothing if all is well."""
     short = soaked.minutes < SHORT_MINUTES
     found = (
         soaked.problems
@@ -185,7 +179,6 @@ def reload(proxy: Sidecar, turn: int) -> bool:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident set size of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -193,7 +186,6 @@ def rss_mb(pid: int) -> float:
 
 
 def sample(proxy: Sidecar, began_s: float) -> Sample:
-    """Look once."""
     values = {one.name: one.value for one in proxy.samples() if not one.labels}
     return Sample(
         round(time.monotonic() - began_s, 1),
@@ -207,7 +199,6 @@ def sample(proxy: Sidecar, began_s: float) -> Sample:
 
 
 def complaints(log: Path) -> Iterator[dict[str, Any]]:
-    """Lines of the log that need an explanation."""
     for line in log.read_text().splitlines():
         entry = json.loads(line)
         if entry["level"] in ("warning", "error", "critical"):
@@ -307,7 +298,6 @@ def _by_reason(proxy: Sidecar) -> dict[str, float]:
 
 
 def plot(soaked: Soaked, path: Path) -> None:
-    """Memory, and what else is held, over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -332,7 +322,6 @@ def plot(soaked: Soaked, path: Path) -> None:
 
 
 def summary(soaked: Soaked) -> str:
-    """In a few lines."""
     late = second_half(soaked)
     lines = [
         f"{soaked.minutes:g} minutes, {len(soaked.samples)} samples",
@@ -352,7 +341,6 @@ def summary(soaked: Soaked) -> str:
 
 
 def main() -> int:
-    """The command."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--minutes", type=float, default=30.0)
     arguments.add_argument("--seed", type=int, default=1)

@@ -55,8 +55,6 @@ class ExactlyOnceError(Exception):
 
 @dataclass
 class Sent:
-    """What was produced, added up as the stream has to."""
-
     producer: KafkaProducer
     dice: random.Random
     sums: dict[Place, Sums] = field(default_factory=dict)
@@ -114,7 +112,6 @@ class Driver:
             )  # fmt: skip
 
     def executors(self) -> list[int]:
-        """Executors of the group that run."""
         return [pid for pid, command in self._group() if EXECUTOR in command]
 
     def kill(self) -> None:
@@ -129,7 +126,6 @@ class Driver:
             time.sleep(0.02)
 
     def _group(self) -> Iterator[tuple[int, str]]:
-        """Processes of the group that run: their ids and commands."""
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError):  # it has ended
                 state, _, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]

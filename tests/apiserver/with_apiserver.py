@@ -65,7 +65,6 @@ NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server with the operators' definitions, and the namespaces that the values name."""
     with api_server(tmp_path_factory.mktemp("apiserver")) as running:
         for one in crds():
             running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
@@ -190,7 +189,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def installed(api: ApiServer) -> ApiServer:
-    """The webhook's objects, put there by Helm."""
     api.namespace(RELEASED)
     install(api, RELEASED, VALUES)
     return api
@@ -212,7 +210,6 @@ def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
 
 
 def address_of(api: ApiServer) -> tuple[str, int]:
-    """Where the API server reaches the webhook."""
     service = api.get(path("Service", RELEASED) + "/shop-kquota-webhook")["spec"]
     return service["clusterIP"], service["ports"][0]["port"]
 
@@ -347,7 +344,6 @@ def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
 
 
 def ask_for_pod(api: ApiServer, metadata: dict[str, Any] | None = None, **spec: Any) -> httpx.Response:
-    """Metadata may be given next to its name."""
     pod = pods.bare_pod() | {"metadata": {"generateName": "one-"} | (metadata or {})}
     pod["spec"] |= spec
     return api.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
@@ -414,7 +410,6 @@ HOOKS = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-pr
 
 
 def trusted(api: ApiServer) -> set[str]:
-    """What the API server trusts when it calls the webhook."""
     return {one["clientConfig"]["caBundle"] for one in api.get(HOOKS)["webhooks"]}
 
 

@@ -39,7 +39,6 @@ def cluster_kafka_python(job: Job) -> Any:
 
 @item()
 def everything_confluent(job: Job) -> Any:
-    """librdkafka's admin client: topics, configurations, offsets, groups."""
     from confluent_kafka import ConsumerGroupTopicPartitions, ElectionType, TopicCollection, TopicPartition
     from confluent_kafka.admin import (
         AdminClient,

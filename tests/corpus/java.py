@@ -38,8 +38,6 @@ def console_producer(job: Job) -> Any:
 
 
 class _VerifiableConsumer:
-    """Kafka's VerifiableConsumer, which prints what happens to it as lines of JSON."""
-
     def __init__(self, job: Job, topic: str, group: str, protocol: str) -> None:
         options = ["--bootstrap-server", job.bootstrap, "--topic", topic, "--group-id", group, "--verbose"]
         options += ["--group-protocol", protocol]

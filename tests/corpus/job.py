@@ -18,8 +18,6 @@ POLL_S = 0.02
 
 @dataclass
 class Job:
-    """The cluster as one process sees it."""
-
     bootstrap: str
     """Comma-separated addresses."""
     prefix: str
@@ -35,7 +33,6 @@ class Job:
         return f"{self.prefix}-{suffix}"
 
     def learn(self, source: str, addresses: Iterable[tuple[str, int]]) -> None:
-        """Note addresses that a client received."""
         with self._lock:
             self.learned |= {(source, host, port) for host, port in addresses}
 
@@ -119,5 +116,4 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def wait_for(what: str, look: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Look again and again until the answer is true, and return it."""
     return until(look, what, limit_s)

@@ -20,8 +20,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Record(NamedTuple):
-    """A record to send, and what is left of it to compare when it was read."""
-
     key: bytes | None
     value: bytes | None
     headers: Headers = ()

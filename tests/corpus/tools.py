@@ -14,7 +14,6 @@ GROUP_CONFIGS = 32  # ConfigResource.Type.GROUP
 
 
 def create_topic(job: Job, suffix: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
-    """A topic of the job's own, with its leaders spread over all brokers; ready to be used."""
     nodes = list(range(1, job.brokers + 1))
     # Chosen here, so that both processes get the same leaders: broker 1 leads partition 0 and so on.
     return create_topic_on(
@@ -28,7 +27,6 @@ def create_topic(job: Job, suffix: str, *, partitions: int = 1, configs: Mapping
 def create_topic_on(
     job: Job, suffix: str, assignments: Mapping[int, list[int]], configs: Mapping[str, str] | None = None
 ) -> str:
-    """A topic with these brokers for each partition, the first one leading; known to all brokers."""
     from kafka import KafkaAdminClient
 
     name = job.name(suffix)
@@ -42,7 +40,6 @@ def create_topic_on(
 
 
 def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]]) -> None:
-    """Wait until every broker reports that these brokers have the partitions, in sync, with the first one leading."""
     expected = {partition: (nodes[0], sorted(nodes), sorted(nodes)) for partition, nodes in sorted(assignments.items())}
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
@@ -50,13 +47,11 @@ def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]])
 
 
 def leaders(job: Job, topic: str) -> dict[int, int]:
-    """Partition -> its leader, as the bootstrap server reports it."""
     with RawClient(job.bootstrap.split(",")[0]) as client:
         return {partition: found[0] for partition, found in _partitions(client, topic).items()}
 
 
 def broker_addresses(job: Job) -> dict[int, tuple[str, int]]:
-    """Node id -> where the bootstrap server says that it is."""
     from kafka.protocol.metadata import MetadataRequest
 
     with RawClient(job.bootstrap.split(",")[0]) as client:
@@ -94,7 +89,6 @@ def committed(job: Job, group: str, topic: str, partitions: int = 1) -> dict[int
 
 
 def leave_out(value: Any, *names: str) -> Any:
-    """A nested result without some of its keys."""
     if isinstance(value, Mapping):
         return {key: leave_out(each, *names) for key, each in value.items() if key not in names}
     if isinstance(value, list | tuple):

@@ -44,7 +44,6 @@ class Result:
 
 
 def main() -> None:
-    """The command line, and behind `--child` the fuzzing process itself."""
     if sys.argv[1:2] == ["--child"]:
         _child(sys.argv[2], sys.argv[3:])
         return
@@ -111,7 +110,6 @@ def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
 
 
 def _excerpt(said: str) -> str:
-    """The traceback, or whatever libFuzzer said instead, and where the input is."""
     at = said.find("=== Uncaught Python exception")
     answer = said[at:].split("\n\n")[0] if at >= 0 else said[-1500:]
     return "\n".join([answer, *re.findall(r"Test unit written to .*", said)])

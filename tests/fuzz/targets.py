@@ -134,7 +134,6 @@ def _pieces(data: bytes, cut: int) -> Iterator[bytes]:
 
 
 def _held(session: Driven) -> int:
-    """Bytes that a session keeps between two reads."""
     return sum(side.reader.kept_bytes() for side in (session.requests, session.responses))
 
 
@@ -331,7 +330,6 @@ _CORRELATION = 7
 
 @cache
 def _asking(api_key: int, version: int) -> bytes:
-    """A request frame of this version whose body is not looked at."""
     body = b"\0\0\0\1" + b"\xff\xff\0\1" + bytes(40)
     return framed(request_header(api_key, version, _CORRELATION, "c") + body)
 

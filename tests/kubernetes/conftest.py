@@ -26,7 +26,6 @@ SHOP = Path(__file__).with_name("shop")
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """A node with the images, and a broker: a fresh one, or the one that $KQUOTA_NODE names."""
     kept = os.environ.get("KQUOTA_NODE")
     try:
         with attached_node(Path(kept)) if kept else running_node(IMAGES) as running:
@@ -39,7 +38,6 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart as it is published: packaged."""
     folder = tmp_path_factory.mktemp("package")
     done = subprocess.run(
         [helm_executable(), "package", CHART, "--destination", folder], capture_output=True, text=True
@@ -51,7 +49,6 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory, chart: Path) -> Path:
-    """The application's chart, with the packaged one inside."""
     folder = tmp_path_factory.mktemp("charts") / "shop"
     shutil.copytree(SHOP, folder)
     (folder / "charts").mkdir()

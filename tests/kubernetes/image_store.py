@@ -60,12 +60,10 @@ class NoImageError(Exception):
 
 
 def name_of(image: str) -> str:
-    """What pods call an image."""
     return {"pause": PAUSE, "base": BASE}.get(image, f"localhost/{image}:test")
 
 
 def archive(image: str) -> Path:
-    """The archive of one image (pause, kafka, client, kquota, kquota-redirect, kquota-analysis), built if need be."""
     builders = {"pause": _pause, "kafka": _kafka, "client": _client, "base": base}
     if image in builders:
         return builders[image]()
@@ -167,7 +165,6 @@ def _client() -> Path:
 
 @functools.cache
 def _project(target: str) -> Path:
-    """One target of the project's Dockerfile, with its own .dockerignore."""
     files = [ROOT / name for name in context_files((ROOT / ".dockerignore").read_text())]
     files = [path for path in files if path.is_file() and path.name != DESCRIPTION]
 
@@ -226,7 +223,6 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Build what is not in the cache yet, and say how large it is and how long that took; all, or those named."""
     for image in sys.argv[1:] or ("base", "pause", "client", "kafka", *TARGETS.values()):
         began = time.monotonic()
         path = archive(image)

@@ -45,20 +45,17 @@ def webhook(node: Node, chart: Path) -> Iterator[Release]:
 
 
 def stop_webhook(node: Node) -> None:
-    """No replica answers from now on."""
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=0")
     until(lambda: not node.pods(SYSTEM, WEBHOOK_POD), limit_s=90)
 
 
 def start_webhook(node: Node) -> None:
-    """Its two replicas are ready."""
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=2")
     node.kubectl("rollout", "status", "--namespace", SYSTEM, "deployment/kquota-webhook", "--timeout=150s")
 
 
 @pytest.fixture(scope="module")
 def lenient(node: Node, webhook: Release) -> str:
-    """A namespace with the failure policy Ignore."""
     workloads.namespace(node, LENIENT)
     node.kubectl("label", "--overwrite", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
     return LENIENT

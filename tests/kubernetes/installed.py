@@ -54,7 +54,6 @@ class Release:
         return ready_pod(self.node, self.namespace, selector)
 
     def said(self, pod: dict[str, Any], *more: str) -> list[dict[str, Any]]:
-        """What the application has said: the pod's first container that is not the sidecar."""
         return log_lines(self.node, self.namespace, name_of_pod(pod), pod["spec"]["containers"][0]["name"], *more)
 
     def sidecar_log(self, pod: dict[str, Any]) -> str:
@@ -77,8 +76,6 @@ class Release:
         return rate
 
     def await_progress(self, pod: dict[str, Any]) -> None:
-        """Until the application has a thousand more records acknowledged."""
-
         def acknowledged() -> int:
             """Among its lines are librdkafka's own."""
             lines = until(lambda: self.said(pod, "--tail=50"), lambda: describe(self.node, self.namespace))
@@ -120,7 +117,6 @@ class Release:
 
 
 def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> dict[str, Any]:
-    """Values of tests/kubernetes/shop: one limit for all client-ids; `more` is kquota's."""
     kquota = {
         **IMAGES,
         "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": DRAIN_S},
@@ -131,7 +127,6 @@ def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> d
 
 @contextmanager
 def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -> Iterator[Release]:
-    """The release while the block runs; its pod is ready at the beginning."""
     workloads.namespace(node, namespace)
     release = Release(node, chart, namespace)
     began = time.monotonic()

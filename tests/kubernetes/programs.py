@@ -39,7 +39,6 @@ class NodePrograms:
 
 
 def insist_on_machine() -> None:
-    """Root, and the programs that Debian brings."""
     if os.geteuid() != 0:
         raise NoNodeError("a Kubernetes node needs root: it makes namespaces, mounts and control groups")
     missing = {package for program, package in DEBIAN.items() if shutil.which(program) is None}
@@ -63,7 +62,6 @@ def prometheus() -> Path:
 
 
 def node_programs() -> NodePrograms:
-    """All of them, built if need be."""
     insist_on_machine()
     return NodePrograms(
         etcd_program(),
@@ -76,7 +74,6 @@ def node_programs() -> NodePrograms:
 
 
 def main() -> None:
-    """Build what is not in the cache yet (all, or those named), and say where it is and how long that took."""
     try:
         insist_on_machine()
     except NoNodeError as error:

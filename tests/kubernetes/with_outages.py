@@ -24,7 +24,6 @@ ROUNDS = 12
 
 
 def pod_of(name: str) -> str:
-    """A pod that only waits, as a manifest."""
     spec = {"containers": [container("client", ["sleep", "infinity"])], "terminationGracePeriodSeconds": 1}
     metadata = {"name": name, "labels": {"app": name}}
     return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})

@@ -53,7 +53,6 @@ def producer(topic: str, *arguments: str, bootstrap: str = "127.0.0.1:9092", **m
 
 
 def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, Any]:
-    """A plain Deployment of one pod, as a chart that knows nothing of kquota has it."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": {"containers": list(containers), **pod}}
     return {
@@ -65,7 +64,6 @@ def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, 
 
 
 def authority(node: Node) -> Authority:
-    """Who signs the broker's certificate, and those of its clients."""
     folder = node.folder / "authority"
     folder.mkdir(exist_ok=True)
     return Authority(folder)
@@ -181,13 +179,11 @@ def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
 
 
 def assert_exactly(node: Node, topic: str, done: dict[str, Any], pod: str) -> None:
-    """The last acknowledgement of an application is what the topic has."""
     assert (done["what"], done["unanswered"], done["failed"]) == ("done", 0, 0), done
     assert_records(node, topic, done["acknowledged"], pod)
 
 
 def statuses(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The statuses of a pod's containers, by name, native sidecars among them."""
     parts = pod["status"].get("initContainerStatuses", []) + pod["status"].get("containerStatuses", [])
     return {one["name"]: one for one in parts}
 
@@ -210,7 +206,6 @@ def ready_pod(node: Node, namespace: str, selector: str = "", limit_s: float = P
 
 
 def describe(node: Node, namespace: str, selector: str = "") -> str:
-    """What went on with pods: for messages of failures."""
     chosen = ["--selector", selector] if selector else []
     answer = node.try_kubectl("describe", "pods", "--namespace", namespace, *chosen).stdout
     logs = node.try_kubectl(
@@ -225,26 +220,22 @@ def name_of_pod(pod: dict[str, Any]) -> str:
 
 
 def log_lines(node: Node, namespace: str, pod: str, container: str = "app", *more: str) -> list[dict[str, Any]]:
-    """What an application has said (images/clients)."""
     text = node.kubectl("logs", f"--namespace={namespace}", pod, f"--container={container}", *more)
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def rate_per_s(lines: list[dict[str, Any]], seconds: float) -> float:
-    """Acknowledged records per second over the last so many seconds that were reported."""
     last = lines[-1]
     first = next(line for line in lines if line["at"] >= last["at"] - seconds)
     return float((last["acknowledged"] - first["acknowledged"]) / (last["at"] - first["at"]))
 
 
 def metrics(node: Node, pod: dict[str, Any]) -> dict[str, float]:
-    """The sidecar's metrics, by name and labels as they are written."""
     text = node.http(f"http://{pod['status']['podIP']}:9404/metrics").raise_for_status().text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
 
 def throttled_s(node: Node, pod: dict[str, Any]) -> float:
-    """How long the pod's sidecar has throttled its clients, in all."""
     found = metrics(node, pod)
     return sum(value for name, value in found.items() if name.startswith("kquota_throttle_seconds_total"))

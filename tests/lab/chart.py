@@ -44,7 +44,6 @@ def _closed(**properties: Schema) -> Schema:
 
 
 def _each(*required: str, **properties: Schema) -> Schema:
-    """A list of objects with these properties and no others."""
     return {"type": "array", "items": {**_closed(**properties), "required": list(required)}}
 
 
@@ -405,7 +404,6 @@ def _as_draft_7(value: Any) -> Any:
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file of the chart and its content."""
     contents = {
         "values.schema.json": values_schema(),
         "files/live-settings.json": {"paths": live_settings()},

@@ -64,7 +64,6 @@ def described(chart: dict[str, Any], home: str, sources: list[str], image: str, 
 
 
 def package(home: str, sources: list[str], image: str, out: Path, helm: str = "helm") -> Path:
-    """Pack the chart and return its path. Raises ValueError, OSError or subprocess.CalledProcessError."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     changed = described(chart, home, sources, image, CHANGELOG.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:

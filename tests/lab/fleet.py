@@ -62,8 +62,6 @@ class GeneratedFleet:
 
 
 class _Dice:
-    """Numbers from 0 to 1 that depend on columns alone."""
-
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._salt = 0
@@ -76,7 +74,6 @@ class _Dice:
         return value.bitwiseAND(0x7FFFFFFF).cast("double") / float(2**31)
 
     def normal(self, *keys: str) -> Column:
-        """Standard normal by Box and Muller's transform."""
         radius = F.sqrt(-2 * F.log(1 - self.uniform(*keys)))
         return radius * F.cos(2 * math.pi * self.uniform(*keys))
 
@@ -175,7 +172,6 @@ def _demand(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
 
 
 def _used(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
-    """The resulting bytes, requests, delays."""
     limit = F.coalesce(F.col("limit"), F.lit(1e18))
     rows = rows.withColumns(
         {
@@ -326,7 +322,6 @@ def write(spark: SparkSession, fleet: GeneratedFleet, output: str, *, quiet: boo
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m tests.lab.fleet --output DIR`: exit codes as for the reports."""
     options = argparse.ArgumentParser(prog="python -m tests.lab.fleet", description=__doc__)
     options.add_argument("--output", required=True, help="directory for the parts")
     for one in fields(GeneratedFleet):

@@ -53,7 +53,6 @@ CLIENTS: Final = (
 
 
 def wanted(client: Client, day: int, hour: float) -> float:
-    """Bytes per second at this time of the week: working hours, or from one to four at night."""
     if day < client.since_day:
         return 0.0
     if client.nightly:
@@ -132,7 +131,6 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def table() -> pa.Table:
-    """The week in the types of usage records."""
     schema = pa.schema([(one.name, TYPES[one.type]) for one in FIELDS])
     return pa.Table.from_pylist(list(rows()), schema=schema)
 

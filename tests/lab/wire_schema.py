@@ -73,11 +73,9 @@ class Message:
         self.flexible = versions(raw.get("flexibleVersions", "none"))
 
     def program(self, version: int) -> Program:
-        """The whole body in `version`."""
         return _merged(tuple(_struct(self.fields, version, version in self.flexible, self.structs)))
 
     def carries_addresses(self) -> bool:
-        """Whether any version has a struct with both a host and a port."""
         return any(
             {"Host", "Port"} <= {field["name"] for field in fields}
             for fields in _all_structs(self.fields, self.structs)
@@ -324,7 +322,6 @@ class Layouts:
         return found
 
     def check_addresses(self) -> None:
-        """Every response on a broker's listener with a host and a port must be classified in ADDRESSES."""
         for release in self.releases:
             for (key, kind), message in release.items():
                 if kind != "response" or not message.carries_addresses():
@@ -367,7 +364,6 @@ def _runs(values: list[tuple[int, Any]]) -> list[tuple[int, int, Any]]:
 
 
 def render(releases: list[dict[tuple[int, str], Message]]) -> str:
-    """The text of schema.py. The same jars always give the same text."""
     layouts = Layouts(releases)
     layouts.check_addresses()
     apis: list[str] = []

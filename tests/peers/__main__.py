@@ -31,7 +31,6 @@ TRIES = 2
 
 @contextmanager
 def brokers(version: str, rate: int | None) -> Iterator[KafkaCluster]:
-    """Brokers of its own; with a rate, they hold every client to it."""
     with KafkaCluster.start(
         BROKERS, version=version, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
     ) as cluster:
@@ -55,7 +54,6 @@ def place(version: str, through: bool, rate: int | None) -> Iterator[str]:
 
 
 def compare(suite: Suite, names: Sequence[str], version: str, rate: int | None) -> list[Row]:
-    """Run it both ways, and what failed through the sidecar only again."""
     runs = []
     for through in (False, True):
         began_s = time.monotonic()

@@ -38,7 +38,6 @@ LIBRDKAFKA_ENDS: Final = {
 
 
 def of_go(output: str) -> dict[str, Ended]:
-    """The top-level tests in what `go test -v` printed."""
     found: dict[str, Ended] = {}
     for line in output.splitlines():
         if not (match := GO_LINE.match(line)):
@@ -63,8 +62,6 @@ def of_librdkafka(report: str, numbers: Collection[str]) -> dict[str, Ended]:
 
 @dataclass(slots=True)
 class Row:
-    """One test, at the broker and through the sidecar: every try, in order."""
-
     name: str
     direct: list[Ended] = field(default_factory=list)
     through: list[Ended] = field(default_factory=list)
@@ -90,7 +87,6 @@ def side_by_side(direct: Results, through: Results) -> list[Row]:
 
 
 def count(rows: Sequence[Row]) -> str:
-    """In one line, by what the first tries were."""
     ends = [(row.direct[0].outcome, row.through[0].outcome) for row in rows]
     answer = [f"{sum(end == (one, one) for end in ends)} {one} both ways" for one in Outcome if (one, one) in ends]
     answer += [f"{sum(row.differs for row in rows)} ended differently" if any(row.differs for row in rows) else ""]

@@ -136,7 +136,6 @@ def _output_of(command: Sequence[str], folder: Path, settings: dict[str, str]) -
 
 
 def _built_librdkafka() -> Path:
-    """The folder with its libraries and its test-runner."""
     return kept("peers", key_of([CRATE / "Cargo.lock"]), _build_librdkafka)
 
 

@@ -52,12 +52,10 @@ def kubernetes_program(name: str) -> Path:
 
 
 def etcd_program() -> Path:
-    """The API server's store, built if need be."""
     return go_tools.program("apiserver", "go.etcd.io/etcd/server/v3")
 
 
 def programs() -> tuple[Path, Path]:
-    """kube-apiserver and etcd, built if need be."""
     return kubernetes_program("kube-apiserver"), etcd_program()
 
 
@@ -113,7 +111,6 @@ class ApiServer:
         self.account(name, "default")
 
     def label(self, namespace: str, labels: dict[str, str | None]) -> None:
-        """Set labels of a namespace; None takes one away."""
         change = {"metadata": {"labels": labels}}
         self.ask("PATCH", f"/api/v1/namespaces/{namespace}", change, patch="merge-patch+json").raise_for_status()
 
@@ -126,7 +123,6 @@ class ApiServer:
 
 @contextmanager
 def api_server(folder: Path) -> Iterator[ApiServer]:
-    """etcd and kube-apiserver with everything they need in `folder`, ended with the block."""
     kube_apiserver, etcd = programs()
     port, clients, peers = free_ports(3)
     token = secrets.token_hex(16)
@@ -175,7 +171,6 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
 
 
 def main() -> None:
-    """Build what is not in the cache yet, and say where it is."""
     for path in programs():
         print(f"· {path}")
     crds()

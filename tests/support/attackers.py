@@ -23,7 +23,6 @@ MAX_OPEN = 150
 
 
 def request(api_key: int, version: int, body: bytes, client_id: bytes = b"attacker", *, tags: bytes = b"") -> bytes:
-    """One whole request; `tags` are those of a flexible header."""
     header = struct.pack(">hhih", api_key, version, 7, len(client_id)) + client_id + tags
     return framed(header + body)
 
@@ -92,7 +91,6 @@ ONCE: dict[str, Callable[[random.Random], bytes]] = {
 
 
 def once(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
-    """One connection after the other."""
     dice = random.Random(kind)
     while time.monotonic() < ends:
         with suppress(OSError), socket.create_connection(target, timeout=1) as client:
@@ -202,8 +200,6 @@ def main() -> None:
 
 
 class Attackers:
-    """The running process."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None

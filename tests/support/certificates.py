@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 class Issued(NamedTuple):
-    """A certificate in files."""
-
     chain: Path
     """The certificate (chain) alone."""
     key: Path

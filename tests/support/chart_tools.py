@@ -129,7 +129,6 @@ def helm(
 
 
 def ci_values() -> list[Path]:
-    """One file of values per feature."""
     return sorted((CHART / "ci").glob("*-values.yaml"))
 
 
@@ -160,7 +159,6 @@ def render_text(
     chart: Path = CHART,
     release: HelmRelease = HELM_4,
 ) -> str:
-    """What `helm template` prints; fails if it complains."""
     given: Sequence[str | Path] = ("--values", values) if values is not None else ()
     done = helm(
         "template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes, *given, *extra,
@@ -184,7 +182,6 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The manifests in a render."""
     return [document for document in yaml.load_all(text, _Loader) if document]
 
 
@@ -204,7 +201,6 @@ def configuration(manifests: list[dict[str, Any]]) -> str:
 
 
 def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The pods that the manifests make, by kind and name."""
     found = {}
     for one in manifests:
         name = f"{one['kind']}/{one['metadata']['name']}"
@@ -218,7 +214,6 @@ def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
-    """The kquota container of a pod, wherever it stands."""
     (found,) = [one for key in ("initContainers", "containers") for one in pod.get(key, []) if one["name"] == "kquota"]
     return dict(found)
 
@@ -277,7 +272,6 @@ patches:
 
 
 def kustomize() -> dict[Path, str]:
-    """The component for kustomize, made from the chart."""
     (job,) = of_kind(documents(render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)), "Job")
     spec = job["spec"]["template"]["spec"]
     template = {
@@ -305,7 +299,6 @@ def kustomize() -> dict[Path, str]:
 
 
 def plain() -> dict[Path, str]:
-    """The manifests for people without Helm, made from the chart."""
     demo = render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)
     gateway = render_text(PLAIN / "values/gateway.yaml", *WITHOUT_HOOKS)
     (job,) = of_kind(documents(demo), "Job")
@@ -351,7 +344,6 @@ def _without_helm(text: str) -> str:
 
 
 def main() -> None:
-    """Write golden renders, plain manifests, the component for kustomize and the chart's README."""
     from tests.support.chart_readme import README, readme
 
     for path, text in (golden() | plain() | kustomize() | {README: readme()}).items():

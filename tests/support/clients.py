@@ -79,14 +79,12 @@ class Timeline:
         return self.points[behind - 1][1] if behind else 0
 
     def rate(self, start: float, end: float) -> float:
-        """Mean bytes per second between two times of the monotonic clock."""
         return (self.bytes_until(end) - self.bytes_until(start)) / (end - start)
 
     def add(self, count: int) -> None:
         self.points.append((time.monotonic(), self.total_bytes + count))
 
     def receive(self, value: bytes) -> None:
-        """Count a received record and compare its contents."""
         self.add(len(value))
         try:
             self.numbers.append(check_record(value))
@@ -177,7 +175,6 @@ def produce_kafka_python(load: Load) -> Timeline:
 
 
 def consume_kafka_python(load: Load) -> Timeline:
-    """kafka-python's KafkaConsumer in a group of its own, from the beginning."""
     with _timeline("kafka-python", load) as timeline:
         settings = {"client_id": load.client_id, "group_id": f"group-{load.client_id}", **load.settings}
         consumer = subscribed(list(load.bootstrap), load.topic, **settings)
@@ -212,7 +209,6 @@ def _run_asyncio(work: Coroutine[Any, Any, None]) -> None:
 
 
 def produce_aiokafka(load: Load) -> Timeline:
-    """aiokafka's producer, in an asyncio loop of its own."""
     from aiokafka import AIOKafkaProducer
 
     async def run(timeline: Timeline) -> None:
@@ -242,7 +238,6 @@ def produce_aiokafka(load: Load) -> Timeline:
 
 
 def consume_aiokafka(load: Load) -> Timeline:
-    """aiokafka's consumer, in an asyncio loop of its own and a group of its own."""
     from aiokafka import AIOKafkaConsumer
 
     async def run(timeline: Timeline) -> None:
@@ -310,7 +305,6 @@ def produce_confluent(load: Load) -> Timeline:
 
 
 def consume_confluent(load: Load) -> Timeline:
-    """librdkafka's consumer in a group of its own, from the beginning."""
     from confluent_kafka import Consumer
 
     with _timeline("confluent-kafka", load) as timeline:
@@ -367,7 +361,6 @@ def _java(
 
 
 def _tells_of_trouble(line: str) -> bool:
-    """A warning or an error in a tool's log."""
     return ("] WARN " in line or "] ERROR " in line) and is_trouble(line)
 
 

@@ -24,8 +24,6 @@ IDLE_MS: Final = 8000
 
 @dataclass
 class Rig:
-    """Everything between a client and the broker."""
-
     cluster: KafkaCluster
     proxy: Sidecar
     to_sidecar: list[Link]
@@ -39,7 +37,6 @@ class Rig:
     at_rest: Held
 
     def links(self, where: str) -> list[Link]:
-        """Those on the side of the "clients" or of the "broker"."""
         return self.to_sidecar if where == "clients" else [self.to_broker, self.beside]
 
     def each(self, where: str, do: Callable[[Link], None]) -> None:
@@ -80,8 +77,6 @@ def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator
 
 
 def cut(where: str, *, reset: bool) -> Callable[[Rig], None]:
-    """End all connections of one side, three times."""
-
     def strike(rig: Rig) -> None:
         for _ in range(3):
             rig.each(where, lambda link: link.cut(reset=reset))
@@ -103,8 +98,6 @@ def gone_for(where: str, seconds: float) -> Callable[[Rig], None]:
 
 
 def with_setting(where: str, seconds: float, **settings: float | bool) -> Callable[[Rig], None]:
-    """Change attributes of the links of one side."""
-
     def strike(rig: Rig) -> None:
         for link in rig.links(where):
             for name, value in settings.items():

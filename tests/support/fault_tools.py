@@ -34,8 +34,6 @@ LOOK_EVERY_S = 1.3
 
 
 class Working:
-    """A client in a thread of its own, whose history is written down."""
-
     def __init__(self, topic: str, history: History | None) -> None:
         self.topic = topic
         self.history: History = [] if history is None else history
@@ -264,8 +262,6 @@ def read_log(bootstrap: str, topic: str, partitions: int = 1) -> History:
 
 @dataclass
 class Work:
-    """Producers and a consumer of one topic, and their history."""
-
     producers: list[Working]
     consuming: Consuming
     history: History
@@ -323,7 +319,6 @@ class Held(NamedTuple):
     connections: int
 
     def within(self, other: Held) -> bool:
-        """No more of anything than there."""
         return all(here <= there for here, there in zip(self, other, strict=True))
 
 

@@ -84,8 +84,6 @@ class ForkedProcess:
 
 
 class _Server:
-    """A fork server, and how to ask it."""
-
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair()
         with theirs:
@@ -98,7 +96,6 @@ class _Server:
             )
 
     def fork(self, arguments: Sequence[str], log: int) -> ForkedProcess:
-        """Fork a process that runs `kquota` with these arguments."""
         request: dict[str, Any] = {
             "arguments": list(arguments),
             "cores": sorted(os.sched_getaffinity(0)),
@@ -122,7 +119,6 @@ _servers: dict[tuple[object, ...], _Server] = {}
 
 
 def _namespaces() -> dict[str, str]:
-    """Those of this thread, by their kind."""
     return {kind: os.readlink(f"/proc/thread-self/ns/{kind}") for kind in os.listdir("/proc/thread-self/ns")}
 
 

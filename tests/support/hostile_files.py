@@ -61,7 +61,6 @@ def put(kind: str, path: Path) -> str:
 
 
 def take_away(path: Path) -> None:
-    """Whatever is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

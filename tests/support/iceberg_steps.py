@@ -31,7 +31,6 @@ REPORT, OPTIONS = "capacity", {"capacity": dict[str, float]()}
 
 
 def state_of(spark: SparkSession, store: Path) -> dict[str, Any]:
-    """The records of a store, and the number of their files and commits."""
     table = Store(spark, str(store)).table
     assert table is not None
     rows = table.read().select("date", "cluster", "instance", "sequence").collect()

@@ -96,7 +96,6 @@ def metadata(version: int, names: list[str] | None, *, creates: bool = True, ids
 
 
 def encoded(message: Any) -> bytes:
-    """The body of a kafka-python message."""
     return bytes(message.encode(version=message.API_VERSION))
 
 
@@ -229,8 +228,6 @@ class Cluster:
 
 @dataclass
 class Done:
-    """What became of a request."""
-
     message: Any
     """The answer, decoded by kafka-python."""
     body: bytes
@@ -267,18 +264,15 @@ class Client:
 
     @property
     def charged(self) -> float:
-        """Partitions in the client's totals."""
         from quota.entity import Kind
 
         return self.account.meters[Kind.MUTATION].amount
 
     def judge(self, request: AdminRequest) -> Outcome:
-        """The decision about a request."""
         outcome: Outcome = finished(self.quota.request(request, self.now_ms), self.now_ms)
         return outcome
 
     def send(self, message: Any) -> Done:
-        """Send a request as a session would handle it."""
         key, version = message.API_KEY, message.API_VERSION
         body = encoded(message)
         request_class, response_class = MESSAGES[key]

@@ -62,7 +62,6 @@ class Namespace:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The calling thread is in it, with whatever it starts."""
         home = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _insist(_libc.setns(self._fd, CLONE_NEWNET), "setns")
@@ -74,7 +73,6 @@ class Namespace:
             os.close(home)
 
     def run(self, *command: str, check: bool = True, given: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a program in it; `given` is its input."""
         with self.inside():
             done = subprocess.run(
                 command, input=given, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False

@@ -46,7 +46,6 @@ def shown(value: Any) -> Any:
 
 
 def play(data: bytes, doors: type[Session] = Session) -> list[dict[str, str]]:
-    """What can be seen after each step."""
     states: list[dict[str, str]] = []
 
     async def main() -> None:
@@ -125,7 +124,6 @@ class Pure:
         )
 
     def play(self, data: bytes) -> list[dict[str, str]]:
-        """As `play`."""
         to, back = self._process.stdin, self._process.stdout
         assert to is not None
         assert back is not None

@@ -31,7 +31,6 @@ SPLICE_MIN_BYTES = 4_096
 
 
 def book_of(ledger: Ledger, now_ms: float) -> Any:
-    """All that a ledger knows."""
     accounts = sorted(
         (
             tuple(account.identity),
@@ -208,7 +207,6 @@ class Driven:
         self.drain()
 
     def state(self) -> Any:
-        """Whatever one can see of it."""
         session, pair = self.session, self.pair
         state, asks, answers = session.state, session.requests, session.responses
         time = state.request_time

@@ -73,7 +73,6 @@ class RawClient:
         self._correlation_id = 0
 
     def frame(self, message: Any) -> bytes:
-        """A kafka-python request as a whole frame, with a correlation id of its own."""
         self._correlation_id += 1
         message.with_header(self._correlation_id, self.client_id)
         return bytes(message.encode(header=True, framed=True))
@@ -102,7 +101,6 @@ class RawClient:
         return struct.pack(">i", len(payload)) + payload
 
     def ask(self, message: Any, timeout_s: float | None = None) -> Frame:
-        """Send a kafka-python request, read the next frame, and decode it as the answer."""
         asked_at = self.send(self.frame(message))
         answer = self.read_frame(timeout_s)
         assert answer.correlation_id == self._correlation_id
@@ -137,7 +135,6 @@ class RawClient:
         return Topic(name, found.topic_id)
 
     def _leads(self, name: str) -> bool:
-        """Whether the broker takes requests for partition 0 of a topic."""
         from kafka.protocol.consumer import ListOffsetsRequest
 
         topic = ListOffsetsRequest.ListOffsetsTopic
@@ -167,7 +164,6 @@ class RawClient:
 
 
 def decode(request: Any, payload: bytes) -> Any:
-    """The answer to a kafka-python request, from a frame's payload (header included)."""
     response = request.header.get_response_class()
     return response.decode(payload, version=request.API_VERSION, header=True)
 

@@ -23,7 +23,6 @@ def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> byte
 
 
 def handshake_response(error: int = 0, version: int = 1, correlation_id: int = 1) -> bytes:
-    """Its answer, with one mechanism."""
     return response(SASL_HANDSHAKE, version, correlation_id, struct.pack(">hih", error, 1, 5) + b"PLAIN")
 
 
@@ -53,7 +52,6 @@ def jws(claims: bytes, *, standard: bool = False, padding: str = "") -> str:
 
 
 def jwt(claims: dict[str, Any]) -> str:
-    """An unsecured JSON web token, as Kafka's own test validator takes."""
     head, body = (
         base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in ({"alg": "none"}, claims)
     )

@@ -23,8 +23,6 @@ Json = dict[str, Any]
 
 @dataclass
 class ScriptedApi:
-    """What it holds and what it was asked."""
-
     objects: dict[str, Json] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     refuse: Callable[[str, str], int | None] = lambda method, path: None
@@ -42,7 +40,6 @@ class ScriptedApi:
         self.objects[path] = body | {"metadata": metadata | body.get("metadata", {})}
 
     def answer(self, method: str, target: str, body: Any) -> tuple[int, Json]:
-        """Status and object of an answer."""
         where = urlsplit(target)
         path, query = where.path, {key: value[0] for key, value in parse_qs(where.query).items()}
         self.asked.append((method, path))
@@ -86,7 +83,6 @@ def _selected(one: Json, query: dict[str, str]) -> bool:
 
 @contextmanager
 def scripted_api(folder: Path) -> Iterator[ScriptedApi]:
-    """It, over HTTPS on a port of the loopback."""
     api = ScriptedApi()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -205,7 +205,6 @@ _clients: list[trio.SocketStream] = []
 
 @asynccontextmanager
 async def background(run: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Something that runs until the block ends."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         yield
@@ -213,7 +212,6 @@ async def background(run: Callable[[], Awaitable[object]]) -> AsyncIterator[None
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something in this process is so; every test has a time limit."""
     while not condition():  # noqa: ASYNC110 - what is watched sets no event
         await trio.sleep(0.01)
 
@@ -227,14 +225,12 @@ async def really(condition: Callable[[], object]) -> None:
 
 
 async def connect(proxy: Proxy, first: bytes = b"") -> trio.SocketStream:
-    """A client, which has sent these bytes."""
     _clients.append(await trio.open_tcp_stream("127.0.0.1", proxy.port))
     await _clients[-1].send_all(first)
     return _clients[-1]
 
 
 async def exchange(stream: trio.abc.Stream, request: bytes) -> bytes | None:
-    """The next response."""
     await stream.send_all(request)
     return await read_frame(stream)
 

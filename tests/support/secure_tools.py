@@ -22,7 +22,6 @@ REAUTH_MS: Final = 8000
 
 
 def security(authority: Authority) -> BrokerSecurity:
-    """How the secured cluster is configured."""
     return BrokerSecurity(
         PASSWORDS,
         (

@@ -61,7 +61,6 @@ def kio_message(name: str, version: int, kind: str) -> Any:
 
 
 def encode(message: Any) -> bytes:
-    """The body of a kio message."""
     sink = io.BytesIO()
     entity_writer(type(message))(sink, message)
     return sink.getvalue()
@@ -125,7 +124,6 @@ def ledger(
     fetch_rate: float | None = None,
     request_percentage: float | None = None,
 ) -> Ledger:
-    """A ledger in which every client-id has the given limits."""
     entries = []
     if produce_rate or fetch_rate or request_percentage:
         entries = [
@@ -167,7 +165,6 @@ def acted(
 
 
 def identities(of: Ledger) -> set[tuple[str, str]]:
-    """User and client-id of each account in the ledger."""
     return {account.identity for account in of.accounts()}
 
 
@@ -252,12 +249,10 @@ class Driven(Session):
         self.carry_out(self.on_identity(user, now_ms), now_ms)
 
     def taken(self) -> bytes:
-        """What was sent to the broker since the last look."""
         sent, self.up = bytes(self.up), bytearray()
         return sent
 
     def seen(self) -> bytes:
-        """What was sent to the client since the last look."""
         sent, self.down = bytes(self.down), bytearray()
         return sent
 

@@ -73,7 +73,6 @@ class Sidecar:
         until(lambda: self._changes() > before)
 
     def _changes(self) -> int:
-        """Reloads that changed anything."""
         lines = self.log.read_text().splitlines()
         return sum('"message": "configuration reloaded"' in line and '"changed": true' in line for line in lines)
 
@@ -91,7 +90,6 @@ class Sidecar:
         return samples_of(self.metrics())
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of this name whose labels include these; 0 if there is none."""
         # Only lines of this name are parsed: all of them take a hundred times as long, again and again where one waits.
         lines = [line for line in self.metrics().split("\n") if line.startswith((name + "{", name + " "))]
         return sum(
@@ -183,7 +181,6 @@ def _start(before: Sequence[str] | None, config: Path, log: Path) -> GuardedProc
 
 
 def wait_ready(running: Sidecar, not_ready: str | None = None) -> None:
-    """Until /readyz says yes, or no and why."""
     deadline = time.monotonic() + READY_LIMIT_S
     while True:
         assert running.process.poll() is None, running.log.read_text()

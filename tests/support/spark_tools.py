@@ -70,5 +70,4 @@ def floats(row: dict[str, str], *names: str) -> list[float]:
 
 
 def json_lines(directory: Path) -> list[dict[str, Any]]:
-    """All rows below a directory that Spark wrote as JSON."""
     return [json.loads(line) for path in sorted(directory.rglob("*.json")) for line in path.read_text().splitlines()]

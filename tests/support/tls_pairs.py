@@ -60,7 +60,6 @@ class Pair:
             pass
 
     def all_of_theirs(self) -> bytes:
-        """What their end finds."""
         found = bytearray()
         with suppress(ssl.SSLWantReadError):
             while part := self.theirs.recv(65_536):
@@ -69,8 +68,6 @@ class Pair:
 
 
 class Contexts(NamedTuple):
-    """Of both ends."""
-
     ours: dict[str, Context]
     """A server's, as the sidecar makes it, by who does TLS (`IMPLEMENTATIONS`)."""
     theirs: ssl.SSLContext
@@ -97,7 +94,6 @@ def shake_hands(*ends: TlsSocket | ssl.SSLSocket | Peer, carry: Callable[[], obj
 
 @contextmanager
 def over_tcp(both: Contexts, by: str) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
-    """Our end and theirs after the handshake, over a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname())
         near, _ = listener.accept()

@@ -57,8 +57,6 @@ def admission_review(
 
 @dataclass
 class Webhook:
-    """A webhook, started as its container is."""
-
     port: int
     directory: Path
     host: str

@@ -87,7 +87,6 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
 
 
 def _show_live(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
-    """The live view; it vanishes at the end and leaves room for the summary."""
     tracks: list[Track] = []
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for second, tracks in stage.run(seconds, interrupts):
@@ -97,7 +96,6 @@ def _show_live(console: Console, stage: Stage, seconds: int, interrupts: Interru
 
 
 def _show_plain(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
-    """Lines for a log: each client every two seconds, and an explanation whenever it changes."""
     say: Callable[[str], None] = partial(console.print, soft_wrap=True, markup=False)
     say(stage.title)
     explained = ""

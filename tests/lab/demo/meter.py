@@ -24,8 +24,6 @@ NOW_S = 2.0
 
 @dataclass(slots=True)
 class Track:
-    """One client's reports since the common start, and what the sidecar reports about it."""
-
     plan: DemoClient
     began: float
     """The common start, in seconds of the monotonic clock."""
@@ -56,7 +54,6 @@ class Track:
         self.client_throttle_max_ms = tally["throttle_max_ms"]
 
     def note_sidecar(self, throttles: int, held_ms: float, muted: bool, share: float | None = None) -> None:
-        """Take over the sidecar's totals."""
         if throttles > self.throttles:
             self.last_throttle_ms = (held_ms - self.held_ms) / (throttles - self.throttles)
         self.throttles, self.held_ms, self.muted, self.share = throttles, held_ms, muted, share
@@ -81,14 +78,12 @@ class Track:
         return (self.moved_by(end) - self.moved_by(begin)) / (end - begin) if end > begin else 0.0
 
     def now(self) -> float:
-        """The rate over the last two reported seconds."""
         return self.rate(self._at[-1] - NOW_S, self._at[-1])
 
     def average(self) -> float:
         return self.rate(0.0, self._at[-1])
 
     def history(self, columns: int, until: float) -> list[float]:
-        """The rate in each of `columns` equal stretches from the start until then, for a small graph."""
         step = until / columns
         return [self.rate(column * step, (column + 1) * step) for column in range(columns)]
 
@@ -98,7 +93,6 @@ STEP_S = 0.25
 
 
 def is_long_enough(seconds: float) -> bool:
-    """Whether a run of this many seconds has a meaningful steady phase."""
     return seconds >= STEADY_FROM_S + STEADY_AT_LEAST_S
 
 

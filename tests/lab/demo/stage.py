@@ -75,7 +75,6 @@ class Interrupts:
         return 128 + (self.number or 0)
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
         if self.number is not None:
             raise Interrupted
 
@@ -96,7 +95,6 @@ class Interrupts:
 
 
 def _tail(title: str, log: Path) -> str:
-    """The end of a child's log, as a further paragraph of a message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return f"\n--- {title}:\n" + ("\n".join(lines[-TAIL_LINES:]) if lines else "(it wrote nothing)")
 
@@ -132,14 +130,12 @@ class Client:
         return self._output
 
     def go(self) -> None:
-        """Start a client that is ready."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: messages() will report it
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it has written since the last call."""
         while True:
             try:
                 received = os.read(self._output, 1 << 16)
@@ -154,7 +150,6 @@ class Client:
 
 
 def _stop_all(clients: list[Client]) -> None:
-    """All at once, by SIGKILL if need be."""
     for client in clients:
         client.process.terminate()
     for client in clients:
@@ -297,7 +292,6 @@ class Stage:
             interrupts.check()
 
     def close(self) -> None:
-        """Forget the clients' output."""
         self._selector.close()
 
     def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:

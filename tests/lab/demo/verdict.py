@@ -32,7 +32,6 @@ class ClientResult:
 
 
 def compare(tracks: Sequence[Track], seconds: float) -> list[ClientResult]:
-    """Compare each client with its plan, over a run of `seconds`."""
     begin = steady_from(tracks) if is_long_enough(seconds) else None
     if begin is None and is_long_enough(seconds):
         begin = float(STEADY_FROM_S)  # one of them never reached its limit, which will be reported

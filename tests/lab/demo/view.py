@@ -30,7 +30,6 @@ STEADY = (
 
 
 def explanation(tracks: Sequence[Track], second: float) -> str:
-    """One or more sentences on what happens at this second."""
     if second < STEADY_FROM_S:  # certain, and cheaper to check
         return FIRST_WINDOW
     begin = steady_from(tracks)
@@ -38,7 +37,6 @@ def explanation(tracks: Sequence[Track], second: float) -> str:
 
 
 def live(tracks: Sequence[Track], title: str, second: float, seconds: float, width: int) -> RenderableType:
-    """The whole live view at `second` of `seconds`, for a terminal of `width` columns."""
     left = f" {second:3.0f} of {seconds:.0f} s"
     progress = Table.grid()
     progress.add_row(
@@ -98,14 +96,12 @@ def who(plan: DemoClient) -> Text:
 
 
 def state(track: Track) -> Text:
-    """What the sidecar does with this client right now."""
     if track.plan.limit is None:
         return Text("free", style="green")
     return Text("muted", style="magenta") if track.muted else Text("flowing", style="green")
 
 
 def graph(rates: Sequence[float]) -> str:
-    """Rates as a row of small bars, the highest one being full."""
     top = max(rates, default=0.0)
     if top <= 0:
         return BARS[0] * len(rates)

@@ -39,7 +39,6 @@ def _facts(path: Path) -> str:
 
 
 def archive_of(version: str, java: Path, classpath: Sequence[Path]) -> Path:
-    """Where the archive of a version of Kafka is, or would be."""
     return archive_path(f"kafka-{version}", java, classpath, CONTENTS)
 
 
@@ -64,6 +63,5 @@ def make_once(archive: Path, make: Callable[[Path], None]) -> None:
 
 
 def archive_arguments(version: str, java: Path, classpath: Sequence[Path]) -> list[str]:
-    """JVM arguments that use the archive, if there is one."""
     archive = archive_of(version, java, classpath)
     return [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []

@@ -19,7 +19,6 @@ def cache_dir() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time makes something; the others wait and then find it in place."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -66,8 +66,6 @@ class Node:
 
 @dataclass(slots=True)
 class _Slot:
-    """A broker of the cluster, running or not; it keeps its address and its data over a restart."""
-
     node_id: int
     host: str
     port: int
@@ -169,11 +167,9 @@ class KafkaCluster:
 
     @property
     def bootstrap(self) -> list[str]:
-        """`host:port` of every running broker, by id, as clients want it."""
         return [address_text(node.host, node.port) for node in self.nodes]
 
     def bootstrap_of(self, listener: str) -> list[str]:
-        """`host:port` of every running broker at one of the listeners of `security`."""
         return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
 
     def node(self, node_id: int) -> Node:

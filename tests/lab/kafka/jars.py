@@ -84,7 +84,6 @@ def read_lock(version: str) -> list[LockedJar]:
 
 
 def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> list[Path]:
-    """All jars of a Kafka version, in the order of the class path; those missing in the cache are fetched first."""
     locked = read_lock(version)
     progress(f"resolving Kafka {version} ({len(locked)} jars)")
     return fetched(locked, f"Kafka {version}", progress=progress)
@@ -112,7 +111,6 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(path: Path, jar: LockedJar) -> None:
-    """Check one file against its line of the lock file."""
     found = sha256_of(path)
     if found != jar.sha256:
         raise EmbeddedKafkaError(

@@ -39,7 +39,6 @@ ARTIFACTS = {
 
 
 def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar]:
-    """Resolve and fetch these artifacts of one Kafka version into `repository`; their jars in class path order."""
     context = maven(repository)
     roots = [f"org.apache.kafka:{name}:{version}" for name in names]
     roots.append(LOG_BINDING[version.split(".")[0]])
@@ -81,7 +80,6 @@ class _FailOnWarning(logging.Handler):
 
 
 def main(versions: list[str]) -> int:
-    """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
     wanted = [(name if "-" in name else f"kafka-{name}").split("-") for name in versions]
     if not versions or any(of not in ARTIFACTS or version.split(".")[0] not in LOG_BINDING for of, version in wanted):
         print(f"use: python -m tests.lab.kafka.lock [{'|'.join(ARTIFACTS)}-]VERSION...   (e.g. 4.4.0)", file=sys.stderr)

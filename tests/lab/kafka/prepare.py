@@ -45,7 +45,6 @@ def tools(version: str) -> list[_Tool]:
 
 
 def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
-    """The archive; if it does not exist yet, a broker and some tools run to learn which classes they load."""
     java, classpath = find_java(), resolve(version)
     archive = archive_of(version, java, classpath)
 
@@ -58,8 +57,6 @@ def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) 
 
 
 def _loaded_classes(version: str, folder: Path) -> list[str]:
-    """The classes that a broker and the tools load, in the JVM's own notation."""
-
     def learning(name: str) -> tuple[str, ...]:
         return (*QUICK_JVM, f"-XX:DumpLoadedClassList={folder / name}.list")
 

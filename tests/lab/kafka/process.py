@@ -64,14 +64,12 @@ class GuardedProcess(subprocess.Popen[str]):
         self.child_pid = int(line) if line else self.pid
 
     def poll(self) -> int | None:
-        """As Popen.poll; frees the control pipe once the child has ended."""
         code = super().poll()
         if code is not None:
             self._close_control()
         return code
 
     def wait(self, timeout: float | None = None) -> int:
-        """As Popen.wait; frees the control pipe once the child has ended."""
         code = super().wait(timeout)
         self._close_control()
         return code

@@ -16,8 +16,6 @@ _LOGIN_MODULES: Final = "org.apache.kafka.common.security"
 
 
 class SecureListener(NamedTuple):
-    """One more listener of every broker."""
-
     name: str
     """Letters, digits and underscores, in capitals as Kafka's own listener names are."""
     protocol: str
@@ -53,7 +51,6 @@ class BrokerSecurity:
     mechanisms: Sequence[str] = field(default=MECHANISMS)
 
     def properties(self) -> dict[str, str]:
-        """Broker properties, all but the listeners' addresses."""
         supers = ["ANONYMOUS", *self.super_users]
         found = {
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -22,7 +22,6 @@ MOVED = {"kafka.admin.ConfigCommand": ((4, 4), "org.apache.kafka.tools.ConfigCom
 
 
 def java_command(main_class: str, args: Sequence[str], version: str, jvm: Sequence[str]) -> list[str]:
-    """The command line that runs a class of Kafka's jars."""
     java, jars = find_java(), resolve(version)
     classpath = ":".join(str(path) for path in jars)
     since, moved = MOVED.get(main_class, (None, main_class))
