@@ -126,11 +126,8 @@ def fuzz_arguments(name: str, directory: Path, seconds: int, runs: int = -1) -> 
     """The fuzz target, mutated blindly: atheris brings a libFuzzer with sanitizers of its own."""
     from tests.fuzz.targets import TARGETS
 
-    seeds = directory / "seeds"
-    seeds.mkdir(parents=True, exist_ok=True)
     target = TARGETS[name]
-    for number, seed in enumerate(target.seeds()):
-        (seeds / f"{number:04}").write_bytes(seed[: target.max_bytes])
+    target.write_seeds(seeds := directory / "seeds")
     limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={target.max_bytes}"]
     return ["-c", FUZZ.format(name=name), *limits, f"-artifact_prefix={directory}/", str(seeds)]
 

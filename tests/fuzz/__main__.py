@@ -80,10 +80,9 @@ def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
 
     wanted = TARGETS[name]
     seeds, grown, findings = (corpus / kind / name for kind in ("seeds", "corpus", "findings"))
-    for directory in (seeds, grown, findings):
+    wanted.write_seeds(seeds)
+    for directory in (grown, findings):
         directory.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(wanted.seeds()):
-        (seeds / f"{number:04}").write_bytes(seed[: wanted.max_bytes])
     began = time.monotonic()
     # libFuzzer asks for the peak of the process, and what it is started from hands its own peak on (getrusage(2)).
     most_mb = MAX_MEMORY_MB + resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
