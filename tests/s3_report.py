@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import re
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,9 +18,9 @@ from quota.record import to_line
 from tests.lab.kafka.ports import free_ports
 from tests.spark.test_analysis_cli import ROOT, kquota
 from tests.support.spark_tools import QUICK, record
+from tests.support.waiting import listens, until
 
 SERVER = ROOT / ".venv/s3/bin/moto_server"
-START_LIMIT_S = 60.0
 BUCKET = "usage"
 
 
@@ -58,14 +55,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
         command = [str(SERVER), "-H", "127.0.0.1", "-p", str(port)]
         process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
         stack.callback(process.terminate)
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            assert process.poll() is None, (tmp_path / "server.log").read_text()
-            assert time.monotonic() < deadline
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            time.sleep(0.2)
+        until(lambda: listens("127.0.0.1", port) or process.poll() is not None)
+        assert process.poll() is None, (tmp_path / "server.log").read_text()
         made = Store(f"http://127.0.0.1:{port}")
         stack.callback(made.close)
         yield made

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from tests.support.chart_tools import (
     render_example,
     render_text,
 )
+from tests.support.waiting import answered
 from tests.support.webhook_tools import GENERATED, REVIEWS, VALUES, admission_review, service_account
 
 GROUPS = {
@@ -56,6 +58,7 @@ GROUPS = {
     "sparkoperator.k8s.io/v1beta2": ("ScheduledSparkApplication", "SparkApplication"),
 }
 """Where each kind that the chart makes is kept; a kind that is not here fails the test."""
+OPERATORS = ("cert-manager.io/v1", "monitoring.coreos.com/v1", "sparkoperator.k8s.io/v1beta2")
 EVERYWHERE = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 """Kinds that are in no namespace."""
 REDIRECT = "kquota-redirect"
@@ -68,14 +71,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with api_server(tmp_path_factory.mktemp("apiserver")) as running:
         for one in crds():
             running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
-        for kind in (
-            "Certificate",
-            "Issuer",
-            "PodMonitor",
-            "PrometheusRule",
-            "ScheduledSparkApplication",
-            "SparkApplication",
-        ):
+        for kind in (kind for group, kinds in GROUPS.items() if group in OPERATORS for kind in kinds):
             wait_for(kind, lambda kind=kind: running.ask("GET", path(kind, "default")).status_code == 200)
         running.namespace(pods.NAMESPACE, {"kquota.io/injection": "enabled"})
         for name in ("invoices", "monitoring"):
@@ -229,18 +225,12 @@ def running(api: ApiServer, folder: Path, host: str, port: int, *more: str) -> I
         env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": own_port},
     )  # fmt: skip
     try:
-        wait_for("the webhook", lambda: _healthy(f"https://{host}:{port}"))
+        health = partial(httpx.get, f"https://{host}:{port}/healthz", verify=False)
+        wait_for("the webhook", lambda: answered(lambda: health().status_code == 200))
         yield
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/healthz", verify=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def shape(value: Any) -> Any:
@@ -384,7 +374,7 @@ def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: 
 
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:
     """And a renderer that puts its manifests over it again (Argo CD, server-side) changes nothing either."""
-    api, hooks_path = installed, HOOKS
+    api = installed
 
     def state() -> tuple[str, set[str]]:
         secret = api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"]
@@ -397,13 +387,13 @@ def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp
             install(api, RELEASED, VALUES, "--set", "webhook.replicas=3", what="upgrade", release=release)
             assert state() == before
         (rendered,) = of_kind(documents(render_text(VALUES)), "MutatingWebhookConfiguration")
-        version = api.get(hooks_path)["metadata"]["resourceVersion"]
+        version = api.get(HOOKS)["metadata"]["resourceVersion"]
         given = {"patch": "apply-patch+yaml", "fieldManager": "argocd-controller", "force": "true"}
-        api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
+        api.ask("PATCH", HOOKS, rendered, **given).raise_for_status()
         assert state() == before
-        unchanged = api.get(hooks_path)["metadata"]["resourceVersion"]
-        api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
-        assert api.get(hooks_path)["metadata"]["resourceVersion"] == unchanged != version
+        unchanged = api.get(HOOKS)["metadata"]["resourceVersion"]
+        api.ask("PATCH", HOOKS, rendered, **given).raise_for_status()
+        assert api.get(HOOKS)["metadata"]["resourceVersion"] == unchanged != version
 
 
 HOOKS = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
@@ -411,32 +401,6 @@ HOOKS = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-pr
 
 def trusted(api: ApiServer) -> set[str]:
     return {one["clientConfig"]["caBundle"] for one in api.get(HOOKS)["webhooks"]}
-
-
-class PodsMeanwhile(threading.Thread):
-    """Creates pods through the webhook, five a second, until the block ends."""
-
-    def __init__(self, api: ApiServer) -> None:
-        super().__init__(daemon=True)
-        self.api = api
-        self.ends = threading.Event()
-        self.created, self.refused = 0, [""][:0]
-
-    def run(self) -> None:
-        while not self.ends.wait(0.2):
-            answer = ask_for_pod(self.api)
-            if answer.status_code == 201 and "initContainers" in answer.json()["spec"]:
-                self.created += 1
-            else:
-                self.refused.append(answer.text)
-
-    def __enter__(self) -> PodsMeanwhile:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ends.set()
-        self.join()
 
 
 @pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)

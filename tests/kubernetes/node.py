@@ -26,7 +26,7 @@ from tests.kubernetes.identities import write_identities
 from tests.kubernetes.programs import NodePrograms, node_programs
 from tests.lab.kafka.process import GuardedProcess
 from tests.support.namespaces import Namespace
-from tests.support.waiting import until
+from tests.support.waiting import answered, until
 
 ADDRESS: Final = "10.99.0.1"
 GATEWAY: Final = "10.99.0.254"
@@ -259,16 +259,10 @@ class Node:
         until(lambda: self.get("/api/v1/namespaces/default/serviceaccounts/default").status_code == 200, limit_s=120)
 
     def _dns_ready(self) -> bool:
-        try:
-            return self.http(f"http://{ADDRESS}:8181/ready").status_code == 200
-        except httpx.HTTPError:
-            return False
+        return bool(answered(lambda: self.http(f"http://{ADDRESS}:8181/ready").status_code == 200))
 
     def api_ready(self) -> bool:
-        try:
-            return self.get("/readyz").text == "ok"
-        except httpx.HTTPError:
-            return False
+        return answered(lambda: self.get("/readyz").text) == "ok"
 
     def ready(self) -> bool:
         answer = self.get(f"/api/v1/nodes/{NAME}")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 import yaml
 
@@ -15,7 +14,7 @@ from tests.kubernetes import programs, workloads
 from tests.kubernetes.installed import Release, installed, shop_values
 from tests.kubernetes.node import ADDRESS, Node
 from tests.kubernetes.workloads import name_of_pod
-from tests.support.waiting import until
+from tests.support.waiting import answered, until
 
 NAMESPACE: Final = "monitored"
 URL: Final = f"http://{ADDRESS}:9090"
@@ -99,11 +98,8 @@ def prometheus(node: Node, release: Release) -> Iterator[str]:
 
 def asked(node: Node, path: str, **query: str) -> Any:
     """The data of an answer; None as long as there is none."""
-    try:
-        answer = node.http(f"{URL}/api/v1/{path}", **query)
-    except httpx.TransportError:
-        return None
-    return answer.json()["data"] if answer.status_code == 200 else None  # 503 while it starts
+    answer = answered(lambda: node.http(f"{URL}/api/v1/{path}", **query))
+    return answer.json()["data"] if answer is not None and answer.status_code == 200 else None  # 503 while it starts
 
 
 def test_sidecars_are_found_and_scraped(node: Node, release: Release, prometheus: str) -> None:

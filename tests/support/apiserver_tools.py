@@ -19,6 +19,7 @@ import yaml
 
 from tests.lab.kafka.ports import free_ports
 from tests.support import go_tools
+from tests.support.waiting import answered
 
 VERSION: Final = "1.36.3"
 """As tests/go/apiserver/go.mod pins it."""
@@ -53,10 +54,6 @@ def kubernetes_program(name: str) -> Path:
 
 def etcd_program() -> Path:
     return go_tools.program("apiserver", "go.etcd.io/etcd/server/v3")
-
-
-def programs() -> tuple[Path, Path]:
-    return kubernetes_program("kube-apiserver"), etcd_program()
 
 
 def crds() -> list[dict[str, Any]]:
@@ -123,21 +120,21 @@ class ApiServer:
 
 @contextmanager
 def api_server(folder: Path) -> Iterator[ApiServer]:
-    kube_apiserver, etcd = programs()
     port, clients, peers = free_ports(3)
     token = secrets.token_hex(16)
     (folder / "tokens.csv").write_text(f'{token},admin,1,"system:masters"\n')
     trustme.CA().private_key_pem.write_to_path(str(folder / "accounts.key"))
     store = [
-        etcd, f"--data-dir={folder}/etcd", f"--listen-client-urls=http://127.0.0.1:{clients}", "--log-level=error",
+        etcd_program(), f"--data-dir={folder}/etcd", f"--listen-client-urls=http://127.0.0.1:{clients}",
         f"--advertise-client-urls=http://127.0.0.1:{clients}", f"--listen-peer-urls=http://127.0.0.1:{peers}",
         f"--initial-advertise-peer-urls=http://127.0.0.1:{peers}",
-        f"--initial-cluster=default=http://127.0.0.1:{peers}", "--unsafe-no-fsync",
+        f"--initial-cluster=default=http://127.0.0.1:{peers}", "--unsafe-no-fsync", "--log-level=error",
     ]  # fmt: skip
     server = [
-        kube_apiserver, f"--etcd-servers=http://127.0.0.1:{clients}", "--bind-address=127.0.0.1",
-        f"--secure-port={port}", f"--cert-dir={folder}/certificates", f"--token-auth-file={folder}/tokens.csv",
-        "--authorization-mode=RBAC", f"--service-cluster-ip-range={SERVICES}", "--endpoint-reconciler-type=none",
+        kubernetes_program("kube-apiserver"), f"--etcd-servers=http://127.0.0.1:{clients}",
+        "--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}/certificates",
+        f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
+        f"--service-cluster-ip-range={SERVICES}", "--endpoint-reconciler-type=none",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={folder}/accounts.key",
         f"--service-account-signing-key-file={folder}/accounts.key", "--advertise-address=192.0.2.1", "-v=0",
@@ -151,36 +148,27 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         url = f"https://127.0.0.1:{port}"
         running = ApiServer(url, token, folder / "kubeconfig", client, folder / "certificates/apiserver.crt")
         deadline = time.monotonic() + START_LIMIT_S
-        while not _ready(running):
-            assert process.poll() is None, (folder / "kube-apiserver.log").read_text()[-4000:]
-            assert time.monotonic() < deadline, (folder / "kube-apiserver.log").read_text()[-4000:]
+        while not answered(lambda: running.ask("GET", "/readyz").text == "ok"):
+            said = (folder / "kube-apiserver.log").read_text()[-4000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
             time.sleep(0.5)
-        running.kubeconfig.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "test",
-                    "clusters": [{"name": "test", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
-                    "users": [{"name": "admin", "user": {"token": token}}],
-                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-                }
-            )
-        )
+        kubeconfig = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
+            "users": [{"name": "admin", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+        }
+        running.kubeconfig.write_text(yaml.safe_dump(kubeconfig))
         yield running
 
 
 def main() -> None:
-    for path in programs():
+    for path in (kubernetes_program("kube-apiserver"), etcd_program()):
         print(f"· {path}")
     crds()
-
-
-def _ready(running: ApiServer) -> bool:
-    try:
-        return running.ask("GET", "/readyz").text == "ok"
-    except httpx.HTTPError:
-        return False
 
 
 if __name__ == "__main__":

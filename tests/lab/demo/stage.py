@@ -71,7 +71,6 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """As in shells: 128 + signal (130 for Ctrl-C)."""
         return 128 + (self.number or 0)
 
     def check(self) -> None:
@@ -164,12 +163,11 @@ def configuration(
     plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, key: Path, usage: Path | None = None
 ) -> dict[str, Any]:
     """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit."""
-    quotas = {
-        plan.client_id: {"client-id": plan.client_id, plan.quota_name: int(plan.limit)}
-        | ({"scope": "fleet"} if plan.shared else {})
-        for plan in plans
-        if plan.limit
-    }
+    quotas: dict[str, dict[str, Any]] = {}
+    for plan in plans:
+        if plan.limit:
+            scope = {"scope": "fleet"} if plan.shared else {}
+            quotas[plan.client_id] = {"client-id": plan.client_id, plan.quota_name: int(plan.limit)} | scope
     export = {} if usage is None else {"export": {"directory": str(usage.absolute()), "interval_s": USAGE_INTERVAL_S}}
     return {
         "mode": "rewrite",
@@ -221,11 +219,9 @@ class DemoSidecar:
         for plan in self._plans:
             kind = Kind.PRODUCE.value if plan.role == "producer" else Kind.FETCH.value
             if (group := groups.get((plan.client_id, kind))) is not None:
-                share = None if group["fleet"] is None else group["fleet"]["share"]
-                totals = group["totals"]
-                tracks[plan.name].note_sidecar(
-                    totals["throttled"], totals["throttle_ms"], plan.client_id in muted, share
-                )
+                share, totals = (group["fleet"] or {}).get("share"), group["totals"]
+                muted_now = plan.client_id in muted
+                tracks[plan.name].note_sidecar(totals["throttled"], totals["throttle_ms"], muted_now, share)
 
     def _ask(self, path: str) -> Any:
         """The JSON answer of the admin port; None for no answer or another status than 200."""
@@ -241,19 +237,23 @@ class DemoSidecar:
 class Stage:
     """Broker, sidecars and clients, connected and waiting for the sign to start."""
 
-    def __init__(self, cluster: KafkaCluster, sidecars: Sequence[DemoSidecar], clients: Sequence[Client]) -> None:
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        sidecars: Sequence[DemoSidecar],
+        clients: Sequence[Client],
+        selector: selectors.BaseSelector,
+    ) -> None:
         self._sidecars = sidecars
         self._clients = clients
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector
         for client in clients:
             self._selector.register(client, selectors.EVENT_READ, client)
         self.versions: dict[str, str] = {}
         """Library version by the client's name, for those that are ready."""
-        self.title = (
-            f"{len(clients)} clients → {len(sidecars)} kquota sidecars "
-            f"{', '.join(sidecar.bootstrap for sidecar in sidecars)} → Kafka {cluster.version} "
-            f"{', '.join(cluster.bootstrap)}"
-        )
+        addresses = ", ".join(sidecar.bootstrap for sidecar in sidecars)
+        kafka = f"Kafka {cluster.version} {', '.join(cluster.bootstrap)}"
+        self.title = f"{len(clients)} clients → {len(sidecars)} kquota sidecars {addresses} → {kafka}"
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + CLIENTS_LIMIT_S
@@ -290,9 +290,6 @@ class Stage:
                 if message["event"] == "tally":
                     tracks[client.plan.name].note(message)
             interrupts.check()
-
-    def close(self) -> None:
-        self._selector.close()
 
     def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:
         for key, _events in self._selector.select(wait_s):
@@ -344,8 +341,7 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Pa
     stack.callback(_stop_all, clients)
     for plan in plans:
         clients.append(Client(plan, sidecars[plan.sidecar].bootstrap, folder))
-    stage = Stage(cluster, sidecars, clients)
-    stack.callback(stage.close)
+    stage = Stage(cluster, sidecars, clients, stack.enter_context(selectors.DefaultSelector()))
     stage.wait_until_ready()
     libraries = dict.fromkeys(f"{plan.library} {stage.versions[plan.name]}" for plan in plans)
     say(f"connected: {', '.join(libraries)}")

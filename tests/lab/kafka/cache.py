@@ -25,8 +25,5 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def oldest(paths: Iterable[Path], *, but: int) -> list[Path]:
-    """All of the files or directories but the `but` (one or more) that were used last, by their modification time.
-
-    Whoever uses one sets its time to now.
-    """
+    """All but the `but` (one or more) that were used last: whoever uses one sets its modification time to now."""
     return sorted(paths, key=lambda path: path.stat().st_mtime)[:-but]

@@ -173,10 +173,7 @@ def _download(context: MavenContext, jar: LockedJar, target: Path) -> None:
         try:
             artifact.resolve()
             return
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # requests' errors are OSErrors; jgo raises RuntimeError for "not found"
+        except (OSError, RuntimeError) as error:  # requests' errors are OSErrors; jgo's "not found" is a RuntimeError
             problem = error
     raise EmbeddedKafkaError(
         f"cannot fetch {jar.coordinate} ({type(problem).__name__}: {problem}).\n"

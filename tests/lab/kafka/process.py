@@ -17,11 +17,8 @@ ORPHAN_GRACE_S = 3.0
 
 
 class GuardedProcess(subprocess.Popen[str]):
-    """A text-mode Popen whose child always dies with this process.
-
-    `pid` is the guardian's id, and also that of the session and process group around both; `child_pid` is the
-    program's own. `terminate()` and `kill()` reach the program; exit codes are the program's (128 + n after signal
-    n).
+    """A text-mode Popen whose child always dies with this process. `pid` is the guardian's id, and that of the session
+    and process group around both; `child_pid`, signals and exit codes (128 + n after signal n) are the program's own.
     """
 
     def __init__(
@@ -37,12 +34,11 @@ class GuardedProcess(subprocess.Popen[str]):
     ) -> None:
         control_read, self._control = os.pipe()
         report_read, report_write = os.pipe()
+        guard = [sys.executable, "-I", "-S", str(GUARD), str(control_read), str(report_write)]
+        guard += [str(ORPHAN_GRACE_S), str(orphan_dir or "")]
         try:
             super().__init__(
-                [
-                    *(sys.executable, "-I", "-S", str(GUARD), str(control_read), str(report_write)),
-                    *(str(ORPHAN_GRACE_S), str(orphan_dir or ""), *command),
-                ],
+                [*guard, *command],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,

@@ -33,11 +33,8 @@ DEFAULT_LISTENERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BrokerSecurity:
-    """How the brokers of a cluster are secured.
-
-    Every user of `passwords` can log in by PLAIN and SCRAM; OAUTHBEARER takes unsecured JSON web tokens (RFC 7515,
-    `alg: none`) of any subject. They may do nothing until ACLs are created through the plain listener.
-    """
+    """Every user of `passwords` can log in by PLAIN and SCRAM; OAUTHBEARER takes unsecured JSON web tokens (RFC 7515,
+    `alg: none`) of any subject. They may do nothing until ACLs are created through the plain listener."""
 
     passwords: Mapping[str, str]
     listeners: Sequence[SecureListener] = DEFAULT_LISTENERS
@@ -73,12 +70,12 @@ class BrokerSecurity:
 
     def format_arguments(self) -> list[str]:
         """Arguments of StorageTool's `format`: users of SCRAM exist from the start."""
-        arguments = []
-        for mechanism in SCRAM_MECHANISMS:
-            if mechanism in self.mechanisms:
-                for user, password in self.passwords.items():
-                    arguments += ["--add-scram", f"{mechanism}=[name={user},password={password}]"]
-        return arguments
+        return [
+            word
+            for mechanism in SCRAM_MECHANISMS
+            for user, password in self.passwords.items()
+            for word in ("--add-scram", f"{mechanism}=[name={user},password={password}]")
+        ]
 
     def _login(self, mechanism: str) -> str:
         if mechanism == "PLAIN":

@@ -40,10 +40,8 @@ def start_tool(
     stdout: int | IO[Any] | None = subprocess.PIPE,
     stderr: int | IO[Any] | None = subprocess.PIPE,
 ) -> GuardedProcess:
-    """Start one of Kafka's programs, e.g. `org.apache.kafka.tools.ConsoleProducer`; it ends with us at the latest.
-
-    Use it as a context manager or call `communicate()`: the pipes are the caller's to close, as with any Popen.
-    """
+    """Start one of Kafka's programs, e.g. `org.apache.kafka.tools.ConsoleProducer`; it ends with us at the latest. The
+    pipes are the caller's to close, as with any Popen."""
     command = java_command(main_class, args, version, (*jvm, *tool_arguments(version)))
     return GuardedProcess(command, stdin=stdin, stdout=stdout, stderr=stderr)
 
