@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -36,9 +35,7 @@ def values(rate: float = RATE) -> dict[str, Any]:
 def webhook(node: Node, chart: Path) -> Iterator[Release]:
     workloads.namespace(node, SYSTEM, **{"kquota.io/injection": "enabled"})
     release = Release(node, chart, SYSTEM, "kquota")
-    began = time.monotonic()
     release.helm("install", values(), "--wait", "--timeout=180s")
-    print(f"helm install --wait of the webhook: {time.monotonic() - began:.1f} s")
     yield release
     stop_webhook(node)  # which does not keep it from being uninstalled
     release.uninstall()
@@ -75,9 +72,7 @@ def orders(node: Node, webhook: Release, tmp_path_factory: pytest.TempPathFactor
         "readinessProbe": None,
         "securityContext": workloads.RESTRICTED,
     }
-    began = time.monotonic()
     release.helm("install", release.values)
     release.pod(ORDERS_POD)
-    print(f"helm install of another chart to Ready: {time.monotonic() - began:.1f} s")
     yield release
     release.uninstall()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,10 +68,7 @@ class Release:
             rate = workloads.rate_per_s(lines, 10) * RECORD_BYTES
             return rate if abs(rate / expected - 1) <= tolerance else None
 
-        def explain() -> str:
-            return f"{expected:g} expected: {self.said(pod, '--tail=30')}"
-
-        rate: float = until(look, explain, 90)
+        rate: float = until(look, lambda: f"{expected:g} expected: {self.said(pod, '--tail=30')}", 90)
         return rate
 
     def await_progress(self, pod: dict[str, Any]) -> None:
@@ -83,25 +79,19 @@ class Release:
 
         before = acknowledged()
 
-        def explain() -> str:
-            return f"no 1000 records more than {before}:\n{describe(self.node, self.namespace)}"
-
-        until(lambda: acknowledged() >= before + 1000, explain, 90)
+        until(lambda: acknowledged() >= before + 1000, lambda: describe(self.node, self.namespace), 90)
 
     @contextmanager
     def following(self, pod: dict[str, Any], *containers: str) -> Iterator[dict[str, list[str]]]:
         """The lines of a pod's containers from now on, with times, also while it ends; filled after the block."""
-        common = ["logs", "--follow", "--timestamps", "--tail=1", f"--namespace={self.namespace}", name_of_pod(pod)]
+        common = [self.node.programs.kubectl, "logs", f"--namespace={self.namespace}", name_of_pod(pod)]
+        common += ["--follow", "--timestamps", "--tail=1"]
+        env = self.node.environment()
         found: dict[str, list[str]] = {}
         with self.node.inside():
             running = {
-                container: subprocess.Popen(
-                    [self.node.programs.kubectl, *common, f"--container={container}"],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=self.node.environment(),
-                )
-                for container in containers
+                one: subprocess.Popen([*common, f"--container={one}"], stdout=subprocess.PIPE, text=True, env=env)
+                for one in containers
             }
         try:
             yield found
@@ -129,11 +119,9 @@ def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> d
 def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -> Iterator[Release]:
     workloads.namespace(node, namespace)
     release = Release(node, chart, namespace)
-    began = time.monotonic()
     release.values = values
     release.helm("install", values)
     release.pod()
-    print(f"helm install, with its check, to Ready: {time.monotonic() - began:.1f} s")
     yield release
     release.uninstall()
 
@@ -141,12 +129,7 @@ def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -
 def kquota(node: Node, *arguments: str) -> str:
     """The command line as it is run next to a cluster, with kubectl on PATH."""
     with node.inside():
-        done = subprocess.run(
-            [Path(sys.executable).with_name("kquota"), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=node.environment(),
-        )
+        command = [Path(sys.executable).with_name("kquota"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=node.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -25,6 +25,7 @@ from tests.kubernetes import image_store
 from tests.kubernetes.identities import write_identities
 from tests.kubernetes.programs import NodePrograms, node_programs
 from tests.lab.kafka.process import GuardedProcess
+from tests.support.chart_tools import manifest
 from tests.support.namespaces import Namespace
 from tests.support.waiting import answered, until
 
@@ -130,53 +131,33 @@ class Node:
         with self.inside():
             return httpx.get(url, params=query, timeout=30)
 
-    def kubectl(self, *arguments: str | Path, given: str | None = None, limit_s: float = RUN_LIMIT_S) -> str:
-        done = self.try_kubectl(*arguments, given=given, limit_s=limit_s)
-        if done.returncode != 0:
-            raise NodeError(f"kubectl {' '.join(map(str, arguments))}: {done.stdout}{done.stderr}")
-        return done.stdout
+    def kubectl(self, *arguments: str | Path, given: str | None = None) -> str:
+        return _output(self.try_kubectl(*arguments, given=given))
 
-    def try_kubectl(
-        self, *arguments: str | Path, given: str | None = None, limit_s: float = RUN_LIMIT_S
-    ) -> subprocess.CompletedProcess[str]:
-        return self._client_program([self.programs.kubectl, *arguments], given, limit_s)
+    def try_kubectl(self, *arguments: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self._client_program(self.programs.kubectl, *arguments, given=given)
 
-    def helm(self, *arguments: str | Path, limit_s: float = RUN_LIMIT_S) -> str:
-        done = self.try_helm(*arguments, limit_s=limit_s)
-        if done.returncode != 0:
-            raise NodeError(f"helm {' '.join(map(str, arguments))}: {done.stdout}{done.stderr}")
-        return done.stdout
+    def helm(self, *arguments: str | Path) -> str:
+        return _output(self.try_helm(*arguments))
 
-    def try_helm(self, *arguments: str | Path, limit_s: float = RUN_LIMIT_S) -> subprocess.CompletedProcess[str]:
-        return self._client_program([self.programs.helm, *arguments], None, limit_s)
+    def try_helm(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self._client_program(self.programs.helm, *arguments)
 
     def environment(self) -> dict[str, str]:
-        kubectl = self.folder / "bin"
-        return {
-            "PATH": f"{kubectl}:{os.environ['PATH']}",
-            "HOME": str(self.folder / "home"),
-            "KUBECONFIG": str(self._kubeconfig),
-        }
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(self.folder / "home"), "KUBECONFIG": str(self._kubeconfig)}
 
-    def _client_program(
-        self, command: Sequence[str | Path], given: str | None, limit_s: float
-    ) -> subprocess.CompletedProcess[str]:
+    def _client_program(self, *command: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        words, env = [str(word) for word in command], self.environment()
         with self.inside():
-            return subprocess.run(
-                [str(word) for word in command],
-                input=given,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                env=self.environment(),
-            )
+            return subprocess.run(words, input=given, capture_output=True, text=True, timeout=RUN_LIMIT_S, env=env)
 
     def apply(self, *manifests: dict[str, Any], namespace: str | None = None) -> None:
-        where = [] if namespace is None else ["--namespace", namespace]
+        where = [f"--namespace={namespace}"] if namespace else []
         self.kubectl("apply", *where, "--filename", "-", given=yaml.safe_dump_all(manifests))
 
     def object(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        where = [] if namespace is None else ["--namespace", namespace]
+        where = [f"--namespace={namespace}"] if namespace else []
         found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, *where, "--output", "json"))
         return found
 
@@ -281,22 +262,11 @@ class Node:
         self.start("coredns", self.programs.coredns, "-conf", self.folder / "Corefile")
         ports = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
         labels = {"kubernetes.io/service-name": "kube-dns"}
-        metadata = {"name": "kube-dns", "namespace": "kube-system"}
+        slice_ = {"addressType": "IPv4", "endpoints": [{"addresses": [ADDRESS]}], "ports": ports}
         self.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": metadata,
-                "spec": {"clusterIP": DNS_SERVICE, "ports": ports},
-            },
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": metadata | {"labels": labels},
-                "addressType": "IPv4",
-                "endpoints": [{"addresses": [ADDRESS]}],
-                "ports": ports,
-            },
+            manifest("Service", "kube-dns", spec={"clusterIP": DNS_SERVICE, "ports": ports}),
+            manifest("EndpointSlice", "kube-dns", "discovery.k8s.io/v1", labels, **slice_),
+            namespace="kube-system",
         )
 
     def _write_configuration(self, cgroup: str) -> None:
@@ -373,6 +343,12 @@ oom_score = 0
         (own / "home").mkdir()
         (own / "bin").mkdir()
         (own / "bin" / "kubectl").symlink_to(self.programs.kubectl)
+
+
+def _output(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode != 0:
+        raise NodeError(f"{' '.join(done.args)}: {done.stdout}{done.stderr}")
+    return done.stdout
 
 
 @contextmanager

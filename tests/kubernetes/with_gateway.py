@@ -34,9 +34,7 @@ def values(version: str = "1") -> dict[str, Any]:
 def gateway(node: Node, chart: Path) -> Iterator[Release]:
     workloads.namespace(node, NAMESPACE)
     release = Release(node, chart, NAMESPACE, "gateway")
-    began = time.monotonic()
     release.helm("install", values(), "--wait", "--timeout=180s")
-    print(f"helm install --wait of two replicas: {time.monotonic() - began:.1f} s")
     yield release
     release.uninstall()
 

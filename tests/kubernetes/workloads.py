@@ -9,6 +9,7 @@ from typing import Any, Final
 from tests.kubernetes.image_store import name_of
 from tests.kubernetes.node import Node
 from tests.support.certificates import Authority
+from tests.support.chart_tools import manifest
 from tests.support.history import Event, assert_clean
 from tests.support.waiting import until
 
@@ -24,7 +25,6 @@ RESTRICTED: Final = {
     "runAsUser": 1000,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-NAMESPACE_LABELS: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 IMAGES: Final[dict[str, Any]] = {
     "image": {"repository": "localhost/kquota", "tag": "test", "pullPolicy": "Never"},
     "redirect": {"image": {"repository": "localhost/kquota-redirect", "tag": "test"}},
@@ -34,8 +34,7 @@ IMAGES: Final[dict[str, Any]] = {
 
 def namespace(node: Node, name: str, **labels: str) -> None:
     """A namespace that enforces the Pod Security Standard "restricted", unless a label says otherwise."""
-    metadata = {"name": name, "labels": NAMESPACE_LABELS | labels}
-    node.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    node.apply(manifest("Namespace", name, labels={"pod-security.kubernetes.io/enforce": "restricted"} | labels))
 
 
 def container(image: str, command: list[str], name: str = "app", **more: Any) -> dict[str, Any]:
@@ -55,12 +54,8 @@ def producer(topic: str, *arguments: str, bootstrap: str = "127.0.0.1:9092", **m
 def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, Any]:
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": {"containers": list(containers), **pod}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-    }
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    return manifest("Deployment", name, "apps/v1", spec=spec)
 
 
 def authority(node: Node) -> Authority:
@@ -135,34 +130,22 @@ def _make_broker(node: Node) -> None:
             {"name": "tmp", "emptyDir": {}},
         ],
     }
+    service = {
+        "clusterIP": "None",
+        "selector": labels,
+        "publishNotReadyAddresses": True,
+        "ports": [{"name": "plain", "port": 9092}, {"name": "tls", "port": 9094}],
+    }
+    pods = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}
     node.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kafka"}, "data": {"server.properties": text}},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "kafka"},
-            "spec": {
-                "clusterIP": "None",
-                "selector": labels,
-                "publishNotReadyAddresses": True,
-                "ports": [{"name": "plain", "port": 9092}, {"name": "tls", "port": 9094}],
-            },
-        },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": {"name": "kafka"},
-            "spec": {
-                "serviceName": "kafka",
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": spec},
-            },
-        },
+        manifest("ConfigMap", "kafka", data={"server.properties": text}),
+        manifest("Service", "kafka", spec=service),
+        manifest("StatefulSet", "kafka", "apps/v1", spec={"serviceName": "kafka"} | pods),
         deployment("reader", reader, terminationGracePeriodSeconds=1),
         namespace="kafka",
     )
-    node.kubectl("rollout", "status", "--namespace=kafka", "statefulset/kafka", "--timeout=180s", limit_s=200)
-    node.kubectl("rollout", "status", "--namespace=kafka", "deployment/reader", "--timeout=180s", limit_s=200)
+    for one in ("statefulset/kafka", "deployment/reader"):
+        node.kubectl("rollout", "status", "--namespace=kafka", one, "--timeout=180s")
 
 
 def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
@@ -172,8 +155,7 @@ def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
         "exec", "--namespace=kafka", "deployment/reader", "--", "python3", "read.py", f"--bootstrap={BROKER}",
         f"--topic={topic}",
     )  # fmt: skip
-    history = [Event("sent", pod, number) for number in range(count)]
-    history += [Event("acknowledged", pod, number) for number in range(count)]
+    history = [Event(what, pod, number) for what in ("sent", "acknowledged") for number in range(count)]
     history += [Event("polled", "reader", number, place, offset) for place, offset, number in json.loads(said)[pod]]
     assert_clean(history)
 

@@ -185,6 +185,13 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [document for document in yaml.load_all(text, _Loader) if document]
 
 
+def manifest(
+    kind: str, name: str, api: str = "v1", labels: dict[str, str] | None = None, **body: Any
+) -> dict[str, Any]:
+    metadata = {"name": name} | ({"labels": labels} if labels else {})
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
+
+
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [one for one in manifests if one["kind"] == kind]
 
