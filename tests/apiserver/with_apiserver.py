@@ -36,6 +36,7 @@ from tests.support.chart_tools import (
     ci_values,
     documents,
     helm,
+    manifest,
     of_kind,
     pod_specs,
     render_example,
@@ -195,14 +196,18 @@ def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
     """`kquota webhook` as below, reached by its Service through a recorder of what it is asked."""
     (port,) = free_ports(1)
     with running(api, folder, "127.0.0.1", port):
-        for key, value in api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"].items():
-            (folder / key).write_bytes(base64.b64decode(value))
+        write_secret(api, CERTIFICATE, folder)
         with Recorder(address_of(api), folder, f"https://127.0.0.1:{port}") as recorder:
             thread = threading.Thread(target=recorder.serve_forever, daemon=True)
             thread.start()
             yield recorder
             recorder.shutdown()
             thread.join()
+
+
+def write_secret(api: ApiServer, name: str, folder: Path) -> None:
+    for key, value in api.get(f"{path('Secret', RELEASED)}/{name}")["data"].items():
+        (folder / key).write_bytes(base64.b64decode(value))
 
 
 def address_of(api: ApiServer) -> tuple[str, int]:
@@ -293,10 +298,7 @@ NEED_NO_WEBHOOK: dict[str, dict[str, Any]] = {
     "host network": {"spec": {"hostNetwork": True}},
     "Windows": {"spec": {"os": {"name": "windows"}}},
     "Windows nodes": {"spec": {"nodeSelector": {"kubernetes.io/os": "windows"}}},
-    "mirror pod": {
-        "metadata": {"annotations": {"kubernetes.io/config.mirror": "0123"}},
-        "spec": {"nodeName": "node-1"},
-    },
+    "mirror pod": {"metadata": {"annotations": {"kubernetes.io/config.mirror": "0"}}, "spec": {"nodeName": "node-1"}},
     "own sidecar": {"spec": {"initContainers": [{"name": "kquota", "image": "own", "restartPolicy": "Always"}]}},
     "own container": {"spec": {"containers": [CLIENT, {"name": "kquota", "image": "own"}]}},
 }
@@ -360,7 +362,7 @@ def test_resources_of_sidecars_are_accepted(installed: ApiServer, tmp_path: Path
 
 def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: Path) -> None:
     limits = [{"type": "Container", "default": {"cpu": "700m"}, "max": {"cpu": "2"}}]
-    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "cpu"}, "spec": {"limits": limits}}
+    body = manifest("LimitRange", "cpu", spec={"limits": limits})
     where = f"/api/v1/namespaces/{pods.NAMESPACE}/limitranges"
     with served(installed, tmp_path):
         installed.create(where, body)
@@ -410,21 +412,14 @@ def test_kinds_of_certificates_are_switched_under_pods(
     """From one kind to the next as a rollout does it: the API server trusts both before the other one serves."""
     api, (host, port) = installed, address_of(installed)
     (spare,) = free_ports(1)
-    secret = path("Secret", RELEASED)
-
-    def mounted(kind: str) -> Path:
-        (folder := tmp_path / kind).mkdir(exist_ok=True)
-        if kind != "own":
-            name = "shop-kquota-webhook" + ("-issued" if kind == "cert-manager" else "")
-            for key, value in api.get(f"{secret}/{name}")["data"].items():
-                (folder / key).write_bytes(base64.b64decode(value))
-        return folder
 
     def started(kind: str, host: str, port: int) -> AbstractContextManager[None]:
-        folder = mounted(kind)
+        (folder := tmp_path / kind).mkdir(exist_ok=True)
+        if kind == "own":
+            return running(api, folder, host, port)
+        write_secret(api, "shop-kquota-webhook" + ("-issued" if kind == "cert-manager" else ""), folder)
         files = [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")]
-        given = [] if kind == "own" else [f"--{option}={folder}/{file}" for option, file in files]
-        return running(api, folder, host, port, *given)
+        return running(api, folder, host, port, *(f"--{option}={folder}/{file}" for option, file in files))
 
     def created() -> bool:
         return ask_for_pod(api).status_code == 201

@@ -19,6 +19,7 @@ import yaml
 
 from tests.lab.kafka.ports import free_ports
 from tests.support import go_tools
+from tests.support.chart_tools import manifest
 from tests.support.waiting import answered
 
 VERSION: Final = "1.36.3"
@@ -80,8 +81,7 @@ class ApiServer:
         self, method: str, path: str, body: Any = None, as_user: str | None = None, patch: str = "json", **query: str
     ) -> httpx.Response:
         """One request. `as_user` is impersonated (a service account gets its groups); `patch` is the kind of one."""
-        headers = {"authorization": f"Bearer {self.token}", "content-type": f"application/{patch}"}
-        given = [*headers.items()]
+        given = [("authorization", f"Bearer {self.token}"), ("content-type", f"application/{patch}")]
         if as_user is not None:
             given.append(("impersonate-user", as_user))
             groups = ["system:authenticated"]
@@ -103,8 +103,7 @@ class ApiServer:
     def namespace(self, name: str, labels: dict[str, str] | None = None) -> None:
         """A namespace under the Pod Security Standard "restricted", with the service account that pods run as."""
         enforced = {f"pod-security.kubernetes.io/{what}": "restricted" for what in ("enforce", "warn")}
-        metadata = {"name": name, "labels": enforced | (labels or {})}
-        self.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        self.create("/api/v1/namespaces", manifest("Namespace", name, labels=enforced | (labels or {})))
         self.account(name, "default")
 
     def label(self, namespace: str, labels: dict[str, str | None]) -> None:
@@ -113,8 +112,7 @@ class ApiServer:
 
     def account(self, namespace: str, name: str) -> None:
         """A service account, if it is not there yet: there is no controller that makes the default one."""
-        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
-        answer = self.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body)
+        answer = self.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", manifest("ServiceAccount", name))
         assert answer.status_code in (201, 409), answer.text
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -20,6 +21,7 @@ import yaml
 
 from tests.lab.chart import CHART
 from tests.lab.kafka.cache import cache_dir
+from tests.support import go_tools
 from tests.support.wheels import NoWheelError, fetch_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,11 +161,9 @@ def render_text(
     chart: Path = CHART,
     release: HelmRelease = HELM_4,
 ) -> str:
-    given: Sequence[str | Path] = ("--values", values) if values is not None else ()
-    done = helm(
-        "template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes, *given, *extra,
-        release=release,
-    )  # fmt: skip
+    given = ["template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes]
+    given += ["--values", values] if values is not None else []
+    done = helm(*given, *extra, release=release)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -210,13 +210,12 @@ def configuration(manifests: list[dict[str, Any]]) -> str:
 def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {}
     for one in manifests:
-        name = f"{one['kind']}/{one['metadata']['name']}"
+        spec = one.get("spec", {})
+        spec = spec["jobTemplate"]["spec"] if one["kind"] == "CronJob" else spec
         if one["kind"] == "Pod":
-            found[name] = one["spec"]
-        elif one["kind"] == "CronJob":
-            found[name] = one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        elif "template" in one.get("spec", {}) and not one["apiVersion"].startswith("sparkoperator"):
-            found[name] = one["spec"]["template"]["spec"]
+            found[f"Pod/{one['metadata']['name']}"] = spec
+        elif "template" in spec and not one["apiVersion"].startswith("sparkoperator"):
+            found[f"{one['kind']}/{one['metadata']['name']}"] = spec["template"]["spec"]
     return found
 
 
@@ -280,18 +279,11 @@ patches:
 
 def kustomize() -> dict[Path, str]:
     (job,) = of_kind(documents(render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)), "Job")
-    spec = job["spec"]["template"]["spec"]
-    template = {
-        "metadata": {"labels": {"kquota.io/config": "kquota"}},
-        "spec": {
-            "terminationGracePeriodSeconds": spec["terminationGracePeriodSeconds"],
-            # Those that a patch brings come first, which is where a native sidecar belongs.
-            "initContainers": spec["initContainers"],
-            "volumes": [one for one in spec["volumes"] if one["name"].startswith("kquota-")],
-        },
-    }
-    for container in template["spec"]["initContainers"]:
+    # Init containers that a patch brings come first, which is where a native sidecar belongs.
+    spec = _sidecars_part(job["spec"]["template"]["spec"])
+    for container in spec["initContainers"]:
         container["image"] = "kquota"  # which `images` of a kustomization replaces
+    template = {"metadata": {"labels": {"kquota.io/config": "kquota"}}, "spec": spec}
     inner = {"spec": {"template": template}}
     patches = {
         "workload.yaml": ("apps/v1", "Deployment", inner, "for what has pods of its own."),
@@ -299,10 +291,15 @@ def kustomize() -> dict[Path, str]:
     }
     found = {KUSTOMIZE / "kustomization.yaml": COMPONENT}
     for name, (version, kind, body, what) in patches.items():
-        manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": "any"}} | body
-        text = _without_helm(yaml.safe_dump(manifest, sort_keys=False))
+        text = _without_helm(yaml.safe_dump(manifest(kind, "any", version, **body), sort_keys=False))
         found[KUSTOMIZE / name] = KUSTOMIZE_HEADER.format(what=what) + text
     return found
+
+
+def _sidecars_part(spec: dict[str, Any]) -> dict[str, Any]:
+    """Of a pod's spec."""
+    volumes = [one for one in spec["volumes"] if one["name"].startswith("kquota-")]
+    return {key: spec[key] for key in ("terminationGracePeriodSeconds", "initContainers")} | {"volumes": volumes}
 
 
 def plain() -> dict[Path, str]:
@@ -310,18 +307,12 @@ def plain() -> dict[Path, str]:
     gateway = render_text(PLAIN / "values/gateway.yaml", *WITHOUT_HOOKS)
     (job,) = of_kind(documents(demo), "Job")
     template = job["spec"]["template"]
-    spark = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"labels": template["metadata"]["labels"]},
-        "spec": {
-            "terminationGracePeriodSeconds": template["spec"]["terminationGracePeriodSeconds"],
-            "initContainers": template["spec"]["initContainers"],
-            # Spark puts its own container in the place of this one.
-            "containers": [{"name": "spark", "image": "spark"}],
-            "volumes": [one for one in template["spec"]["volumes"] if one["name"].startswith("kquota-")],
-        },
-    }
+    spec = _sidecars_part(template["spec"])
+    volumes = spec.pop("volumes")
+    # Spark puts its own container in the place of this one.
+    spec |= {"containers": [{"name": "spark", "image": "spark"}], "volumes": volumes}
+    labels = template["metadata"]["labels"]
+    spark = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}
     what = {
         "sidecar.yaml": ("A Job with a native sidecar (Kubernetes 1.29 and later): the pod completes.", demo),
         "gateway.yaml": (
@@ -339,20 +330,32 @@ def plain() -> dict[Path, str]:
     return {PLAIN / name: PLAIN_HEADER.format(what=said) + _without_helm(text) for name, (said, text) in what.items()}
 
 
+README: Final = CHART / "README.md"
+
+
+def readme() -> str:
+    """Made by a real helm-docs from Chart.yaml, values.yaml and README.md.gotmpl."""
+    program = go_tools.program("helmdocs", "github.com/norwoodj/helm-docs/cmd/helm-docs")
+    command = [program, "--chart-search-root=.", "--sort-values-order=file", "--log-level=warning"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("Chart.yaml", "values.yaml", "README.md.gotmpl"):
+            shutil.copy(CHART / name, folder)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_LIMIT_S)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return (Path(folder) / "README.md").read_text()
+
+
 def _without_helm(text: str) -> str:
     """A render without what only Helm needs."""
     text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
     # Names of the Service with its namespace: those who apply these choose one.
     text = re.sub(rf"^ *- {RELEASE}-kquota\.{NAMESPACE}\S*\n", "", text, flags=re.MULTILINE)
-    return text.replace(f"{RELEASE}-kquota", "kquota").replace(
-        f"app.kubernetes.io/instance: {RELEASE}", "app.kubernetes.io/instance: kquota"
-    )
+    instance = "app.kubernetes.io/instance:"
+    return text.replace(f"{RELEASE}-kquota", "kquota").replace(f"{instance} {RELEASE}", f"{instance} kquota")
 
 
 def main() -> None:
-    from tests.support.chart_readme import README, readme
-
     for path, text in (golden() | plain() | kustomize() | {README: readme()}).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
