@@ -44,10 +44,7 @@ class _VerifiableConsumer:
         self.process: GuardedProcess = start_tool(f"{TOOLS}VerifiableConsumer", options, job.version)
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._read_events, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
+        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._read_events, self._read_errors)]
         for thread in self._threads:
             thread.start()
 

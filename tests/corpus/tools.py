@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from tests.corpus.job import Job, wait_for
@@ -16,12 +17,9 @@ GROUP_CONFIGS = 32  # ConfigResource.Type.GROUP
 def create_topic(job: Job, suffix: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
     nodes = list(range(1, job.brokers + 1))
     # Chosen here, so that both processes get the same leaders: broker 1 leads partition 0 and so on.
-    return create_topic_on(
-        job,
-        suffix,
-        {number: [nodes[(number + turn) % len(nodes)] for turn in range(job.replicas)] for number in range(partitions)},
-        configs,
-    )
+    turns = range(job.brokers)
+    assignments = {number: [nodes[(number + turn) % len(nodes)] for turn in turns] for number in range(partitions)}
+    return create_topic_on(job, suffix, assignments, configs)
 
 
 def create_topic_on(
@@ -30,11 +28,8 @@ def create_topic_on(
     from kafka import KafkaAdminClient
 
     name = job.name(suffix)
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap)) as admin:
         admin.create_topics({name: {"assignments": dict(assignments), "configs": {**FOREVER, **(configs or {})}}})
-    finally:
-        admin.close()
     wait_until_known(job, name, assignments)
     return name
 
@@ -101,12 +96,9 @@ def read_from_the_start(job: Job, group: str) -> None:
     from kafka import KafkaAdminClient
     from kafka.admin import ConfigResource, ConfigResourceType
 
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
-        configs = {"share.auto.offset.reset": "earliest"}
+    configs = {"share.auto.offset.reset": "earliest"}
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap)) as admin:
         admin.alter_configs([ConfigResource(ConfigResourceType.GROUP, group, configs)], raise_on_unknown=False)
-    finally:
-        admin.close()
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
             wait_for(f"the option of {group} on broker {node}", lambda: _reset(client, group) == "earliest")
@@ -119,9 +111,7 @@ def _reset(client: RawClient, group: str) -> str | None:
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         version=4, resource_type=GROUP_CONFIGS, resource_name=group, configuration_keys=[name]
     )
-    request = DescribeConfigsRequest(
-        version=4, resources=[resource], include_synonyms=False, include_documentation=False
-    )
-    (result,) = client.ask(request).message.results
+    asked = {"include_synonyms": False, "include_documentation": False}
+    (result,) = client.ask(DescribeConfigsRequest(version=4, resources=[resource], **asked)).message.results
     (value,) = [each.value for each in result.configs if each.name == name] or [None]
     return value
